@@ -1,9 +1,8 @@
 """Buffers: bounded stores of samples between the threads that put them and the training loop; reading ahead."""
 
 from compss_train.buffers.base import Buffer
+from compss_train.buffers.kinds import FIFO, FIRO, BatchReservoir, Reservoir
 from compss_train.buffers.paired import SimPairedReservoir, TimeStep
-from compss_train.buffers.queues import FIFO, FIRO
-from compss_train.buffers.reservoir import BatchReservoir, Reservoir
 from compss_train.buffers.spec import BufferSpec
 from compss_train.exceptions import BufferDrainedError, BufferFullError, ReceptionOverError
 

@@ -3,14 +3,14 @@
 import queue
 import threading
 from abc import abstractmethod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count, check_seed
-from compss_train.buffers.queue_interface import QueueInterface, Waiters, deadline
+from compss_train.buffers.queue_interface import QueueInterface, deadline
 from compss_train.buffers.samples import SampleBatch
 from compss_train.buffers.storage import NO_SLOTS, SampleStore, Slots
 from compss_train.exceptions import BufferDrainedError, BufferFullError, ReceptionOverError
@@ -46,6 +46,9 @@ class Buffer(QueueInterface):
     Runs", arXiv 2309.16743).
     """
 
+    _repeats: ClassVar[bool] = False
+    """Whether a batch may have a sample more than once, so that it can be larger than the capacity."""
+
     def __init__(
         self, capacity: int, *, threshold: int = 0, seed: int | None = None, pin_memory: bool = False
     ) -> None:
@@ -63,8 +66,6 @@ class Buffer(QueueInterface):
         self._in_flight = 0  # samples that have a slot and are being written to it
         self._active_reads: list[threading.Lock] = []  # one, held, for each get that is copying samples
         self._reception_over = False
-        self._not_full = Waiters(self._lock)
-        self._not_empty = Waiters(self._lock)
 
     # The methods that kinds of buffers implement or override; all are called with the lock held.
 
@@ -110,6 +111,14 @@ class Buffer(QueueInterface):
         """Return slots for some of the samples, evicting others if this kind of buffer does so."""
         return self._store.allocate(number)
 
+    def _check(self, incoming: SampleBatch, start: int) -> None:
+        """Raise ``ValueError`` unless the samples from number ``start`` on can be stored."""
+        self._store.check(incoming)
+
+    def _abandon(self, slots: Slots) -> None:
+        """Free slots that were reserved, but not written."""
+        self._store.free(slots)
+
     def _evict(self, slots: Slots) -> None:
         """Free slots that a get may still be copying; their contents are not dropped, but overwritten later."""
         self._store.usage.remove(slots)
@@ -118,10 +127,6 @@ class Buffer(QueueInterface):
     def _deadlock_reason(self) -> str | None:
         """Return why a put without room would wait forever, or ``None``."""
         return None
-
-    def _max_batch_size(self) -> int:
-        """Return the size of the largest batch that can ever be available."""
-        return self.capacity
 
     def _read(self, slots: Slots, single: bool) -> Any:
         """Return a batch of the samples in the drawn slots, or the ``single`` one; called without the lock."""
@@ -135,7 +140,7 @@ class Buffer(QueueInterface):
         Raises ``queue.Full`` if there is no room in time, ``ReceptionOverError`` after the end of reception, and
         ``ValueError`` for a sample whose structure, shape or dtype differs from that of the first one.
         """
-        self._put(self._batch_of_one(sample), deadline(block, timeout))
+        self._put(self._incoming(sample, single=True), deadline(block, timeout))
 
     def put_many(self, samples: Any, block: bool = True, timeout: float | None = None) -> None:
         """Store a list of samples, or stacked samples whose first dimension is that of the samples.
@@ -144,17 +149,15 @@ class Buffer(QueueInterface):
         batch ``[x, y]`` of torch's ``DataLoader``. Raises as ``put`` does; ``error.stored`` is then the number of
         samples that were stored, the first ones.
         """
-        self._put(self._batch_of_many(samples), deadline(block, timeout))
+        self._put(self._incoming(samples, single=False), deadline(block, timeout))
 
-    def _batch_of_one(self, sample: Any) -> SampleBatch:
-        return SampleBatch.from_sample(sample, self._store.template)
-
-    def _batch_of_many(self, samples: Any) -> SampleBatch:
-        return SampleBatch.from_batch(samples, self._store.template)
+    def _incoming(self, samples: Any, *, single: bool) -> SampleBatch:
+        """Return one sample, or several, as they are stored."""
+        return (SampleBatch.from_sample if single else SampleBatch.from_batch)(samples, self._store.template)
 
     def _put(self, incoming: SampleBatch, until: float | None) -> None:
-        stored, number = 0, len(incoming)
-        while stored < number:
+        stored = 0
+        while stored < len(incoming):
             stored += self._put_some(incoming, stored, until)
 
     def _put_some(self, incoming: SampleBatch, start: int, until: float | None) -> int:
@@ -172,39 +175,29 @@ class Buffer(QueueInterface):
             written = True
         finally:  # an interrupted put must not leave gets waiting for its samples
             if len(slots):
-                self._finish_put(slots, written)
+                with self._lock:
+                    self._in_flight -= len(slots)
+                    if written:
+                        self._add(slots)
+                        self._store.usage.samples_put += len(slots)
+                    else:
+                        self._abandon(slots)
+                    self._notify()
         return len(slots)
 
     def _await_room(self, incoming: SampleBatch, stored: int, until: float | None) -> None:
-        self._store.check(incoming)
+        self._check(incoming, stored)
         if not self._room() and not self._reception_over:
-            self._not_full.wait(
-                lambda: self._reception_over or self._room() > 0 or self._deadlock_reason() is not None,
-                until,
+            self._wait(
+                lambda: self._reception_over or self._room() > 0 or self._deadlock_reason() is not None, until
             )
-            self._store.check(incoming)  # again: another state may have been loaded meanwhile
+            self._check(incoming, stored)  # again: another state may have been loaded meanwhile
         if self._reception_over:
             raise ReceptionOverError("no samples can be put: reception is over", stored)
         if not self._room():
             timed_out = f"a {type(self).__name__} of {self.capacity} samples had no room in time"
             reason = self._deadlock_reason()
             raise BufferFullError(reason or timed_out, stored, final=reason is not None)
-
-    def _finish_put(self, slots: Slots, written: bool) -> None:
-        """Add the samples in these slots if they were written, else free the slots."""
-        with self._lock:
-            self._in_flight -= len(slots)
-            if written:
-                self._add(slots)
-                self._store.usage.samples_put += len(slots)
-            else:
-                self._abandon(slots)
-            self._not_empty.notify()
-            self._not_full.notify()  # a new sample may complete a pair and make its partner evictable
-            self._all_done.notify()  # or nothing may be left to get
-
-    def _abandon(self, slots: Slots) -> None:
-        self._store.free(slots)
 
     # Getting
 
@@ -222,10 +215,10 @@ class Buffer(QueueInterface):
         reception is over, the last batch may be smaller. Raises as ``get`` does, and ``ValueError`` for a size that
         can never be available.
         """
-        if check_count("size", size) > self._max_batch_size():
+        if check_count("size", size) > self.capacity and not self._repeats:
             raise ValueError(
                 f"size={size}: a {type(self).__name__} with capacity {self.capacity} returns at most "
-                f"{self._max_batch_size()} samples at once; use smaller batches or more capacity"
+                f"{self.capacity} samples at once; use smaller batches or more capacity"
             )
         return self._get(size, deadline(block, timeout), single=False)
 
@@ -240,12 +233,14 @@ class Buffer(QueueInterface):
                     self._store.usage.remove(removed)
                     reads = self._active_reads.copy() if len(removed) else []
                     self._active_reads.append(read)
-                    self._not_full.notify()
+                    self._notify()
                 return self._read(slots, single)
             finally:
                 if len(removed):
                     _join_reads(reads)  # earlier gets may be copying these samples, too
-                    self._release(removed)
+                    with self._lock:
+                        self._store.release(removed)
+                        self._notify()
                 if read in self._active_reads:
                     self._active_reads.remove(read)
 
@@ -253,7 +248,7 @@ class Buffer(QueueInterface):
         """Wait until ``size`` samples are available, or the last ones, which may be fewer; return how many."""
         if (available := self._available()) >= size:
             return size
-        self._not_empty.wait(lambda: self._available() >= size or self._all_received(), until)
+        self._wait(lambda: self._available() >= size or self._all_received(), until)
         available = self._available()
         if self._all_received() and not available:
             raise BufferDrainedError("no samples are left: reception is over")
@@ -264,20 +259,13 @@ class Buffer(QueueInterface):
             )
         return min(size, available)
 
-    def _release(self, slots: Slots) -> None:
-        with self._lock:
-            self._store.release(slots)
-            self._not_full.notify()
-
     # The end of reception
 
     def signal_reception_over(self) -> None:
         """Signal that no more samples will be put; from now on each get removes the samples that it returns."""
         with self._lock:
             self._reception_over = True
-            self._not_full.notify()
-            self._not_empty.notify()
-            self._all_done.notify()
+            self._notify()
 
     @property
     def reception_over(self) -> bool:
@@ -369,9 +357,7 @@ class Buffer(QueueInterface):
             self._reception_over = state["over"]
             self._random.bit_generator.state = state["random"]
             self._tasks_done = self.samples_got
-            self._not_full.notify()
-            self._not_empty.notify()
-            self._all_done.notify()
+            self._notify()
 
 
 def _join_reads(reads: list[threading.Lock]) -> None:

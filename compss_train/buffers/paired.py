@@ -47,6 +47,8 @@ class SimPairedReservoir(Buffer):
     instead of waiting forever if the reservoir is full and no two samples are of one simulation.
     """
 
+    _repeats = True
+
     def __init__(
         self,
         capacity: int,
@@ -66,26 +68,24 @@ class SimPairedReservoir(Buffer):
         expected = -(-sweep_size // check_count("comm_size", comm_size))
         self._samples = Trajectories(min(expected, capacity), nb_time_steps, self._random)
         self._keys = np.zeros((capacity, 2), np.int64)  # simulation and step by slot
-        # Simulation and step, and row and step in the table, of slots that are being written.
-        self._pending: dict[int, tuple[tuple[int, int], tuple[int, int]]] = {}
+        self._pending: dict[int, tuple[int, int]] = {}  # the same of slots that are being written
 
     # Putting
 
-    def _batch_of_one(self, sample: Any) -> SampleBatch:
-        simulation, step, data = self._check_time_step(sample)
-        incoming = SampleBatch.from_sample(data, self._store.template)
-        incoming.keys = self._check_keys([simulation], [step], 1)
-        return incoming
-
-    def _batch_of_many(self, samples: Any) -> SampleBatch:
-        if isinstance(samples, list):
-            parts = [self._check_time_step(sample) for sample in samples]
-            incoming = SampleBatch.from_batch([part.data for part in parts], self._store.template)
-            simulations, steps = [part.simulation for part in parts], [part.step for part in parts]
-        else:
+    def _incoming(self, samples: Any, *, single: bool) -> SampleBatch:
+        if single or not isinstance(samples, list):
             simulations, steps, data = self._check_time_step(samples)
-            incoming = SampleBatch.from_batch(data, self._store.template)
-        incoming.keys = self._check_keys(simulations, steps, len(incoming))
+            if single:
+                simulations, steps = [simulations], [steps]
+        else:
+            parts = [self._check_time_step(sample) for sample in samples]
+            simulations, steps, data = ([part[field] for part in parts] for field in range(3))
+        incoming = super()._incoming(data, single=single)
+        number = len(incoming)
+        columns = ("simulation", simulations, self.sweep_size), ("step", steps, self.nb_time_steps)
+        incoming.keys = np.stack([_column(name, values, number, stop) for name, values, stop in columns], axis=1)
+        if len(np.unique(incoming.keys, axis=0)) < number:
+            raise ValueError("the samples contain a time step of a simulation twice")
         return incoming
 
     def _check_time_step(self, sample: Any) -> TimeStep:
@@ -94,18 +94,6 @@ class SimPairedReservoir(Buffer):
                 f"a SimPairedReservoir holds TimeStep(simulation, step, data), not {type(sample).__name__}"
             )
         return sample
-
-    def _check_keys(self, simulations: Any, steps: Any, number: int) -> NDArray[np.int64]:
-        if not number:
-            return np.zeros((0, 2), np.int64)
-        columns = [
-            _column("simulation", simulations, number, self.sweep_size),
-            _column("step", steps, number, self.nb_time_steps),
-        ]
-        keys = np.stack(columns, axis=1)
-        if len(np.unique(keys, axis=0)) < number:
-            raise ValueError("the samples contain a time step of a simulation twice")
-        return keys
 
     def _room(self) -> int:
         return self._store.num_free + self._samples.evictable()
@@ -118,37 +106,30 @@ class SimPairedReservoir(Buffer):
             "capacity above the number of simulations that run at the same time"
         )
 
-    def _await_room(self, incoming: SampleBatch, stored: int, until: float | None) -> None:
-        if incoming.keys is not None:
-            self._samples.check_free(incoming.keys[stored:].tolist())
-        super()._await_room(incoming, stored, until)
+    def _check(self, incoming: SampleBatch, start: int) -> None:
+        super()._check(incoming, start)
+        self._samples.check_free(incoming.keys[start:].tolist())
 
     def _reserve(self, incoming: SampleBatch, start: int, number: int) -> Slots:
-        keys = [] if incoming.keys is None else incoming.keys[start : start + number].tolist()
-        positions = self._samples.reserve(keys)
+        keys = incoming.keys[start : start + number].tolist()
+        self._samples.reserve(keys)
         while self._store.num_free < number:
             self._evict(np.array([self._samples.evict()], np.intp))
         slots = self._store.allocate(number)
-        self._pending |= zip(slots.tolist(), zip(keys, positions, strict=True), strict=True)
+        self._pending |= zip(slots.tolist(), keys, strict=True)
         return slots
 
     def _add(self, slots: Slots) -> None:
         for slot in slots.tolist():
-            self._keys[slot], (row, step) = self._pending.pop(slot)
-            self._samples.add(row, step, slot)
+            self._keys[slot] = simulation, step = self._pending.pop(slot)
+            self._samples.add(simulation, step, slot)
 
     def _abandon(self, slots: Slots) -> None:
         for slot in slots.tolist():
-            _, position = self._pending.pop(slot)
-            self._samples.cancel(*position)
+            self._samples.cancel(*self._pending.pop(slot))
         super()._abandon(slots)
 
     # Getting
-
-    def get(self, block: bool = True, timeout: float | None = None) -> tuple[TimeStep, TimeStep]:
-        """Return two time steps of one simulation, the earlier first; waits and raises as ``Buffer.get`` does."""
-        earlier, later = super().get(block, timeout)
-        return _with_int_numbers(earlier), _with_int_numbers(later)
 
     def _held_slots(self) -> Slots:
         return self._samples.slots(self._samples.held_positions())
@@ -158,9 +139,6 @@ class SimPairedReservoir(Buffer):
 
     def _count_unseen(self) -> int:
         return self._samples.unseen
-
-    def _max_batch_size(self) -> int:
-        return UNLIMITED
 
     def _available(self) -> int:
         return UNLIMITED if self._allows_gets() and self._samples.has_pair() else 0
@@ -172,19 +150,16 @@ class SimPairedReservoir(Buffer):
             row, first, second = self._samples.choose_pair()
             pairs.append(self._samples.slots(np.array([[row, first], [row, second]])))
             if self._all_received():
-                removed += self._drop(row, first, second)
+                removed.append(self._samples.remove(row, first))
+                if self._samples.held_in(row) != 2:  # else a third step would be left without a partner
+                    removed.append(self._samples.remove(row, second))
         return np.array(pairs, np.intp), np.array(removed, np.intp)
 
-    def _drop(self, row: int, first: int, second: int) -> list[int]:
-        """Remove both, or only the earlier if a third step would be left without a partner; return their slots."""
-        removed = [self._samples.remove(row, first)]
-        if self._samples.held_in(row) != 2:
-            removed.append(self._samples.remove(row, second))
-        return removed
-
-    def _read(self, slots: Slots, single: bool) -> tuple[TimeStep, TimeStep]:
+    def _read(self, slots: Slots, single: bool) -> tuple[TimeStep, ...]:
         pairs = self._time_steps(slots[:, 0].copy()), self._time_steps(slots[:, 1].copy())
-        return first_sample(pairs) if single else pairs
+        if not single:
+            return pairs
+        return tuple(TimeStep(int(each.simulation), int(each.step), each.data) for each in first_sample(pairs))
 
     def _time_steps(self, slots: Slots) -> TimeStep:
         keys = self._keys[slots]
@@ -215,12 +190,8 @@ class SimPairedReservoir(Buffer):
 
 def _column(name: str, values: Any, number: int, stop: int) -> NDArray[np.int64]:
     column = np.asarray(values)
-    if column.shape != (number,) or not np.issubdtype(column.dtype, np.integer):
+    if column.shape != (number,) or (number and not np.issubdtype(column.dtype, np.integer)):
         raise ValueError(f"{name}: give an integer for each of the {number} samples, not {values!r}")
     if ((column < 0) | (column >= stop)).any():
         raise ValueError(f"{name}={values!r}: give integers from 0 to {stop - 1}")
     return column.astype(np.int64)
-
-
-def _with_int_numbers(sample: TimeStep) -> TimeStep:
-    return TimeStep(int(sample.simulation), int(sample.step), sample.data)

@@ -1,4 +1,4 @@
-"""``QueueInterface``: what buffers have in common with ``queue.Queue`` besides ``put`` and ``get``; waiting."""
+"""``QueueInterface``: how the threads of a buffer wait, and the words that it shares with ``queue.Queue``."""
 
 import threading
 import time
@@ -22,8 +22,24 @@ class QueueInterface(ABC):
     def __init__(self) -> None:
         # Re-entrant, because the garbage collector can run code that uses the buffer while the lock is held.
         self._lock = threading.RLock()
-        self._all_done = Waiters(self._lock)
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
         self._tasks_done = 0
+
+    def _wait(self, predicate: Callable[[], bool], until: float | None = None) -> None:
+        """Wait until ``predicate`` is true or ``time.monotonic`` has come to ``until``; with the lock held."""
+        if predicate():
+            return
+        self._waiting += 1
+        try:
+            self._changed.wait_for(predicate, None if until is None else max(0.0, until - time.monotonic()))
+        finally:
+            self._waiting -= 1
+
+    def _notify(self) -> None:
+        """Let all threads that wait check their predicates; with the lock held."""
+        if self._waiting:  # to notify none takes a fraction of the time of notify_all
+            self._changed.notify_all()
 
     @abstractmethod
     def put(self, sample: Any, block: bool = True, timeout: float | None = None) -> None:
@@ -86,7 +102,7 @@ class QueueInterface(ABC):
                     "left; call it once for each sample that a get returned"
                 )
             self._tasks_done += number
-            self._all_done.notify()
+            self._notify()
 
     def join(self) -> None:
         """Wait until every sample put was got, and ``task_done`` was called for each sample of each get.
@@ -94,7 +110,7 @@ class QueueInterface(ABC):
         When reception is over, samples that will never be returned (time steps without a partner) do not count.
         """
         with self._lock:
-            self._all_done.wait(lambda: self.unfinished_tasks == 0)
+            self._wait(lambda: self.unfinished_tasks == 0)
 
 
 def deadline(block: bool, timeout: float | None) -> float | None:
@@ -106,27 +122,3 @@ def deadline(block: bool, timeout: float | None) -> float | None:
     if timeout < 0:
         raise ValueError(f"timeout={timeout!r}: give at least 0 seconds, or None to wait without limit")
     return time.monotonic() + timeout
-
-
-class Waiters:
-    """The threads that wait for a change of what a lock protects; all methods are called with the lock held."""
-
-    def __init__(self, lock: threading.RLock) -> None:
-        self._condition = threading.Condition(lock)
-        self.number = 0
-        """Number of threads that wait. To notify none takes a fraction of the time of ``Condition.notify_all``."""
-
-    def wait(self, predicate: Callable[[], bool], until: float | None = None) -> None:
-        """Wait until ``predicate`` is true or the time ``until`` (of ``time.monotonic``) has come."""
-        if predicate():
-            return
-        self.number += 1
-        try:
-            self._condition.wait_for(predicate, None if until is None else max(0.0, until - time.monotonic()))
-        finally:
-            self.number -= 1
-
-    def notify(self) -> None:
-        """Let all threads check their predicates."""
-        if self.number:
-            self._condition.notify_all()

@@ -95,43 +95,41 @@ def first_sample(batch: Any) -> Any:
     return map_leaves(lambda rows: rows[0] if isinstance(rows, list) else rows[0, ...], batch)
 
 
+_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
+
+
 def as_dense(value: Any) -> Any:
     """Return ``value`` if its leaves are tensors, arrays, or numbers beside them; otherwise return ``None``.
 
     Numbers are converted to tensors, and numpy's numbers to arrays.
     """
     parts = list(leaves(value))
-    dense = [_is_dense(part) for part in parts]
-    if all(dense) and parts:
-        return value
-    if any(dense) and all(known or isinstance(part, _NUMBERS) for known, part in zip(dense, parts, strict=True)):
-        return map_leaves(_from_number, value)
-    return None
+    others = [part for part in parts if not _is_dense(part)]
+    if len(others) == len(parts) or not all(isinstance(part, _NUMBERS) for part in others):
+        return None
+    return map_leaves(_without_numbers, value) if others else value
 
 
-_NUMBERS = (bool, int, float, complex, np.number, np.bool_)
-
-
-def _from_number(leaf: Any) -> Any:
+def _without_numbers(leaf: Any) -> Any:
     if isinstance(leaf, np.generic):
         return np.asarray(leaf)
-    return torch.tensor(leaf) if isinstance(leaf, _NUMBERS) else leaf
+    return torch.tensor(leaf) if isinstance(leaf, bool | int | float | complex) else leaf
 
 
 def _is_dense(leaf: Any) -> bool:
     if isinstance(leaf, torch.Tensor):
         strided = leaf.layout is torch.strided and not leaf.is_nested
         return strided and not leaf.is_quantized and leaf.device.type != "meta"
-    # Other subclasses of arrays have more than values: masks, units.
-    return type(leaf) in (np.ndarray, np.memmap) and _is_torch_dtype(leaf.dtype)
-
-
-def _is_torch_dtype(dtype: np.dtype[Any]) -> bool:
+    if type(leaf) not in (np.ndarray, np.memmap):  # other subclasses have more than values: masks, units
+        return False
     try:
-        check_dtype(dtype)
+        check_dtype(leaf.dtype)
     except TypeError:
         return False
     return True
+
+
+_NO_KEYS = np.empty((0, 2), np.int64)
 
 
 class SampleBatch:
@@ -141,14 +139,14 @@ class SampleBatch:
     recognize them takes a fraction of the time of building a template.
     """
 
-    def __init__(self, template: Any, rows: Sequence[Block], objects: list[Any] | None = None) -> None:
+    def __init__(self, template: Any, rows: Sequence[Block], objects: Sequence[Any] = ()) -> None:
         self.template = template
         """The samples' structure with a ``Leaf`` at each leaf; ``None`` for objects."""
         self.rows = rows
         self.objects = objects
-        self.keys: NDArray[np.int64] | None = None
+        self.keys = _NO_KEYS
         """Simulation and time step of each sample, for buffers that pair samples."""
-        self._length = len(rows[0]) if objects is None else len(objects)
+        self._length = len(objects) if template is None else len(rows[0])
 
     def __len__(self) -> int:
         return self._length
@@ -168,7 +166,13 @@ class SampleBatch:
     def from_batch(cls, samples: Any, like: Any = None) -> SampleBatch:
         """Return a batch of a list of samples, or of stacked samples as a buffer's batches are."""
         if isinstance(samples, list):
-            return cls._from_list(samples, like)
+            parts = [cls.from_sample(sample, like) for sample in samples]
+            template = parts[0].template if parts else None
+            for part in parts:
+                check_same_structure(part.template, template)
+            if template is None:
+                return cls(None, [], list(samples))
+            return cls(template, [concatenate(list(rows)) for rows in zip(*(p.rows for p in parts), strict=True)])
         if (known := _plain_like(samples, like, 1)) is not None and len({len(rows) for rows in known}) == 1:
             return cls(like, known)
         dense = as_dense(samples)
@@ -183,28 +187,15 @@ class SampleBatch:
             raise ValueError(f"stacked samples need the same first dimension in every part, not {shapes}")
         return cls(_template(dense, rows), rows)
 
-    @classmethod
-    def _from_list(cls, samples: list[Any], like: Any) -> SampleBatch:
-        parts = [cls.from_sample(sample, like) for sample in samples]
-        templates = [part.template for part in parts]
-        if all(template is None for template in templates):
-            return cls(None, [], list(samples))
-        for template in templates:
-            check_same_structure(template, templates[0])
-        return cls(templates[0], [concatenate(list(rows)) for rows in zip(*(p.rows for p in parts), strict=True)])
-
 
 def check_same_structure(template: Any, expected: Any) -> None:
     """Raise ``ValueError`` unless two templates are equal: of objects, or of one structure, shape and dtype."""
     if template is not expected and not same_structure(template, expected):
+        given, others = (each or "other objects" for each in (template, expected))
         raise ValueError(
-            f"a sample of {_describe(template)} among samples of {_describe(expected)}: a buffer stacks samples "
+            f"a sample of {given} among samples of {others}: a buffer stacks samples "
             "of one structure, shape and dtype; to store samples that differ, put each of them in a list"
         )
-
-
-def _describe(template: Any) -> str:
-    return "other objects" if template is None else str(template)
 
 
 def _template(value: Any, rows: list[Block]) -> Any:

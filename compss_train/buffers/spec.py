@@ -8,9 +8,8 @@ from typing import Any
 
 from compss_train._utils.validation import check_count
 from compss_train.buffers.base import Buffer
+from compss_train.buffers.kinds import FIFO, FIRO, BatchReservoir, Reservoir
 from compss_train.buffers.paired import SimPairedReservoir
-from compss_train.buffers.queues import FIFO, FIRO
-from compss_train.buffers.reservoir import BatchReservoir, Reservoir
 
 
 @dataclass(frozen=True)

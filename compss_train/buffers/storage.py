@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -80,59 +79,23 @@ def _add_to_histogram(histogram: NDArray[np.int64], times: NDArray[np.int64]) ->
     return added
 
 
-class Storage(ABC):
-    """A slot for each sample that the buffer can hold."""
+class ObjectStorage:
+    """Stores references to Python objects in slots; batches are lists."""
 
-    def __init__(self, template: Any) -> None:
-        self.template = template
-
-    def check(self, incoming: SampleBatch) -> None:
-        """Raise ``ValueError`` unless the samples have the structure, shape and dtype of the first one."""
-        check_same_structure(incoming.template, self.template)
-
-    @abstractmethod
-    def write(self, slots: Slots, incoming: SampleBatch, start: int) -> None:
-        """Copy samples from number ``start`` on into slots. Other slots may be read at the same time."""
-
-    @abstractmethod
-    def read(self, slots: Slots, *, pinned: bool = False) -> Any:
-        """Return a batch of the samples in these slots that shares no memory with the storage."""
-
-    @abstractmethod
-    def read_sample(self, slot: int, *, pinned: bool = False) -> Any:
-        """Return the sample in this slot, as the only one of a batch of ``read``."""
-
-    @abstractmethod
-    def clear(self, slots: Slots) -> None:
-        """Drop the contents of these slots."""
-
-    @staticmethod
-    def of(incoming: SampleBatch, capacity: int) -> Storage:
-        """Return an empty storage for samples of this structure, shape and dtype."""
-        if incoming.objects is not None:
-            return ObjectStorage(capacity)
-        return ColumnStorage(capacity, incoming.template)
-
-
-class ObjectStorage(Storage):
-    """Stores references to Python objects; batches are lists."""
+    template = None
 
     def __init__(self, capacity: int) -> None:
-        super().__init__(None)
         self._objects: list[Any] = [None] * capacity
 
     def write(self, slots: Slots, incoming: SampleBatch, start: int) -> None:
-        """Store references to the objects."""
+        """Store references to the objects from number ``start`` on."""
         for number, slot in enumerate(slots.tolist(), start):
-            self._objects[slot] = (incoming.objects or [])[number]
+            self._objects[slot] = incoming.objects[number]
 
-    def read(self, slots: Slots, *, pinned: bool = False) -> list[Any]:
-        """Return the objects themselves."""
-        return [self._objects[slot] for slot in slots.tolist()]
-
-    def read_sample(self, slot: int, *, pinned: bool = False) -> Any:
-        """Return the object itself."""
-        return self._objects[slot]
+    def read(self, slots: Slots, *, single: bool = False, pinned: bool = False) -> Any:
+        """Return the objects themselves, or the single one."""
+        objects = [self._objects[slot] for slot in slots.tolist()]
+        return objects[0] if single else objects
 
     def clear(self, slots: Slots) -> None:
         """Drop the references."""
@@ -140,41 +103,42 @@ class ObjectStorage(Storage):
             self._objects[slot] = None
 
 
-class ColumnStorage(Storage):
+class ColumnStorage:
     """Stores tensors and arrays in preallocated memory with a row per slot; batches are stacked."""
 
     def __init__(self, capacity: int, template: Any) -> None:
-        super().__init__(template)
-        self._leaves: list[Leaf] = list(leaves(template))
-        self._columns = [torch.empty(capacity, *leaf.shape, dtype=leaf.dtype) for leaf in self._leaves]
+        self.template = template
+        parts: list[Leaf] = list(leaves(template))
+        self._columns = [torch.empty(capacity, *leaf.shape, dtype=leaf.dtype) for leaf in parts]
         self._arrays = [  # an empty array would become a tensor of other strides
             None if leaf.array_dtype is None or not column.numel() else column.numpy()
-            for leaf, column in zip(self._leaves, self._columns, strict=True)
+            for leaf, column in zip(parts, self._columns, strict=True)
         ]
         self._items = [rows_as_items(column) for column in self._columns]
 
     def write(self, slots: Slots, incoming: SampleBatch, start: int) -> None:
-        """Copy the rows, each as one item, which takes a fraction of the time of torch's indexed copies."""
+        """Copy rows from number ``start`` on into slots. Other slots may be read at the same time.
+
+        Each row is copied as one item, which takes a fraction of the time of torch's indexed copies.
+        """
         for stored, rows in zip(self._items, incoming.rows, strict=True):
             stored[slots] = rows_as_items(rows[start : start + len(slots)])
 
-    def read(self, slots: Slots, *, pinned: bool = False) -> Any:
-        """Gather the rows, in page-locked memory if ``pinned``."""
-        index = torch.from_numpy(slots)
-        return self._assemble([_gather(column, index, pinned) for column in self._columns])
+    def read(self, slots: Slots, *, single: bool = False, pinned: bool = False) -> Any:
+        """Return a copy of the rows, in page-locked memory if ``pinned``, or of the single one.
 
-    def read_sample(self, slot: int, *, pinned: bool = False) -> Any:
-        """Copy one row; leaves without dimensions are returned as arrays."""
-        rows = [  # copying by numpy takes a third of the time
-            column[slot].clone() if array is None else torch.from_numpy(array[slot, ...].copy())
-            for column, array in zip(self._columns, self._arrays, strict=True)
-        ]
-        return self._assemble([row.pin_memory() for row in rows] if pinned else rows)
-
-    def _assemble(self, parts: list[torch.Tensor]) -> Any:
-        """Return the structure of the samples with these parts as leaves."""
-        remaining = iter(parts)
-        return map_leaves(lambda leaf: next(remaining).numpy() if leaf.is_array else next(remaining), self.template)
+        Leaves without dimensions are returned as arrays.
+        """
+        if single:
+            rows = [  # copying by numpy takes a third of the time
+                column[int(slots[0])].clone() if array is None else torch.from_numpy(array[slots[0], ...].copy())
+                for column, array in zip(self._columns, self._arrays, strict=True)
+            ]
+            parts = iter([row.pin_memory() for row in rows] if pinned else rows)
+        else:
+            index = torch.from_numpy(slots)
+            parts = iter([_gather(column, index, pinned) for column in self._columns])
+        return map_leaves(lambda leaf: next(parts).numpy() if leaf.is_array else next(parts), self.template)
 
     def clear(self, slots: Slots) -> None:
         """Do nothing: the memory is reused for the next samples."""
@@ -194,7 +158,7 @@ class SampleStore:
         self.capacity = capacity
         self.usage = UsageCounts(capacity)
         self._pin_memory = pin_memory
-        self._storage: Storage | None = None
+        self._storage: ObjectStorage | ColumnStorage | None = None
         self._free_slots: Slots = np.arange(capacity)[::-1].copy()  # a stack
         self.num_free = capacity
         """Number of free slots."""
@@ -207,8 +171,11 @@ class SampleStore:
     def check(self, incoming: SampleBatch) -> None:
         """Raise ``ValueError`` unless the samples are like those put before."""
         if self._storage is None:
-            self._storage = Storage.of(incoming, self.capacity)
-        self._storage.check(incoming)
+            are_objects = incoming.template is None
+            self._storage = (
+                ObjectStorage(self.capacity) if are_objects else ColumnStorage(self.capacity, incoming.template)
+            )
+        check_same_structure(incoming.template, self._storage.template)
 
     def allocate(self, number: int) -> Slots:
         """Return ``number`` free slots, which are then in use."""
@@ -227,11 +194,7 @@ class SampleStore:
 
     def read(self, slots: Slots, single: bool = False) -> Any:
         """Return the samples in these slots as a batch, or the ``single`` one; ``None`` before the first put."""
-        if self._storage is None:
-            return None
-        if single:
-            return self._storage.read_sample(int(slots[0]), pinned=self._pin_memory)
-        return self._storage.read(slots, pinned=self._pin_memory)
+        return None if self._storage is None else self._storage.read(slots, single=single, pinned=self._pin_memory)
 
     def release(self, slots: Slots) -> None:
         """Drop the contents of these slots, which no thread reads, and make them free."""

@@ -31,15 +31,6 @@ class Trajectories:
         self.differences = np.zeros(num_steps, np.int64)
         """Number of pairs drawn with each time difference."""
 
-    def _row(self, simulation: int) -> int:
-        """Return the simulation's row; assign one if it has none."""
-        if simulation not in self._rows:
-            if not self._free_rows:
-                self._grow()
-            row = self._rows[simulation] = self._free_rows.pop()
-            self._arrived[row], self._uses[row] = self._without_row.pop(simulation, (0, 0))
-        return self._rows[simulation]
-
     def _grow(self) -> None:
         rows = len(self._slots)
         self._slots = np.pad(self._slots, ((0, rows), (0, 0)), constant_values=_EMPTY)
@@ -98,24 +89,25 @@ class Trajectories:
             if simulation in self._rows and self._slots[self._rows[simulation], step] != _EMPTY:
                 raise ValueError(f"time step {step} of simulation {simulation} is held already")
 
-    def reserve(self, keys: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """Reserve positions for samples of these (simulation, step) that are being written; return the positions.
+    def reserve(self, keys: Sequence[tuple[int, int]]) -> None:
+        """Reserve places for samples of these (simulation, step) that are being written."""
+        for simulation, step in keys:
+            if simulation not in self._rows:
+                if not self._free_rows:
+                    self._grow()
+                row = self._rows[simulation] = self._free_rows.pop()
+                self._arrived[row], self._uses[row] = self._without_row.pop(simulation, (0, 0))
+            self._slots[self._rows[simulation], step] = _RESERVED
 
-        Raises ``ValueError`` as ``check_free`` does.
-        """
-        self.check_free(keys)
-        positions = [(self._row(simulation), step) for simulation, step in keys]
-        for row, step in positions:
-            self._slots[row, step] = _RESERVED
-        return positions
-
-    def cancel(self, row: int, step: int) -> None:
-        """Cancel the reservation of a position."""
+    def cancel(self, simulation: int, step: int) -> None:
+        """Cancel the reservation of a place."""
+        row = self._rows[simulation]
         self._slots[row, step] = _EMPTY
         self._release_row(row)
 
-    def add(self, row: int, step: int, slot: int) -> None:
-        """Add an unseen sample at a reserved position."""
+    def add(self, simulation: int, step: int, slot: int) -> None:
+        """Add an unseen sample at a reserved place."""
+        row = self._rows[simulation]
         self._slots[row, step] = slot
         self._held[row] += 1
         self._unseen[row] += 1
@@ -213,8 +205,9 @@ class Trajectories:
         self.differences = np.array(state["differences"], np.int64)
         self._slots, self._seen = np.full((rows, steps), _EMPTY, np.intp), np.zeros((rows, steps), bool)
         self._arrived, self._held, self._unseen = (np.zeros(rows, np.int64) for _ in range(3))
+        simulations = {row: simulation for simulation, row in self._rows.items()}
         for (row, step), slot, seen in zip(state["places"], slots.tolist(), state["seen"], strict=True):
-            self.add(row, step, slot)
+            self.add(simulations[row], step, slot)
             if seen:
                 self._mark_seen(row, step)
         self._arrived = np.array(state["arrived"], np.int64)

@@ -97,9 +97,9 @@ def until(reached):
         threading.Event().wait(0.0005)
 
 
-def until_waiting(waiters):
+def until_waiting(buffer):
     """Wait until a thread waits."""
-    until(lambda: waiters.number)
+    until(lambda: buffer._waiting)
 
 
 class Hold:

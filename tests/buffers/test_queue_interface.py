@@ -52,7 +52,7 @@ def test_a_join_waits_for_every_sample_and_every_get(kind):
     buffer = make(kind, 6, seed=3)
     buffer.put_many(samples(buffer, range(4)))
     joining = Thread(buffer.join)
-    waiting(buffer._all_done)
+    waiting(buffer)
     while buffer.unseen:
         got = numbers(buffer.get_batch(1))
         assert joining.is_alive()
@@ -81,7 +81,7 @@ def test_time_steps_that_have_no_partner_at_the_end_are_no_tasks():
     buffer.get()
     buffer.task_done(2)
     joining = Thread(buffer.join)
-    waiting(buffer._all_done)
+    waiting(buffer)
     assert buffer.unfinished_tasks == 1
     buffer.signal_reception_over()
     assert buffer.unfinished_tasks == 1  # there still is a pair to get
@@ -108,7 +108,7 @@ def test_a_put_that_fails_after_reception_lets_a_join_go_on():
     write.entered()
     buffer.signal_reception_over()
     joining = Thread(buffer.join)
-    waiting(buffer._all_done)
+    waiting(buffer)
     write.release()
     joining.result()
     with pytest.raises(RuntimeError):

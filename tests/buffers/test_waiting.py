@@ -31,9 +31,9 @@ def test_a_get_waits_until_as_many_samples_as_the_threshold_are_held(kind):
     threshold = 2 if kind == "FIFO" else 4  # a FIFO has none, and waits for the batch
     buffer = make(kind, 6, threshold)
     getter = Thread(buffer.get_batch, 2)
-    waiting(buffer._not_empty)
+    waiting(buffer)
     buffer.put_many(samples(buffer, range(threshold - 1)))
-    waiting(buffer._not_empty)
+    waiting(buffer)
     assert getter.is_alive()
     buffer.put(sample(buffer, threshold - 1))
     assert len(numbers(getter.result())) in (2, 4)
@@ -44,7 +44,7 @@ def test_a_put_waits_while_all_samples_are_unseen_and_continues_after_a_get(kind
     buffer = make(kind, 4, batch_size=1)
     fill(buffer)
     putter = Thread(buffer.put, sample(buffer, 4))
-    waiting(buffer._not_full)
+    waiting(buffer)
     assert buffer.unseen == len(buffer) == 4
     buffer.get()
     putter.result()
@@ -57,7 +57,7 @@ def test_a_put_waits_while_only_the_partner_of_an_unseen_sample_could_go():
     buffer.get()
     buffer.put(sample(buffer, 2))
     putter = Thread(buffer.put, sample(buffer, 8))
-    waiting(buffer._not_full)
+    waiting(buffer)
     assert 2 in numbers(buffer.get())
     putter.result()
 
@@ -68,7 +68,7 @@ def test_the_end_of_reception_wakes_all_who_wait(kind):
     fill(full)
     putters = [Thread(full.put_many, samples(full, [number, number + 1])) for number in (4, 6)]
     getters = [Thread(empty.get) for _ in range(2)]
-    until(lambda: full._not_full.number == empty._not_empty.number == 2)
+    until(lambda: full._waiting == empty._waiting == 2)
     full.signal_reception_over()
     empty.signal_reception_over()
     for putter in putters:
@@ -91,7 +91,7 @@ def test_what_is_being_written_when_reception_ends_is_not_lost(kind):
         buffer.get(block=False)
     assert not isinstance(raised.value, BufferDrainedError)
     getter = Thread(buffer.get_batch, 1 if kind == "SimPairedReservoir" else 2)
-    waiting(buffer._not_empty)
+    waiting(buffer)
     write.release()
     putter.result()
     assert sorted(numbers(getter.result())) == [0, 1]
@@ -111,7 +111,7 @@ def test_a_write_that_fails_leaves_its_room_to_a_put_that_waits(kind):
     broken = Thread(buffer.put, sample(buffer, 1))
     write.entered()
     putter = Thread(buffer.put, sample(buffer, 2))
-    waiting(buffer._not_full)
+    waiting(buffer)
     write.release()
     with pytest.raises(BrokenError):
         broken.result()
@@ -129,7 +129,7 @@ def test_a_write_that_fails_at_the_end_of_reception_leaves_nobody_waiting(kind):
     write.entered()
     buffer.signal_reception_over()
     getter = Thread(buffer.get)
-    waiting(buffer._not_empty)
+    waiting(buffer)
     write.release()
     with pytest.raises(BrokenError):
         putter.result()
@@ -156,7 +156,7 @@ def test_a_put_that_waits_learns_that_no_room_will_come(kind, first):
     other = Thread(buffer.put_many, samples(buffer, first))
     write.entered()
     putter = Thread(buffer.put, sample(buffer, 16))
-    waiting(buffer._not_full)
+    waiting(buffer)
     write.release()
     other.result()
     with pytest.raises(BufferFullError, match="capacity"):
@@ -283,7 +283,7 @@ def test_a_put_that_waited_while_a_state_was_loaded_is_stored_whole():
     buffer = make("FIFO", 1)
     buffer.put(torch.tensor(1))
     putter = Thread(buffer.put, torch.tensor(2))
-    waiting(buffer._not_full)
+    waiting(buffer)
     buffer.load_state_dict(make("FIFO", 1).state_dict())
     putter.result()
     assert buffer.get().item() == 2

@@ -162,7 +162,7 @@ def test_a_full_buffer_delays_no_other_sender(make_stub):
     stub = make_stub(make("FIFO", 2))
     with stub.connect(0) as one:
         one.send_all(range(3))
-        until(lambda: stub.buffer._not_full.number)
+        until(lambda: stub.buffer._waiting)
         with stub.connect(1) as other:  # gets its answer
             other.send(0)
             assert {int(stub.buffer.get()[0]) for _ in range(4)} == {0, 1, 2, 100}

@@ -28,7 +28,7 @@ def test_streams_can_be_forgotten_at_any_time(make_stub, waits):
     if waits:
         connection = stub.connect(3)
         connection.send(0)
-        until(lambda: stub.buffer._not_full.number)
+        until(lambda: stub.buffer._waiting)
     stub.receiver.forget([0, 2, 77])
     assert stub.receiver.snapshot()[1] == {1: 2}
     if waits:
@@ -80,7 +80,7 @@ def test_a_snapshot_and_repeated_streams_give_each_sample_once(make_stub, kind, 
 def test_a_pending_put_is_not_in_a_snapshot(make_stub):
     stub = make_stub(make("FIFO", 9))
     send_stream(stub, 0, 2)
-    hold = Hold(stub.buffer, "_finish_put")
+    hold = Hold(stub.buffer._store, "write")
     running = Thread(send_stream, stub, 1, 3)
     hold.entered()
     state, received = stub.receiver.snapshot()

@@ -19,7 +19,7 @@ def test_late_samples_of_a_failed_sender_are_ignored(make_stub, when):
     stub = make_stub(make("FIFO", 2))
     with stub.connect(0) as connection:
         connection.send_all(range(2 if when == "later" else 4))
-        until(lambda: stub.buffer.samples_put == 2 and (when == "later" or stub.buffer._not_full.number))
+        until(lambda: stub.buffer.samples_put == 2 and (when == "later" or stub.buffer._waiting))
         stub.buffer.signal_reception_over()  # as on the coordinator's command
         if when == "later":
             connection.send_all(range(2, 4))
@@ -42,7 +42,7 @@ def test_reception_ends_when_all_sent_samples_are_put(make_stub, how):
     stub = make_stub(make("FIFO", 2))
     connection, other = stub.connect(0), stub.connect(1)
     connection.send_all(range(5))
-    until(lambda: stub.buffer._not_full.number)
+    until(lambda: stub.buffer._waiting)
     if how == "is rejected":
         connection.send(5, torch.zeros(2))
     for _ in range(2):
@@ -79,7 +79,7 @@ def test_samples_after_the_end_of_training_are_discarded(make_stub):
     stub = make_stub(make("FIFO", 2))
     with stub.connect(0) as connection:
         sending = Thread(connection.send_all, range(1000))
-        until(lambda: stub.buffer._not_full.number)
+        until(lambda: stub.buffer._waiting)
         stub.receiver.discard()
         sending.result()
         assert "ended" in connection.end()
@@ -92,7 +92,7 @@ def test_close_unblocks_a_pending_put_and_ends_all_threads():
         stub = StubWorker(make("FIFO", 1))
         waiting, silent = stub.connect(0), stub.connect(1)
         waiting.send_all(range(3))
-        until(lambda: stub.buffer._not_full.number)
+        until(lambda: stub.buffer._waiting)
         stub.receiver.close()
         stub.receiver.close()
         with silent, waiting, pytest.raises(ConnectionLostError):

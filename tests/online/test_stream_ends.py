@@ -96,7 +96,7 @@ def test_the_end_of_training_unblocks_a_send(end):
     with stub_fit(capacity=2) as running:
         sender = connect_sender(running)
         blocked = Thread(lambda: [sender.send(torch.zeros(2**18)) for _ in range(20)])
-        until(lambda: running.workers[0].buffer._not_full.number)
+        until(lambda: running.workers[0].buffer._waiting)
         assert blocked.is_alive()
         END_TRAINING[end](running)
         with pytest.raises(TrainingEndedError):
@@ -110,7 +110,7 @@ def test_the_end_of_training_unblocks_a_flush(end):
         sender = connect_sender(running)
         send_all(sender, range(3))
         closing = Thread(sender.close)
-        until(lambda: running.workers[0].buffer._not_full.number)
+        until(lambda: running.workers[0].buffer._waiting)
         END_TRAINING[end](running)
         with pytest.raises(TrainingEndedError):
             closing.result()

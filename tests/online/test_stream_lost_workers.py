@@ -98,7 +98,7 @@ def test_the_coordinator_announces_a_silently_lost_worker(waiting):
                 sending.result()
             if waiting == "for its samples to arrive":
                 sending = Thread(sender.close)
-            until(lambda: silent.buffer.samples_put == 3 or silent.buffer._not_full.number)
+            until(lambda: silent.buffer.samples_put == 3 or silent.buffer._waiting)
             running.coordinator.set_url(0, None)
             if waiting == "not at all":
                 sender._stream.update(10)
