@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from compss_train._utils.files import DISK, FolderLock, make_folders
-from compss_train._utils.validation import check_count
+from compss_train._utils.validation import check_choice, check_count
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model.saved_state import IncrementalListEncoder
@@ -65,7 +65,8 @@ class Checkpoint(Callback):
         self.every = check_count("every", every)
         self.keep = check_count("keep", keep)
         self.best = best
-        self.mode: Mode = "min" if best is None else mode_of(best, mode)
+        self.mode: Mode = mode_of("val_loss" if best is None else best, mode)
+        check_choice("overwrite", overwrite, (True, False))
         self.overwrite = overwrite
         self.best_round: int | None = None
         self._best_value: float | None = None

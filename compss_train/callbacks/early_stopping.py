@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from compss_train._utils.validation import check_at_least_0, check_count, warn_user
+from compss_train._utils.validation import check_at_least_0, check_choice, check_count, warn_user
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.model.parameters import Parameters
 from compss_train.training.callback import Callback, TrainerProtocol
@@ -43,6 +43,7 @@ class EarlyStopping(Callback):
         self.patience = check_count("patience", patience)
         self.min_delta = check_at_least_0("min_delta", min_delta)
         self.mode = mode_of(monitor, mode)
+        check_choice("restore_best", restore_best, (True, False))
         self.restore_best = restore_best
         self._reset()
 

@@ -91,7 +91,9 @@ Exit codes: 0 done, 1 training failed, 2 invalid input, 75 stopped by max_time, 
 After 1, 75, 130 and 143, --resume continues from the last checkpoint."""
     fit.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a TOML file, or the folder of a run")
     fit.add_argument("--example", action="store_true", help="print a TOML file that trains, with comments")
-    fit.add_argument("--keys", action="store_true", help="print the keys of all sections, with their defaults")
+    fit.add_argument(
+        "--keys", action="store_true", help="print the keys of all sections, with their defaults and types"
+    )
     _add_settings(fit)
     folder = "folder of the run's files (output.folder)"
     fit.add_argument(

@@ -1,32 +1,31 @@
 """``compss-train fit``: trains as a TOML file says, and prints its keys, the plan of a run and its results."""
 
 import argparse
+import json
+import re
 import sys
 import traceback
+from collections.abc import Mapping
 from importlib.resources import files
+from inspect import Parameter, formatannotation
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from compss_train import callbacks
-from compss_train.buffers import BufferSpec
-from compss_train.cli.run_files import RunFileError, append_notes, format_exception, read_run_file
-from compss_train.cli.run_files.data import ARRAYS, BLOCKS, FRACTION
-from compss_train.cli.run_files.objects import CALL
-from compss_train.cli.run_files.options import (
-    REQUIRED,
-    Key,
-    describe,
-    format_value,
-    signature_options,
+from compss_train.cli.run_files import (
+    RunFileError,
+    RunFolder,
+    append_notes,
+    format_exception,
+    read_run_file,
+    training,
 )
-from compss_train.cli.run_files.run_folder import RunFolder
-from compss_train.cli.run_files.sections import BUILD, FIT, OUTPUT, TRAINER, WRITERS, callback_options
-from compss_train.cli.run_files.training import TrainingRun, prepare_run, train
-from compss_train.data import FileDataset
-from compss_train.engines import engine_class
+from compss_train.cli.run_files.data import ARRAYS, FILES, FRACTION, Dataset
+from compss_train.cli.run_files.objects import CALL, NONE, TABLES, parameters_of
+from compss_train.data import BlockedTensor, FileDataset
 from compss_train.reports.records import measured_names
 from compss_train.trainer import DistributedTrainer
-from compss_train.training.data_source import BlockedSource, DataSource, as_data_source
+from compss_train.training.data_source import as_data_source
 
 FAILED = 1
 """Exit code if training fails after it has started."""
@@ -44,12 +43,12 @@ def fit(options: argparse.Namespace) -> int:
         raise ValueError("name a TOML file; compss-train fit --example prints one to start with")
     run_file = read_run_file(options.file, options.settings, "compss-train fit --example prints one")
     with run_file.working_directory():
-        run = prepare_run(run_file, resume=options.resume, overwrite=options.overwrite)
+        run = training.prepare_run(run_file, resume=options.resume, overwrite=options.overwrite)
         return _dry_run(run) if options.dry_run else _train(run, show_traceback=options.traceback)
 
 
-def _dry_run(run: TrainingRun) -> int:
-    with run.model.build_trainer() as trainer:
+def _dry_run(run: training.TrainingRun) -> int:
+    with run.trainer as trainer:
         plan = format_plan(run, trainer)
         try:
             trainer.check_fit(**run.arguments())
@@ -61,9 +60,9 @@ def _dry_run(run: TrainingRun) -> int:
     return 0
 
 
-def _train(run: TrainingRun, *, show_traceback: bool) -> int:
+def _train(run: training.TrainingRun, *, show_traceback: bool) -> int:
     try:
-        trainer = train(run)
+        trainer = training.train(run)
     except RunFileError:
         raise
     except (KeyboardInterrupt, SystemExit):
@@ -85,47 +84,63 @@ def _train(run: TrainingRun, *, show_traceback: bool) -> int:
 
 
 def format_keys() -> str:
-    """Return all keys of all sections, with their defaults and accepted values."""
-    call = {CALL: Key(Literal["module:name"])}
-    sections = {
-        "[trainer]": TRAINER,
+    """Return all keys of all sections, with their defaults, and the types that they have in Python."""
+    call = {CALL: Parameter("name", Parameter.KEYWORD_ONLY, annotation='"module:name"')}
+    fraction = Parameter(FRACTION, Parameter.KEYWORD_ONLY, annotation=float)
+    sections: dict[str, Mapping[str, Parameter]] = {
+        "[trainer]": training.TRAINER,
         "[network], with arguments of what is called as other keys": call,
-        "[data] and [validation], of files": signature_options(FileDataset),
+        "[data] and [validation], of files": FILES,
         "[data] and [validation], of arrays": ARRAYS,
-        "[data] and [validation], of a function, with its arguments as other keys": {**call, **BLOCKS},
-        "[validation], of a part of [data]": {FRACTION: Key(float)},
-        "[build]": BUILD,
-        "[fit]": FIT,
-        "[fit] buffer, a table": signature_options(BufferSpec),
-        "[fit] early_stopping, a table": callback_options(callbacks.EarlyStopping),
-        "[output]": OUTPUT,
-        **{f"[output] {key}, a table": callback_options(writer.callback) for key, writer in WRITERS.items()},
+        "[data] and [validation], of a function, with its arguments as other keys": {
+            **call,
+            "blocks": ARRAYS["blocks"],
+        },
+        "[validation], of a part of [data]": {FRACTION: fraction},
+        "[build]": training.BUILD,
+        "[fit]": training.FIT,
+        **{f"{name}, a table of [build] or [fit]": parameters_of(kind) for name, kind in TABLES.items()},
+        "early_stopping, a table of [fit]": training.callback_options(callbacks.EarlyStopping),
+        "[output]": training.OUTPUT,
+        **{
+            f"{name}, a table of [output]": training.callback_options(writer.callback)
+            for name, writer in training.WRITERS.items()
+        },
     }
     blocks = []
     for title, keys in sections.items():
         lines = [title]
         for name, key in keys.items():
-            default = "(required)" if key.default is REQUIRED else f"= {format_value(key.default)}"
-            lines.append(f"  {name} {default}".ljust(40) + f"# {describe(key.annotation)}")
+            default = "(required)" if key.default is Parameter.empty else f"= {_format_value(key.default)}"
+            lines.append(f"  {name} {default}".ljust(40) + f"# {_format_type(key.annotation)}")
         blocks.append("\n".join(lines) + "\n")
     return "\n".join(blocks)
 
 
-def format_plan(run: TrainingRun, trainer: DistributedTrainer) -> str:
+def _format_value(value: Any) -> str:
+    """Return a default as it is written in a run file."""
+    return json.dumps(NONE if value is None else value)
+
+
+def _format_type(annotation: Any) -> str:
+    """Return an annotation without the names of modules."""
+    return annotation if isinstance(annotation, str) else re.sub(r"\b(\w+\.)+", "", formatannotation(annotation))
+
+
+def format_plan(run: training.TrainingRun, trainer: DistributedTrainer) -> str:
     """Return what a run would do, for ``--dry-run``."""
-    workers, validation = run.model.num_workers, run.validation_data
-    engine = run.model.trainer.get("engine", "auto")
-    engine_name = engine_class(engine).name if isinstance(engine, str) else type(engine).__name__
-    parameters = sum(parameter.numel() for parameter in run.model.net.parameters())
+    net, validation = trainer.model(), run.validation_data
+    parameters = sum(parameter.numel() for parameter in net.parameters())
     resumed = ", resumed" if run.folder.has_results else ", which holds no run to resume"
+    engine = trainer.configuration["trainer"]["engine"]
     plan = {
-        "network": f"{type(run.model.net).__name__}, {parameters:,} parameters",
-        "data": _format_size(as_data_source(*run.data[:2], run.number_blocks())),
-        "validation": "none" if validation is None else _format_size(as_data_source(*validation[:2], workers)),
-        "workers": f"{workers} ({engine_name}), {_count(trainer.threads, 'thread')} each",
+        "network": f"{type(net).__name__}, {parameters:,} parameters",
+        "data": _format_size(run.data),
+        "validation": "none" if validation is None else _format_size(validation),
+        "workers": f"{trainer.num_workers} ({engine}), {_count(trainer.threads, 'thread')} each",
         "seed": str(trainer.seed),
-        "build": _format_options(run.model.build),
-        "fit": _format_options({name: value for name, value in run.fit.items() if name != "callbacks"}),
+        "build": _format_options(run.file.section("build")),
+        "fit": _format_options(run.file.section("fit")),
         "callbacks": ", ".join(type(callback).__name__ for callback in run.fit["callbacks"]),
         "output": f"{run.folder.path}{resumed if run.resume else ''}",
     }
@@ -134,9 +149,12 @@ def format_plan(run: TrainingRun, trainer: DistributedTrainer) -> str:
     return "\n".join([*lines, "No errors found; run without --dry-run to train."])
 
 
-def _format_size(source: DataSource) -> str:
-    unit = "block" if isinstance(source, BlockedSource) else "file"
-    return f"{_count(source.number_samples, 'sample')} in {_count(len(source.sizes), unit)}"
+def _format_size(data: Dataset) -> str:
+    source = as_data_source(data.x, data.y, 1)
+    samples, parts = _count(source.number_samples, "sample"), len(source.sizes)
+    if isinstance(data.x, FileDataset):
+        return f"{samples} in {_count(parts, 'file')}"
+    return f"{samples} in {_count(parts, 'block')}" if isinstance(data.x, BlockedTensor) else samples
 
 
 def _format_options(options: dict[str, Any]) -> str:

@@ -4,23 +4,29 @@ import argparse
 import json
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import numpy as np
 
 from compss_train._utils.files import atomic_path
 from compss_train.cli.fit import format_metrics
-from compss_train.cli.run_files import Errors, RunFile, RunFileError, Table, append_notes, read_run_file
-from compss_train.cli.run_files.data import Dataset, load_array, read_data, read_validation_data
-from compss_train.cli.run_files.objects import check_trust, resolve
-from compss_train.cli.run_files.options import NONE
-from compss_train.cli.run_files.run_folder import RunFolder, check_parent_folder
-from compss_train.cli.run_files.sections import ModelSpec, read_model
+from compss_train.cli.run_files import (
+    Errors,
+    RunFile,
+    RunFileError,
+    RunFolder,
+    Table,
+    append_notes,
+    check_parent_folder,
+    read_run_file,
+)
+from compss_train.cli.run_files.data import FRACTION, Dataset, load_array, read_data, read_section
+from compss_train.cli.run_files.objects import NONE, check_trust, resolve
+from compss_train.cli.run_files.training import read_trainer
 from compss_train.data import FileDataset
 from compss_train.data.block import Block, load_block
-from compss_train.data.layout import quote_names
 from compss_train.data.locations import file_names
 from compss_train.data.readers import ImageFolderReader, TableReader, as_reader
 from compss_train.data.row_ranges import RowRange
@@ -29,22 +35,15 @@ from compss_train.model.export import ONNX
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.data_source import as_blocked
 
-T = TypeVar("T")
-P = ParamSpec("P")
-
 PREDICTION_SUFFIXES = (".npy", ".npz")
 
 
 def evaluate(options: argparse.Namespace) -> int:
     """Print loss and metrics."""
     files = _absolute_names(options.data)
-    with _open_run(options) as (file, model):
-        shares = {"num_workers": model.num_workers, "seed": model.seed}
-        if files:
-            data = read_pair(files, file)
-        else:
-            data = _checked(file, "[validation]", read_validation_data, file, **shares)
-        with _trainer(file, model, best=options.best) as trainer, _rejected_samples("evaluated"):
+    with _open_run(options) as (file, trainer):
+        data = read_pair(files, file) if files else _validation_data(file, trainer)
+        with _rejected_samples("evaluated"):
             result = trainer.evaluate(data.x, data.y)
     print(json.dumps(result) if options.json else format_metrics(result))
     return 0
@@ -56,9 +55,9 @@ def predict(options: argparse.Namespace) -> int:
     if target.suffix not in PREDICTION_SUFFIXES:
         raise ValueError(f"--output {options.output}: give a name that ends in {' or '.join(PREDICTION_SUFFIXES)}")
     check_parent_folder(options.output)
-    with _open_run(options) as (file, model):
+    with _open_run(options) as (file, trainer):
         samples = read_samples(files, file)
-        with _trainer(file, model, best=options.best) as trainer, _rejected_samples("predicted"):
+        with _rejected_samples("predicted"):
             output = trainer.predict(samples)
     output = output.argmax(axis=1) if options.classes else output
     with atomic_path(target) as path:
@@ -75,54 +74,59 @@ def export(options: argparse.Namespace) -> int:
     check_parent_folder(options.output)
     target, example = options.output.absolute(), None
     files = _absolute_names([options.input] if options.input else [])
-    with _open_run(options) as (file, model):
+    with _open_run(options) as (file, trainer):
         if target.suffix == ONNX:
-            data = _checked(file, "", read_data, file, num_workers=model.num_workers, seed=model.seed)
-            example = _first_samples(read_samples(files, file) if files else data[0].x)
-        _trainer(file, model, best=options.best).export(target, example)
+            example = _first_samples(read_samples(files, file) if files else _read_data(file, trainer)[0].x)
+        trainer.export(target, example)
     print(f"written to {options.output}")
     return 0
 
 
 @contextmanager
-def _open_run(options: argparse.Namespace) -> Iterator[tuple[RunFile, ModelSpec]]:
-    """Read the file of the run in a folder; inside the block, the current folder is the run's home.
+def _open_run(options: argparse.Namespace) -> Iterator[tuple[RunFile, DistributedTrainer]]:
+    """Yield the file of the run in a folder, and its trainer with the final parameters, or the best ones.
 
-    Unless it is trusted, the modules that it imports are named before, and another user's file is an error.
+    Of a run that was killed they are those of its last checkpoint. In the block, the current folder is the run's
+    home. Unless the run is trusted, the modules that its file imports are named before, and another user's file is
+    an error. Raises ``RunFileError`` if the run has saved no parameters.
     """
-    hint = "give the folder that compss-train fit printed at its end"
-    file = read_run_file(options.run, options.settings, hint)
+    file = read_run_file(options.run, options.settings, "give the folder that compss-train fit printed at its end")
     check_trust(file, trusted=options.trust)
+    folder, errors = RunFolder(file.path.parent), Errors()
     with file.working_directory():
-        yield file, _checked(file, "", read_model, file)
+        trainer = read_trainer(file, errors)
+        errors.check(file.path)
+        if not options.best and folder.parameters.exists():
+            trainer.set_parameters(parameters.load(folder.parameters))
+        elif folder.checkpoints.is_dir():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # about resuming the training, which does not happen here
+                trainer.restore(folder.checkpoints, best=options.best)
+        else:
+            also = "" if options.best else f" and no {folder.parameters.name}"
+            missing = f"{folder.path} has no {folder.checkpoints.name}{also}"
+            raise RunFileError(f"{missing}; has a round of this run ended?")
+        with trainer:
+            yield file, trainer
 
 
-def _checked(file: RunFile, where: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Return what a function returns; raise what it raises as a ``RunFileError`` about the file."""
+def _read_data(file: RunFile, trainer: DistributedTrainer) -> tuple[Dataset, Dataset | None]:
+    """Return the training data and validation data of a run."""
     errors = Errors()
-    result = errors.attempt(where, function, *args, **kwargs)
-    if result is None:
-        raise errors.found(str(file.path))
-    return result
+    data = read_data(file, errors, num_workers=trainer.num_workers, seed=trainer.seed)
+    errors.check(file.path)
+    return data
 
 
-def _trainer(file: RunFile, model: ModelSpec, *, best: bool) -> DistributedTrainer:
-    """Return a trainer with the final parameters, else those of the last checkpoint, or of the ``best`` one.
-
-    Raises ``RunFileError`` if the run has saved no parameters.
-    """
-    folder = RunFolder(file.path.parent)
-    trainer = _checked(file, "[build]", model.build_trainer)
-    if not best and folder.parameters.exists():
-        trainer.set_parameters(parameters.load(folder.parameters))
-        return trainer
-    if not folder.checkpoints.is_dir():
-        also = "" if best else f" and no {folder.parameters.name}"
-        raise RunFileError(f"{folder.path} has no {folder.checkpoints.name}{also}; has a round of this run ended?")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about resuming the training, which does not happen here
-        trainer.restore(folder.checkpoints, best=best)
-    return trainer
+def _validation_data(file: RunFile, trainer: DistributedTrainer) -> Dataset:
+    """Return the validation data; reads training data only to split them."""
+    section = file.section("validation")
+    if not section:
+        raise ValueError(f"{file.path}: the run has no validation data to evaluate on; give --data")
+    if FRACTION not in section:
+        return read_section(section)
+    _, validation = _read_data(file, trainer)
+    return validation or Dataset(None)
 
 
 @contextmanager
@@ -144,70 +148,48 @@ def read_pair(names: Sequence[str], run_file: RunFile) -> Dataset:
 
     Raises ``ValueError`` if y is missing, unless ``[data]`` has none: samples are their own targets then.
     """
-    if not all(name.endswith(".npy") for name in names):
-        return Dataset(_file_dataset(names, run_file, ("x", "y")))
-    if len(names) > 2:
-        raise ValueError(f"{len(names)} .npy files: give two, samples and targets")
-    if len(names) == 2:
+    arrays = all(name.endswith(".npy") for name in names)
+    if arrays and len(names) == 2:
         return Dataset(load_array(names[0], "x"), load_array(names[1], "y"))
-    if _array_names(run_file.section("data")).get("y", "y") is not None:
+    if arrays and (len(names) > 2 or _array_names(run_file.section("data")).get("y", "y") is not None):
         raise ValueError(
-            f"{names[0]} is x alone: name a second .npy file, y; the same one if samples are their own targets"
+            f"{names[0]} is x alone: name one other .npy file, y; the same one if samples are their own targets"
         )
-    return Dataset(_file_dataset(names, run_file, ("x",)))
+    return Dataset(read_samples(names, run_file, targets=not arrays))
 
 
-def read_samples(names: Sequence[str], run_file: RunFile) -> FileDataset:
-    """Return files that hold x, and maybe other arrays."""
-    return _file_dataset(names, run_file, ("x",))
-
-
-def _file_dataset(names: Sequence[str], run_file: RunFile, roles: Sequence[str]) -> FileDataset:
-    """Return files that hold the arrays of these roles; a single array is x if no targets are needed."""
+def read_samples(names: Sequence[str], run_file: RunFile, *, targets: bool = False) -> FileDataset:
+    """Return files that hold x, and with ``targets`` y; a single array is x if no targets are needed."""
     data = run_file.section("data")
-    array_names = _array_names(data)
+    options = _array_names(data)
     # Other files need the classes as well, and a reader of their format.
-    options = {"classes": data["classes"]} if "files" in data and "classes" in data else {}
+    if "files" in data and "classes" in data:
+        options["classes"] = data["classes"]
     reader = resolve(data["reader"]) if "reader" in data else None
     if isinstance(reader, TableReader | ImageFolderReader) and type(reader) is type(as_reader(None, names)):
         options["reader"] = reader
-    if "y" not in roles and isinstance(array_names.get("x"), list):  # the table need not have the targets
-        array_names["y"] = None
-    dataset = FileDataset([file for name in names for file in file_names(name)], **array_names, **options)
+    if not targets and isinstance(options.get("x"), list):  # the table need not have the targets
+        options["y"] = None
+    dataset = FileDataset([file for name in names for file in file_names(name)], **options)
     arrays = list(dataset.layout or ())
-    if len(arrays) == 1 and ("y" not in roles or dataset.y is None):
+    if len(arrays) == 1 and not (targets and dataset.y):
         dataset.x = arrays[0]
-    elif len(arrays) > 1 or array_names or "y" in data:
-        for role in roles:
-            _check_array(dataset, role, arrays, data)
+    try:
+        dataset.training_keys(targets=targets)
+    except ValueError as error:
+        hint = "--set data.x=NAME where [data] has files, --set data.x.key=NAME where it has x"
+        raise ValueError(f"{error}. For a run: {hint}; else rename the array") from error
     return dataset
 
 
 def _array_names(data: Table) -> dict[str, Any]:
     """Return the names that ``[data]`` gives to x and y in files, ``None`` for data without y."""
+    given: dict[str, Any] = {role: data[role] for role in ("x", "y") if role in data}
     if "files" in data:
-        return {role: None if data[role] == NONE else data[role] for role in ("x", "y") if role in data}
-    if "x" not in data:
-        return {}
-    keys = {role: data[role]["key"] for role in ("x", "y") if _has_key(data, role)}
-    return keys if data.get("y", NONE) != NONE else {**keys, "y": None}
-
-
-def _has_key(data: Table, role: str) -> bool:
-    table = data.get(role)
-    return isinstance(table, dict) and "file" in table and "key" in table
-
-
-def _check_array(dataset: FileDataset, role: str, arrays: Sequence[str], data: Table) -> None:
-    """Raise ``ValueError`` if the files do not hold the array of this role."""
-    name = getattr(dataset, role)
-    if name is None or name in arrays:
-        return
-    hint = f"files are read by the names x and y: rename the array that is {role}"
-    if "files" in data or _has_key(data, role):
-        hint = f"--set data.{role}{'' if 'files' in data else '.key'}=NAME sets another name"
-    names = quote_names(arrays)
-    raise ValueError(f"{dataset.files[0]} has no array {name!r} for {role}, it has {names}; {hint}")
+        return {role: None if name == NONE else name for role, name in given.items()}
+    tables = {role: value for role, value in given.items() if isinstance(value, dict)}
+    names = {role: table["key"] for role, table in tables.items() if "file" in table and "key" in table}
+    return {"y": None, **names} if "x" in given and given.get("y", NONE) == NONE else names
 
 
 def _first_samples(x: Any) -> Block:

@@ -1,6 +1,7 @@
 """``compss-train report``, ``plot``, ``compare``, ``runs`` and ``advise``: what the histories of runs say."""
 
 import argparse
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,18 +9,11 @@ from typing import Any
 from compss_train._utils.files import write_atomic
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import check_count
-from compss_train.cli.run_files.run_folder import (
-    RunFolder,
-    check_parent_folder,
-    read_compared,
-    read_configuration,
-    read_history,
-    read_summary,
-)
+from compss_train.cli.run_files import RunFolder, check_parent_folder
 from compss_train.reports.advice import measured_cost
-from compss_train.reports.comparison import comparison_table
+from compss_train.reports.comparison import ComparedRun, comparison_table
 from compss_train.reports.formatting import columns, number, speed
-from compss_train.reports.history import save_figure
+from compss_train.reports.history import History, save_figure
 from compss_train.reports.html import check_name, comparison_page, is_page, write
 from compss_train.reports.records import per_second
 
@@ -78,11 +72,29 @@ def compare(options: argparse.Namespace) -> int:
 
 def runs(options: argparse.Namespace) -> int:
     """Print a line for each run in the folder and its subfolders of any depth, by name."""
-    folders = [RunFolder(file.parent) for file in sorted(options.folder.rglob("history.jsonl"))]
-    if not folders:
+    files = sorted(options.folder.rglob("history.jsonl"))
+    if not files:
         raise FileNotFoundError(f"{options.folder}: no folder of a run is here; name the folder that holds them")
-    print(_format_table([read_summary(folder) for folder in folders]))
+    rows = [comparison_table([_compared(file.parent, History.load(file), {})])[0] for file in files]
+    for row in rows:
+        for best in [name for name in row if name.startswith("best ")]:
+            del row[best]
+    print(_format_table(rows))
     return 0
+
+
+def read_compared(paths: Sequence[Path]) -> list[ComparedRun]:
+    """Return runs to compare; raises as ``read_history`` does."""
+    compared = []
+    for path in paths:
+        file, history = read_history(path)
+        compared.append(_compared(path, history, read_configuration(file.parent)))
+    return compared
+
+
+def _compared(path: Path, history: History, configuration: Mapping[str, Any]) -> ComparedRun:
+    state = (RunFolder(path).state() or "unknown") if path.is_dir() else ""
+    return ComparedRun(name=str(path), history=history, configuration=configuration, state=state)
 
 
 def _format_table(rows: Sequence[Mapping[str, str]]) -> str:
@@ -114,3 +126,21 @@ def advise(options: argparse.Namespace) -> int:
     print(f"Fastest for the same samples, or nearly, where {processes} train at a time: {best} workers.")
     print("Not in these numbers: more workers need more epochs to the same accuracy.")
     return 0
+
+
+def read_history(path: Path) -> tuple[Path, History]:
+    """Return the history in a file of JSON lines or in a run's folder, after the path of the file.
+
+    Raises ``ValueError`` for an empty history, ``BadFileError`` and ``OSError`` for a file that cannot be read.
+    """
+    file = RunFolder(path).history if path.is_dir() else path
+    history = History.load(file)
+    if not history:
+        raise ValueError(f"{file} has no round yet")
+    return file, history
+
+
+def read_configuration(folder: Path) -> dict[str, Any]:
+    """Return the trainer's configuration that a run has saved, empty if the folder does not have it."""
+    path = RunFolder(folder).configuration
+    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}

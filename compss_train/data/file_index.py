@@ -34,6 +34,8 @@ class FileIndex:
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        if not isinstance(path, str | os.PathLike | None):
+            raise TypeError(f"index={path!r}: give the name of a file, or None")
         self._path = None if path is None else Path(path).absolute()
         if self._path is not None and (self._path.is_dir() or not self._path.parent.is_dir()):
             raise ValueError(f"index={str(path)!r}: give the name of a file in an existing folder")

@@ -120,6 +120,9 @@ class FileDataset:
         cache_bytes: int | None = None,
     ) -> None:
         check_choice("on_bad_file", on_bad_file, get_args(OnBadFile))
+        for name, value, kind in (("files_len", files_len, Mapping), ("weight", weight, str)):
+            if not isinstance(value, kind | None):
+                raise TypeError(f"{name}={value!r}: give a {kind.__name__}, or None")
         self.threads = check_count("threads", threads)
         self.file_buffer = check_count("file_buffer", file_buffer)
         self.cache = make_cache(cache, cache_bytes)
@@ -373,8 +376,8 @@ class FileDataset:
 
 
 def _check_keys(keys: Collection[str] | None) -> tuple[str, ...] | None:
-    if isinstance(keys, str):
-        raise TypeError(f"keys={keys!r}: give a list of names, for example [{keys!r}]")
+    if isinstance(keys, str) or not isinstance(keys, Collection | None):
+        raise TypeError(f"keys={keys!r}: give a list of names, for example [{str(keys)!r}]")
     if keys is not None and not (keys and all(isinstance(key, str) for key in keys)):
         raise ValueError(f"keys={keys!r}: give the names of the arrays to read, at least one")
     return None if keys is None else tuple(keys)

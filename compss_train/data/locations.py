@@ -45,6 +45,8 @@ def file_names(files: FileNames) -> list[str]:
     if isinstance(files, str | os.PathLike):
         names = _matches(os.fspath(files))
     else:
+        if not isinstance(files, Iterable):
+            raise TypeError(f"files={files!r}: give the name of a file, a pattern, or a list of names")
         names = [os.fspath(file) for file in files]
     if not names:
         raise ValueError(f"files={files!r}: no files found; give names, or a pattern that matches some")

@@ -29,7 +29,7 @@ def engine_class(name: str) -> type[Engine]:
         source = f"{ENGINE_VARIABLE}={name}"
         if name in ("", "auto"):
             name = CompssEngine.name if under_compss() else LocalEngine.name
-    if name not in ENGINES:
+    if not isinstance(name, str) or name not in ENGINES:
         raise ValueError(f"{source} is not an engine; choose one of auto, {', '.join(ENGINES)}, or give an Engine")
     if name == CompssEngine.name and is_loading():
         raise ScriptLoadingError(

@@ -51,7 +51,7 @@ def test_array_names_in_files_are_those_of_the_training_data(run_file, command, 
     command("fit", run_file, "--workers", 1)
     assert command("evaluate", "runs/small", "--data", "both.npz").out.startswith("loss ")
     output = command("evaluate", "runs/small", code=2).err
-    assert "[validation]: the run has no validation data to evaluate on; give --data" in output
+    assert ": the run has no validation data to evaluate on; give --data" in output
 
 
 ARRAYS = """x = { file = "train.npz", key = "images" }
@@ -80,7 +80,8 @@ def test_array_names_are_the_keys_of_the_training_data(fitted_arrays, command):
         command("predict", fitted_arrays, "--input", samples, "--output", f"of-{samples}.npy")
         assert np.array_equal(np.load(f"of-{samples}.npy"), np.load("of-test.npz.npy"))
     output = command("evaluate", fitted_arrays, "--data", "both.npz", code=2).err
-    assert "both.npz has no array 'images' for x, it has 'a', 'b'; --set data.x.key=NAME sets another" in output
+    assert "both.npz has no array 'images' for x, it has 'a', 'b'; choose one" in output
+    assert "For a run: --set data.x=NAME where [data] has files, --set data.x.key=NAME where" in output
     output = command("evaluate", fitted_arrays, "--data", "alone.npz", code=2).err
     assert "alone.npz has no array 'images' for x" in output
 

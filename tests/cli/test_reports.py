@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from compss_train.cli.run_files.run_folder import KILLED, RUNNING, RunFolder
+from compss_train.cli.run_files import KILLED, RUNNING, RunFolder
 from compss_train.reports.history import History
 from tests.helpers.histories import steady_run
 

@@ -1,25 +1,25 @@
-"""Training runs described by TOML files: what ``compss-train fit`` reads and writes, and other commands use.
-
-This module has the file itself, with the settings of the command line applied to it, and its errors.
-"""
+"""A run on the disk: its TOML file, with the settings of the command line, its folder, and errors in the file."""
 
 from __future__ import annotations
 
 import copy
+import json
+import os
+import shutil
+import socket
 import sys
 import tomllib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import tomli_w
 
+from compss_train._utils.files import is_running, write_atomic
 from compss_train._utils.validation import suggestion
 
-T = TypeVar("T")
-P = ParamSpec("P")
 Table = dict[str, Any]
 
 SECTIONS = ("trainer", "network", "data", "validation", "build", "fit", "output")
@@ -30,15 +30,11 @@ HOME = "home"
 
 
 class RunFileError(ValueError):
-    """A run file, or an object that it names, is invalid; ``messages`` has one for each error, with its key."""
-
-    def __init__(self, text: str, messages: Iterable[str] = ()) -> None:
-        super().__init__(text)
-        self.messages = list(messages)
+    """A run file, or an object that it names, is invalid."""
 
 
 class Errors:
-    """Collects errors in a run file, each with the section or key that it belongs to, to raise all at once."""
+    """Collects the errors of independent parts of a run file, to raise all at once."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -46,32 +42,23 @@ class Errors:
 
     def add(self, where: str, message: str) -> None:
         """Add an error of a section or key."""
-        self.messages.append(f"{where}: {message}" if where else message)
+        self.messages.append(f"{where}: {message}".replace("\n", "\n    "))
 
-    def attempt(self, where: str, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T | None:
-        """Return what a function returns; add what it raises, and return ``None``."""
+    @contextmanager
+    def collect(self, where: str) -> Iterator[None]:
+        """Add what the block raises, with the section or key that it is about."""
         try:
-            return function(*args, **kwargs)
+            yield
         except Exception as error:  # user functions may raise any kind
             self._cause = self._cause or error
-            if isinstance(error, RunFileError) and error.messages:
-                self.messages += error.messages
-            else:
-                self.add(where, format_exception(error))
-            return None
+            self.add(where, format_exception(error))
 
-    def check(self) -> None:
-        """Raise ``RunFileError`` if there are errors."""
+    def check(self, source: Path) -> None:
+        """Raise ``RunFileError`` if there are errors; it begins with the name of their source."""
         if self.messages:
-            raise self.found("")
-
-    def found(self, source: str) -> RunFileError:
-        """Return the error to raise, which lists all messages; it begins with the name of their source."""
-        messages = [message.replace("\n", "\n    ") for message in self.messages]
-        text = f" {messages[0]}" if len(messages) == 1 else "".join(f"\n  {message}" for message in messages)
-        error = RunFileError(f"{source}:{text}", self.messages)
-        error.__cause__ = self._cause
-        return error
+            several = len(self.messages) > 1
+            text = "".join(f"\n  {message}" for message in self.messages) if several else f" {self.messages[0]}"
+            raise RunFileError(f"{source}:{text}") from self._cause
 
 
 def format_exception(error: BaseException) -> str:
@@ -94,9 +81,9 @@ def append_notes(message: str, error: BaseException, *lines: str) -> str:
     return "\n  ".join([message, *getattr(error, "__notes__", ()), *lines])
 
 
-def unknown_name(name: str, accepted: Collection[str], kind: str = "key") -> str:
+def unknown_name(name: str, accepted: Collection[str], kind: str) -> str:
     """Return the message for an unknown name: the most similar name, and all accepted ones."""
-    return f"unknown {kind}{suggestion(name, accepted) or '.'} The {kind}s are {', '.join(accepted)}"
+    return f"unknown {kind} {name}{suggestion(name, accepted) or '.'} The {kind}s are {', '.join(accepted)}"
 
 
 @dataclass(frozen=True)
@@ -138,8 +125,7 @@ class RunFile:
         """Collect unknown sections, and keys outside of sections."""
         for name, value in self.table.items():
             if name not in SECTIONS and name != HOME:
-                where = f"[{name}]" if isinstance(value, dict) else name
-                errors.add(where, unknown_name(name, SECTIONS, "section"))
+                errors.add(name, unknown_name(name, SECTIONS, "section"))
             elif (name == HOME) is isinstance(value, dict):
                 errors.add(name, f"{value!r} is not a section; write [{name}] and its keys below")
 
@@ -202,3 +188,87 @@ def apply_settings(table: Table, settings: Iterable[str]) -> Table:
             parsed = tomllib.loads(f"value = {text}")
             part[key] = parsed["value"] if len(parsed) == 1 else part[key]
     return changed
+
+
+RUNNING = "running"
+"""The state of a run whose process has not ended."""
+KILLED = "killed"
+"""The state of a run whose process has ended without a word."""
+
+
+class RunFolder:
+    """The paths of a run's files."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.run_file = path / RUN_FILE
+        """The run file with all settings."""
+        self.configuration = path / "configuration.json"
+        """``trainer.configuration`` at the start of the fit: all options, versions and the machine."""
+        self.history = path / "history.jsonl"
+        """The history as JSON lines, one a round."""
+        self.parameters = path / "parameters.safetensors"
+        """The final parameters; after an interrupted fit, those of the last complete round."""
+        self.checkpoints = path / "checkpoints"
+        """The folder of checkpoints."""
+        self.report = path / "report.html"
+        """The HTML page with curves and the timeline of the workers."""
+        self.state_file = path / "run.json"
+        """The state of the run as JSON, with its process."""
+        self.csv = path / "history.csv"
+        """The history as CSV."""
+        self.tensorboard = path / "tensorboard"
+        """The log folder of TensorBoard."""
+        self.profile = path / "profile.json"
+        """The trace of a worker's round, under its default name."""
+
+    @property
+    def has_results(self) -> bool:
+        """Whether a run has completed a round here."""
+        rounds = self.history.exists() and self.history.stat().st_size > 0
+        return rounds or self.parameters.exists() or self.has_checkpoints
+
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether the folder holds a checkpoint."""
+        return any(self.checkpoints.glob("round-*"))
+
+    def write_state(self, state: str) -> None:
+        """Write the state of the run of this process."""
+        text = json.dumps({"state": state, "host": socket.gethostname(), "pid": os.getpid()})
+        write_atomic(self.state_file, text)
+
+    def state(self) -> str | None:
+        """Return the state of the run, as ``"complete"``, ``RUNNING`` or ``"stopped by ..."``; ``None`` if unknown.
+
+        It is ``KILLED`` if the process that wrote ``RUNNING`` on this machine has ended.
+        """
+        try:
+            written = json.loads(self.state_file.read_text(encoding="utf-8"))
+            state, host, pid = str(written["state"]), written["host"], int(written["pid"])
+        except (OSError, ValueError, TypeError, KeyError):
+            return None
+        ended = state == RUNNING and host == socket.gethostname() and not is_running(pid)
+        return KILLED if ended else state
+
+    def existing_files(self) -> list[Path]:
+        """Return the files and folders that exist."""
+        results = [self.parameters, self.history, self.csv, self.report, self.profile]
+        settings = [self.run_file, self.configuration, self.state_file]
+        return [path for path in (*results, *settings, self.checkpoints, self.tensorboard) if path.exists()]
+
+    def clear(self) -> None:
+        """Remove the files of a run, and no others."""
+        for path in self.existing_files():
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def check_parent_folder(output: Path) -> None:
+    """Raise ``FileNotFoundError`` unless the folder of an output file exists."""
+    if not output.parent.is_dir():
+        raise FileNotFoundError(
+            f"{output}: the folder {output.parent} does not exist; create it, or name another file"
+        )

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from compss_train._utils.validation import check_fraction
 from compss_train.cli.run_files import Errors, RunFile, Table, unknown_name
-from compss_train.cli.run_files.objects import CALL, PREFIX, call_object, resolve
-from compss_train.cli.run_files.options import NONE, Key, parse_options, signature_options
+from compss_train.cli.run_files.objects import CALL, NONE, call_object, keywords_of, parameters_of
 from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import as_block
 from compss_train.data.files import read_arrays
@@ -34,108 +34,82 @@ class Dataset(NamedTuple):
     weight: Any = None
 
 
-BLOCKS = {"blocks": Key(int | list | None, None)}
-"""The key for the grid that x, y and weights are cut into unless they are in files."""
-ARRAYS = {
-    "x": Key(str | dict),
-    **dict.fromkeys(("y", "weight"), Key(str | dict | None, None)),
-    **BLOCKS,
-}
-"""Keys of a section that names arrays: each a file, a table of file and key, or an object."""
+def named_arrays(
+    x: str | dict[str, Any],
+    y: str | dict[str, Any] | None = None,
+    weight: str | dict[str, Any] | None = None,
+    blocks: int | list[int] | None = None,
+) -> Dataset:
+    """Return arrays that a section names, each a file, a table of file and key, or an object, cut into blocks."""
+    given = {"x": x, "y": y, "weight": weight}
+    arrays = {role: load_array(value, role) for role, value in given.items() if value is not None}
+    return _in_grid(Dataset(**arrays), blocks)
 
 
-def read_data(run_file: RunFile, *, num_workers: int, seed: int) -> tuple[Dataset, Dataset | None]:
-    """Return training data and validation data; raise ``RunFileError`` with all errors."""
-    errors = Errors()
-    data = errors.attempt("[data]", read_section, "[data]", run_file.section("data"))
-    section = run_file.section("validation")
-    validation_data = None
-    if FRACTION not in section:
-        if section:
-            validation_data = errors.attempt("[validation]", read_section, "[validation]", section)
-    elif unknown := [key for key in section if key != FRACTION]:
-        message = f"{unknown_name(unknown[0], (FRACTION,))}, which takes from [data]"
-        errors.add(f"[validation] {unknown[0]}", message)
-    elif data is not None:
-        both = errors.attempt("[validation]", split_validation, data, section[FRACTION], seed)
-        data, validation_data = both or (data, None)
-    for where, dataset in (("[data]", data), ("[validation]", validation_data)):
-        if dataset is not None:
-            errors.attempt(where, as_data_source, dataset.x, dataset.y, num_workers)
-    if data is None or errors.messages:
-        raise errors.found("")
-    return data, validation_data
+FILES, ARRAYS = parameters_of(FileDataset), parameters_of(named_arrays)
+"""The keys of a section that names files of samples, or arrays."""
 
 
-def read_validation_data(run_file: RunFile, *, num_workers: int, seed: int) -> Dataset:
-    """Return the validation data; reads training data only to split them."""
-    section = run_file.section("validation")
-    if FRACTION not in section and section:
-        return read_section("[validation]", section)
-    data = read_data(run_file, num_workers=num_workers, seed=seed)[1] if section else None
-    if data is None:
-        raise ValueError("the run has no validation data to evaluate on; give --data")
-    return data
+def read_data(run_file: RunFile, errors: Errors, *, num_workers: int, seed: int) -> tuple[Dataset, Dataset | None]:
+    """Return training data and validation data; collects the errors of the two sections."""
+    data, validation = Dataset(None), None
+    with errors.collect("[data]"):
+        data = read_section(run_file.section("data"))
+        as_data_source(data.x, data.y, num_workers)
+    with errors.collect("[validation]"):
+        section = run_file.section("validation")
+        if FRACTION not in section:
+            validation = read_section(section) if section else None
+        elif unknown := [key for key in section if key != FRACTION]:
+            raise ValueError(f"{unknown_name(unknown[0], (FRACTION,), 'key')}, which takes from [data]")
+        elif data.x is not None:
+            data, validation = split_validation(data, section[FRACTION], seed)
+        if validation is not None:
+            as_data_source(validation.x, validation.y, num_workers)
+    return data, validation
 
 
-def read_section(where: str, table: Table) -> Dataset:
-    """Return the samples that a section names; raise ``RunFileError`` with all errors of its keys."""
+def read_section(table: Table) -> Dataset:
+    """Return the samples that a section names; raise ``ValueError`` if it does not name them as it should."""
     if "files" in table:
-        return Dataset(FileDataset(**parse_options(where, table, signature_options(FileDataset))))
+        return Dataset(FileDataset(**keywords_of(table, FILES)))
     if CALL in table:
-        call = {key: value for key, value in table.items() if key != "blocks"}
-        dataset = _as_dataset(call_object(call), table[CALL])
-    elif "x" not in table:
+        returned = call_object({key: value for key, value in table.items() if key != "blocks"})
+        parts = returned if isinstance(returned, tuple | list) else [returned]
+        if not 1 <= len(parts) <= 3:
+            count = f"{table[CALL]} returned {len(parts)} values"
+            raise ValueError(f"{count}; give x and y, x alone, or x, y and weights")
+        blocks = table.get("blocks", NONE)
+        return _in_grid(Dataset(*parts), None if blocks == NONE else blocks)
+    if "x" not in table:
         raise ValueError(f"it names no samples; {FORMS}")
-    else:
-        errors = Errors()
-        for key in (key for key in table if key not in ARRAYS):
-            errors.add(f"{where} {key}", unknown_name(key, ARRAYS))
-        roles = [role for role in Dataset._fields if role in table and (role == "x" or table[role] != NONE)]
-        arrays = {role: errors.attempt(f"{where} {role}", load_array, table[role], role) for role in roles}
-        errors.check()
-        dataset = Dataset(**arrays)
-    if (blocks := table.get("blocks", NONE)) in (None, NONE):
-        return dataset
-    if any(isinstance(part, FileDataset | BlockedTensor) for part in dataset):
-        raise ValueError("these samples are in blocks or files already; leave blocks out")
-    return _in_grid(dataset, blocks)
-
-
-def _as_dataset(returned: Any, name: str) -> Dataset:
-    """Return what a function has returned as x, y and weights."""
-    if not isinstance(returned, tuple | list):
-        return Dataset(returned)
-    if len(returned) not in (2, 3):
-        count = len(returned)
-        raise ValueError(f"{name} returned {count} values; give x and y, x alone, or x, y and weights")
-    return Dataset(*returned)
+    return named_arrays(**keywords_of(table, ARRAYS))
 
 
 def load_array(value: Any, role: str) -> Any:
-    """Return the array that ``value`` names: a file, ``{ file = ..., key = ... }``, or an object.
+    """Return the array in a file, or in ``{ file = ..., key = ... }``; an array is returned as it is.
 
     A ``.npy`` file is memory-mapped. ``key``, by default ``role``, selects one of several arrays in a file.
     """
-    if isinstance(value, dict) and "file" in value and CALL not in value:
-        if unknown := [key for key in value if key not in ("file", "key")]:
-            raise ValueError(unknown_name(unknown[0], ("file", "key")))
-        return _read_file(value["file"], value.get("key", role))
-    if isinstance(value, str) and not value.startswith(PREFIX):
-        return _read_file(value, role)
-    return resolve(value)
-
-
-def _read_file(name: Any, key: str) -> Any:
-    if not isinstance(name, str):
-        raise ValueError(f"{name!r} is no file name; give a string")
-    if name.endswith(".npy"):
-        return np.load(name, mmap_mode="r", allow_pickle=False)
-    names = list(as_reader(None, [name]).describe(name).layout or ())
-    return read_arrays([name], names[0] if len(names) == 1 else key)[0]
+    key = role
+    if isinstance(value, dict) and "file" in value:
+        if unknown := [name for name in value if name not in ("file", "key")]:
+            raise ValueError(f"{role}: {unknown_name(unknown[0], ('file', 'key'), 'key')}")
+        value, key = value["file"], value.get("key", role)
+    if not isinstance(value, str):
+        return value
+    if value.endswith(".npy"):
+        return np.load(value, mmap_mode="r", allow_pickle=False)
+    names = list(as_reader(None, [value]).describe(value).layout or ())
+    return read_arrays([value], names[0] if len(names) == 1 else key)[0]
 
 
 def _in_grid(dataset: Dataset, grid: Any) -> Dataset:
+    """Return samples whose arrays are cut into the blocks of a grid, as they are without one."""
+    if grid is None:
+        return dataset
+    if any(isinstance(part, FileDataset | BlockedTensor) for part in dataset):
+        raise ValueError("these samples are in blocks or files already; leave blocks out")
     return Dataset(*(None if part is None else BlockedTensor.from_array(part, grid) for part in dataset))
 
 
@@ -144,8 +118,7 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
 
     The same seed chooses the same samples. Raises ``ValueError`` for a fraction that leaves either empty.
     """
-    if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
-        raise ValueError(f"fraction = {fraction!r}: give a number between 0 and 1")
+    check_fraction(FRACTION, fraction)
     number, unit, select = _selection(dataset)
     count = round(number * fraction)
     if not 0 < count < number:

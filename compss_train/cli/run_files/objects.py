@@ -1,26 +1,48 @@
-"""Python objects that a run file names by their import path, and whether they may be imported.
+"""Python objects that a run file names by their import path, their arguments, and whether the file is trusted.
 
 ``"import:module:name"`` is the object itself. A table ``{ import = "module:name", key = value }`` is the result of
 calling it with these keywords, and ``{ partial = "module:name", key = value }`` is ``functools.partial`` of it, a
 call for later. In both, ``arguments`` holds more arguments: an array of positional ones, or a table of keywords.
-A file is read as text alone; ``check_trust`` names the modules before anything of them is imported.
+A file is read as text alone; ``check_trust`` names the modules before anything of them is imported, and
+``load_object`` is the only function that imports.
+
+The keys of sections are parameters of functions of this package. Only their names are checked here: the values are
+checked by the functions, which say what they accept.
 """
 
 import functools
 import importlib
-import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from inspect import Parameter, signature
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from compss_train._utils.validation import suggestion
-from compss_train.cli.run_files import RunFile, RunFileError, format_exception
+from compss_train.buffers import BufferSpec
+from compss_train.cli.run_files import RunFile, RunFileError, Table, format_exception, unknown_name
+from compss_train.model.gradients import Gradients
+from compss_train.model.schedule import Schedule
+from compss_train.model.train_transform import TrainTransform
+from compss_train.samplers import PartialShuffle
+from compss_train.training.merge import Merge
 
 PREFIX = "import:"
 CALL, PARTIAL, ARGUMENTS = "import", "partial", "arguments"
+NONE = "none"
+"""The text for ``None``, which TOML does not have."""
+
+TABLES: Mapping[str, Callable[..., Any]] = {
+    "buffer": BufferSpec,
+    "gradients": Gradients,
+    "merge": Merge,
+    "schedule": Schedule,
+    "shuffle": PartialShuffle,
+    "train_transform": TrainTransform,
+}
+"""Keys whose tables hold the arguments of a class."""
 
 KNOWN = ("compss_train", "torch", "numpy")
 """Packages that a program that trains has imported already."""
@@ -39,17 +61,30 @@ def resolve(value: Any) -> Any:
         return [resolve(item) for item in value]
     if not isinstance(value, dict):
         return value
-    if CALL in value or PARTIAL in value:
+    if is_object(value):
         return call_object(value)
     return {key: resolve(item) for key, item in value.items()}
 
 
+def is_object(value: Any) -> bool:
+    """Return whether a value is a table that describes a call, now or later."""
+    return isinstance(value, dict) and (CALL in value or PARTIAL in value)
+
+
 def load_object(name: object) -> Any:
-    """Return the object called ``"module:name"``, where the name may have dots."""
+    """Import and return the object called ``"module:name"``, where the name may have dots."""
     if not isinstance(name, str) or not all(name.partition(":")):
         raise ValueError(f'{name!r} names no object: write "module:name", for example "torch.nn:Linear"')
     module_name, _, path = name.partition(":")
-    module = _import_module(module_name)
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:  # user modules may raise any kind
+        if not isinstance(error, ModuleNotFoundError):
+            raise ValueError(f"importing {module_name} failed: {type(error).__name__}: {error}") from error
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise ValueError(f"importing {module_name} failed: {error}") from error
+        hint = "install it, or put its file next to the TOML file or its folder into PYTHONPATH"
+        raise ValueError(f"module {error.name} was not found; {hint}") from error
     try:
         return attrgetter(path)(module)
     except AttributeError as error:
@@ -57,19 +92,7 @@ def load_object(name: object) -> Any:
         raise ValueError(f"{name!r}: {module_name} has no {error.name}{hint}") from None
 
 
-def _import_module(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except Exception as error:  # user modules may raise any kind
-        if not isinstance(error, ModuleNotFoundError):
-            raise ValueError(f"importing {name} failed: {type(error).__name__}: {error}") from error
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise ValueError(f"importing {name} failed: {error}") from error
-        hint = "install it, or put its file next to the TOML file or its folder into PYTHONPATH"
-        raise ValueError(f"module {error.name} was not found; {hint}") from error
-
-
-def call_object(table: Mapping[str, Any]) -> Any:
+def call_object(table: Table) -> Any:
     """Return the result of the call that a table describes, or for one with ``partial`` the call itself."""
     if CALL in table and PARTIAL in table:
         raise ValueError(f"give {CALL} (call it) or {PARTIAL} (call it later), not both")
@@ -87,7 +110,10 @@ def call_object(table: Mapping[str, Any]) -> Any:
         keywords |= more
     keywords = {key: resolve(value) for key, value in keywords.items()}
     call = functools.partial(function, *(resolve(more) if isinstance(more, list) else ()), **keywords)
-    _check_arguments(name, function, call, complete=CALL in table)
+    try:
+        _check_arguments(call, complete=CALL in table)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{name}: {error}") from error
     if PARTIAL in table:
         return call
     try:
@@ -96,26 +122,53 @@ def call_object(table: Mapping[str, Any]) -> Any:
         raise ValueError(f"calling {name} failed: {format_exception(error)}") from error
 
 
-def _check_arguments(
-    name: object, function: Callable[..., Any], call: functools.partial[Any], *, complete: bool
-) -> None:
-    """Raise ``ValueError`` if the function does not accept the arguments, before anything is called."""
+def _check_arguments(call: functools.partial[Any], *, complete: bool) -> None:
+    """Raise ``ValueError`` or ``TypeError`` if a function does not accept its arguments, before it is called."""
     try:
-        signature = inspect.signature(function)
+        accepted = signature(call.func)
     except (TypeError, ValueError):  # some functions written in C have no signature
         return
-    kinds = {parameter.name: parameter.kind for parameter in signature.parameters.values()}
-    if inspect.Parameter.VAR_KEYWORD not in kinds.values():
-        named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        accepted = [key for key, kind in kinds.items() if kind in named]
-        if unknown := [key for key in call.keywords if key not in accepted]:
-            hint = suggestion(unknown[0], accepted) or f"; it takes {', '.join(accepted) or 'none'}"
-            raise ValueError(f"{name} has no argument {unknown[0]}{hint}")
-    try:
-        bind = signature.bind if complete else signature.bind_partial
-        bind(*call.args, **call.keywords)
-    except TypeError as error:
-        raise ValueError(f"{name}: {error}") from error
+    if all(parameter.kind != Parameter.VAR_KEYWORD for parameter in accepted.parameters.values()):
+        _check_names(call.keywords, _named(accepted.parameters.values()), "argument")
+    (accepted.bind if complete else accepted.bind_partial)(*call.args, **call.keywords)
+
+
+def parameters_of(function: Callable[..., Any], *exclude: str) -> dict[str, Parameter]:
+    """Return the parameters of a function or class that are keys of a section or table."""
+    parameters = signature(function, eval_str=True).parameters
+    return {name: parameters[name] for name in _named(parameters.values()) if name not in ("self", *exclude)}
+
+
+def _named(parameters: Iterable[Parameter]) -> list[str]:
+    """Return the names of the parameters that can be given by keyword."""
+    return [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
+
+
+def _check_names(given: Iterable[str], accepted: Collection[str], kind: str) -> None:
+    if unknown := [name for name in given if name not in accepted]:
+        raise ValueError(unknown_name(unknown[0], accepted, kind))
+
+
+def keywords_of(table: Table, parameters: Mapping[str, Parameter]) -> dict[str, Any]:
+    """Return the keyword arguments that a section or table gives, with objects in place of what names them.
+
+    ``"none"`` is ``None``, and a table for a key in ``TABLES`` an object of its class. Raises ``ValueError`` for an
+    unknown key, a missing one, and an object that cannot be made.
+    """
+    _check_names(table, parameters, "key")
+    for name, parameter in parameters.items():
+        if parameter.default is Parameter.empty and name not in table:
+            raise ValueError(f"{name} is missing; compss-train fit --keys says what it takes")
+    keywords = {}
+    for key, value in table.items():
+        try:
+            if key in TABLES and isinstance(value, dict) and not is_object(value):
+                keywords[key] = TABLES[key](**keywords_of(value, parameters_of(TABLES[key])))
+            else:
+                keywords[key] = None if value == NONE else resolve(value)
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"{key}: {format_exception(error)}") from error
+    return keywords
 
 
 def check_trust(file: RunFile, *, trusted: bool) -> None:

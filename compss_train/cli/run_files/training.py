@@ -1,32 +1,144 @@
-"""``TrainingRun``: a run that is ready to start, with everything its file describes, and its training."""
+"""``TrainingRun``: what a run file describes, checked and ready to start, and its training."""
 
 import json
 import os
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from importlib.util import find_spec
+from inspect import Parameter
+from pathlib import Path
+from typing import Any, NamedTuple
 
+import torch
+from torch import nn
+
+from compss_train import callbacks
 from compss_train._utils.files import FolderLock, atomic_path, write_atomic
-from compss_train.callbacks import Callback, JsonLines
+from compss_train._utils.validation import warn_user
+from compss_train.callbacks import Callback
+from compss_train.callbacks.checks import check_callbacks
 from compss_train.callbacks.report import status_of
-from compss_train.cli.run_files import (
-    HOME,
-    Errors,
-    RunFile,
-    RunFileError,
-    format_exception,
-    read_run_file,
-    read_toml,
-)
+from compss_train.cli import run_files
+from compss_train.cli.run_files import Errors, RunFile, RunFileError, RunFolder, Table
 from compss_train.cli.run_files.data import Dataset, read_data
-from compss_train.cli.run_files.run_folder import RUNNING, RunFolder
-from compss_train.cli.run_files.sections import ModelSpec, read_fit, read_model, read_output
+from compss_train.cli.run_files.objects import CALL, call_object, keywords_of, parameters_of
 from compss_train.data import FileDataset
-from compss_train.exceptions import BadCheckpointError
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.callback import TrainerProtocol
-from compss_train.training.checkpoints.storage import list_checkpoints, read_latest_checkpoint
+from compss_train.training.checkpoints.storage import list_checkpoints
+from compss_train.training.fit_options import FitOptions
+from compss_train.training.merge import Merge
+
+
+def _key(name: str, default: Any, annotation: Any = bool | dict) -> dict[str, Parameter]:
+    """Return a key that is no parameter of a function, by default one for a callback."""
+    return {name: Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=annotation)}
+
+
+class _Writer(NamedTuple):
+    """A callback of ``[output]``, the attribute of ``RunFolder`` that it writes to, and whether it is on."""
+
+    callback: type[Callback]
+    path: str
+    enabled: bool
+
+
+WRITERS = {
+    "checkpoint": _Writer(callbacks.Checkpoint, "checkpoints", True),
+    "csv": _Writer(callbacks.Csv, "csv", False),
+    "profile": _Writer(callbacks.Profile, "profile", False),
+    "report": _Writer(callbacks.Report, "report", True),
+    "tensorboard": _Writer(callbacks.TensorBoard, "tensorboard", False),
+}
+TRAINER = parameters_of(DistributedTrainer)
+BUILD = parameters_of(DistributedTrainer.build, "net")
+FIT = parameters_of(DistributedTrainer.fit, "x", "y", "validation_data", "sample_weight", "resume")
+FIT |= _key("early_stopping", False)
+"""Keywords of ``fit`` that neither other sections nor the command line give, and one that adds a callback."""
+OUTPUT = _key("folder", "runs/NAME", str)
+OUTPUT |= {key: each for name, writer in WRITERS.items() for key, each in _key(name, writer.enabled).items()}
+
+
+def callback_options(kind: type[Callback]) -> dict[str, Parameter]:
+    """Return the keys of the table that may stand for true where a key adds a callback."""
+    return parameters_of(kind, "folder", "path")
+
+
+def _made(kind: type[Callback], value: Any, *paths: Path) -> list[Callback]:
+    """Return a callback with its defaults for true, with a table's options, or none for false."""
+    if value is False:
+        return []
+    if value is not True and not isinstance(value, dict):
+        raise ValueError(f"{value!r}: give true, false, or a table of the options of {kind.__name__}")
+    return [kind(*paths, **keywords_of({} if value is True else value, callback_options(kind)))]
+
+
+def read_trainer(run_file: RunFile, errors: Errors) -> DistributedTrainer:
+    """Return the trainer that ``[trainer]``, ``[network]`` and ``[build]`` describe, built; collects their errors.
+
+    torch's seed is set to the trainer's before the network is made: it fixes the initial weights.
+    """
+    trainer = DistributedTrainer(1, engine="serial")  # for the checks of other sections if this one has an error
+    with errors.collect("[trainer]"):
+        trainer = DistributedTrainer(**keywords_of(run_file.section("trainer"), TRAINER))
+    build = None
+    with errors.collect("[build]"):
+        section = run_file.section("build")
+        if isinstance(name := section.get("optimizer"), str) and ":" not in name:
+            table = f'{{ optimizer = "{name}", lr = 0.001 }}'
+            raise ValueError(f'optimizer = "{name}" is a string; give a table, for example {table}')
+        build = keywords_of(section, BUILD)
+    with errors.collect("[network]"):
+        torch.manual_seed(trainer.seed)
+        net = _make_network(run_file.section("network"))
+        if build is not None:
+            with errors.collect("[build]"):
+                trainer.build(net, **build)
+    return trainer
+
+
+def _make_network(table: Table) -> nn.Module:
+    if CALL not in table:
+        raise ValueError(
+            'import is missing; give import = "module:name", a class or function that makes the network, and '
+            "its arguments as other keys"
+        )
+    net: nn.Module = call_object(table)
+    return net
+
+
+def read_fit(section: Table) -> dict[str, Any]:
+    """Return the keywords of ``fit``, checked as far as that needs no data, with a list of callbacks."""
+    options = keywords_of(section, FIT)
+    merge = Merge.of(options.get("merge", "synchronous"))
+    if merge.preset is None:  # which chooses when network and data are known
+        given = {field.name: options[field.name] for field in fields(FitOptions) if field.name in options}
+        FitOptions(**{**given, "merge": merge})
+    return {**options, "callbacks": check_callbacks(options.get("callbacks", ()))}
+
+
+def read_output(section: Table, folder: RunFolder, errors: Errors, *, has_validation: bool) -> list[Callback]:
+    """Return the callbacks that write the run's files; collects errors.
+
+    Checkpoints and the report are written by default. With validation data the best checkpoint by ``val_loss`` is
+    kept, unless the table of checkpoints sets ``best``.
+    """
+    with errors.collect("[output]"):
+        section = keywords_of(section, OUTPUT)
+        if not isinstance(section.get("folder", ""), str):
+            raise ValueError(f"folder = {section['folder']!r}: give a string")
+    if "report" not in section and find_spec("matplotlib") is None:
+        warn_user("no report is written, as it needs matplotlib: pip install 'compss_train[report]'")
+        section = {**section, "report": False}
+    writers: list[Callback] = []
+    for key, writer in WRITERS.items():
+        value = section.get(key, writer.enabled)
+        if key == "checkpoint" and has_validation and (value is True or isinstance(value, dict)):
+            value = {"best": "val_loss", **({} if value is True else value)}
+        with errors.collect(f"[output] {key}"):
+            writers += _made(writer.callback, value, getattr(folder, writer.path))
+    return writers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +146,7 @@ class TrainingRun:
     """A run that is ready to start; ``fit`` holds the contents of ``[fit]`` and all callbacks."""
 
     file: RunFile
-    model: ModelSpec
+    trainer: DistributedTrainer
     data: Dataset
     validation_data: Dataset | None
     fit: dict[str, Any]
@@ -52,14 +164,6 @@ class TrainingRun:
             arguments["sample_weight"] = self.data.weight
         return {**arguments, "resume": True} if self.resume else arguments
 
-    def number_blocks(self) -> int:
-        """Return how many blocks arrays are cut into: one per worker, or as many as when the run started."""
-        with suppress(FileNotFoundError, BadCheckpointError):
-            _, checkpoint = read_latest_checkpoint(self.folder.checkpoints)
-            if self.resume and checkpoint["progress"] is not None:
-                return len(checkpoint["progress"]["sizes"])
-        return self.model.num_workers
-
 
 def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = False) -> TrainingRun:
     """Return the run that a file describes without starting it; raise ``RunFileError`` with all errors.
@@ -70,28 +174,28 @@ def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = Fa
     errors = Errors()
     run_file.check_sections(errors)
     folder = RunFolder(run_file.output)
-    errors.attempt("[output] folder", _check_folder, folder, resume=resume, overwrite=overwrite)
+    with errors.collect("[output] folder"):
+        _check_folder(folder, resume=resume, overwrite=overwrite)
     if resume and "seed" not in run_file.section("trainer") and folder.run_file.exists():
-        seed = read_run_file(folder.run_file).section("trainer").get("seed")
+        seed = run_files.read_run_file(folder.run_file).section("trainer").get("seed")
         run_file = run_file.with_value("trainer", "seed", seed)
-    model = errors.attempt("", read_model, run_file)
-    workers, seed = (1, 0) if model is None else (model.num_workers, model.seed)
-    data = errors.attempt("", read_data, run_file, num_workers=workers, seed=seed)
-    fit = errors.attempt("[fit]", read_fit, run_file.section("fit"))
-    validated, output = bool(run_file.section("validation")), run_file.section("output")
-    writers = errors.attempt("[output]", read_output, output, folder, has_validation=validated)
-    if model is not None:
-        errors.attempt("[build]", model.build_trainer)
-    if model is None or data is None or fit is None or writers is None or errors.messages:
-        raise errors.found(str(run_file.path))
-    # The user's callbacks first: the numbers that they add to records can be written and watched.
-    callbacks = [*fit["callbacks"], *writers, *fit.pop("early_stopping")]
+    trainer = read_trainer(run_file, errors)
+    data, validation = read_data(run_file, errors, num_workers=trainer.num_workers, seed=trainer.seed)
+    fit: dict[str, Any] = {}
+    with errors.collect("[fit]"):
+        fit = read_fit(run_file.section("fit"))
+    with errors.collect("[fit] early_stopping"):
+        stopping = _made(callbacks.EarlyStopping, fit.pop("early_stopping", False))
+    has_validation = bool(run_file.section("validation"))
+    writers = read_output(run_file.section("output"), folder, errors, has_validation=has_validation)
+    errors.check(run_file.path)
     return TrainingRun(
         file=run_file,
-        model=model,
-        data=data[0],
-        validation_data=data[1],
-        fit={**fit, "callbacks": callbacks},
+        trainer=trainer,
+        data=data,
+        validation_data=validation,
+        # The user's callbacks first: the numbers that they add to records can be written and watched.
+        fit={**fit, "callbacks": [*fit["callbacks"], *writers, *stopping]},
         folder=folder,
         resume=resume,
     )
@@ -104,7 +208,7 @@ def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
         raise ValueError(f"{folder.path}: {parent} is not a writable folder")
     has_run_file, saved = folder.run_file.exists(), False
     with suppress(RunFileError):
-        saved = HOME in read_toml(folder.run_file)
+        saved = run_files.HOME in run_files.read_toml(folder.run_file)
     if has_run_file and not saved:
         raise ValueError(
             f"{folder.run_file} was not written by a run, and this run would replace it; --output names another "
@@ -131,7 +235,7 @@ def train(run: TrainingRun) -> DistributedTrainer:
     Raises ``RunFileError`` for an error that the fit finds before its first round.
     """
     setup, files = _FolderSetup(run), _RunFiles(run)
-    with ExitStack() as stack, run.model.build_trainer() as trainer:
+    with ExitStack() as stack, run.trainer as trainer:
         stack.callback(setup.lock.release)
         callbacks = [setup, *run.fit["callbacks"], files]
         try:
@@ -139,7 +243,7 @@ def train(run: TrainingRun) -> DistributedTrainer:
         except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
             if files.reached:
                 raise
-            raise RunFileError(f"{run.file.path}: {format_exception(error)}") from error
+            raise RunFileError(f"{run.file.path}: {run_files.format_exception(error)}") from error
         finally:
             if files.reached and trainer.history:
                 with atomic_path(run.folder.parameters) as path:
@@ -171,7 +275,7 @@ class _FolderSetup(Callback):
             write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
 
 
-class _RunFiles(JsonLines):
+class _RunFiles(callbacks.JsonLines):
     """The last callback: writes the history with all that others add to its records, and the state of the run."""
 
     reached = False
@@ -188,7 +292,7 @@ class _RunFiles(JsonLines):
         write_atomic(folder.configuration, json.dumps(trainer.configuration, indent=1))
         folder.parameters.unlink(missing_ok=True)
         trainer.history.save(folder.history)
-        folder.write_state(RUNNING)
+        folder.write_state(run_files.RUNNING)
         self.reached = True
 
     def on_fit_end(self, trainer: TrainerProtocol) -> None:

@@ -1,3 +1,5 @@
+"""Objects that run files name, and the arguments that sections give to functions of the package."""
+
 import functools
 import math
 import sys
@@ -6,7 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train.cli.run_files.objects import resolve
+from compss_train import DistributedTrainer, Merge
+from compss_train.buffers import BufferSpec
+from compss_train.cli.fit import format_keys
+from compss_train.cli.run_files.objects import keywords_of, parameters_of, resolve
+from compss_train.cli.run_files.training import FIT
 
 
 def test_strings_name_objects_and_tables_call_them():
@@ -38,9 +44,15 @@ def test_objects_are_resolved_at_any_depth_with_positional_arguments_and_keyword
         ("import:torch.nn:Linar", "torch.nn has no Linar; did you mean Linear?"),
         ("import:nowhere.at.all:x", "module nowhere was not found; install it, or put its file next to"),
         ({"import": "math:pi"}, 'cannot be called; for the object itself write "import:math:pi"'),
-        ({"import": "torch.nn:Linear", "in_feature": 1}, "has no argument in_feature; did you mean in_features?"),
+        (
+            {"import": "torch.nn:Linear", "in_feature": 1},
+            "Linear: unknown argument in_feature; did you mean in_",
+        ),
         ({"import": "torch.nn:Linear", "in_features": 1}, "missing a required argument: 'out_features'"),
-        ({"partial": "torch.nn:Linear", "size": 1}, "has no argument size; it takes in_features, out_features"),
+        (
+            {"partial": "torch.nn:Linear", "size": 1},
+            "unknown argument size. The arguments are in_features",
+        ),
         ({"import": "torch.nn:Linear", "partial": "a:b"}, "not both"),
         ({"import": "builtins:dict", "arguments": 3}, "arguments = 3: give an array of values, or a table"),
         ({"import": "builtins:dict", "a": 1, "arguments": {"a": 1}}, "a is given twice, also in arguments"),
@@ -65,3 +77,64 @@ def test_modules_that_fail_to_import_are_an_error(tmp_path, monkeypatch):
         with pytest.raises(ValueError, match=message):
             resolve(f"import:objects_that_{name}:x")
         assert f"objects_that_{name}" not in sys.modules
+
+
+def test_sections_give_the_arguments_of_functions():
+    table = {
+        "num_epochs": 3,
+        "merge": {"unit": "blocks", "dtype": "none"},
+        "buffer": {"kind": "FIFO", "capacity": 9},
+    }
+    found = keywords_of({**table, "batch_size": "none", "callbacks": ["import:math:pi"]}, FIT)
+    expected = {"num_epochs": 3, "batch_size": None, "callbacks": [math.pi]}
+    assert found == {**expected, "merge": Merge(unit="blocks"), "buffer": BufferSpec("FIFO", 9)}
+    later = {"partial": "torch.optim.lr_scheduler:StepLR", "step_size": 3}
+    build = parameters_of(DistributedTrainer.build, "net")
+    assert keywords_of({"schedule": later}, build)["schedule"].keywords == {"step_size": 3}
+
+
+@pytest.mark.parametrize(
+    ("table", "message"),
+    [
+        ({"num_epoch": 3}, "unknown key num_epoch; did you mean num_epochs? The keys are num_epochs, batch_size"),
+        ({"zzz": 3}, "unknown key zzz. The keys are"),
+        ({"self": 3}, "unknown key self"),
+        ({}, "num_epochs is missing; compss-train fit --keys says what it takes"),
+        ({"num_epochs": 3, "merge": {"evry": 2}}, "merge: unknown key evry; did you mean every?"),
+        ({"num_epochs": 3, "merge": {"every": -1}}, "merge: every=-1: give an integer of at least 0"),
+        ({"num_epochs": 3, "buffer": {"kind": "FIFO"}}, "buffer: capacity is missing"),
+        (
+            {"num_epochs": "import:operator:negg"},
+            "num_epochs: 'operator:negg': operator has no negg",
+        ),
+    ],
+)
+def test_wrong_keys_are_an_error(table, message):
+    with pytest.raises(ValueError) as error:
+        keywords_of(table, FIT)
+    assert message in str(error.value)
+
+
+KEYS = {
+    "[trainer]": ["num_workers", "engine", "seed", "threads", "worker_timeout"],
+    "[data] and [validation], of arrays": ["x", "y", "weight", "blocks"],
+    "[data] and [validation], of a function, with its arguments as other keys": ["import", "blocks"],
+    "[validation], of a part of [data]": ["fraction"],
+    "[output]": ["folder", "checkpoint", "csv", "profile", "report", "tensorboard"],
+    "checkpoint, a table of [output]": ["every", "keep", "best", "mode", "overwrite"],
+    "early_stopping, a table of [fit]": ["monitor", "patience", "min_delta", "mode", "restore_best"],
+}
+LINES = {
+    "[fit]": ["num_epochs (required) # int", "early_stopping = false # bool | dict", "callbacks = [] #"],
+    "[trainer]": ['num_workers = "none" # int | None'],
+    "merge, a table of [build] or [fit]": ['unit = "none" # Optional[Literal['],
+}
+
+
+def test_keys_are_printed_with_defaults_and_types():
+    sections = {}
+    for title, *lines in (block.splitlines() for block in format_keys().split("\n\n")):
+        sections[title] = [" ".join(line.split()) for line in lines]
+    assert {title: [line.split()[0] for line in sections[title]] for title in KEYS} == KEYS
+    for title, starts in LINES.items():
+        assert all(any(line.startswith(start) for line in sections[title]) for start in starts)
