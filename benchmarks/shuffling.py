@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from compss_train import BlockedTensor, shuffle
 from compss_train.data.block_passes import WorkerAssignment
 from compss_train.data.partitioning import RoundPlan, Shuffle
+from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
-from compss_train.worker.batches import batches
+from compss_train.worker.batches import placed_batches
 from compss_train.worker.source import source_of
 from compss_train.worker.work import Work
 
@@ -47,10 +48,10 @@ def gather(x: BlockedTensor, y: BlockedTensor, share: WorkerAssignment) -> None:
     begins = tuple(accumulate(x.sizes[:-1], initial=0))
     starts = tuple(begins[number] for number in numbers)
     options = FitOptions(num_epochs=1, batch_size=BATCH, shuffle_block_data=not total)
-    work = Work(share, replace(options.reading(x.sizes, SEED), blocks=numbers, starts=starts))
+    work = Work(share, replace(options.reading(DataSource(x=x), SEED), blocks=numbers, starts=starts))
     xs, ys = list(x.blocks()), list(y.blocks())
     source = source_of(work, [column[number] for column in (xs, ys) for number in numbers])
-    for _ in batches(work, source, "cpu"):
+    for _ in placed_batches(work, source, "cpu"):
         pass
 
 

@@ -309,7 +309,7 @@ class DistributedTrainer(Predictor, NamedFits[Parameters]):
         data = as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
         work = work_of_steps(data, steps, batch_size, self.seed)
         with self._workplace.inference(built, self._model.current(), data, batch_size) as (inference, parameters):
-            ref = inference.submit(losses_by_rate, parameters, work.reading.blocks, work, rates)
+            ref = inference.submit(losses_by_rate, parameters, work, rates)
             losses = inference.engine.fetch([ref])[0]
             inference.engine.delete([ref])
         return LearningRates(rates[: len(losses)], losses)

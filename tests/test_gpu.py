@@ -12,9 +12,10 @@ from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.worker.batches import placed_batches
 from compss_train.worker.preparing import Preparation
-from compss_train.worker.source import source_of, unshuffled
+from compss_train.worker.source import source_of
 from tests.helpers.models import ADAM, assert_close, awkward_net, blocked, classification, mlp, state_arrays
 from tests.helpers.tolerances import adam_error
+from tests.worker.assignments import whole
 
 pytestmark = [
     pytest.mark.gpu,
@@ -130,7 +131,7 @@ def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
     """Return what is made of each batch, transformed on the device, with its place."""
     spec = TrainingSpec(net=mlp(), optimizer=torch.optim.SGD, loss=torch.nn.MSELoss(), transform=transform)
     replica = spec.replica(state_arrays(spec.net), device, training=True)
-    work = unshuffled([x], size)
+    work = whole(x, size)
     batches = Preparation(replica, 3).of(placed_batches(work, source_of(work, [x]), device))
     return [(place, use(batch.x)) for place, batch in batches]
 

@@ -1,7 +1,6 @@
 """Training while simulations run: what an online fit does to the model of a trainer."""
 
 from contextlib import ExitStack, suppress
-from dataclasses import replace
 from typing import Any, cast
 
 from compss_train.engines.base import ONE_CPU
@@ -18,6 +17,7 @@ from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described_fit
 from compss_train.training.fit import Fit
+from compss_train.training.inference import Inference
 from compss_train.training.merging.server import GlobalParameters
 from compss_train.training.planning import validation_source
 from compss_train.training.running import running
@@ -89,8 +89,7 @@ def _online_fit(
         server.listen_for_senders(address, str(options.simulations.token))
     evaluation: Evaluation | None = None
     if validation is not None:
-        inference = replace(session.inference(validation), resources=ONE_CPU, devices=["cpu"])
-        evaluation = Evaluation(inference, server.address)
+        evaluation = Evaluation(Inference(session, validation, on_cpu=True), server.address)
         evaluation.start(model.parameters, notify=False)  # so that mismatches are found before other tasks start
         evaluation.result(stopping)
     recorder = Recorder(

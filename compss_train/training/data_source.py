@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,80 +13,137 @@ import numpy as np
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset
-from compss_train.data.block import Block, as_block, load_block
+from compss_train.data.block import as_block, load_block
 from compss_train.data.blocked import as_blocked_like, as_weights, check_paired, fingerprint
 from compss_train.data.columns import ColumnStructure, named_columns, structured
 from compss_train.data.frames import without_frames
 from compss_train.data.partitioning import Shuffle
 from compss_train.data.ragged import as_ragged
 from compss_train.data.readers import CustomReader
-from compss_train.data.reading import FilePart
 from compss_train.data.sample_reading import SampleReader
 from compss_train.data.samples import Samples, as_samples
 from compss_train.data.tables import conversion_note
-from compss_train.engines import Engine
 from compss_train.model.random_state import random_state
 from compss_train.training.build_arguments import check_picklable
-from compss_train.training.fit_options import FitOptions
-from compss_train.training.published_data import PublishedData, published_blocks
 
 
-class DataSource(ABC):
-    """Samples in blocks or in files, which an engine's tasks can be given."""
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DataSource:
+    """The samples of a fit or an evaluation: blocks of several columns, or files that have all columns.
 
-    unit: str
-    """``"block"`` or ``"file"``, for messages."""
+    Of a data set that workers read, the only column has the numbers of the samples.
+    """
+
+    x: Any = None
+    """A blocked tensor, or tuples, lists and dicts of them; ``None`` for files."""
+    y: Any = None
+    weight: BlockedTensor | str | None = None
+    """A weight for each sample: blocks like those of x, or the name of an array in the files."""
+    dataset: FileDataset | None = None
+    """The files."""
+    keys: tuple[str, ...] = ()
+    """The arrays to read from files."""
+    reader: SampleReader | None = None
+    """What reads samples by the numbers in x; ``None`` for columns of samples."""
+    batch_size: int | None = None
+    """The number of samples in a batch that belongs to the data, those of a ``DataLoader``."""
     notes: tuple[str, ...] = ()
     """What users of a fit should know about conversions of their data."""
 
-    @property
-    @abstractmethod
+    @cached_property
+    def columns(self) -> list[BlockedTensor]:
+        """The columns of x, of y and of weights; none for files."""
+        return [each for each in leaves((self.x, self.y, self.weight)) if isinstance(each, BlockedTensor)]
+
+    @cached_property
     def structure(self) -> ColumnStructure:
         """Which columns are x, y and weights."""
+        if self.dataset is not None:
+            return ColumnStructure(weighted=self.weight is not None)
+        ragged = [*filter(None, (as_ragged(next(each.blocks())) for each in self.columns))]
+        bucketed = any(block.bucket_by_length for block in ragged)
+        own = ColumnStructure.of(self.x, self.y)
+        return replace(own, ragged=bool(ragged), bucketed=bucketed, weighted=self.weight is not None)
 
     @property
-    @abstractmethod
     def sizes(self) -> tuple[int, ...]:
         """Samples of each block or file."""
+        return self.columns[0].sizes if self.dataset is None else self.dataset.sizes
 
-    reader: SampleReader | None = None
-    """What reads samples whose numbers are the data's only column; ``None`` for columns of samples."""
-    batch_size: int | None = None
-    """The number of samples in a batch that belongs to the data, those of a ``DataLoader``."""
+    @property
+    def number_samples(self) -> int:
+        """Number of samples."""
+        return sum(self.sizes)
+
+    @property
+    def is_stream(self) -> bool:
+        """Whether samples come one after the other, and have no numbers."""
+        return self.reader is not None and self.reader.is_stream
 
     @property
     def counted(self) -> bool:
         """Whether ``sizes`` are known; otherwise they are 1."""
         return self.reader is None or self.reader.counted
 
-    def check_options(self, options: FitOptions, schedule_steps: int) -> None:
-        """Raise ``ValueError`` for options of a fit that these data do not go with."""
-        return
-
     @property
-    def fingerprint(self) -> int | None:
-        """A checksum of some rows, to detect other data of the same sizes; ``None`` if it would be costly."""
-        return None
+    def may_skip(self) -> bool:
+        """Whether tasks may have fewer samples than planned: files that are skipped, streams that end before."""
+        return self.is_stream or (self.dataset is not None and self.dataset.on_bad_file == "skip")
 
-    @abstractmethod
+    @cached_property
+    def fingerprint(self) -> int | None:
+        """A checksum of some rows of each block, to detect other data of the same sizes; ``None`` if costly."""
+        if self.dataset is not None:
+            return None
+        if self.reader is None:
+            return fingerprint(self.columns)
+        stops = tuple(accumulate(self.sizes))
+        return self.reader.fingerprint((0, *stops[:-1]), stops)
+
     def weighted(self, sample_weight: Any) -> DataSource:
         """Return this source for training, with a weight for each sample if the data have weights.
 
         Raises ``ValueError`` and ``TypeError`` for invalid weights.
         """
+        if self.dataset is not None:
+            return self._weighted_files(self.dataset, sample_weight)
+        if sample_weight is None:
+            return self
+        if self.is_stream:
+            raise TypeError(
+                "sample_weight belongs to samples with numbers, which those of an IterableDataset have not; let "
+                "the data set yield weights as a part of y, and weight the loss in a training_step"
+            )
+        return replace(self, weight=as_weights(sample_weight, self.columns[0]))
 
-    @abstractmethod
-    def publish(self, engine: Engine) -> PublishedData:
-        """Make the samples available to the tasks of an engine."""
+    def _weighted_files(self, dataset: FileDataset, sample_weight: Any) -> DataSource:
+        if sample_weight is not None:
+            raise TypeError(
+                f"sample_weight is a {type(sample_weight).__name__}, but x is a FileDataset, whose files hold the "
+                "weights too; leave sample_weight out, and name the array in FileDataset(..., weight=...)"
+            )
+        if (weight := dataset.weight_key()) is None:
+            return self
+        keys = (*self.keys, weight)
+        dataset.check_dtypes(keys)
+        return replace(self, keys=keys, weight=weight)
 
-    @abstractmethod
-    def load(self, number: int) -> tuple[Any, list[Block]]:
-        """Return one block or file as the arguments of a task in this process: x, and the other columns."""
+    def inputs(
+        self, columns: Sequence[Sequence[Any]], numbers: Sequence[int], upcoming: Sequence[int] = ()
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return what a task on some blocks or files is given, and the fields of its ``Reading``.
 
-    @property
-    def number_samples(self) -> int:
-        """Number of samples."""
-        return sum(self.sizes)
+        ``columns`` are the blocks of each column, or references to them. ``upcoming`` are the files of the worker's
+        next task, which this one reads ahead if there is a cache.
+        """
+        values = [column[number] for column in columns for number in numbers]
+        files = None if self.dataset is None else self.dataset.part(numbers, self.keys, upcoming)
+        return values, {"blocks": tuple(numbers), "files": files}
+
+    def load(self, number: int) -> tuple[list[Any], dict[str, Any]]:
+        """Return the same for a task in this process on one block or file."""
+        values, reading = self.inputs([list(tensor.blocks()) for tensor in self.columns], [number])
+        return [load_block(value) for value in values], reading
 
     def shares(self, shuffle: Shuffle) -> int:
         """Return how many blocks, files or samples are distributed: so many workers, the first ones, get some."""
@@ -95,7 +151,8 @@ class DataSource(ABC):
 
     def warn_of_idle_workers(self, num_workers: int, shuffle: Shuffle) -> None:
         """Warn if there are more workers than blocks, files or samples to distribute."""
-        parts, unit = self.shares(shuffle), "sample" if shuffle == "partial" else self.unit
+        parts, unit = self.shares(shuffle), "block" if self.dataset is None else "file"
+        unit = "sample" if shuffle == "partial" else unit
         if num_workers > parts:
             enough = f"cut the data into at least {num_workers} {unit}s"
             if num_workers > self.number_samples:
@@ -105,166 +162,6 @@ class DataSource(ABC):
                 f"{num_workers} workers share {parts} {unit}{'' if parts == 1 else 's'}, so that {idle} "
                 f"{'has' if idle == 1 else 'have'} nothing to train; {enough}"
             )
-
-
-@dataclass(frozen=True)
-class BlockedSource(DataSource):
-    """Blocked tensors, or tuples, lists and dicts of them."""
-
-    x: Any
-    y: Any
-    weight: BlockedTensor | None = None
-    notes: tuple[str, ...] = ()
-    unit = "block"
-
-    @property
-    def structure(self) -> ColumnStructure:
-        """Which columns are x, y and weights."""
-        ragged = [*filter(None, (as_ragged(next(each.blocks())) for each in self._columns))]
-        bucketed = any(block.bucket_by_length for block in ragged)
-        own = ColumnStructure.of(self.x, self.y)
-        return replace(own, ragged=bool(ragged), bucketed=bucketed, weighted=self.weight is not None)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Samples of each block."""
-        return self._columns[0].sizes
-
-    @cached_property
-    def fingerprint(self) -> int | None:
-        """A checksum of some rows of each block, computed on first use, as blocks may be on a slow disk."""
-        return fingerprint(self._columns)
-
-    def publish(self, engine: Engine) -> PublishedData:
-        """Publish the blocks."""
-        is_stream = self.reader is not None and self.reader.is_stream
-        return published_blocks(engine, self._columns, self.structure, may_skip=is_stream)
-
-    def load(self, number: int) -> tuple[list[Block], list[Block]]:
-        """Return the block of the first column, and those of the others."""
-        x, *others = (load_block(list(tensor.blocks())[number]) for tensor in self._columns)
-        return [x], others
-
-    @property
-    def _columns(self) -> list[BlockedTensor]:
-        return [tensor for tensor in leaves((self.x, self.y, self.weight)) if tensor is not None]
-
-    def weighted(self, sample_weight: Any) -> DataSource:
-        """Return this source with these weights, in blocks like those of x or in an array."""
-        return self if sample_weight is None else replace(self, weight=as_weights(sample_weight, self._columns[0]))
-
-
-@dataclass(frozen=True)
-class ReadSource(BlockedSource):
-    """Samples of a data set that workers read: the blocks of the only column have their numbers."""
-
-    reader: SampleReader | None = None
-    batch_size: int | None = None
-
-    @classmethod
-    def of(cls, samples: Samples, blocks: int, floats: str | None) -> ReadSource:
-        """Return the source of samples in so many blocks, unless they say otherwise; reads one, to check it."""
-        sizes = samples.sizes(blocks)
-        reader = samples.reader(len(sizes), floats)
-        if reader.is_stream:
-            numbers = [np.full(size, shard) for shard, size in enumerate(sizes)]
-        else:
-            numbers = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-            with random_state(0, "cpu"):
-                reader.read_first()
-        return cls(
-            BlockedTensor([[block] for block in numbers]),
-            None,
-            reader=reader,
-            batch_size=samples.batch_size,
-            notes=reader.notes,
-        )
-
-    @cached_property
-    def fingerprint(self) -> int | None:
-        """A checksum of some samples, if they are read fast."""
-        stops = tuple(accumulate(self.sizes))
-        return None if self.reader is None else self.reader.fingerprint((0, *stops[:-1]), stops)
-
-    def check_options(self, options: FitOptions, schedule_steps: int) -> None:
-        """Raise ``ValueError`` for options of a fit that need samples by number, or how many there are."""
-        if self.reader is None or not self.reader.is_stream:
-            return
-        if options.buffer is not None or options.order in ("total", "partial"):
-            mixing = f"shuffle={options.shuffle!r}" if options.buffer is None else "buffer="
-            raise ValueError(
-                f"{mixing} takes samples out of their order, and an IterableDataset has no other; leave it "
-                "out, and let the data set shuffle"
-            )
-        needing = {
-            f"Merge(unit={options.merge.unit!r})": options.merge.unit != "epochs",
-            f"num_batches_per_worker={options.num_batches_per_worker}": options.num_batches_per_worker is not None,
-            f"Schedule(steps={schedule_steps})": schedule_steps > 1,
-        }
-        given = [name for name, is_given in needing.items() if is_given]
-        if given and not self.counted:
-            raise ValueError(
-                f"{given[0]} needs the number of samples in an epoch: give Samples(dataset, size=...), or leave it "
-                "out"
-            )
-
-    def weighted(self, sample_weight: Any) -> DataSource:
-        """Return this source with a weight for each sample by number."""
-        if sample_weight is not None and self.reader is not None and self.reader.is_stream:
-            raise TypeError(
-                "sample_weight belongs to samples with numbers, which those of an IterableDataset have not; let "
-                "the data set yield weights as a part of y, and weight the loss in a training_step"
-            )
-        return super().weighted(sample_weight)
-
-
-@dataclass(frozen=True)
-class FilesSource(DataSource):
-    """Files that workers read."""
-
-    dataset: FileDataset
-    keys: tuple[str, ...]
-    has_weights: bool = False
-    notes: tuple[str, ...] = ()
-    unit = "file"
-
-    @property
-    def structure(self) -> ColumnStructure:
-        """Which columns are x, y and weights."""
-        return ColumnStructure(weighted=self.has_weights)
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Samples of each file."""
-        return self.dataset.sizes
-
-    def publish(self, engine: Engine) -> PublishedData:
-        """Return the names of the files, which tasks read themselves."""
-        return PublishedData(
-            engine=engine,
-            sizes=self.sizes,
-            structure=self.structure,
-            files=self.dataset,
-            keys=self.keys,
-            may_skip=self.dataset.on_bad_file == "skip",
-        )
-
-    def load(self, number: int) -> tuple[FilePart, list[Block]]:
-        """Return the part of the data set with this file, which holds all columns."""
-        return self.dataset.part([number], self.keys), []
-
-    def weighted(self, sample_weight: Any) -> DataSource:
-        """Return this source with the weights in the files, if the data set names them."""
-        if sample_weight is not None:
-            raise TypeError(
-                f"sample_weight is a {type(sample_weight).__name__}, but x is a FileDataset, whose files hold the "
-                "weights too; leave sample_weight out, and name the array in FileDataset(..., weight=...)"
-            )
-        if (weight := self.dataset.weight_key()) is None:
-            return self
-        keys = (*self.keys, weight)
-        self.dataset.check_dtypes(keys)
-        return replace(self, keys=keys, has_weights=True)
 
 
 def as_data_source(
@@ -287,7 +184,7 @@ def as_data_source(
                 "leave y out, or say which part it is with Samples(dataset, x=..., y=...)"
             )
         if samples.tensors is None:
-            return ReadSource.of(samples, num_workers if targets or not samples.is_stream else 1, floats)
+            return _read(samples, num_workers if targets or not samples.is_stream else 1, floats)
         x, y = samples.tensors
     (x, x_notes), (y, y_notes) = without_frames(x, "x", floats), without_frames(y, "y", floats)
     both = structured(x), None if y is None else structured(y)
@@ -295,7 +192,7 @@ def as_data_source(
     blocked = _blocked_columns(named, num_workers)
     own = len(leaves(both[0]))
     ys = None if y is None else rebuilt(both[1], blocked[own:])
-    return BlockedSource(rebuilt(both[0], blocked[:own]), ys, notes=(*x_notes, *y_notes))
+    return DataSource(x=rebuilt(both[0], blocked[:own]), y=ys, notes=(*x_notes, *y_notes))
 
 
 def holds_targets(value: Any) -> bool:
@@ -328,7 +225,21 @@ def _is_array(value: object) -> bool:
     return not (isinstance(value, BlockedTensor) or holds_targets(value) or hasattr(value, "tensors"))
 
 
-def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> FilesSource:
+def _read(samples: Samples, blocks: int, floats: str | None) -> DataSource:
+    """Return the source of samples in so many blocks, unless they say otherwise; reads one, to check it."""
+    sizes = samples.sizes(blocks)
+    reader = samples.reader(len(sizes), floats)
+    if reader.is_stream:
+        numbers = [np.full(size, shard) for shard, size in enumerate(sizes)]
+    else:
+        numbers = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
+        with random_state(0, "cpu"):
+            reader.read_first()
+    x = BlockedTensor([[block] for block in numbers])
+    return DataSource(x=x, reader=reader, batch_size=samples.batch_size, notes=reader.notes)
+
+
+def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> DataSource:
     if y is not None:
         raise TypeError(
             f"y is a {type(y).__name__}, but x is a FileDataset, whose files hold the targets too; leave y out, "
@@ -338,15 +249,16 @@ def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> F
         check_picklable(reader=dataset.reader.function)
     keys = dataset.training_keys(targets=targets)
     dataset.check_dtypes(keys)
-    if floats is None:
-        return FilesSource(dataset, keys)
-    converted = dataset.with_floats(floats)
-    return FilesSource(converted, keys, notes=_conversions(dataset, converted, keys))
+    converted = dataset if floats is None else dataset.with_floats(floats)
+    own, now = dataset.layout or {}, converted.layout or {}
+    changed = [key for key in keys if own[key] != now[key]]
+    notes = [conversion_note(changed, own[changed[0]].dtype, now[changed[0]].dtype)] if changed else []
+    return DataSource(dataset=converted, keys=keys, notes=tuple(notes))
 
 
 def check_same_classes(data: DataSource, validation: DataSource) -> None:
     """Raise ``ValueError`` if strings or images of the validation data are numbered as other classes."""
-    if not isinstance(data, FilesSource) or not isinstance(validation, FilesSource):
+    if data.dataset is None or validation.dataset is None:
         return
     own, others = data.dataset.classes, validation.dataset.classes
     for name in own:
@@ -355,13 +267,6 @@ def check_same_classes(data: DataSource, validation: DataSource) -> None:
                 f"{name!r} has the classes {list(others[name])} in the validation data, but {list(own[name])} in "
                 "the training data; give FileDataset(..., classes=train.classes) for the former"
             )
-
-
-def _conversions(before: FileDataset, after: FileDataset, keys: Sequence[str]) -> tuple[str, ...]:
-    """Return a note for the arrays whose dtype differs."""
-    own, now = before.layout or {}, after.layout or {}
-    changed = [key for key in keys if own[key] != now[key]]
-    return (conversion_note(changed, own[changed[0]].dtype, now[changed[0]].dtype),) if changed else ()
 
 
 def as_blocked(value: object, num_workers: int) -> BlockedTensor:

@@ -7,11 +7,11 @@ from typing import Any, Literal, TypeAlias
 
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
-from compss_train.data import FileDataset
 from compss_train.data.order import Batching
 from compss_train.data.partitioning import MergeEvery, Position, RoundPlan, Shuffle, units_between_merges
 from compss_train.samplers import PartialShuffle
 from compss_train.samplers.loader import check_threads
+from compss_train.training.data_source import DataSource
 from compss_train.training.description import described
 from compss_train.training.merge import DEFAULTS, Merge, Preset
 from compss_train.worker import Reading
@@ -133,15 +133,16 @@ class FitOptions:
             return every * block
         return every * (self.batch_size or -(-block // (self.num_batches_per_worker or 1)))
 
-    def reading(self, data_sizes: tuple[int, ...], seed: int) -> Reading:
-        """Return how workers read blocks of these sizes; by default a pool is as large as the largest block."""
-        pools = self.shuffle.of_blocks(data_sizes) if isinstance(self.shuffle, PartialShuffle) else None
+    def reading(self, source: DataSource, seed: int) -> Reading:
+        """Return how workers read these samples; by default a pool is as large as the largest block."""
         return Reading(
             batching=self.batching,
             shuffle_block_data=self.shuffle_block_data,
-            pools=pools,
+            pools=self.shuffle.of_blocks(source.sizes) if isinstance(self.shuffle, PartialShuffle) else None,
             buffer=self.buffer,
             seed=seed,
+            structure=source.structure,
+            may_skip=source.may_skip,
         )
 
     def check_epochs(self, epochs: range, blocks: int) -> None:
@@ -163,28 +164,28 @@ class FitOptions:
                 f"{MAX_PASSES // blocks or 1}"
             )
 
-    def check_lengths(self, *, ragged: bool, bucketed: bool) -> None:
-        """Raise ``ValueError`` for options that sequences of different lengths do not go with."""
-        if bucketed and (
+    def check_data(self, source: DataSource, num_workers: int, schedule_steps: int) -> None:
+        """Raise ``ValueError`` for options that these samples do not go with.
+
+        The buffer may never return such batches, blocks may have too few samples, files too many threads.
+        ``schedule_steps`` are those of the learning-rate schedule in an epoch.
+        """
+        if source.is_stream:
+            self._check_stream(schedule_steps, counted=source.counted)
+        structure, dataset, sizes = source.structure, source.dataset, source.sizes
+        if structure.bucketed and (
             self.buffer is not None or self.shuffle not in ("blocks", None) or not self.shuffle_block_data
         ):
             raise ValueError(
                 "bucket_by_length=True orders the samples within each block: leave buffer= and shuffle_block_data= "
                 "out, and take shuffle='blocks' or None"
             )
-        if ragged and (self.buffer is not None or self.is_partial):
+        if structure.ragged and (self.buffer is not None or self.is_partial):
             given = "PartialShuffle" if self.buffer is None else "buffer="
             raise ValueError(
                 f"{given} mixes samples of one size, and these sequences differ in length; take shuffle='total' or "
                 "'blocks' without a buffer, or pad the sequences"
             )
-
-    def check_blocks(self, sizes: tuple[int, ...], num_workers: int, dataset: FileDataset | None) -> None:
-        """Check the options against the numbers of samples of the blocks, or of the files of a data set.
-
-        Raises ``ValueError`` if a block has too few samples, if the buffer can never return such batches, for
-        shuffles that files do not support, and for more threads than the files in memory allow.
-        """
         if dataset is not None:
             check_threads(dataset.threads, dataset.file_buffer)
         if dataset is not None and self.shuffle == "total":
@@ -204,6 +205,26 @@ class FitOptions:
             )
             most_blocks = -(-len(sizes) // num_workers)
             self.buffer.check_samples(sum(sorted(sizes)[-most_blocks:]))
+
+    def _check_stream(self, schedule_steps: int, *, counted: bool) -> None:
+        """Raise ``ValueError`` for options that need samples by number, or how many there are."""
+        if self.buffer is not None or self.order in ("total", "partial"):
+            mixing = f"shuffle={self.shuffle!r}" if self.buffer is None else "buffer="
+            raise ValueError(
+                f"{mixing} takes samples out of their order, and an IterableDataset has no other; leave it "
+                "out, and let the data set shuffle"
+            )
+        needing = {
+            f"Merge(unit={self.merge.unit!r})": self.merge.unit != "epochs",
+            f"num_batches_per_worker={self.num_batches_per_worker}": self.num_batches_per_worker is not None,
+            f"Schedule(steps={schedule_steps})": schedule_steps > 1,
+        }
+        given = [name for name, is_given in needing.items() if is_given]
+        if given and not counted:
+            raise ValueError(
+                f"{given[0]} needs the number of samples in an epoch: give Samples(dataset, size=...), or leave it "
+                "out"
+            )
 
     def round_plan(
         self,

@@ -1,8 +1,7 @@
 """``Inference``: submits the tasks of evaluation and prediction; warnings of what tasks have found."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
+from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any
 
@@ -11,94 +10,84 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import warn_user
-from compss_train.data.order import split_points
-from compss_train.data.reading import FilePart
-from compss_train.engines import Engine, Ref, Resources
+from compss_train.data.block_passes import BlockPass, blocks_of
+from compss_train.data.order import Batching, split_points
+from compss_train.engines.base import ONE_CPU, Ref
 from compss_train.model.measured import Measured
 from compss_train.model.weighted_mean import ranges_for_costs
-from compss_train.training.published_data import PublishedData
-from compss_train.worker import (
-    Work,
-    evaluate,
-    predict,
-)
+from compss_train.training.data_source import DataSource
+from compss_train.training.session import Session
+from compss_train.worker import Reading, Work, evaluate, predict
 
 EVALUATION_BATCH = 1024
 """Samples in a batch of an evaluation or prediction."""
 
+INFERENCE_FILES = 2
+"""The most files in memory at a time during evaluation and prediction: one is read while the other is used."""
 
-@dataclass(kw_only=True)
+
 class Inference:
-    """Submits the evaluation and prediction tasks of one data set."""
+    """Submits the evaluation and prediction tasks of one data set, by default in batches of its own or large ones.
 
-    engine: Engine
-    training_spec: Ref
-    data: PublishedData
-    batch_size: int
-    resources: Resources
-    devices: list[str]
-    seconds: float
-    """Roughly as long as an evaluation of all samples takes a core."""
-    _tasks: dict[int, list[tuple[Any, ...]]] = field(default_factory=dict, repr=False)
-    """Of an evaluation, the arguments of each task but the parameters; for a number of places."""
+    ``on_cpu`` gives each task a CPU, whatever the workers of the session have.
+    """
 
-    @cached_property
-    def _ranges(self) -> list[tuple[str, list[int]]]:
+    def __init__(
+        self, session: Session, source: DataSource, batch_size: int | None = None, *, on_cpu: bool = False
+    ) -> None:
+        self.engine, self.data = session.engine, session.publish(source)
+        self._resources = ONE_CPU if on_cpu else session.resources
+        devices = ["cpu"] if on_cpu else session.devices
+        blocks, self._sizes = len(source.sizes), source.sizes
+        bounds = pairwise(split_points(blocks, min(len(devices), blocks)))
+        self._parts = [(device, range(*part)) for device, part in zip(devices, bounds, strict=False)]
         """The blocks of each worker, with its device."""
-        blocks = len(self.data.sizes)
-        points = split_points(blocks, min(len(self.devices), blocks))
-        pairs = zip(self.devices, pairwise(points), strict=False)
-        return [(device, list(range(start, stop))) for device, (start, stop) in pairs]
+        self._seconds = session.sample_seconds * source.number_samples / 3
+        """Roughly as long as an evaluation of all samples takes a core."""
+        size = batch_size or source.batch_size or EVALUATION_BATCH
+        structure = replace(source.structure, bucketed=False)
+        self._reading = Reading(batching=Batching(size=size), structure=structure)
+        self._tasks: dict[int, list[tuple[Any, ...]]] = {}
+        """Of an evaluation, the values and the work of each task; for a number of places."""
 
     def evaluate(self, parameters: Ref) -> list[Ref]:
         """Submit the evaluation of these parameters; return references to lists of the workers' measurements."""
-        places = 0 if self.resources.gpus else self.engine.places(self.resources)
+        places = 0 if self._resources.gpus else self.engine.places(self._resources)
         if places not in self._tasks:
-            number = len(self._ranges)
-            groups = ranges_for_costs(number, places, self.seconds / number, self.engine.traits.task_seconds)
-            self._tasks = {places: [self._task_on(self._ranges[group.start : group.stop]) for group in groups]}
-        first, tasks = (self.training_spec, parameters), self._tasks[places]
-        return [self.engine.submit(evaluate, *first, *task, resources=self.resources) for task in tasks]
+            seconds = self._seconds / len(self._parts)
+            groups = ranges_for_costs(len(self._parts), places, seconds, self.engine.traits.task_seconds)
+            self._tasks = {places: [self._task_on(self._parts[group.start : group.stop]) for group in groups]}
+        first, resources = (self.data.training_spec, parameters), self._resources
+        return [self.engine.submit(evaluate, *first, *task, resources=resources) for task in self._tasks[places]]
 
-    def _task_on(self, parts: list[tuple[str, list[int]]]) -> tuple[Any, ...]:
-        """Return the arguments of an evaluation task on the blocks or files of several workers."""
-        xs, others = zip(*(self.data.select(numbers) for _, numbers in parts), strict=True)
-        in_files = isinstance(xs[0], FilePart)
-        return (
-            list(xs if in_files else chain.from_iterable(xs)),
-            list(chain.from_iterable(others)),
-            [] if in_files else [len(numbers) for _, numbers in parts],
-            self.batch_size,
-            parts[0][0],
-            self.data.structure,
-        )
+    def _task_on(self, parts: Sequence[tuple[str, range]], **reading: Any) -> tuple[list[Ref], list[Work]]:
+        """Return the values of a task on the blocks or files of several workers, and the work for each of them."""
+        values, given = self.data.inputs([number for _, numbers in parts for number in numbers])
+        if (files := given["files"]) is not None:  # a reading thread holds one each
+            most = max(INFERENCE_FILES, files.threads + 1)
+            given["files"] = replace(files, file_buffer=most, **reading)
+        own = replace(self._reading, **given)
+        return values, [
+            Work(tuple(BlockPass(number, 0, self._sizes[number]) for number in numbers), own, device=device)
+            for device, numbers in parts
+        ]
 
-    def submit(
-        self, function: Callable[..., Any], parameters: Ref, numbers: Sequence[int], work: Work, *more: Any
-    ) -> Ref:
-        """Submit a task on some blocks or files, on the first worker's device."""
-        x, others = self.data.select(numbers)
-        first = self.training_spec, parameters
-        ref: Ref = self.engine.submit(
-            function, *first, x, others, work._replace(device=self.devices[0]), *more, resources=self.resources
-        )
+    def submit(self, function: Callable[..., Any], parameters: Ref, work: Work, *more: Any) -> Ref:
+        """Submit a task on the blocks or files that a worker passes over, on the first worker's device."""
+        values, given = self.data.inputs(blocks_of(work.block_passes))
+        work = work._replace(reading=replace(work.reading, **given), device=self._parts[0][0])
+        first = self.data.training_spec, parameters
+        ref: Ref = self.engine.submit(function, *first, values, work, *more, resources=self._resources)
         return ref
 
     def predict(self, parameters: Ref) -> Any:
-        """Predict and return the outputs of all samples in order, in the network's tuples, lists and dicts."""
-        refs = [
-            self.engine.submit(
-                predict,
-                self.training_spec,
-                parameters,
-                *self.data.select(numbers),
-                self.batch_size,
-                device,
-                self.data.structure,
-                resources=self.resources,
-            )
-            for device, numbers in self._ranges
-        ]
+        """Predict and return the outputs of all samples in order, in the network's tuples, lists and dicts.
+
+        A file that cannot be read is always an error: every sample needs an output.
+        """
+        tasks = [self._task_on([part], skip=False) for part in self._parts]
+        first, resources = (self.data.training_spec, parameters), self._resources
+        refs = [self.engine.submit(predict, *first, values, work, resources=resources) for values, (work,) in tasks]
         results = self.engine.fetch(refs)
         self.engine.delete(refs)
         warn_of_random_transform(any(is_random for _, is_random in results))

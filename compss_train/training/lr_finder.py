@@ -2,7 +2,6 @@
 
 import math
 from dataclasses import dataclass
-from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -92,15 +91,12 @@ def work_of_steps(data: DataSource, steps: int, batch_size: int, seed: int) -> W
         if batches < steps:
             blocks.append(number)
             batches += math.ceil(data.sizes[number] / batch_size)
-    sizes = [data.sizes[number] for number in blocks]
     passes = range(math.ceil(steps / batches))
     reading = Reading(
         batching=Batching(size=batch_size),
         shuffle_block_data=True,
         seed=seed,
         structure=data.structure,
-        blocks=tuple(blocks),
-        starts=tuple(accumulate(sizes[:-1], initial=0)),
     )
     block_passes = tuple(BlockPass(block, epoch, data.sizes[block]) for epoch in passes for block in blocks)
     return Work(block_passes, reading, task="the learning-rate finder")

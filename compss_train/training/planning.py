@@ -7,7 +7,6 @@ from datetime import timedelta
 from typing import Any
 
 from compss_train._utils.validation import check_count, warn_user
-from compss_train.data import FileDataset
 from compss_train.data.block_passes import BlockPass
 from compss_train.data.order import Batching
 from compss_train.data.partitioning import Position
@@ -33,7 +32,7 @@ from compss_train.training.resuming import find_checkpoint, resumed
 from compss_train.training.stopping import Stopping
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.workplace import Workplace
-from compss_train.worker import Reading, Step, Work, WorkerState, taking, train
+from compss_train.worker import Reading, Step, Work, WorkerState, train
 from compss_train.worker.state import check_averageable
 
 
@@ -102,9 +101,7 @@ def planned_fit(
         check_outer_factory(spec.net, options.merge.outer_optimizer)
     if options.merge.optimizer_state == "average":
         check_averageable(spec.net, spec.optimizer)
-    data.check_options(options, 1 if built.schedule is None else built.schedule.steps)
-    options.check_lengths(ragged=data.structure.ragged, bucketed=data.structure.bucketed)
-    options.check_blocks(data.sizes, workers, x if isinstance(x, FileDataset) else None)
+    options.check_data(data, workers, 1 if built.schedule is None else built.schedule.steps)
     start = FitOfEpochs(
         callbacks=callbacks,
         stopping=stopping,
@@ -158,12 +155,11 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel) -> None:
     skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]
-        reading = Reading(batching=Batching(1), structure=data.structure, blocks=(number,), starts=(0,))
-        step = Step(check_outputs=True)
-        work = Work((BlockPass(number, 0, size),), reading, step, task="the first batch")
+        values, given = data.load(number)
+        reading = Reading(batching=Batching(1), structure=data.structure, **given)
+        work = Work((BlockPass(number, 0, size),), reading, Step(check_outputs=True), task="the first batch")
         with suppress(*skipped_errors):
-            state = WorkerState(None, model.seed)
-            measured = train(spec, model.parameters, state, *taking(work, *data.load(number))).measured
+            measured = train(spec, model.parameters, WorkerState(None, model.seed), work, values).measured
             warn_of_first_batch([measured])
             if not measured.samples:
                 continue  # a file that cannot be read and is skipped

@@ -1,9 +1,7 @@
 """``PublishedData``: the samples of a fit or an evaluation as the tasks of an engine are given them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, chain
 from typing import Any
@@ -11,89 +9,74 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from compss_train.data import BlockedTensor, FileDataset
+from compss_train.data import BlockedTensor
 from compss_train.data.block import RemoteBlock, load_block
-from compss_train.data.columns import ColumnStructure
 from compss_train.engines import Engine, Ref
 from compss_train.engines.codec import is_on_file
+from compss_train.model.training_spec import TrainingSpec
+from compss_train.training.build_arguments import check_picklable
+from compss_train.training.data_source import DataSource
 
 
-@dataclass(kw_only=True, eq=False)
 class PublishedData:
-    """Blocks or files, which tasks are given by number."""
+    """The blocks of a data source, which an engine holds, or the names of its files; tasks get them by number.
 
-    engine: Engine
-    sizes: tuple[int, ...]
-    structure: ColumnStructure
-    """Which of the columns are x, y and weights."""
-    columns: Sequence[Sequence[Ref]] = ()
-    """The blocks of x, of y and of the weights; or of all columns together. Empty for files."""
-    files: FileDataset | None = None
-    """The files, whose names are passed to tasks."""
-    keys: tuple[str, ...] = ()
-    """The arrays that tasks read from files."""
-    mapped: bool = True
-    """Whether a task that is given a block reads only the rows that it uses."""
-    may_skip: bool = False
-    """Whether tasks may have fewer samples than planned: files that are skipped, streams that end before."""
-    training_spec: Ref | None = None
-    """The training spec of tasks on them, where it reads the samples; freed with them."""
+    Tasks on samples that a reader reads have a training spec of their own, with the reader. Raises ``TypeError``
+    for a data set that cannot be pickled.
+    """
+
+    def __init__(self, engine: Engine, source: DataSource, spec: TrainingSpec, training_spec: Ref) -> None:
+        """``training_spec`` is a reference to ``spec``."""
+        self.engine, self.source, self.training_spec = engine, source, training_spec
+        blocks = [block for tensor in source.columns for block in tensor.blocks()]
+        self.mapped = engine.traits.shared_memory or all(map(is_on_file, blocks))
+        """Whether a task that is given a block reads only the rows that it uses."""
+        self._columns = publish_columns(engine, source.columns)
+        self._owned = list(chain.from_iterable(self._columns))
+        if source.reader is not None:
+            try:
+                self.training_spec = engine.publish(replace(spec, samples=source.reader))
+            except Exception:
+                check_picklable(dataset=source.reader)  # names the attribute
+                raise
+            self._owned.append(self.training_spec)
 
     @property
     def read_ahead(self) -> int:
         """How many files of the next round tasks read ahead."""
-        return 0 if self.files is None or self.files.cache is None else self.files.file_buffer - 1
+        files = self.source.dataset
+        return 0 if files is None or files.cache is None else files.file_buffer - 1
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
         """The number of the first sample of each block or file."""
-        return tuple(accumulate(self.sizes[:-1], initial=0))
+        return tuple(accumulate(self.source.sizes[:-1], initial=0))
 
-    def select(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[Any, list[Ref]]:
-        """Return the arguments of a task on these blocks: x, and the other columns one after the other.
-
-        In files x is a part of the data set, which holds all columns. ``upcoming`` are those of the worker's next
-        task, which a task on files reads ahead if it has a cache.
-        """
-        if self.files is not None:
-            return self.files.part(numbers, self.keys, upcoming), []
-        x, *others = self.columns
-        return [x[n] for n in numbers], [refs[n] for refs in others for n in numbers]
+    def inputs(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[list[Ref], dict[str, Any]]:
+        """Return what a task on these blocks is given, and the fields of its ``Reading``; see ``DataSource``."""
+        return self.source.inputs(self._columns, numbers, upcoming)
 
     def holding(self, samples: NDArray[Any]) -> tuple[int, ...]:
         """Return the numbers of the blocks that hold these samples, ascending; all where few would be left out."""
-        if len(samples) >= len(self.sizes):
-            return tuple(range(len(self.sizes)))
+        if len(samples) >= len(self.starts):
+            return tuple(range(len(self.starts)))
         return tuple(sorted({*(np.searchsorted(self.starts, samples, side="right") - 1).tolist()}))
 
     def delete(self) -> None:
-        """Free the blocks, and the training spec that reads them; files belong to the user."""
-        own = [] if self.training_spec is None else [self.training_spec]
-        self.engine.delete([*chain.from_iterable(self.columns), *own])
+        """Free the blocks, and a training spec that reads them; files belong to the user."""
+        self.engine.delete(self._owned)
 
 
-def published_blocks(
-    engine: Engine, columns: Sequence[BlockedTensor], structure: ColumnStructure, *, may_skip: bool = False
-) -> PublishedData:
+def publish_columns(engine: Engine, columns: Sequence[BlockedTensor]) -> list[list[Ref]]:
     """Publish the blocks of x, y and the weights: in one value each where the engine pays by values."""
-    on_file = all(is_on_file(block) for tensor in columns for block in tensor.blocks())
     remote = any(isinstance(block, RemoteBlock) for tensor in columns for block in tensor.blocks())
     if engine.traits.pays_by_value and len(columns) > 1 and not remote:
         rows = zip(*(tensor.blocks() for tensor in columns), strict=True)
-        refs = [[engine.publish(blocks) for blocks in rows]]
-    else:
-        refs = [publish_blocks(engine, tensor) for tensor in columns]
-    return PublishedData(
-        engine=engine,
-        sizes=columns[0].sizes,
-        structure=structure,
-        columns=refs,
-        mapped=engine.traits.shared_memory or on_file,
-        may_skip=may_skip,
-    )
+        return [[engine.publish(blocks) for blocks in rows]]
+    return [_publish_blocks(engine, tensor) for tensor in columns]
 
 
-def publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:
+def _publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:
     """Publish the blocks of a tensor.
 
     If the engine keeps values in shared memory, the tensor's own blocks become views of them, so that the

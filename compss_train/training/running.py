@@ -6,7 +6,6 @@ from contextlib import contextmanager
 
 from compss_train.model import parameters as params
 from compss_train.training.fit import Fit, FitOfEpochs
-from compss_train.training.merging import make_merger
 from compss_train.training.resuming import load
 from compss_train.training.rounds import RoundRunner
 from compss_train.training.session import Session
@@ -62,29 +61,7 @@ def run_rounds(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> N
         fit.data.sizes, workplace.num_workers, model.seed, fit.first_epoch, len(model.history), fit.reached
     )
     with running(fit, model, workplace, plan.samples if fit.data.counted else None) as session:
-        built, callbacks = model.built, fit.callbacks
-        workers = session.worker_group(
-            fit.data, fit.options, model.seed, built.lr_schedule, callbacks.in_workers, callbacks.traced
-        )
-        validation = None if fit.validation is None else session.inference(fit.validation)
-        merger = make_merger(
-            fit.options,
-            engine=session.engine,
-            initial=model.parameters,
-            state=session.merge_state.published(session.engine),
-            num_workers=workplace.num_workers,
-            names=session.names,
-        )
-        rounds = RoundRunner(
-            engine=session.engine,
-            workers=workers,
-            merger=merger,
-            measures=built.training_spec.measures,
-            validation=validation,
-            fit=fit,
-            on_record=model.record,
-        )
-        fit.running = rounds
+        rounds = fit.running = RoundRunner(fit, model, session)
         try:
             with session.engine.watched(workplace.worker_timeout):
                 final = rounds.run(plan.rounds(rounds.is_over))
@@ -96,10 +73,7 @@ def run_rounds(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> N
             raise
         finally:
             fit.running = None
-            merger.stop()
+            rounds.stop()
         session.merge_state = rounds.merge_state
         model.averaged = rounds.averaged()
-        merger.close()
-        workers.data.delete()
-        if validation is not None:
-            validation.data.delete()
+        rounds.close()

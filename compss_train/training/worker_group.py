@@ -1,9 +1,7 @@
-"""``WorkerGroup``: the workers of a fit, and the tasks of its rounds (``RoundTasks``)."""
-
-from __future__ import annotations
+"""``WorkerGroup``: the workers of a fit, and the tasks of its rounds."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from typing import Any, TypeAlias
 
@@ -14,20 +12,14 @@ from compss_train.data.block_passes import WorkerAssignment, blocks_of
 from compss_train.data.order import split_points
 from compss_train.data.partitioning import Round
 from compss_train.data.pieces import Pieces, cut_into_pieces
-from compss_train.data.reading import FilePart
-from compss_train.engines import Engine, Ref, Resources
+from compss_train.engines.base import Ref, Resources
 from compss_train.model.lr_schedules import LrSchedule, TimedHyperparameters
-from compss_train.training.published_data import PublishedData
+from compss_train.model.weighted_mean import ranges_for_costs
+from compss_train.training.data_source import DataSource
+from compss_train.training.fit_options import FitOptions
+from compss_train.training.session import Session
 from compss_train.training.training_state import States, state_refs
-from compss_train.worker import (
-    GroupState,
-    Reading,
-    Step,
-    Work,
-    split_rows,
-    train_alone,
-    train_group,
-)
+from compss_train.worker import Reading, Step, Work, WorkerCallback, split_rows, train_alone, train_group
 
 LEAST_CHUNKS = 16
 """In at least so many tasks blocks are cut, so that a task has a sixteenth of the data in memory at most."""
@@ -40,42 +32,84 @@ Inputs: TypeAlias = tuple[Sequence[WorkerAssignment], Reading, Sequence[Ref]]
 read; blocks of x, then of y and of weights, or pieces, which are used in one round only."""
 
 
-@dataclass(kw_only=True)
 class WorkerGroup:
-    """The workers of one fit."""
+    """The workers of one fit, and the tasks of its rounds.
 
-    engine: Engine
-    training_spec: Ref
-    data: PublishedData
-    reading: Reading
-    step: Step
-    resources: Resources
-    devices: list[str]
-    groups: list[range]
-    """The workers that train in one task, one after another."""
-    states: list[GroupState | Ref]
-    """The states of each group, replaced by a reference to new ones whenever it trains. Old ones are kept until
-    ``free_states``, as a fit that is stopped returns to them."""
-    schedule: LrSchedule | None = None
-    traced: Callable[[int], Collection[int]] = lambda number: ()
-    """Returns the workers that are traced in a round."""
-    next_round: Round | None = None
-    """The round after the one whose tasks are submitted."""
-    _tasks: RoundTasks | None = field(default=None, repr=False)
-    """The tasks of the round that is submitted."""
+    Parameters
+    ----------
+    session:
+        Holds the workers' devices and states. Each state is replaced by a reference to a new one whenever its group
+        of workers trains; old ones are kept until ``free_states``, as a fit that is stopped returns to them.
+    source:
+        The samples, which are published.
+    options, seed:
+        How they are read.
+    schedule:
+        Of learning rates.
+    callbacks:
+        Those that run in the workers.
+    traced:
+        Returns the workers that are traced in a round.
+    """
 
-    def train(self, group: int, round_: Round, parameters: Ref, moments: Ref | None) -> Ref:
-        """Submit the training of a group in a round; return a reference to its sum.
+    def __init__(
+        self,
+        session: Session,
+        source: DataSource,
+        options: FitOptions,
+        seed: int,
+        *,
+        schedule: LrSchedule | None = None,
+        callbacks: Sequence[WorkerCallback] = (),
+        traced: Callable[[int], Collection[int]] = lambda number: (),
+    ) -> None:
+        self._session, self._engine = session, session.engine
+        self._regroup(source, options)
+        self.groups, self.states = session.groups, session.states
+        """The workers that train in one task, one after another, and the states of each group."""
+        self.schedule, self._traced = schedule, traced
+        merge = options.merge
+        self.data = session.publish(source)
+        self._reading = options.reading(source, seed)
+        self._step = Step(optimizer_state=merge.optimizer_state or "keep", dtype=merge.dtype, callbacks=callbacks)
+        self._is_first = True
+
+    def _regroup(self, source: DataSource, options: FitOptions) -> None:
+        """Let several workers share a task, where tasks cost more than they train."""
+        workers, resources, engine = len(self._session.devices), self._session.resources, self._engine
+        sharing = min(source.shares(options.order), workers)
+        # Each worker has a task of its own where it merges by itself, where sums would have more bytes than
+        # compressed changes, and on GPUs, which workers share in another order.
+        may_share = options.merge.kind == "synchronous" and options.merge.dtype is None and not resources.gpus
+        places = engine.places(resources) if may_share else 0
+        seconds = self._session.sample_seconds * options.worker_samples(source.sizes, sharing)
+        active = ranges_for_costs(sharing, places, seconds, engine.traits.task_seconds)
+        self._session.regroup([*active, *(range(n, n + 1) for n in range(sharing, workers))])
+
+    def start(self, round_: Round, next_round: Round | None) -> None:
+        """Begin to submit the tasks of a round; in a total shuffle submit those that cut blocks into pieces.
+
+        ``next_round`` is the one after it, whose files are read ahead.
+        """
+        traced = frozenset(self._traced(round_.number))
+        self._step = replace(self._step, round=round_.number, check_outputs=self._is_first, traced=traced)
+        self.round, self._next_round, self._is_first = round_, next_round, False
+        self._hyperparameters: dict[Any, dict[int, TimedHyperparameters]] = {}
+        first = next(filter(None, round_.assignments), ())
+        self._shuffled = bool(first) and first[0].samples is not None
+        self._pieces: list[Inputs] = self._cut() if self._shuffled and not self.data.mapped else []
+
+    def train(self, group: int, parameters: Ref, moments: Ref | None) -> Ref:
+        """Submit the training of a group; return a reference to its sum.
 
         ``moments`` are those that a worker without a state of its own starts from.
         """
-        (result,) = self._submit(train_group, 2, group, round_, parameters, moments)
+        (result,) = self._submit(train_group, 2, group, parameters, moments)
         return result
 
     def train_alone(
         self,
         group: int,
-        round_: Round,
         parameters: Ref,
         moments: Ref | None,
         task: Callable[..., Any] = train_alone,
@@ -85,86 +119,63 @@ class WorkerGroup:
 
         ``task`` is the function that trains, and ``more`` are further arguments.
         """
-        result, measured = self._submit(task, 3, group, round_, parameters, moments, *more)
+        result, measured = self._submit(task, 3, group, parameters, moments, *more)
         return result, measured
 
-    def _submit(
-        self, task: Callable[..., Any], returns: int, group: int, round_: Round, parameters: Ref, *more: Any
-    ) -> list[Ref]:
+    def _submit(self, task: Callable[..., Any], returns: int, group: int, parameters: Ref, *more: Any) -> list[Ref]:
         """Submit the task of a group, and keep the states that it returns; return its other results."""
-        if self._tasks is None or self._tasks.round is not round_:
-            # Tasks check the outputs of the network in the first round of the fit.
-            self._tasks = RoundTasks(self, round_, check_outputs=self._tasks is None)
-        values, works = self._tasks.of(group)
-        args = self.training_spec, parameters, self.states[group], values, works, *more
-        result, self.states[group], *others = self.engine.submit(
-            task, *args, returns=returns, resources=self.resources
+        values, works = self._task_of(group)
+        args = self.data.training_spec, parameters, self.states[group], values, works, *more
+        result, self.states[group], *others = self._engine.submit(
+            task, *args, returns=returns, resources=self._session.resources
         )
-        if self._tasks.once:
-            self.engine.delete(values)
+        if self._pieces:  # used by this task only
+            self._engine.delete(values)
         return [result, *others]
 
-    def active(self, group: int, round_: Round) -> list[int]:
-        """Return the workers of a group that have samples in a round."""
-        return [worker for worker in self.groups[group] if round_.counts[worker]]
+    def active(self, group: int) -> list[int]:
+        """Return the workers of a group that have samples in the round."""
+        return [worker for worker in self.groups[group] if self.round.counts[worker]]
 
     def free_states(self, before: States, after: States) -> None:
         """Free the states that are no longer used."""
         kept = {id(state) for state in state_refs(after)}
-        self.engine.delete([state for state in state_refs(before) if id(state) not in kept])
+        self._engine.delete([state for state in state_refs(before) if id(state) not in kept])
 
-
-class RoundTasks:
-    """What the tasks of a round receive, by groups of workers.
-
-    In a total shuffle the tasks that cut blocks into pieces are submitted.
-    """
-
-    def __init__(self, workers: WorkerGroup, round_: Round, *, check_outputs: bool) -> None:
-        self.round = round_
-        self._workers, self._data, self._reading = workers, workers.data, workers.reading
-        self._hyperparameters: dict[Any, dict[int, TimedHyperparameters]] = {}
-        traced = frozenset(workers.traced(round_.number))
-        self._step = replace(workers.step, round=round_.number, check_outputs=check_outputs, traced=traced)
-        first = next(filter(None, round_.assignments), ())
-        self._shuffled = bool(first) and first[0].samples is not None
-        self._pieces: list[Inputs] = []
-        if self._shuffled and not self._data.mapped:
-            self._pieces = self._cut()
-
-    @property
-    def once(self) -> bool:
-        """Whether the values are used in one task only."""
-        return bool(self._pieces)
-
-    def of(self, group: int) -> tuple[Sequence[Ref], list[Work]]:
+    def _task_of(self, group: int) -> tuple[Sequence[Ref], list[Work]]:
         """Return the values that the task of a group receives, and the work of its workers."""
-        active = self._workers.active(group, self.round)
-        ahead = {worker: self._upcoming(worker) for worker in active} if self._data.read_ahead else {}
+        active = self.active(group)
+        ahead = {worker: self._upcoming(worker) for worker in active} if self.data.read_ahead else {}
         assignments, reading, values = self._inputs(group, [*chain.from_iterable(ahead.values())])
-        first, schedule, works = self._workers.groups[group].start, self._workers.schedule, []
+        first, works = self.groups[group].start, []
         for worker in active:
             block_passes = assignments[worker - first]
-            device = self._workers.devices[worker]
+            device = self._session.devices[worker]
             draws = self.round.draws[worker] if self.round.draws else None
-            timed = None if schedule is None else self._timed(schedule, worker, block_passes)
-            upcoming = ahead.get(worker, ())
+            timed = None if self.schedule is None else self._timed(self.schedule, worker)
             works.append(
-                Work(block_passes, reading, self._step, worker, worker - first, device, draws, timed, upcoming)
+                Work(
+                    block_passes,
+                    reading,
+                    self._step,
+                    worker,
+                    worker - first,
+                    device,
+                    draws,
+                    timed,
+                    ahead.get(worker, ()),
+                )
             )
         return values, works
 
     def _upcoming(self, worker: int) -> tuple[int, ...]:
         """Return the first files that a worker needs in the next round, as many as it may read ahead."""
-        next_round = self._workers.next_round
-        blocks = blocks_of(next_round.assignments[worker]) if next_round else ()
-        return blocks[: self._data.read_ahead]
+        blocks = blocks_of(self._next_round.assignments[worker]) if self._next_round else ()
+        return blocks[: self.data.read_ahead]
 
-    def _timed(
-        self, schedule: LrSchedule, worker: int, assignment: WorkerAssignment
-    ) -> dict[int, TimedHyperparameters]:
+    def _timed(self, schedule: LrSchedule, worker: int) -> dict[int, TimedHyperparameters]:
         """Return the hyperparameters of a worker by epoch; many workers have the same."""
-        epochs = {block_pass.epoch for block_pass in assignment} or {self.round.epoch - 1}
+        epochs = {block_pass.epoch for block_pass in self.round.assignments[worker]} or {self.round.epoch - 1}
         span = self.round.span(worker)
         key = frozenset(epochs), span
         if key not in self._hyperparameters:
@@ -177,18 +188,16 @@ class RoundTasks:
             return self._pieces[group]
         assignments = self._share(group)
         numbers = (
-            self._data.holding(_samples_of(assignments))
+            self.data.holding(_samples_of(assignments))
             if self._shuffled
             else blocks_of(chain.from_iterable(assignments))
         )
-        x, others = self._data.select(numbers, upcoming)
-        if isinstance(x, FilePart):
-            return assignments, replace(self._reading, blocks=numbers, files=x), ()
-        starts = tuple([self._data.starts[number] for number in numbers]) if self._shuffled else ()
-        return assignments, replace(self._reading, blocks=numbers, starts=starts), [*x, *others]
+        values, given = self.data.inputs(numbers, upcoming)
+        starts = tuple([self.data.starts[number] for number in numbers]) if self._shuffled else ()
+        return assignments, replace(self._reading, starts=starts, **given), values
 
     def _share(self, group: int) -> Sequence[WorkerAssignment]:
-        workers = self._workers.groups[group]
+        workers = self.groups[group]
         return self.round.assignments[workers.start : workers.stop]
 
     def _cut(self) -> list[Inputs]:
@@ -197,11 +206,11 @@ class RoundTasks:
         Nothing is cut if the groups need more than half of all samples, as in a round of several epochs: the pieces
         would be many copies of the data.
         """
-        shares = [self._share(group) for group in range(len(self._workers.groups))]
+        shares = [self._share(group) for group in range(len(self.groups))]
         samples = [_samples_of(share) for share in shares]
-        chunks = self._chunks(len(shares))
-        cut = cut_into_pieces(samples, [self._data.starts[chunk.start] for chunk in chunks])
-        if 2 * cut.rows > sum(map(bool, map(len, samples))) * sum(self._data.sizes):
+        chunks = self._chunks(len(shares), len(self.round.assignments))
+        cut = cut_into_pieces(samples, [self.data.starts[chunk.start] for chunk in chunks])
+        if 2 * cut.rows > sum(map(bool, map(len, samples))) * self.data.source.number_samples:
             return []
         refs: list[list[Ref]] = [[] for _ in shares]
         sizes: list[list[int]] = [[] for _ in shares]
@@ -219,22 +228,20 @@ class RoundTasks:
             for share, numbers, values, lengths in zip(shares, cut.numbers, refs, sizes, strict=True)
         ]
 
-    def _chunks(self, groups: int) -> list[range]:
+    def _chunks(self, groups: int, workers: int) -> list[range]:
         """Return the blocks that each task cuts: enough tasks for all places, but no pieces without number."""
-        blocks, places = len(self._data.sizes), self._workers.engine.places(Resources())
-        most = max(LEAST_CHUNKS, MOST_PIECES * len(self.round.assignments) // groups)
+        blocks, places = len(self.data.starts), self._engine.places(Resources())
+        most = max(LEAST_CHUNKS, MOST_PIECES * workers // groups)
         number = min(blocks, max(LEAST_CHUNKS, 2 * places), most)
         return [range(*bounds) for bounds in pairwise(split_points(blocks, number))]
 
     def _split(self, chunk: range, pieces: Pieces) -> list[Ref]:
         if not pieces.groups:
             return []
-        x, others = self._data.select(chunk)
-        first, number = self._data.starts[chunk.start], len(pieces.groups)
-        starts = [self._data.starts[block] - first for block in chunk]
-        made = self._workers.engine.submit(
-            split_rows, [*x, *others], starts, pieces.rows, pieces.bounds, returns=number
-        )
+        values, _ = self.data.inputs(chunk)
+        first, number = self.data.starts[chunk.start], len(pieces.groups)
+        starts = [self.data.starts[block] - first for block in chunk]
+        made = self._engine.submit(split_rows, values, starts, pieces.rows, pieces.bounds, returns=number)
         return list(made) if number > 1 else [made]
 
 

@@ -1,7 +1,7 @@
 """``Workplace``: the engine of a trainer, which starts on first use, and the session in it."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from compss_train import worker
 from compss_train._utils.validation import check_count, check_seconds
@@ -83,11 +83,15 @@ class Workplace:
         """Provide tasks without gradients on these samples, and the published parameters."""
         if batch_size is not None:
             check_count("batch_size", batch_size)
-        with (
-            self.working(built) as session,
-            session.inference_with(parameters, data, batch_size) as published,
-        ):
-            yield published
+        with self.working(built) as session:
+            inference = Inference(session, data, batch_size)
+            published = session.engine.publish(parameters)
+            try:
+                yield inference, published
+            finally:
+                with suppress(EngineClosedError):
+                    session.engine.delete([published])
+                    inference.data.delete()
 
     def state(self) -> TrainingState:
         """Return what workers and merges keep from fit to fit."""

@@ -4,7 +4,6 @@ from compss_train.worker.batches import split_rows
 from compss_train.worker.callbacks import WorkerCallback, WorkerContext
 from compss_train.worker.inference import evaluate, predict
 from compss_train.worker.merge import MergeRule, finish
-from compss_train.worker.source import taking
 from compss_train.worker.state import WorkerState
 from compss_train.worker.train import GroupState, Result, losses_by_rate, train, train_alone, train_group
 from compss_train.worker.work import OptimizerState, Reading, Step, Work
@@ -25,7 +24,6 @@ __all__ = [
     "losses_by_rate",
     "predict",
     "split_rows",
-    "taking",
     "train",
     "train_alone",
     "train_group",

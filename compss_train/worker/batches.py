@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train.data.block import Block, gather
-from compss_train.data.block_passes import BlockPass, Place, WorkerAssignment, batch_sizes
+from compss_train.data.block_passes import BlockPass, Place, batch_sizes
 from compss_train.data.order import Batching, bucketed_order, partial_shuffle_generator, row_order
 from compss_train.data.ragged import as_ragged
 from compss_train.data.sample_reading import SampleReader
@@ -78,16 +78,9 @@ def split_rows(
     ``blocks`` are those of x, which begin at ``starts``, then those of y and of the weights; or tuples of all.
     Returns a tuple of pieces, or the piece itself if there is only one.
     """
-    columns = columns_of(blocks[: len(starts)], blocks[len(starts) :])
-    gathered = [gather(rows, starts, column) for column in columns]
+    gathered = [gather(rows, starts, column) for column in columns_of(blocks, len(starts))]
     pieces = tuple(tuple(column[start:stop] for column in gathered) for start, stop in pairwise(bounds.tolist()))
     return pieces if len(pieces) > 1 else pieces[0]
-
-
-def batches(work: Work, source: Source, device: str) -> Iterator[Batch]:
-    """Iterate over the batches of a worker, on the device, in training order."""
-    for _, batch in placed_batches(work, source, device):
-        yield batch
 
 
 def placed_batches(
@@ -201,7 +194,7 @@ def own_rows(samples: torch.Tensor, start: int, stop: int) -> torch.Tensor:
 
 
 def _rows_of(
-    source: Source, block_passes: WorkerAssignment, numbers: Sequence[int]
+    source: Source, block_passes: Sequence[BlockPass], numbers: Sequence[int]
 ) -> AbstractContextManager[Iterator[Any]]:
     return source.rows([block_passes[number] for number in numbers])
 

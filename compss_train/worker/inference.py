@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,6 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import map_leaves
-from compss_train.data.block import Block
-from compss_train.data.columns import SINGLE, ColumnStructure
-from compss_train.data.reading import FilePart
 from compss_train.engines import liveness
 from compss_train.model.measured import Measured
 from compss_train.model.metrics import MetricAccumulator
@@ -23,62 +19,32 @@ from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.model.training_step import StepContext, StepResult
 from compss_train.worker.batches import Batch, placed_batches
 from compss_train.worker.preparing import collated
-from compss_train.worker.source import Source, source_of, taking, unshuffled
+from compss_train.worker.source import Source, source_of
 from compss_train.worker.work import Work
-
-INFERENCE_FILES = 2
-"""The most files in memory at a time during evaluation and prediction: one is read while the other is used."""
 
 
 def evaluate(
-    training_spec: TrainingSpec,
-    parameters: Parameters,
-    xs: Sequence[Block] | Sequence[FilePart],
-    ys: Sequence[Block],
-    parts: Sequence[int],
-    batch_size: int,
-    device: str,
-    structure: ColumnStructure = SINGLE,
+    training_spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], works: Sequence[Work]
 ) -> list[Measured]:
-    """Return what is measured of each part of blocks, or of files, in evaluation mode.
+    """Return what is measured of the blocks or files of each work, in evaluation mode.
 
-    ``xs`` are the blocks of the first column, ``ys`` those of the others, part by part and column by column.
-    ``parts`` are the numbers of blocks; of files, each item of ``xs`` is a part. What is measured of a part has the
-    same bits whichever other parts the task has.
+    ``values`` are the blocks of all of them. What is measured has the same bits whatever else the task evaluates.
     """
-    evaluated = partial(_evaluate, training_spec, parameters, batch_size, device, structure)
-    if not parts:
-        return [evaluated(part, []) for part in xs if isinstance(part, FilePart)]
-    bounds, columns = pairwise(accumulate(parts, initial=0)), len(ys) // len(xs)
-    return [evaluated(xs[start:stop], ys[columns * start : columns * stop]) for start, stop in bounds]
+    return [_evaluate(training_spec, parameters, values, work) for work in works]
 
 
-def _evaluate(
-    training_spec: TrainingSpec,
-    parameters: Parameters,
-    batch_size: int,
-    device: str,
-    structure: ColumnStructure,
-    xs: Any,
-    ys: Sequence[Block],
-) -> Measured:
-    xs = _held(xs)
-    work, values = taking(unshuffled(xs, batch_size, structure), xs, ys)
+def _evaluate(training_spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work) -> Measured:
     source = source_of(work, values)
-    with random_state(0, device), torch.no_grad():
-        replica = training_spec.replica(parameters, device, training=False)
+    with random_state(0, work.device), torch.no_grad():
+        replica = training_spec.replica(parameters, work.device, training=False)
         transform, accumulator = _Transform(replica), MetricAccumulator(replica.training_spec.measures)
         for batch in _batches(replica, work, source):
-            _measure(replica, batch, transform, accumulator)
+            with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
+                with replica.autocast():
+                    result = _result(replica, transform(batch.x), batch.y)
+                accumulator.add(batch.samples, *result)
             liveness.beat()
         return replace(accumulator.measured(), **source.measured(), random_transform=transform.is_random)
-
-
-def _held(xs: Any) -> Any:
-    """Return files with a limit of few in memory at a time: a reading thread holds one each. Others as they are."""
-    if not isinstance(xs, FilePart):
-        return xs
-    return replace(xs, file_buffer=max(INFERENCE_FILES, xs.threads + 1))
 
 
 class _Transform:
@@ -111,14 +77,6 @@ def _batches(replica: ModelReplica, work: Work, source: Source) -> Iterator[Batc
             yield batch
 
 
-def _measure(replica: ModelReplica, batch: Batch, transform: _Transform, accumulator: MetricAccumulator) -> None:
-    with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
-        with replica.autocast():
-            x = transform(batch.x)
-            result = _result(replica, x, batch.y)
-        accumulator.add(batch.samples, *result)
-
-
 def _result(replica: ModelReplica, x: Any, y: Any) -> StepResult:
     spec = replica.training_spec
     if spec.validation_step is not None:
@@ -128,25 +86,14 @@ def _result(replica: ModelReplica, x: Any, y: Any) -> StepResult:
 
 
 def predict(
-    training_spec: TrainingSpec,
-    parameters: Parameters,
-    xs: Sequence[Block] | FilePart,
-    others: Sequence[Block],
-    batch_size: int,
-    device: str,
-    structure: ColumnStructure = SINGLE,
+    training_spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work
 ) -> tuple[list[Any], bool]:
-    """Return the outputs of each batch of blocks or files, and whether the transform draws random numbers.
+    """Return the outputs of each batch in evaluation mode, and whether the transform draws random numbers.
 
-    The network is in evaluation mode.
-
-    bfloat16 is converted to float32, and so is the float16 of autocast. A file that cannot be read is always an
-    error: every sample needs an output.
+    bfloat16 is converted to float32, and so is the float16 of autocast.
     """
-    xs = replace(_held(xs), skip=False) if isinstance(xs, FilePart) else xs
-    work, values = taking(unshuffled(xs, batch_size, structure), xs, others)
-    with random_state(0, device), torch.no_grad():
-        replica = training_spec.replica(parameters, device, training=False)
+    with random_state(0, work.device), torch.no_grad():
+        replica = training_spec.replica(parameters, work.device, training=False)
         transform = _Transform(replica)
         every = _batches(replica, work, source_of(work, values))
         return [_output(replica, batch, transform) for batch in every], transform.is_random

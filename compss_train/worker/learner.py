@@ -76,7 +76,7 @@ class Learner:
         if moments and not reset and state.optimizer is None:
             load_moments(self.optimizer, moments)
         self._accumulator = MetricAccumulator(training_spec.measures)
-        self._stepper = OptimizerStepper(
+        self.stepper = OptimizerStepper(
             self.replica,
             self.optimizer,
             check_outputs=work.step.check_outputs,
@@ -95,14 +95,18 @@ class Learner:
         The next batch is taken when the one before is learnt. Accumulated gradients are applied at the end of each
         epoch.
         """
-        reading, drawn = self._work.reading, 0
+        drawn = 0
         self._callbacks.round_start()
-        batches = Preparation(self.replica, reading.seed, ragged=reading.structure.ragged).of(placed)
         with self._tracer:
-            for epoch, epoch_batches in groupby(batches, lambda each: each[0].epoch):
+            for epoch, epoch_batches in groupby(self.prepared(placed), lambda each: each[0].epoch):
                 drawn += self._train_epoch(epoch, epoch_batches)
         self._callbacks.round_end()
         return drawn
+
+    def prepared(self, placed: Iterator[PlacedBatch]) -> Iterator[PlacedBatch]:
+        """Iterate over batches as the training step gets them."""
+        reading = self._work.reading
+        return Preparation(self.replica, reading.seed, ragged=reading.structure.ragged).of(placed)
 
     def _train_epoch(self, epoch: int, batches: Iterator[PlacedBatch]) -> int:
         drawn = 0
@@ -116,26 +120,27 @@ class Learner:
             if anew and place.position == 0:
                 self._renew_optimizer(current)
             elif number in changes:
-                self._stepper.set_hyperparameters(changes[number])
-            with self._tracer.batch(self._stepper.batches):
-                self._learn(batch, epoch)
+                self.stepper.set_hyperparameters(changes[number])
+            with self._tracer.batch(self.stepper.batches):
+                self.learn(batch, epoch)
             drawn += batch.samples
             liveness.beat(batch.samples)
-        self._stepper.finish()
+        self.stepper.finish()
         return drawn
 
     def _renew_optimizer(self, hyperparameters: Hyperparameters | None) -> None:
         """Train the next block with a new optimizer, as dislib does; accumulated gradients are applied before."""
-        self._stepper.finish()
+        self.stepper.finish()
         self.optimizer = optimizer_of(self.replica, None)
-        self._stepper.optimizer = self._callbacks.context.optimizer = self.optimizer
+        self.stepper.optimizer = self._callbacks.context.optimizer = self.optimizer
         if hyperparameters is not None:
-            self._stepper.set_hyperparameters(hyperparameters)
+            self.stepper.set_hyperparameters(hyperparameters)
 
-    def _learn(self, batch: Batch, epoch: int) -> None:
-        self._callbacks.batch_start(batch, epoch, self._stepper.batches)
+    def learn(self, batch: Batch, epoch: int) -> None:
+        """Train on a prepared batch."""
+        self._callbacks.batch_start(batch, epoch, self.stepper.batches)
         with self.replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
-            result = self._stepper.learn(batch, self._accumulator, epoch)
+            result = self.stepper.learn(batch, self._accumulator, epoch)
         self.skipped = 0 if result is not None else self.skipped + 1
         self._callbacks.batch_end(batch, result)
 
@@ -145,11 +150,11 @@ class Learner:
         Raises ``DivergedError`` in the task rather than in the coordinator, so that NaN is never merged.
         ``measured`` is what was measured since the last merge, if that was taken already.
         """
-        self._stepper.finish()
+        self.stepper.finish()
         trained = params.from_module(self.net)
         if self._spec.gradients.on_nan != "ignore":
             self._check_finite(trained, self._accumulator if measured is None else measured)
-        scale, name = self._stepper.scaler.get_scale(), self._work.name
+        scale, name = self.stepper.scaler.get_scale(), self._work.name
         if scale < LEAST_SCALE:  # so far that it is not their overflow
             raise DivergedError(
                 f"gradients were NaN or infinite in so many batches that the loss scale of fp16 fell to "
@@ -169,7 +174,7 @@ class Learner:
 
     def measured(self) -> Measured:
         """Return what was measured since the last call."""
-        stepper = self._stepper
+        stepper = self.stepper
         measured = replace(self._accumulator.measured(), **stepper.warnings, weightless=stepper.weightless)
         measured.trace = self._tracer.trace()
         self._accumulator.clear()
@@ -181,9 +186,9 @@ class Learner:
         return WorkerState(
             optimizer=to_cpu(self.optimizer.state_dict()),
             random=RandomState.capture(self._work.device),
-            batches=self._stepper.batches,
+            batches=self.stepper.batches,
             buffers=changed_buffers(self.net, self._spec.net),
-            scaler=self._stepper.scaler.state_dict() or None,
+            scaler=self.stepper.scaler.state_dict() or None,
             callbacks=self._callbacks.states(),
         )
 

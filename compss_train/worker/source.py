@@ -4,7 +4,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
-from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,8 +13,7 @@ from numpy.typing import NDArray
 from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.block import Block, as_tensor, gather, rows_of_bytes
 from compss_train.data.block_passes import BlockPass, Place
-from compss_train.data.columns import SINGLE, ColumnStructure
-from compss_train.data.order import Batching, row_order
+from compss_train.data.order import row_order
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
 from compss_train.data.row_ranges import RowRange
@@ -25,35 +23,14 @@ from compss_train.worker.work import Reading, Work
 Columns: TypeAlias = tuple[torch.Tensor, ...]
 """Rows of the columns of x, then of those of y and of weights if the data have them."""
 
-
 PlacedColumns: TypeAlias = tuple[Place, Columns]
 """The columns of a batch, and where it is."""
 
+Order: TypeAlias = NDArray[Any] | None
+"""The training order of a pass, as numbers among its stored rows; ``None`` where they are in that order."""
+
 _FILE_CHUNK = 2**22  # bytes read at a time: large enough to make the hand-over to another thread negligible
 _MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the core's cache until they are put
-
-
-def unshuffled(xs: Sequence[Block] | FilePart, batch_size: int, structure: ColumnStructure = SINGLE) -> Work:
-    """Return the work on all samples of these blocks or files in their order, for evaluation and prediction."""
-    if isinstance(xs, FilePart):
-        sizes = xs.sizes
-    else:
-        sizes = {n: len(rows) for n, rows in enumerate(columns_of(xs, [])[0] if xs else [])}
-    reading = Reading(
-        batching=Batching(size=batch_size),
-        structure=replace(structure, bucketed=False),
-        blocks=tuple(sizes),
-        starts=tuple(accumulate(sizes.values(), initial=0))[:-1],
-    )
-    return Work(tuple(BlockPass(number, 0, size) for number, size in sizes.items()), reading)
-
-
-def take(block: Block, rows: NDArray[Any]) -> Block:
-    """Return a copy of some rows."""
-    if isinstance(block, torch.Tensor):
-        return block.index_select(0, torch.from_numpy(rows))  # a third of the time of indexing
-    taken: NDArray[Any] = block[rows]
-    return taken
 
 
 def stored_rows(block_pass: BlockPass, shuffle_seed: int | None) -> slice:
@@ -64,41 +41,12 @@ def stored_rows(block_pass: BlockPass, shuffle_seed: int | None) -> slice:
     return slice(first + block_pass.skip, first + block_pass.skip + block_pass.size)
 
 
-def training_order(block_pass: BlockPass, shuffle_seed: int | None) -> NDArray[Any] | None:
-    """Return the numbers of a pass's samples among its stored rows, in training order; ``None`` to keep that."""
+def training_order(block_pass: BlockPass, shuffle_seed: int | None) -> Order:
+    """Return the training order of a pass."""
     if shuffle_seed is None or block_pass.samples is not None:
         return None
     order = row_order(shuffle_seed, block_pass.epoch, block_pass.block, block_pass.whole)
     return order[block_pass.skip : block_pass.skip + block_pass.size]
-
-
-class BlockPassRows:
-    """The samples of one pass over a block, all columns, copied some at a time in training order."""
-
-    def __init__(self, block_pass: BlockPass, reading: Reading, sources: Sequence[Sequence[Block]]) -> None:
-        self._samples = block_pass.samples
-        self._starts = reading.starts
-        self._sources = sources
-        self._index = reading.blocks.index(block_pass.block) if block_pass.samples is None else 0
-        self._order = training_order(block_pass, reading.shuffle_seed)
-        self._stored = stored_rows(block_pass, reading.shuffle_seed)
-
-    @property
-    def bytes_per_sample(self) -> int:
-        """Bytes of a sample, all columns together."""
-        return sum(int(rows_of_bytes(blocks[0][:1]).shape[1]) for blocks in self._sources)
-
-    def load(self, start: int, stop: int) -> tuple[torch.Tensor, ...]:
-        """Return samples ``start`` to ``stop`` of the pass, one tensor a column."""
-        return tuple(self._from(blocks, start, stop) for blocks in self._sources)
-
-    def _from(self, blocks: Sequence[Block], start: int, stop: int) -> torch.Tensor:
-        if self._samples is not None:
-            return gather(self._samples[start:stop], self._starts, blocks)
-        block = blocks[self._index][self._stored]
-        if self._order is None:
-            return as_tensor(block[start:stop]).clone()
-        return as_tensor(take(block, self._order[start:stop]))
 
 
 class Source(ABC):
@@ -120,52 +68,50 @@ class Source(ABC):
         return {}
 
 
-def taking(work: Work, xs: Sequence[Any] | FilePart, others: Sequence[Block]) -> tuple[Work, list[Any]]:
-    """Return work on blocks of x and the other columns, or on files, with the values of its task."""
-    if isinstance(xs, FilePart):
-        return work._replace(reading=replace(work.reading, files=xs)), []
-    return work, [*xs, *others]
-
-
 def source_of(work: Work, values: Sequence[Any]) -> Source:
     """Return the source of the batches of a worker: the values that its task received, or files."""
     reading = work.reading
     if reading.files is not None:
         return FileSource(replace(reading.files, upcoming=work.upcoming), work)
-    number = len(reading.blocks) or len(values)
-    return BlockSource(columns_of(values[:number], values[number:]), reading)
+    return BlockSource(columns_of(values, len(reading.blocks)), reading)
 
 
-def columns_of(xs: Sequence[Any], others: Sequence[Block]) -> list[Sequence[Block]]:
+def columns_of(values: Sequence[Any], number: int) -> list[Sequence[Block]]:
     """Return the blocks of x, of y and of the weights, if the data have them.
 
-    ``others`` are the blocks of y, followed by those of the weights; or the blocks in ``xs`` are tuples, which have
-    all columns.
+    ``values`` are a number of blocks of each column, one column after the other; or tuples of all columns.
     """
-    if xs and isinstance(xs[0], tuple):
-        return list(zip(*xs, strict=True))
-    blocks = [*xs, *others]
-    columns = range(0, len(blocks), len(xs) or 1)  # no blocks, where all samples are in a buffer
-    return [blocks[start : start + len(xs)] for start in columns]
+    if values and isinstance(values[0], tuple):
+        return list(zip(*values, strict=True))
+    return [values[start : start + number] for start in range(0, len(values), number or 1)]
 
 
 class BlockSource(Source):
     """Blocks of x, y and weights, in memory or in mapped files."""
 
-    def __init__(self, blocks: Sequence[Sequence[Block]], reading: Reading) -> None:
-        self._blocks = blocks
+    def __init__(self, columns: Sequence[Sequence[Block]], reading: Reading) -> None:
+        self._columns = columns
         self._reading = reading
 
     @contextmanager
     def rows(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterator[Columns]]:
         """Provide the rows; those of blocks in memory are not copied."""
-        yield (tuple(self._rows(block_pass, blocks) for blocks in self._blocks) for block_pass in block_passes)
+        yield map(self._rows, block_passes)
 
-    def _rows(self, block_pass: BlockPass, blocks: Sequence[Block]) -> torch.Tensor:
+    def _rows(self, block_pass: BlockPass) -> Columns:
         if block_pass.samples is not None:
-            return gather(block_pass.samples, self._reading.starts, blocks)
-        block = blocks[self._reading.blocks.index(block_pass.block)]
-        return as_tensor(block[stored_rows(block_pass, self._reading.shuffle_seed)])
+            return self._gathered(block_pass.samples)
+        return tuple(map(as_tensor, self._stored(block_pass)))
+
+    def _gathered(self, samples: NDArray[Any]) -> Columns:
+        return tuple(gather(samples, self._reading.starts, blocks) for blocks in self._columns)
+
+    def _stored(self, block_pass: BlockPass) -> list[Block]:
+        number, rows = (
+            self._reading.blocks.index(block_pass.block),
+            stored_rows(block_pass, self._reading.shuffle_seed),
+        )
+        return [blocks[number][rows] for blocks in self._columns]
 
     @contextmanager
     def chunks(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterable[Columns]]:
@@ -174,25 +120,36 @@ class BlockSource(Source):
         Copying rows that are in memory ahead of time would gain nothing and cost a tenth of the training of a small
         network: copies move from core to core, and threads take turns.
         """
-        if any(isinstance(block, np.memmap) for blocks in self._blocks for block in blocks):
-            with ReadAhead(self._reads(block_passes, _FILE_CHUNK), _load) as chunks:
+        on_file = any(isinstance(block, np.memmap) for blocks in self._columns for block in blocks)
+        sample_bytes = sum(int(rows_of_bytes(blocks[0][:1]).shape[1]) for blocks in self._columns)
+        step = max(1, (_FILE_CHUNK if on_file else _MEMORY_CHUNK) // max(1, sample_bytes))
+        parts = self._parts(block_passes, step)
+        if on_file:
+            with ReadAhead(parts, self._copied) as chunks:
                 yield chunks
         else:
-            yield map(_load, self._reads(block_passes, _MEMORY_CHUNK))
+            yield map(self._copied, parts)
 
-    def _reads(
-        self, block_passes: Sequence[BlockPass], chunk_bytes: int
-    ) -> Iterator[tuple[BlockPassRows, int, int]]:
+    def _parts(self, block_passes: Sequence[BlockPass], step: int) -> Iterator[tuple[BlockPass, Order, slice]]:
+        """Iterate over parts of passes of ``step`` samples, each with the training order of its pass."""
         for block_pass in block_passes:
-            rows = BlockPassRows(block_pass, self._reading, self._blocks)
-            step = max(1, chunk_bytes // max(1, rows.bytes_per_sample))
+            order = training_order(block_pass, self._reading.shuffle_seed)
             for start in range(0, block_pass.size, step):
-                yield rows, start, min(start + step, block_pass.size)
+                yield block_pass, order, slice(start, min(start + step, block_pass.size))
+
+    def _copied(self, part: tuple[BlockPass, Order, slice]) -> Columns:
+        block_pass, order, some = part
+        if block_pass.samples is not None:
+            return self._gathered(block_pass.samples[some])
+        if order is None:
+            return tuple(as_tensor(rows[some]).clone() for rows in self._stored(block_pass))
+        return tuple(_taken(rows, order[some]) for rows in self._stored(block_pass))
 
 
-def _load(read: tuple[BlockPassRows, int, int]) -> Columns:
-    rows, start, stop = read
-    return rows.load(start, stop)
+def _taken(block: Block, rows: NDArray[Any]) -> torch.Tensor:
+    if isinstance(block, torch.Tensor):
+        return block.index_select(0, torch.from_numpy(rows))  # a third of the time of indexing
+    return as_tensor(block[rows])
 
 
 class FileSource(Source):

@@ -10,8 +10,7 @@ from scipy.stats import chisquare
 from compss_train import BlockedTensor, SerialEngine, shuffle
 from compss_train.data.block import RemoteBlock, describe
 from compss_train.data.blocked import fingerprint
-from compss_train.data.columns import ColumnStructure
-from compss_train.training.published_data import published_blocks
+from compss_train.training.published_data import publish_columns
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 4), extra=st.integers(0, 30))
@@ -138,8 +137,8 @@ def test_remote_blocks_are_known_without_being_loaded():
 
 def test_an_engine_that_is_not_their_home_gets_remote_blocks_loaded():
     block = Elsewhere(np.ones((4, 2), np.float32))
-    published = published_blocks(engine := SerialEngine(), [BlockedTensor([[block]])], ColumnStructure())
-    assert engine.fetch(published.select([0])[0])[0] is block.block
+    (refs,) = publish_columns(engine := SerialEngine(), [BlockedTensor([[block]])])
+    assert engine.fetch(refs)[0] is block.block
 
 
 @given(samples=st.integers(1, 60), blocks=st.integers(1, 8), seed=st.integers(0, 99))

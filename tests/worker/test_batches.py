@@ -15,9 +15,10 @@ from compss_train.data import BlockedTensor
 from compss_train.data.block_passes import Draws
 from compss_train.data.order import Batching
 from compss_train.data.partitioning import RoundPlan
+from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
 from compss_train.worker import source
-from compss_train.worker.batches import batches
+from compss_train.worker.batches import placed_batches
 from compss_train.worker.buffered import draw_in_step
 from compss_train.worker.source import source_of
 from compss_train.worker.work import Work
@@ -47,12 +48,13 @@ def works(x, workers, batching, spec, shuffle="blocks", shuffle_seed=4, epochs=1
                 shuffle_block_data=shuffle_seed is not None,
                 buffer=spec,
             )
-            yield Work(share, replace(options.reading(x.sizes, 4), blocks=numbers, starts=starts))
+            yield Work(share, replace(options.reading(DataSource(x=x), 4), blocks=numbers, starts=starts))
 
 
 def trained(work, x, y):
     made = []
-    for batch_x, batch_y, weight, _ in batches(work, source_of(work, [*x.blocks(), *y.blocks()]), "cpu"):
+    source = source_of(work, [*x.blocks(), *y.blocks()])
+    for _, (batch_x, batch_y, weight, _) in placed_batches(work, source, "cpu"):
         assert (batch_x.dtype, batch_y.dtype, weight) == (torch.uint8, torch.bfloat16, None)
         assert torch.equal(batch_x[:, 0], (batch_y * 2).to(torch.uint8))
         made.append(batch_y.int().tolist())
@@ -145,8 +147,10 @@ def test_blocks_on_file_are_read_ahead_and_give_the_same(kind, tmp_path, monkeyp
     for path, block in zip(paths, x.blocks(), strict=True):
         np.save(path, block)
     mapped = BlockedTensor.from_files(paths)
-    load = source._load
-    monkeypatch.setattr(source, "_load", lambda read: (threads.add(threading.current_thread().name), load(read))[1])
+    taken = source._taken
+    monkeypatch.setattr(
+        source, "_taken", lambda *args: (threads.add(threading.current_thread().name), taken(*args))[1]
+    )
     (work,) = works(x, 1, Batching(size=5), BufferSpec(kind, 20))
     ours = trained(work, mapped, y)
     assert threads == {"read-ahead_0"}

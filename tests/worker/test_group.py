@@ -77,7 +77,7 @@ def test_groups_are_large_where_tasks_cost_much(workers):
     engine = DearTasks(2)
     trainer = trainer_with(engine, workers)
     grouped = trainer.fit(x, y, num_epochs=2, batch_size=5, validation_data=(x, y))
-    evaluations = [args[4] for function, args in engine.submitted if function is evaluate]
+    evaluations = [args[3] for function, args in engine.submitted if function is evaluate]
     assert len(evaluations[-2]) + len(evaluations[-1]) == workers  # two tasks
     assert_same_bits(grouped, trainer_with(Places(2), workers).fit(x, y, num_epochs=2, batch_size=5))
     sizes = [len(args[4]) for function, args in engine.submitted if function is train_group]

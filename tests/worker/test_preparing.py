@@ -16,12 +16,13 @@ from compss_train.model.devices import pieces
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.worker import batches as batches_module
-from compss_train.worker.batches import Batch, batches
+from compss_train.worker.batches import Batch, placed_batches
 from compss_train.worker.preparing import Preparation
-from compss_train.worker.source import source_of, unshuffled
+from compss_train.worker.source import source_of
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
 from tests.helpers.plain_loop import OPTIMIZERS, cut, plain_steps
 from tests.helpers.small_fits import fit, trainer_of
+from tests.worker.assignments import whole
 
 X, Y = classification(samples=62)
 
@@ -179,10 +180,13 @@ def test_blocks_go_to_a_gpu_in_pieces(monkeypatch, shuffled):
 
     monkeypatch.setattr(batches_module, "to_device", to_device)
     monkeypatch.setattr("compss_train.model.devices._PIECE_BYTES", 20 * 50)  # 50 samples
-    work = unshuffled([x], 20)
+    work = whole(x, 20)
     if shuffled:
         work = work._replace(reading=replace(work.reading, seed=5, shuffle_block_data=True))
-    on_gpu, on_cpu = (list(batches(work, source_of(work, [x, y]), device)) for device in ("cuda:1", "cpu"))
+    on_gpu, on_cpu = (
+        [batch for _, batch in placed_batches(work, source_of(work, [x, y]), device)]
+        for device in ("cuda:1", "cpu")
+    )
     for ours, theirs in zip(on_gpu, on_cpu, strict=True):
         assert torch.equal(ours.x, theirs.x)
         assert torch.equal(ours.y, theirs.y)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from compss_train import BufferSpec, FileDataset, Gradients, Merge
 from compss_train.callbacks import Checkpoint
 from compss_train.data import BlockedTensor
+from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
 from compss_train.worker.batches import placed_batches
 from compss_train.worker.buffered import CarriedBuffer
@@ -37,7 +38,7 @@ def batches_of_workers(x, options, workers, epochs):
                 continue
             blocks = tuple(range(len(x.sizes)))
             draws = round_.draws[worker] if round_.draws else None
-            reading = replace(options.reading(x.sizes, 4), blocks=blocks, starts=starts)
+            reading = replace(options.reading(DataSource(x=x), 4), blocks=blocks, starts=starts)
             work = Work(share, reading, draws=draws)
             before = copy.deepcopy(held[worker])
             for _ in range(2):  # a task can be run again

@@ -35,29 +35,19 @@ def make_merger(
     names: TensorNames,
 ) -> Merger:
     """Return the merge that the options name, which continues from ``state``."""
-    outer = options.merge.outer_optimizer
-    if options.merge.kind == "synchronous":
-        return SynchronousMerger(engine, initial, _rule(options, names), state)
-    if options.merge.kind == "parameter_server":
+    merge, started = options.merge, (engine, initial, state)
+    outer = merge.outer_optimizer
+    if merge.kind == "synchronous":
+        rule = MergeRule(
+            names=names,
+            optimizer=None if outer is None else optimizer_factory(outer),
+            moments=merge.optimizer_state == "average",
+            compressed=merge.dtype is not None,
+            decay=EMA_DECAY if merge.averaging == "ema" else merge.averaging,
+        )
+        return SynchronousMerger(*started, rule)
+    if merge.kind == "parameter_server":
         shared = GlobalParameters(engine, initial, num_workers, names=names, optimizer=outer)
-        return ServerMerger(engine, initial, shared, state)
-    return CommutativeMerger(
-        engine,
-        initial,
-        num_workers,
-        rule=options.merge.rule or "weighted",
-        buffers=names.buffers,
-        optimizer=None if options.merge.outer_optimizer is None else DelayedNesterov.of(outer),
-        state=state,
-    )
-
-
-def _rule(options: FitOptions, names: TensorNames) -> MergeRule:
-    outer = options.merge.outer_optimizer
-    return MergeRule(
-        names=names,
-        optimizer=None if outer is None else optimizer_factory(outer),
-        moments=options.merge.optimizer_state == "average",
-        compressed=options.merge.dtype is not None,
-        decay=EMA_DECAY if options.merge.averaging == "ema" else options.merge.averaging,
-    )
+        return ServerMerger(*started, shared)
+    optimizer = None if outer is None else DelayedNesterov.of(outer)
+    return CommutativeMerger(*started, rule=merge.rule or "weighted", buffers=names.buffers, optimizer=optimizer)

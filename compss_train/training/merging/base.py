@@ -5,8 +5,9 @@ A merge works on references; it waits only where it says so.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import ClassVar
 
 from compss_train.data.partitioning import Round
@@ -25,8 +26,9 @@ class SubmittedRound:
     round: Round
     tasks: Sequence[Sequence[int]]
     """The workers that each task trains."""
-    measured: list[Ref]
-    """References to lists of measurements: of the merge, if it is measured, and of the workers in that order."""
+    measured: dict[str, list[Ref]]
+    """References to lists of measurements: those of the ``workers``, which follow that of the merge if it is
+    measured; and by the prefixes of their names those of the validation data."""
     parameters: Ref
     """The global parameters after the round."""
     states: States
@@ -36,24 +38,39 @@ class SubmittedRound:
     merge_measured: bool = False
     """Whether the first measurement is that of a merge."""
 
+    @property
+    def refs(self) -> list[Ref]:
+        """All references to measurements."""
+        return [ref for refs in self.measured.values() for ref in refs]
+
+    def fetch(self, engine: Engine) -> dict[str, list[Measured]]:
+        """Return the measurements by the same keys, with that of the ``merge`` under its own, and free them."""
+        values = iter(engine.fetch(self.refs, small=True))
+        engine.delete(self.refs)
+        lists = {name: [*chain.from_iterable(next(values) for _ in refs)] for name, refs in self.measured.items()}
+        merges = int(self.merge_measured)
+        return {**lists, "merge": lists["workers"][:merges], "workers": lists["workers"][merges:]}
+
 
 class Merger(ABC):
     """Submits the training and merging of rounds, and keeps the reference to the global parameters."""
 
     name: ClassVar[MergeKind]
-    engine: Engine
-    parameters: Ref
-    """The global parameters after the last round that was submitted."""
-    state: MergeState = NOTHING_KEPT
-    """What is kept beside them."""
     rounds_ahead: ClassVar[int] = 1
     """Rounds submitted beyond the one whose measurements are awaited, so that no worker idles."""
     by_rounds: ClassVar[bool] = False
     """Whether the parameters of a round never contain contributions of later rounds."""
 
+    def __init__(self, engine: Engine, initial: Parameters, state: MergeState) -> None:
+        self.engine = engine
+        self.parameters = self._initial = engine.publish(initial)
+        """The global parameters after the last round that was submitted."""
+        self.state = state
+        """What is kept beside them."""
+
     @abstractmethod
-    def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
-        """Submit the training and merging of a round."""
+    def submit(self, workers: WorkerGroup) -> SubmittedRound:
+        """Submit the training and merging of the round that the workers have started."""
 
     def settled(self, submitted: SubmittedRound) -> Parameters:
         """Return the global parameters after a round; no later round was submitted, or later ones do not count."""
@@ -86,6 +103,50 @@ class Merger(ABC):
     def stop(self) -> None:
         """End the processes beside the tasks; called at the end of every fit, and before ``close``."""
         return
+
+
+class ArrivalMerger(Merger):
+    """Each worker trains from parameters of its own, and merges when it arrives."""
+
+    rounds_ahead = 8
+    """The most rounds by which the fastest worker may be ahead of the slowest before submission pauses."""
+
+    def __init__(self, engine: Engine, initial: Parameters, state: MergeState) -> None:
+        super().__init__(engine, initial, state)
+        self._moments = state.moments
+        self._bases: dict[int, Ref] = {}
+
+    def submit(self, workers: WorkerGroup) -> SubmittedRound:
+        """Train each worker from its own base, and merge it."""
+        counts = workers.round.counts
+        total, active = sum(counts), [worker for worker, count in enumerate(counts) if count]
+        measured = [
+            self._train(workers, worker, self._bases.get(worker, self._initial), total, len(active))
+            for worker in active
+        ]
+        self._moments = None  # from now on workers have their own
+        return SubmittedRound(
+            round=workers.round,
+            tasks=[[worker] for worker in active],
+            measured={"workers": measured},
+            parameters=self._after(measured),
+            states=tuple(workers.states),
+        )
+
+    @abstractmethod
+    def _train(self, workers: WorkerGroup, worker: int, base: Ref, total: int, active: int) -> Ref:
+        """Train one of the ``active`` workers, which have ``total`` samples, and set its next base.
+
+        Returns a reference to its measurements.
+        """
+
+    def _after(self, measured: list[Ref]) -> Ref:
+        """Return the global parameters after a round whose workers' measurements these are."""
+        return self.parameters
+
+    def _free(self, refs: Iterable[Ref]) -> None:
+        """Free references but that to the initial parameters, from which workers start that have no other."""
+        self.engine.delete([ref for ref in refs if ref is not self._initial])
 
 
 def agreement(changes: Sequence[Measured], merged: Measured) -> dict[str, float]:

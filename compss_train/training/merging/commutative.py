@@ -8,81 +8,49 @@ has moved, depends on the order of arrival where some workers are ahead of other
 
 import copy
 from collections.abc import Collection
+from typing import Any
 
-from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
 from compss_train.model import parameters as params
 from compss_train.model.delayed_nesterov import DelayedNesterov, step_on_arrival
 from compss_train.model.parameters import Parameters
 from compss_train.training.merge import Rule
-from compss_train.training.merging.base import Merger, SubmittedRound
+from compss_train.training.merging.base import ArrivalMerger, SubmittedRound
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
 from compss_train.training.worker_group import WorkerGroup
 
-ROUNDS_AHEAD = 8
-"""The most rounds by which the fastest worker may be ahead of the slowest before submission pauses."""
 
-
-class CommutativeMerger(Merger):
+class CommutativeMerger(ArrivalMerger):
     """Every worker adds its change to the global parameters and continues from the result."""
 
     name = "commutative"
-    rounds_ahead = ROUNDS_AHEAD
 
     def __init__(
         self,
         engine: Engine,
         initial: Parameters,
-        num_workers: int,
+        state: MergeState,
         *,
-        rule: Rule = "weighted",
-        buffers: Collection[str] = (),
-        optimizer: DelayedNesterov | None = None,
-        state: MergeState = NOTHING_KEPT,
+        rule: Rule,
+        buffers: Collection[str],
+        optimizer: DelayedNesterov | None,
     ) -> None:
-        self.engine = engine
-        self._buffers = frozenset(buffers)
-        self._rule = rule
-        self._optimizer = optimizer
-        self.state = state
-        self._moments = state.moments
-        self._initial = engine.publish(initial)
-        self._bases = [self._initial] * num_workers
+        super().__init__(engine, initial, state)
+        self._rule, self._optimizer, self._buffers = rule, optimizer, frozenset(buffers)
         saved = None if optimizer is None else state.fetched(engine).outer
         self.parameters = engine.publish(initial if optimizer is None else optimizer.starting(initial, saved))
 
-    def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
-        """Train each worker from its own base, then update the global parameters."""
-        counts = round_.counts
-        total, active = sum(counts), len(counts) - counts.count(0)
-        measured: dict[int, Ref] = {}
-        for worker, count in enumerate(counts):
-            if count:
-                trained, sums = workers.train_alone(worker, round_, self._bases[worker], self._moments)
-                measured[worker] = sums
-                self._update(worker, trained, sums if workers.data.may_skip else count, total, active)
-        self._moments = None  # from now on workers have their own
-        return SubmittedRound(
-            round=round_,
-            tasks=[[worker] for worker in measured],
-            measured=[*measured.values()],
-            parameters=self.parameters,
-            states=tuple(workers.states),
-        )
-
-    def _update(self, worker: int, trained: Ref, count: int | Ref, total: int, active: int) -> None:
-        """Merge what a worker trained on ``count`` of the ``total`` samples of all ``active`` workers."""
-        base = self._bases[worker]
+    def _train(self, workers: WorkerGroup, worker: int, base: Ref, total: int, active: int) -> Ref:
+        trained, measured = workers.train_alone(worker, base, self._moments)
+        count = measured if workers.data.source.may_skip else workers.round.counts[worker]
+        update: tuple[Any, ...] = params.apply_delta, base, trained, count, total, self._buffers
         if self._rule == "halving":
-            self._bases[worker] = self.engine.commute(self.parameters, params.halve, trained)
+            update = params.halve, trained
         elif self._optimizer is not None:
-            merged = base, trained, count, total, active, self._buffers
-            self._bases[worker] = self.engine.commute(self.parameters, step_on_arrival, self._optimizer, *merged)
-        else:
-            self._bases[worker] = self.engine.commute(
-                self.parameters, params.apply_delta, base, trained, count, total, self._buffers
-            )
-        self.engine.delete([trained] if base is self._initial else [trained, base])
+            update = step_on_arrival, self._optimizer, base, trained, count, total, active, self._buffers
+        self._bases[worker] = self.engine.commute(self.parameters, *update)
+        self._free([trained, base])
+        return measured
 
     def current(self, submitted: SubmittedRound) -> Parameters:
         """Return the newest value, later contributions included: waiting would delay the other workers."""
@@ -99,4 +67,4 @@ class CommutativeMerger(Merger):
 
     def close(self) -> None:
         """Free the global parameters and the bases of the workers."""
-        self.engine.delete([*{self.parameters, self._initial, *self._bases}])
+        self.engine.delete([*{self.parameters, self._initial, *self._bases.values()}])

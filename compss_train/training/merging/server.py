@@ -1,18 +1,14 @@
 """Merging through a parameter server: workers push their changes to it, and the parameters bypass the engine."""
 
-from collections.abc import Iterable
-
 from compss_train import parameter_server
 from compss_train._utils.closing import Closable
-from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
 from compss_train.engines.nodes import is_loopback
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames
-from compss_train.training.merging.base import Merger, SubmittedRound
-from compss_train.training.merging.commutative import ROUNDS_AHEAD
-from compss_train.training.training_state import NOTHING_KEPT, MergeState
+from compss_train.training.merging.base import ArrivalMerger, SubmittedRound
+from compss_train.training.training_state import MergeState
 from compss_train.training.worker_group import WorkerGroup
 from compss_train.worker.server_exchange import (
     Exchange,
@@ -61,7 +57,7 @@ class GlobalParameters(Closable):
         self._serving.close()
 
 
-class ServerMerger(Merger):
+class ServerMerger(ArrivalMerger):
     """Every worker pushes its change to a parameter server, and continues from the parameters that it pulls.
 
     An outer optimizer is the server's: it steps with each worker's change when it arrives, layer by layer, and is
@@ -71,47 +67,27 @@ class ServerMerger(Merger):
     """
 
     name = "parameter_server"
-    rounds_ahead = ROUNDS_AHEAD
 
-    def __init__(
-        self, engine: Engine, initial: Parameters, shared: GlobalParameters, state: MergeState = NOTHING_KEPT
-    ) -> None:
+    def __init__(self, engine: Engine, initial: Parameters, state: MergeState, shared: GlobalParameters) -> None:
         """``shared`` serves the same ``initial`` parameters; ``stop`` closes it, and so does an error here."""
-        self.engine = engine
-        self.state = state
-        self._moments = state.moments
         self._global = shared
         try:
-            self._address = engine.publish(self._global.server_address)
-            self.parameters = self._initial = engine.publish(initial)
+            super().__init__(engine, initial, state)
+            self._address = engine.publish(shared.server_address)
         except BaseException:
             self.stop()
             raise
-        self._bases: dict[int, Ref] = {}
 
-    def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
-        """Train each worker from its own base and exchange parameters, then read the server's."""
-        counts = round_.counts
-        total = sum(counts)
-        measured: dict[int, Ref] = {}
-        for worker, count in enumerate(counts):
-            if count:
-                base = self._bases.get(worker, self._initial)
-                more = train_and_exchange, self._address, total
-                self._bases[worker], measured[worker] = workers.train_alone(
-                    worker, round_, base, self._moments, *more
-                )
-                self._free([base])
-        self._moments = None  # from now on workers have their own
-        args = self._address, list(measured.values())
-        self.parameters = self.engine.submit(read_parameters, *args, priority=True)
-        return SubmittedRound(
-            round=round_,
-            tasks=[[worker] for worker in measured],
-            measured=[*measured.values()],
-            parameters=self.parameters,
-            states=tuple(workers.states),
-        )
+    def _train(self, workers: WorkerGroup, worker: int, base: Ref, total: int, active: int) -> Ref:
+        exchange = train_and_exchange, self._address, total
+        self._bases[worker], measured = workers.train_alone(worker, base, self._moments, *exchange)
+        self._free([base])
+        return measured
+
+    def _after(self, measured: list[Ref]) -> Ref:
+        """Read the parameters of the server once all workers have pushed their changes."""
+        self.parameters = self.engine.submit(read_parameters, self._address, measured, priority=True)
+        return self.parameters
 
     def go_back(self, submitted: SubmittedRound | None) -> None:
         """Keep the parameters that were read after that round."""
@@ -129,6 +105,3 @@ class ServerMerger(Merger):
         """Free the parameters that were read last, and the bases of the workers."""
         self._free({*self._bases.values(), self.parameters})
         self.engine.delete([self._initial, self._address])
-
-    def _free(self, refs: Iterable[Ref]) -> None:
-        self.engine.delete([ref for ref in refs if ref is not self._initial])

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping, Sequence
 
-from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
 from compss_train.model.parameters import Parameters
 from compss_train.model.weighted_mean import partial_sum
@@ -25,37 +24,35 @@ class SynchronousMerger(Merger):
     name = "synchronous"
     by_rounds = True
 
-    def __init__(self, engine: Engine, initial: Parameters, rule: MergeRule, state: MergeState) -> None:
-        self.engine = engine
+    def __init__(self, engine: Engine, initial: Parameters, state: MergeState, rule: MergeRule) -> None:
+        super().__init__(engine, initial, state)
         self._rule = rule
         self._published_rule = engine.publish(rule)
         self._arity = best_arity(engine.traits.task_seconds, sum(array.nbytes for array in initial.values()))
-        self._initial = engine.publish(initial)
-        self.parameters = self._initial
-        self._initial_state = self.state = state
+        self._initial_state = state
         self._held = [self._initial]
 
-    def submit(self, workers: WorkerGroup, round_: Round) -> SubmittedRound:
+    def submit(self, workers: WorkerGroup) -> SubmittedRound:
         """Train from the global parameters and average; a worker without samples does not count."""
-        active = {group: workers.active(group, round_) for group in range(len(workers.groups))}
+        active = {group: workers.active(group) for group in range(len(workers.groups))}
         tasks = {group: members for group, members in active.items() if members}
         alone = self._rule.is_mean and sum(map(len, tasks.values())) == 1
         start = self.parameters, self.state.moments
         merged: Mapping[str, Ref]
         if alone:
-            trained, measured = workers.train_alone(next(iter(tasks)), round_, *start)
+            trained, measured = workers.train_alone(next(iter(tasks)), *start)
             merged = {"parameters": trained, "measured": measured}
         else:
-            merged = self._merge({workers.groups[g].start: workers.train(g, round_, *start) for g in tasks})
+            merged = self._merge({workers.groups[g].start: workers.train(g, *start) for g in tasks})
         if self.parameters is self._initial:
             self.engine.delete([self._initial])
         self.parameters = merged["parameters"]
         self.state = MergeState(**{name: merged.get(name) for name in vars(self.state)})
         self._held = [self.parameters]
         return SubmittedRound(
-            round=round_,
+            round=workers.round,
             tasks=[*tasks.values()],
-            measured=[merged["measured"]],
+            measured={"workers": [merged["measured"]]},
             parameters=self.parameters,
             states=tuple(workers.states),
             merge_state=self.state,
