@@ -99,4 +99,4 @@ else:  # a type checker that saw this would take any name for one of the package
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)
 
 # The data room gets blocks that are futures; tasks of the COMPSs engine, a room above it, determine their shapes.
-register_converter("pycompss", "compss_train.engines.compss.blocks:future_blocks")
+register_converter("pycompss", "compss_train.engines.compss.engine:future_blocks")

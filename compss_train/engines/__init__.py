@@ -23,8 +23,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from compss_train.engines.base import Engine, Ref, Resources, Traits
-    from compss_train.engines.compss import CompssEngine
-    from compss_train.engines.local import LocalEngine
+    from compss_train.engines.compss.engine import CompssEngine
+    from compss_train.engines.local.engine import LocalEngine
     from compss_train.engines.selection import ENGINES, engine_class
     from compss_train.engines.serial import SerialEngine
 else:
@@ -32,8 +32,8 @@ else:
         __name__,
         {
             "base": ("Engine", "Ref", "Resources", "Traits"),
-            "compss": ("CompssEngine",),
-            "local": ("LocalEngine",),
+            "compss.engine": ("CompssEngine",),
+            "local.engine": ("LocalEngine",),
             "selection": ("ENGINES", "engine_class"),
             "serial": ("SerialEngine",),
         },

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self
 
+import torch
+
+from compss_train.engines import nodes
 from compss_train.engines.calls import map_args
-from compss_train.engines.machine import this_machine
-from compss_train.engines.nodes import Node, address_for, physical_cores
+from compss_train.engines.nodes import Node
 from compss_train.model.devices import CPU, gpu
 
 
@@ -87,6 +89,11 @@ def _holds_ref(value: Any) -> bool:
     elif not isinstance(value, list | tuple):
         return False
     return any(isinstance(item, Ref) or _holds_ref(item) for item in value)
+
+
+def this_machine() -> Node:
+    """Return this machine as a node: the cores that this process may use, and the GPUs that torch sees."""
+    return Node("localhost", nodes.cores(), torch.cuda.device_count() if torch.cuda.is_available() else 0)
 
 
 class Engine(ABC):
@@ -201,21 +208,18 @@ class Engine(ABC):
 
     def host(self) -> str:
         """Return the address at which tasks can reach this machine."""
-        return address_for(self.nodes())
+        return nodes.address_for(self.nodes())
 
     @classmethod
     def default_workers(cls, threads: int) -> int:
         """Return the default number of workers: how many tasks of ``threads`` threads the physical cores fit."""
-        return max(1, physical_cores() // threads)
+        return max(1, nodes.physical_cores() // threads)
 
     @classmethod
     def thread_share(cls, num_workers: int) -> int:
         """Return the default number of intra-op threads of a task: a worker's share of the smallest node."""
-        nodes = cls.nodes()
-        if not nodes:
-            return 1
-        workers_per_node = -(-num_workers // len(nodes))
-        return max(1, min(node.cpus for node in nodes) // workers_per_node)
+        cpus = [node.cpus for node in cls.nodes()] or [1]
+        return max(1, min(cpus) // -(-num_workers // len(cpus)))
 
     @classmethod
     def device(cls, worker: int, num_gpu: int) -> str:

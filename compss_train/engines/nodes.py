@@ -29,6 +29,11 @@ class Node:
     gpus: int = 0
 
 
+def cores() -> int:
+    """Return the cores that this process may use (affinity and container limits count)."""
+    return int(cpu_count())
+
+
 def physical_cores() -> int:
     """Return the number of physical cores that this process may use, within its affinity and container limits."""
     with warnings.catch_warnings():
@@ -52,12 +57,13 @@ def is_local(name: str) -> bool:
 
 
 def address_for(nodes: Sequence[Node]) -> str:
-    """Return the address at which tasks on these nodes reach this machine."""
-    return LOOPBACK if nodes and all(is_loopback(node.name) for node in nodes) else _outward_address()
+    """Return the address at which tasks on these nodes reach this machine.
 
-
-def _outward_address() -> str:
-    """Return this machine's address on the default route; without such a route, the address of its host name."""
+    It is the loopback address if all of them are here, else this machine's address on the default route or, without
+    one, the address of its host name.
+    """
+    if nodes and all(is_loopback(node.name) for node in nodes):
+        return LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(_UNUSED_ADDRESS)

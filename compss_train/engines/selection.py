@@ -3,8 +3,9 @@
 import os
 
 from compss_train.engines.base import Engine
-from compss_train.engines.compss import CompssEngine, import_pycompss, is_loading, under_compss
-from compss_train.engines.local import LocalEngine
+from compss_train.engines.compss import runtime
+from compss_train.engines.compss.engine import CompssEngine
+from compss_train.engines.local.engine import LocalEngine
 from compss_train.engines.serial import SerialEngine
 from compss_train.exceptions import ScriptLoadingError
 
@@ -28,15 +29,15 @@ def engine_class(name: str) -> type[Engine]:
         name = os.environ.get(ENGINE_VARIABLE, "auto")
         source = f"{ENGINE_VARIABLE}={name}"
         if name in ("", "auto"):
-            name = CompssEngine.name if under_compss() else LocalEngine.name
+            name = CompssEngine.name if runtime.under_compss() else LocalEngine.name
     if not isinstance(name, str) or name not in ENGINES:
         raise ValueError(f"{source} is not an engine; choose one of auto, {', '.join(ENGINES)}, or give an Engine")
-    if name == CompssEngine.name and is_loading():
+    if name == CompssEngine.name and runtime.is_loading():
         raise ScriptLoadingError(
             "PyCOMPSs imports a script before it runs it, and nothing can be trained during the import. The script "
             'has caught this error: move its code below  if __name__ == "__main__":'
         )
-    if name == CompssEngine.name and not under_compss():
-        import_pycompss()
+    if name == CompssEngine.name and not runtime.under_compss():
+        runtime.import_pycompss()
         return SerialEngine
     return ENGINES[name]

@@ -5,8 +5,7 @@ from typing import Any, ClassVar, Self
 
 from compss_train.engines import liveness
 from compss_train.engines.base import ONE_CPU, Engine, Ref, Resources, Traits, map_refs
-from compss_train.engines.calls import exited, results_of
-from compss_train.engines.machine import intra_op_threads
+from compss_train.engines.calls import exited, intra_op_threads, results_of
 from compss_train.exceptions import EngineClosedError
 
 

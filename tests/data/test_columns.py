@@ -9,7 +9,7 @@ from torch.nn import functional
 from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, PartialShuffle, TrainTransform
 from compss_train.callbacks import Checkpoint
 from compss_train.data.columns import ColumnStructure, structured
-from compss_train.engines.machine import intra_op_threads
+from compss_train.engines.calls import intra_op_threads
 from compss_train.model.random_state import random_state
 from tests.helpers.models import assert_same_bits, state_arrays
 

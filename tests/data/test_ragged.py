@@ -12,7 +12,7 @@ from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, P
 from compss_train.callbacks import Checkpoint
 from compss_train.data.order import bucketed_order
 from compss_train.data.ragged import gathered, join
-from compss_train.engines.machine import intra_op_threads
+from compss_train.engines.calls import intra_op_threads
 from compss_train.model.random_state import random_state
 from tests.helpers.models import SGD, assert_same_bits, state_arrays
 

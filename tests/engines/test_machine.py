@@ -2,7 +2,8 @@ import pytest
 import torch
 
 from compss_train import LocalEngine, SerialEngine
-from compss_train.engines.machine import cores, intra_op_threads
+from compss_train.engines.calls import intra_op_threads
+from compss_train.engines.nodes import cores
 
 
 @pytest.mark.parametrize("machine", [SerialEngine, LocalEngine])
@@ -22,7 +23,7 @@ def test_gpus_are_checked_against_what_torch_sees(machine, monkeypatch):
 
 
 def test_threads_are_shared_and_at_least_one(monkeypatch):
-    monkeypatch.setattr("compss_train.engines.machine.cpu_count", lambda: 8)
+    monkeypatch.setattr("compss_train.engines.nodes.cpu_count", lambda: 8)
     assert [SerialEngine.thread_share(workers) for workers in (1, 2, 3, 8, 100)] == [8, 4, 2, 1, 1]
     assert cores() == 8
 

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train.engines.machine import intra_op_threads
+from compss_train.engines.calls import intra_op_threads
 from compss_train.model.random_state import random_state
 from tests.helpers.models import ADAM, SGD, state_arrays
 

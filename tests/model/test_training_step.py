@@ -10,7 +10,7 @@ from torch.nn import functional
 
 from compss_train import DistributedTrainer, Gradients, Merge, StepContext
 from compss_train.callbacks import Checkpoint, EarlyStopping
-from compss_train.engines.machine import intra_op_threads
+from compss_train.engines.calls import intra_op_threads
 from compss_train.model.random_state import random_state
 from compss_train.model.several_optimizers import JoinedOptimizer
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays

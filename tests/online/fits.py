@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
-from compss_train.engines.machine import intra_op_threads
+from compss_train.engines.calls import intra_op_threads
 from tests.helpers.models import SGD, state_arrays
 from tests.online.simulations import COUNTING_SGD, sample_counts, sum_loss
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
 from compss_train.callbacks import Callback, JsonLines, ProgressBar
-from compss_train.engines import machine, nodes
+from compss_train.engines import nodes
 from compss_train.integrations.dislib import EncapsulatedFunctionsDistributedPytorch
 from tests.helpers.models import ADAM, FITS, MODES, SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.helpers.small_fits import trainer_of
@@ -196,8 +196,7 @@ def test_an_array_is_cut_like_the_blocks_beside_it():
 
 
 def test_the_default_workers_are_those_that_run_together(monkeypatch):
-    for module in (machine, nodes):
-        monkeypatch.setattr(module, "cpu_count", lambda only_physical_cores=False: 4 if only_physical_cores else 8)
+    monkeypatch.setattr(nodes, "cpu_count", lambda only_physical_cores=False: 4 if only_physical_cores else 8)
     trainer = DistributedTrainer(engine="local")
     assert (trainer.num_workers, trainer.threads) == (4, 2)
     assert DistributedTrainer(engine="serial", threads=2).num_workers == 2

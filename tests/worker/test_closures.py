@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer, Gradients, Merge
-from compss_train.engines.machine import intra_op_threads
+from compss_train.engines.calls import intra_op_threads
 from tests.helpers.models import assert_same_bits, awkward_net, blocked, mlp, state_arrays
 from tests.helpers.serial_engines import NoTasks
 from tests.helpers.small_fits import STILL, X, Y, fit, trainer_of

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from compss_train import DivergedError, Gradients, Merge, PartialShuffle
-from compss_train.engines.machine import intra_op_threads
+from compss_train.engines.calls import intra_op_threads
 from compss_train.model.losses import cross_entropy
 from compss_train.model.metrics import Measures, MetricAccumulator
 from compss_train.model.training_spec import HALF, TrainingSpec

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer, Gradients, Merge
-from compss_train.engines.machine import cores
+from compss_train.engines.nodes import cores
 from compss_train.worker.state import to_cpu
 from tests.helpers.models import (
     ADAM,

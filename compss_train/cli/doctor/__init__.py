@@ -8,8 +8,7 @@ import argparse
 
 from compss_train.cli.doctor import machine, nodes
 from compss_train.cli.doctor.findings import Check, Finding, Request, as_json, as_text, ready
-from compss_train.engines.compss.configuration import write
-from compss_train.engines.compss.worker_nodes import FIRST_PORT, free_first_port, host_nodes, loopback_nodes
+from compss_train.engines.compss import configuration
 
 CHECKS: tuple[Check, ...] = (
     machine.check_packages,
@@ -41,12 +40,14 @@ def doctor(options: argparse.Namespace) -> int:
 def configure(options: argparse.Namespace) -> int:
     """Write the two files and print the workers in them."""
     if options.hosts is not None:
-        workers = host_nodes(options.hosts, options.units, options.gpus, options.first_port or FIRST_PORT)
+        workers = configuration.host_nodes(
+            options.hosts, options.units, options.gpus, options.first_port or configuration.FIRST_PORT
+        )
     else:
         # One more range of ports, after those of the workers, for the coordinator.
-        first_port = options.first_port or free_first_port(min(max(1, options.nodes), 254) + 1)
-        workers = loopback_nodes(options.nodes, options.units, options.gpus, first_port)
-    write(options.folder, workers, install_dir=options.install_dir, working_dir=options.working_dir)
+        first_port = options.first_port or configuration.free_first_port(min(max(1, options.nodes), 254) + 1)
+        workers = configuration.loopback_nodes(options.nodes, options.units, options.gpus, first_port)
+    configuration.write(options.folder, workers, install_dir=options.install_dir, working_dir=options.working_dir)
     for node in workers:
         print(f"{node.name}: {node.cpus} CPU units, {node.gpus} GPUs, ports {node.first_port} to {node.last_port}")
     print(f"project.xml and resources.xml are in {options.folder.absolute()}")

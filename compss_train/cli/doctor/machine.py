@@ -15,7 +15,7 @@ from importlib import metadata, util
 from pathlib import Path
 
 from compss_train.cli.doctor.findings import Finding, Request
-from compss_train.engines.compss.worker_nodes import DEFAULT_HOME, compss_home, presumed_home
+from compss_train.engines.compss.configuration import DEFAULT_HOME, compss_home, presumed_home
 
 TIMEOUT = 20.0
 """Seconds for a program of this machine: the JVM of runcompss may start from a slow disk."""

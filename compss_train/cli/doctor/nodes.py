@@ -14,8 +14,7 @@ from typing import Any
 from compss_train._utils.version import __version__
 from compss_train.cli.doctor.findings import Finding, Request
 from compss_train.cli.doctor.machine import Result, installed_version, judge_open_files, run_program
-from compss_train.engines.compss.configuration import UNREADABLE, read_project, read_resources
-from compss_train.engines.compss.worker_nodes import compss_home, presumed_home
+from compss_train.engines.compss import configuration
 from compss_train.engines.nodes import Node, is_local, physical_cores
 
 SSH_TIMEOUT = 10.0
@@ -35,9 +34,9 @@ SSH = [
 def check_files(request: Request) -> Iterator[Finding]:
     """Check that the two XML files can be read and name the same nodes."""
     if request.project is not None:
-        yield _judge_file("project file", request.project, read_project)
+        yield _judge_file("project file", request.project, configuration.read_project)
     if request.resources is not None:
-        yield _judge_file("resources file", request.resources, read_resources)
+        yield _judge_file("resources file", request.resources, configuration.read_resources)
     known = declared_nodes(request.resources)
     if known and (unknown := set(project_nodes(request)) - set(known)):
         found = f"{', '.join(sorted(unknown))} of the project file not in the resources file"
@@ -47,28 +46,28 @@ def check_files(request: Request) -> Iterator[Finding]:
 def project_nodes(request: Request) -> dict[str, Path | None]:
     """Return the nodes of the project file, none if it cannot be read, and their installation folders."""
     try:
-        return {} if request.project is None else read_project(request.project)
-    except UNREADABLE:
+        return {} if request.project is None else configuration.read_project(request.project)
+    except configuration.UNREADABLE:
         return {}
 
 
 def install_dir(request: Request, node: str) -> Path:
     """Return the installation folder on a node: the project file's, by default the same as on this machine."""
-    return project_nodes(request).get(node) or presumed_home()
+    return project_nodes(request).get(node) or configuration.presumed_home()
 
 
 def declared_nodes(resources: Path | None) -> dict[str, Node]:
     """Return the nodes of a resources file, none if it cannot be read, which ``check_files`` reports."""
     try:
-        return {} if resources is None else read_resources(resources)
-    except UNREADABLE:
+        return {} if resources is None else configuration.read_resources(resources)
+    except configuration.UNREADABLE:
         return {}
 
 
 def _judge_file(name: str, path: Path, read: Callable[[Path], Iterable[str]]) -> Finding:
     try:
         nodes = read(path)
-    except UNREADABLE as error:
+    except configuration.UNREADABLE as error:
         return Finding(name, "missing", f"{path}: {error}", "compss-train configure writes one")
     return Finding(name, "ok", f"{path}: {', '.join(nodes) or 'no nodes'}")
 
@@ -78,7 +77,7 @@ def check_resources(request: Request) -> Iterator[Finding]:
 
     Without a file COMPSs uses its default one, which declares four units on every machine.
     """
-    home, path = compss_home(), request.resources
+    home, path = configuration.compss_home(), request.resources
     if home is not None and path is None:
         path = home / "Runtime/configuration/xml/resources/default_resources.xml"
     listed = run_program(["nvidia-smi", "-L"])

@@ -1,17 +1,143 @@
-"""COMPSs's two configuration files: the project names the worker nodes, the resources declare what each has.
+"""The worker nodes that COMPSs is to start, and its two configuration files, which name and describe them.
 
-Imports no torch, so that the doctor can use it.
+The project names the nodes, with the folders of COMPSs on them; the resources declare what each node has. Imports
+no torch, so that the doctor can use it.
 """
 
+import os
+import random
+import shutil
+import socket
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from getpass import getuser
 from pathlib import Path
 from xml.etree import ElementTree
 
-from compss_train.engines.compss.worker_nodes import WorkerNode, presumed_home
-from compss_train.engines.nodes import Node
+from compss_train.engines.nodes import Node, physical_cores
 
 NIO_ADAPTOR = "es.bsc.compss.nio.master.NIOAdaptor"
+# COMPSs's master uses the first free port from 43000 to 44000, so workers start above it. If a worker's port is in
+# use, COMPSs tries the next one after half a minute. A worker listens on all addresses of its machine, so that each
+# worker needs different ports.
+FIRST_PORT = 44001
+PORTS = 10
+LAST_PORT = 65535
+LOWEST_PORT = 10_000
+"""Registered services use lower ports."""
+_USUAL_OUTGOING_PORT = 32768
+"""The lowest port of outgoing connections, unless an administrator has changed it."""
+OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
+"""File with the range of ports that Linux uses for outgoing connections."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerNode(Node):
+    """A worker of COMPSs: the host that it is started on by ssh, its computing units and GPUs, and its first port.
+
+    Raises ``ValueError`` for an empty name, less than 1 unit, a negative number of GPUs, and ports out of range.
+    """
+
+    first_port: int = FIRST_PORT
+
+    def __post_init__(self) -> None:
+        if not self.name or self.name != self.name.strip():
+            raise ValueError(f"a node needs the name of a host, got {self.name!r}")
+        if self.cpus < 1:
+            raise ValueError(
+                f"units={self.cpus} for {self.name}: give at least 1, usually the number of physical cores"
+            )
+        if self.gpus < 0:
+            raise ValueError(f"gpus={self.gpus} for {self.name}: give 0 or more")
+        if not 1024 <= self.first_port <= LAST_PORT - PORTS:
+            raise ValueError(
+                f"{self.name} would listen on port {self.first_port}; ports must be between 1024 and {LAST_PORT}: "
+                "choose another first port, or fewer nodes"
+            )
+
+    @property
+    def last_port(self) -> int:
+        """The last port that the worker may listen on."""
+        return self.first_port + PORTS - 1
+
+
+def free_first_port(count: int) -> int:
+    """Return the first of enough consecutive free ports for ``count`` processes of COMPSs on this machine.
+
+    The search starts at a random port: two runs that start at the same time must not use the same ports, since the
+    coordinator of one would then contact the workers of the other. Ports from that of the first outgoing connection
+    on are excluded, since any of them may be in use by the time the workers start. Raises ``OSError`` if there are
+    not enough.
+    """
+    needed = count * PORTS
+    try:
+        outgoing = int(OUTGOING.read_text().split()[0])
+    except (OSError, ValueError):
+        outgoing = _USUAL_OUTGOING_PORT
+    candidates = range(LOWEST_PORT, outgoing - needed + 1)
+    for _ in range(100 if candidates else 0):
+        first = random.choice(candidates)
+        if all(_is_free(port) for port in range(first, first + needed)):
+            return first
+    raise OSError(f"found no {needed} consecutive free ports; give the first one with --first-port")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as listener:
+        # As in Java, a port counts as free while its last connections are still closing.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", port))
+        except OSError:
+            return False
+        return True
+
+
+def loopback_nodes(
+    count: int, units: int | None = None, gpus: int = 0, first_port: int = FIRST_PORT
+) -> tuple[WorkerNode, ...]:
+    """Return ``count`` workers on this machine: one on localhost, more on 127.0.0.1, 127.0.0.2 and so on.
+
+    ``units`` is the number of computing units of each, by default its share of the physical cores. Raises
+    ``ValueError`` for more than 254 workers, and for GPUs with more than one worker.
+    """
+    if not 1 <= count <= 254:
+        raise ValueError(f"nodes={count}: give 1 to 254, the number of loopback addresses from 127.0.0.1")
+    if gpus and count > 1:
+        raise ValueError(
+            f"gpus={gpus} with nodes={count}: all workers on this machine would use the same GPUs, since each "
+            "counts them from the first; use one node with all GPUs"
+        )
+    share = max(1, physical_cores() // count) if units is None else units
+    names = ["localhost"] if count == 1 else [f"127.0.0.{index}" for index in range(1, count + 1)]
+    return tuple(WorkerNode(name, share, gpus, first_port + index * PORTS) for index, name in enumerate(names))
+
+
+def host_nodes(
+    hosts: Sequence[str], units: int | None = None, gpus: int = 0, first_port: int = FIRST_PORT
+) -> tuple[WorkerNode, ...]:
+    """Return one worker per host, by default with as many units as this machine has physical cores."""
+    if not hosts or len(set(hosts)) < len(hosts):
+        raise ValueError(f"hosts={','.join(hosts)!r}: give at least one host, and each host once")
+    return tuple(WorkerNode(host, physical_cores() if units is None else units, gpus, first_port) for host in hosts)
+
+
+DEFAULT_HOME = Path("/opt/COMPSs")
+
+
+def compss_home() -> Path | None:
+    """Return the folder that COMPSs is installed in: ``COMPSS_HOME``, or that of ``runcompss``, or ``None``."""
+    if home := os.environ.get("COMPSS_HOME"):
+        return Path(home)
+    if (runcompss := shutil.which("runcompss")) is None:
+        return None
+    scripts = Path(runcompss).resolve().parents
+    return scripts[3] if len(scripts) > 3 and (scripts[3] / "Runtime").is_dir() else None
+
+
+def presumed_home() -> Path:
+    """Return the folder that COMPSs is installed in, or its default."""
+    return compss_home() or DEFAULT_HOME
 
 
 def write(

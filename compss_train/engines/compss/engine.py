@@ -10,25 +10,12 @@ from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
-from compss_train.data.block import RemoteBlock
+from compss_train.data.block import Block, BlockDescription, RemoteBlock, describe
 from compss_train.engines.base import ONE_CPU, Engine, Ref, Resources, Traits, map_refs
 from compss_train.engines.calls import Failure
-from compss_train.engines.compss.context import (
-    import_pycompss,
-    seconds_left,
-    skip_destructors_at_exit,
-    under_compss,
-)
-from compss_train.engines.compss.resources import (
-    check_fit,
-    check_gpus,
-    check_limits,
-    check_size,
-    declared_nodes,
-    lost_task_error,
-)
+from compss_train.engines.compss import runtime
 from compss_train.engines.compss.task_body import Call, LostInputError, Placeholder, SerializedValue
-from compss_train.engines.local.child import run_in_child
+from compss_train.engines.local.engine import run_in_child
 from compss_train.engines.nodes import Node
 from compss_train.exceptions import EngineClosedError
 from compss_train.model.devices import CPU, gpu
@@ -69,8 +56,8 @@ class CompssEngine(Engine):
     traits: ClassVar[Traits] = Traits(interruptible=False, pays_by_value=True, task_seconds=0.02)
 
     def __init__(self) -> None:
-        self._api = import_pycompss()
-        if not under_compss():
+        self._api = runtime.import_pycompss()
+        if not runtime.under_compss():
             raise RuntimeError("the compss engine needs COMPSs's runtime; start the program with runcompss")
         self._tasks = importlib.import_module("compss_train.engines.compss.tasks")
         self._nodes = self.nodes()
@@ -78,10 +65,10 @@ class CompssEngine(Engine):
         self._gpu_tasks: dict[Resources, deque[_CompssRef]] = {}
         """The results that the next tasks on GPUs wait for, where their number at a time is limited."""
         self._timeout: float | None = None  # of ``watched``
-        self._open = True
         # PyCOMPSs keeps every object that it was given: an engine that was never closed frees them when collected.
-        weakref.finalize(self, _free, self._api, self._refs, threading.get_ident()).atexit = False
-        skip_destructors_at_exit()
+        self._close = weakref.finalize(self, _free, self._api, self._refs, threading.get_ident())
+        self._close.atexit = False
+        runtime.skip_destructors_at_exit()
 
     @classmethod
     def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
@@ -91,7 +78,7 @@ class CompssEngine(Engine):
     @classmethod
     def nodes(cls) -> list[Node]:
         """Return the nodes that COMPSs was started with; none if its configuration cannot be read."""
-        return declared_nodes()
+        return runtime.declared_nodes()
 
     @classmethod
     def default_workers(cls, threads: int) -> int:
@@ -108,7 +95,7 @@ class CompssEngine(Engine):
     @classmethod
     def time_left(cls) -> float | None:
         """Return the seconds until the limit of ``runcompss --wall_clock_limit``."""
-        return seconds_left()
+        return runtime.seconds_left()
 
     @classmethod
     def device(cls, worker: int, num_gpu: int) -> str:
@@ -122,7 +109,7 @@ class CompssEngine(Engine):
         Warns if COMPSs was started with another number of nodes than ``num_nodes``, which is compared if it is
         above 1 or there are GPUs: tasks run on all nodes that COMPSs has.
         """
-        check_gpus(num_gpu, num_nodes, cls.nodes())
+        runtime.check_gpus(num_gpu, num_nodes, cls.nodes())
 
     def publish(self, value: object) -> Ref:
         """Keep the value until a task reads it and COMPSs writes it to a file; PyCOMPSs's futures are passed on."""
@@ -149,7 +136,7 @@ class CompssEngine(Engine):
         Raises ``ValueError`` if it needs more than any node has, since COMPSs would never run it.
         """
         self._check_open()
-        check_size(resources, self._nodes)
+        runtime.check_size(resources, self._nodes)
         gpu = bool(resources.gpus)
         in_child = resources.own_process or (self._timeout is not None and not gpu)
         run, *start = (run_in_child, function, self._timeout, gpu) if in_child else (function,)
@@ -234,10 +221,10 @@ class CompssEngine(Engine):
         """Raise ``ValueError`` if the nodes, or ``gpu_tasks``, do not let these tasks run together."""
         self._check_open()
         for task in tasks:
-            check_size(task, self._nodes)
-        check_limits(tasks)
+            runtime.check_size(task, self._nodes)
+        runtime.check_limits(tasks)
         if self._nodes:
-            check_fit(tasks, self._nodes)
+            runtime.check_fit(tasks, self._nodes)
 
     @contextmanager
     def watched(self, timeout: float | None) -> Iterator[None]:
@@ -250,9 +237,7 @@ class CompssEngine(Engine):
 
     def shutdown(self, *, kill: bool = False) -> None:
         """Free this engine's values; running tasks continue to their end."""
-        for ref in list(self._refs):
-            self._delete(ref)
-        self._open = False
+        self._close()
 
     def _new_ref(self, content: Any, *, external: bool = False) -> _CompssRef:
         ref = _CompssRef(content, external=external)
@@ -292,16 +277,16 @@ class CompssEngine(Engine):
         try:
             value = self._api.compss_wait_on(future, mode="r")
         except Exception as error:  # from reading the empty file that COMPSs writes for a lost result
-            raise lost_task_error(self._nodes) from error
+            raise runtime.lost_task_error(self._nodes) from error
         if value is None:
-            raise lost_task_error(self._nodes)
+            raise runtime.lost_task_error(self._nodes)
         return value
 
     def _load(self, serialized: Any) -> Any:
         value = serialized.load()
         if isinstance(value, Failure):
             error = value.exception()
-            raise lost_task_error(self._nodes) if isinstance(error, LostInputError) else error
+            raise runtime.lost_task_error(self._nodes) if isinstance(error, LostInputError) else error
         return value
 
     def _delete(self, ref: _CompssRef) -> None:
@@ -311,7 +296,7 @@ class CompssEngine(Engine):
         self._refs.discard(ref)
 
     def _check_open(self) -> None:
-        if not self._open:
+        if not self._close.alive:
             raise EngineClosedError("this COMPSs engine was shut down; make a new one")
 
 
@@ -336,3 +321,36 @@ def _compss(ref: Ref) -> _CompssRef:
     if not isinstance(ref, _CompssRef):
         raise TypeError(f"{ref!r} is not a reference of the compss engine")
     return ref
+
+
+class CompssBlock(RemoteBlock):
+    """A block that is a future of PyCOMPSs."""
+
+    home: ClassVar[str] = CompssEngine.name
+
+    def __init__(self, future: object, description: BlockDescription, owner: object = None) -> None:
+        super().__init__(*description)
+        self.future = future
+        self.owner = owner
+        """The object that deletes the future when it is garbage collected; kept alive as long as this block."""
+
+    def load(self) -> Block:
+        """Wait for the value and return a copy; the future remains its owner's."""
+        engine = CompssEngine()
+        block: Block = engine.fetch([engine.publish(self)])[0]
+        return block
+
+
+def future_blocks(futures: Sequence[object], owner: object = None) -> list[CompssBlock]:
+    """Return futures as blocks. Tasks determine the dtypes and shapes; the values stay where they are.
+
+    ``owner`` is kept alive with each block.
+    """
+    engine = CompssEngine()
+    refs = [engine.submit(describe, engine.reference(future)) for future in futures]
+    try:
+        descriptions = engine.fetch(refs, small=True)
+    finally:
+        engine.delete(refs)
+    pairs = zip(futures, descriptions, strict=True)
+    return [CompssBlock(future, description, owner) for future, description in pairs]

@@ -8,19 +8,23 @@ never reach the user. So a task that fails returns a ``Failure`` for each of its
 from __future__ import annotations
 
 import gc
+import os
 import pickle
-from collections.abc import Callable, Sequence
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, TypeAlias
 
-from compss_train.data.block import Block, as_block
+import torch
+
+from compss_train.data.block import as_block
 from compss_train.data.dislib_tensors import is_future
-from compss_train.engines.calls import Failure, map_args, results_of
+from compss_train.engines import calls
+from compss_train.engines.calls import Failure
 from compss_train.engines.codec import dumps
-from compss_train.engines.compss.binding import bound_resources
-from compss_train.engines.compss.context import in_worker, keep_answer_pipe_open
-from compss_train.engines.machine import prepare_process
+from compss_train.engines.compss import runtime
 from compss_train.exceptions import WorkerLostError
 
 Buffer: TypeAlias = memoryview | bytes | bytearray
@@ -86,7 +90,7 @@ class _FailedInput(Exception):  # noqa: N818 - only carries a failure to run_tas
 def run_task(results: int, cpus: int, call: SerializedValue, inputs: Sequence[Any]) -> Any:
     """Run a call; return its serialized result, or a list of them if ``results`` is above 1."""
     try:
-        if in_worker():
+        if runtime.in_worker():
             _prepare_worker()
         serialized = _run(results, cpus, call.load(), inputs)
     except _FailedInput as error:
@@ -110,16 +114,16 @@ def _prepare_worker() -> None:
 
     PyCOMPSs collects garbage twice after each task, which takes a quarter of a second for torch's modules alone.
     """
-    keep_answer_pipe_open()
-    prepare_process()
+    runtime.keep_answer_pipe_open()
+    calls.prepare_process()
     gc.freeze()
 
 
 def _run(results: int, cpus: int, call: Call, inputs: Sequence[Any]) -> list[SerializedValue]:
     values = [_load_input(item) for item in inputs]
-    args = map_args(call.args, lambda value: values[value.index] if isinstance(value, Placeholder) else value)
+    args = calls.map_args(call.args, lambda value: values[value.index] if isinstance(value, Placeholder) else value)
     with bound_resources(cpus, call.gpu):
-        made = results_of(call.function, args, results)
+        made = calls.results_of(call.function, args, results)
     return [SerializedValue.of(item) for item in made]
 
 
@@ -128,20 +132,16 @@ def _load_input(item: Any) -> Any:
     if item is None:
         raise LostInputError
     if not isinstance(item, SerializedValue):
-        return _as_block(item)
+        if is_future(item):
+            raise ValueError(
+                "a block of this tensor was collected or deleted after its BlockedTensor was made; make it again "
+                "with BlockedTensor.from_dislib, or pass the dislib Tensor itself to each call"
+            )
+        return as_block(item)
     value = item.load()
     if isinstance(value, Failure):
         raise _FailedInput(value)
     return value
-
-
-def _as_block(item: Any) -> Block:
-    if is_future(item):
-        raise ValueError(
-            "a block of this tensor was collected or deleted after its BlockedTensor was made; make it again "
-            "with BlockedTensor.from_dislib, or pass the dislib Tensor itself to each call"
-        )
-    return as_block(item)
 
 
 TASK_NAMES = {
@@ -166,3 +166,40 @@ def task_name(function: Callable[..., Any]) -> str:
     """Return the name under which COMPSs shows the tasks of a function."""
     own = getattr(function, "__module__", "").startswith("compss_train.")
     return TASK_NAMES.get(function.__name__, "run") if own else "run"
+
+
+@contextmanager
+def bound_resources(cpus: int, gpu: bool) -> Iterator[None]:
+    """Use ``cpus`` intra-op threads on the cores that COMPSs has bound, and the bound GPU if ``gpu`` is true.
+
+    COMPSs moves the main thread only. The threads that torch started for an earlier task would stay on that task's
+    cores, which may belong to another task now.
+    """
+    cores = {int(core) for core in os.environ.get("COMPSS_BINDED_CPUS", "").split(",") if core}
+    for thread in os.listdir("/proc/self/task") if cores and cpus > 1 else ():
+        with suppress(OSError):  # the thread has just ended
+            os.sched_setaffinity(int(thread), cores)
+    if gpu and (devices := os.environ.get("COMPSS_BINDED_GPUS")) is not None:
+        _select_gpu(devices)  # else the runtime binds nothing: the user's CUDA_VISIBLE_DEVICES applies
+    with calls.intra_op_threads(cpus):
+        yield
+
+
+def _select_gpu(devices: str) -> None:
+    """Make the GPU that COMPSs bound the current device.
+
+    COMPSs sets CUDA_VISIBLE_DEVICES, which CUDA reads once per process, but its processes serve many tasks. So here
+    CUDA sees all devices and each task selects its own; if it was initialized earlier with fewer, the last one.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        try:
+            if not torch.cuda.is_available():
+                raise RuntimeError(
+                    f"COMPSs bound GPU {devices} of {socket.gethostname()} to this task, but torch sees no GPU "
+                    "there; install a CUDA build of torch on the nodes, or use num_gpu=0"
+                )
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        finally:  # COMPSs deletes the variable after the task, and its process would fail without it
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices
+    torch.cuda.set_device(min(int(devices.split(",")[0]), torch.cuda.device_count() - 1))

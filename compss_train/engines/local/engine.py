@@ -6,16 +6,19 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from functools import lru_cache
+from multiprocessing.util import Finalize
 from typing import Any, ClassVar, Self
+
+import torch
 
 from compss_train._utils.validation import check_count
 from compss_train.engines.base import ONE_CPU, Ref, Resources, Traits
-from compss_train.engines.local.graph_engine import GraphEngine, GraphRef
 from compss_train.engines.local.scheduler import Scheduler
 from compss_train.engines.local.store import StoreFolders, store
-from compss_train.engines.local.task_graph import Value
+from compss_train.engines.local.task_graph import GraphEngine, GraphRef, Value
 from compss_train.engines.local.worker_process import WorkerProcess, interrupts_deferred
-from compss_train.engines.machine import cores
+from compss_train.engines.nodes import cores
 from compss_train.exceptions import EngineClosedError
 
 _CHECK_SECONDS = 1.0
@@ -106,9 +109,7 @@ class LocalEngine(GraphEngine):
         """Write the value to shared memory; of a memory-mapped array only the path is stored."""
         self._check_open()
         published = Value()
-        stored = store(value, f"{next(self._numbers)}-published", self._folders.paths)
-        published.future.set_result(stored)
-        self._post(self._graph.hold, published, stored)
+        published.future.set_result(store(value, f"{next(self._numbers)}-published", self._folders.paths))
         return GraphRef(published)
 
     def submit(
@@ -143,7 +144,7 @@ class LocalEngine(GraphEngine):
         """Return the value; of one under commutative update, the newest."""
         self._check_open()
         local = self._own(ref)
-        while local.updates is not None and (newest := local.updates.current) is not None:
+        while local.updates is not None and (newest := local.updates.newest) is not None:
             with contextlib.suppress(FileNotFoundError):  # the next update has just replaced it
                 return newest.load()
         future = local.value.future
@@ -209,3 +210,34 @@ def _shut_down(scheduler: Scheduler, processes: list[WorkerProcess], folders: St
                 process.join()
         finally:
             folders.remove()
+
+
+_TASKS = ("compss_train.worker",)
+"""What the tasks of a fit import; the start of a process does not count as silence."""
+
+
+def run_in_child(function: Callable[..., Any], timeout: float | None, gpu: bool, *args: Any) -> Any:
+    """Return ``function(*args)`` as a child process computes it, with as many threads as this one.
+
+    For tasks of another engine, which replaces no processes and watches none. A child that dies, or with a
+    ``timeout`` has reported nothing for that many seconds, is replaced by another one, which runs the function
+    again. A child without a ``gpu`` is kept for the next task; one with a GPU sees the devices that it was started
+    with.
+    """
+    threads = torch.get_num_threads()
+    with LocalEngine(1, threads, _TASKS) if gpu else contextlib.nullcontext(_kept_child(threads)) as engine:
+        published = [engine.publish(argument) for argument in args]
+        result = engine.submit(function, *published, resources=Resources(cpus=threads))
+        try:
+            with contextlib.nullcontext() if timeout is None else engine.watched(timeout):
+                return engine.fetch([result])[0]
+        finally:
+            engine.delete([result, *published])
+
+
+@lru_cache(maxsize=1)
+def _kept_child(threads: int) -> LocalEngine:
+    engine = LocalEngine(1, threads, _TASKS)
+    # COMPSs's worker processes are children of multiprocessing, which at exit wait for children of their own.
+    Finalize(None, engine.end_processes, exitpriority=0)
+    return engine

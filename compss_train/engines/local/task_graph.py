@@ -1,48 +1,58 @@
-"""Dependencies between the local engine's tasks: which values they wait for, and which values are still needed."""
+"""Tasks and the values that they wait for, as a graph: when tasks are ready, and which values are still needed.
+
+``TaskGraph`` belongs to one thread, a scheduler's; ``GraphEngine`` submits to it for the coordinator.
+"""
 
 from __future__ import annotations
 
 import heapq
-from collections import Counter, deque
+from abc import abstractmethod
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+from compss_train.engines.base import ONE_CPU, Engine, Ref, Resources, map_refs
 from compss_train.engines.calls import map_args
 from compss_train.engines.local.store import StoredValue, discard
 
 
 @dataclass(eq=False, slots=True)
 class Value:
-    """A value that is written once. All attributes but ``future`` belong to the scheduler's thread."""
+    """A value that is written once. All attributes but ``future`` belong to the graph's thread."""
 
     future: Future[StoredValue] = field(default_factory=Future)
     waiting: list[Task] = field(default_factory=list)
     """Tasks that cannot start before this value is available."""
     readers: int = 0
-    """Number of unfinished tasks that read it."""
+    """Number of what still needs it: unfinished tasks, updates to come, and the value that it will be as well."""
     deleted: bool = False
+    twin: Value | None = None
+    """The value that is the same once this one is available."""
+    original: Value | None = None
+    """The value that this one is the twin of, which it needs until it is deleted."""
 
 
-@dataclass(eq=False, slots=True, kw_only=True)
+@dataclass(eq=False, slots=True)
 class Updates:
-    """The commutative updates of a value since it was last read. They run one at a time, as they become ready."""
+    """The commutative updates of a value since it was last read: a chain, in the order in which they are ready."""
 
-    base: Value
+    last: Value
+    """What the last update of the chain makes; before the first one, the value itself."""
     result: Value = field(default_factory=Value)
-    current: StoredValue | None = None
-    """The newest value, once the first update may start."""
-    ready: deque[Task] = field(default_factory=deque)
-    running: bool = False
-    unfinished: int = 0
+    """The value after all updates."""
+    newest: StoredValue | None = None
+    """What the last update that has run has made."""
+    waiting: int = 0
+    """Updates whose arguments are missing, so that they have no place in the chain yet."""
     closed: bool = False
     """Whether the value has a reader, so that no more updates can join."""
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class Task:
-    """A task and its dependencies. An ``Updates`` object among the arguments stands for its current value."""
+    """A task and its dependencies. The first argument of an update is its ``Updates`` until it is in the chain."""
 
     number: int
     function: Callable[..., Any]
@@ -66,21 +76,13 @@ class Task:
             for item in argument if isinstance(argument, list) else [argument]:
                 if isinstance(item, Value):
                     yield item
-        if self.updates is not None:
-            yield self.updates.base
 
     def stored_args(self) -> tuple[Any, ...]:
         """Return the arguments with the stored content of each value in its place."""
-        return map_args(self.args, _stored)
+        return map_args(self.args, lambda item: item.future.result() if isinstance(item, Value) else item)
 
     def __lt__(self, other: Task) -> bool:
         return (not self.priority, self.number) < (not other.priority, other.number)
-
-
-def _stored(argument: Any) -> Any:
-    if isinstance(argument, Value):
-        return argument.future.result()
-    return argument.current if isinstance(argument, Updates) else argument
 
 
 class TaskGraph:
@@ -93,29 +95,27 @@ class TaskGraph:
         self._woken: deque[tuple[Task, BaseException | None]] = deque()
         """Tasks of which an input has arrived, with its error if it has failed."""
         self._unresolved: set[Value] = set()
-        self._references: Counter[str] = Counter()
-        """How many values or groups of updates use each file."""
-
-    # -- tasks ---------------------------------------------------------------------------------------------
 
     def add(self, task: Task) -> None:
         """Add a task; it becomes ready when its inputs are available."""
         self._unresolved.update(task.outputs)
         if task.updates is not None:
-            task.updates.unfinished += 1
-            self._unresolved.add(task.updates.result)  # may have failed already: abandon() checks
+            task.updates.waiting += 1
         error: BaseException | None = None
         for value in task.inputs():
             value.readers += 1
-            if value.future.done():
-                error = error or value.future.exception()
-            else:
-                value.waiting.append(task)
-                task.missing += 1
-        if error is not None and task.updates is None:
-            self.fail(task, error)
-        else:
-            self._advance(task)
+            error = self._await(task, value) or error
+        self._advance(task, error)
+
+    def begin(self, updates: Updates) -> None:
+        """Keep a value that is about to be updated."""
+        updates.last.readers += 1
+        self._unresolved.add(updates.result)
+
+    def close(self, updates: Updates) -> None:
+        """Accept no more updates in this group: its value is about to be read."""
+        updates.closed = True
+        self._complete_chain(updates)
 
     def next_ready(self, cpus: int) -> Task | None:
         """Remove and return the first ready task, ``None`` without one or if it needs more CPUs than this."""
@@ -128,18 +128,20 @@ class TaskGraph:
     def complete(self, task: Task, results: Sequence[StoredValue]) -> None:
         """Set a task's results."""
         if task.updates is not None:
-            self._replace(task.updates, results[0])
+            task.updates.newest = results[0]
         for value, stored in zip(task.outputs, results, strict=True):
-            self._resolve(value, stored)
+            self._settle(value, stored)
         self._detach(task)
 
     def fail(self, task: Task, error: BaseException) -> None:
         """Set a task's results to an error."""
         task.failed = True
+        if task.updates is not None:
+            task.updates.newest = None
+            if task.args[0] is task.updates:
+                self._chain(task, task.updates)
         for value in task.outputs:
             self._settle(value, error)
-        if task.updates is not None:
-            self._settle(task.updates.result, error)
         self._detach(task)
 
     def wake(self) -> None:
@@ -147,12 +149,13 @@ class TaskGraph:
         while self._woken:
             task, error = self._woken.popleft()
             task.missing -= 1
-            if task.failed:
-                continue
-            if error is not None and task.updates is None:
-                self.fail(task, error)  # without waiting for its other inputs
-            else:
-                self._advance(task)
+            if not task.failed:
+                self._advance(task, error)
+
+    def delete(self, value: Value) -> None:
+        """Free a value once its last reader has finished."""
+        value.deleted = True
+        self._free(value)
 
     def abandon(self, error: BaseException) -> None:
         """Set all values that are still missing to an error."""
@@ -161,106 +164,158 @@ class TaskGraph:
                 value.future.set_exception(error)
         self._unresolved.clear()
 
-    def _advance(self, task: Task) -> None:
-        """Queue or fail a task if all its inputs are available."""
-        if task.missing:
-            return
-        for value in task.inputs():
-            if (error := value.future.exception()) is not None:
-                self.fail(task, error)
-                return
-        if task.updates is None:
+    def _await(self, task: Task, value: Value) -> BaseException | None:
+        """Let a task wait for an input that is missing; return the error of one that has failed."""
+        if value.future.done():
+            return value.future.exception()
+        value.waiting.append(task)
+        task.missing += 1
+        return None
+
+    def _advance(self, task: Task, error: BaseException | None) -> None:
+        """Fail a task at once if an input has failed, queue it if all are available."""
+        if error is None and not task.missing and task.updates is not None and task.args[0] is task.updates:
+            error = self._await(task, self._chain(task, task.updates))
+        if error is not None:
+            self.fail(task, error)
+        elif not task.missing:
             heapq.heappush(self._ready, task)
-        else:
-            task.updates.ready.append(task)
-            self._next_update(task.updates)
+
+    def _chain(self, task: Task, updates: Updates) -> Value:
+        """Put an update at the end of its chain; return the value that it reads."""
+        before, updates.last = updates.last, task.outputs[0]
+        updates.last.readers += 1
+        task.args = (before, *task.args[1:])
+        updates.waiting -= 1
+        self._complete_chain(updates)
+        return before
+
+    def _complete_chain(self, updates: Updates) -> None:
+        """Give a closed group's value to its readers once it has the value of the last update."""
+        if updates.closed and not updates.waiting:
+            last, updates.result.original = updates.last, updates.last
+            last.twin = updates.result
+            if last.future.done():
+                self._settle(updates.result, last.future.exception() or last.future.result())
 
     def _detach(self, task: Task) -> None:
-        """Free what a finished task has used."""
         for value in task.inputs():
             value.readers -= 1
             self._free(value)
-        if (updates := task.updates) is not None:
-            updates.unfinished -= 1
-            updates.running = False
-            self._next_update(updates)
-            self._publish(updates)
-
-    # -- commutative updates -------------------------------------------------------------------------------
-
-    def close(self, updates: Updates) -> None:
-        """Accept no more updates in this group: its value is about to be read."""
-        updates.closed = True
-        self._publish(updates)
-
-    def _next_update(self, updates: Updates) -> None:
-        if updates.running or not updates.ready:
-            return
-        if updates.current is None:
-            updates.current = updates.base.future.result()
-            self._acquire(updates.current)
-        updates.running = True
-        heapq.heappush(self._ready, updates.ready.popleft())
-
-    def _replace(self, updates: Updates, stored: StoredValue) -> None:
-        if updates.current is not None:
-            self._release(updates.current)
-        updates.current = stored
-        self._acquire(stored)
-
-    def _publish(self, updates: Updates) -> None:
-        """Give a closed group's value to its readers after the last update."""
-        done = updates.closed and not updates.unfinished
-        if not done or updates.current is None:
-            return
-        if not updates.result.future.done():
-            self._resolve(updates.result, updates.current)
-        self._release(updates.current)
-        updates.current = None
-
-    # -- values --------------------------------------------------------------------------------------------
-
-    def hold(self, value: Value, stored: StoredValue) -> None:
-        """Count the file of a published value."""
-        self._acquire(stored)
-        self._free(value)
-
-    def delete(self, value: Value) -> None:
-        """Free a value once its last reader has finished."""
-        value.deleted = True
-        self._free(value)
-
-    def _resolve(self, value: Value, stored: StoredValue) -> None:
-        self._acquire(stored)
-        self._settle(value, stored)
-        self._free(value)
 
     def _settle(self, value: Value, outcome: StoredValue | BaseException) -> None:
-        if value.future.done():
+        if value.future.done():  # abandoned before
             return
         self._unresolved.discard(value)
+        error = outcome if isinstance(outcome, BaseException) else None
         if isinstance(outcome, StoredValue):
             value.future.set_result(outcome)
         else:
             value.future.set_exception(outcome)
-        error = outcome if isinstance(outcome, BaseException) else None
         self._woken.extend((task, error) for task in value.waiting)
         value.waiting = []
+        if value.twin is not None:
+            self._settle(value.twin, outcome)
+        self._free(value)
 
     def _free(self, value: Value) -> None:
-        free = value.deleted and not value.readers and value.future.done()
-        if free and value.future.exception() is None:
-            self._release(value.future.result())
-            value.deleted = False
-
-    def _acquire(self, stored: StoredValue) -> None:
-        if stored.path is not None:
-            self._references[stored.path] += 1
-
-    def _release(self, stored: StoredValue) -> None:
-        if stored.path is None:
+        if not value.deleted or value.readers or not value.future.done():
             return
-        self._references[stored.path] -= 1
-        if not self._references[stored.path]:
-            del self._references[stored.path]
-            self._discard(stored.path)
+        value.deleted = False
+        if value.original is not None:
+            value.original.readers -= 1
+            self._free(value.original)
+        elif value.future.exception() is None and (path := value.future.result().path) is not None:
+            self._discard(path)
+
+
+class GraphRef(Ref):
+    """A reference: its present value, and the updates that will replace it."""
+
+    __slots__ = ("updates", "value")
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.updates: Updates | None = None
+
+
+class GraphEngine(Engine):
+    """Queues tasks in a graph, which ``_post`` changes: in the thread that owns it, or at once."""
+
+    _graph: TaskGraph
+    _numbers: Iterator[int]
+    """Of tasks, in the order of their submission."""
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raise ``EngineClosedError`` after ``shutdown``."""
+
+    @abstractmethod
+    def _post(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a method of the graph, in the thread that it belongs to."""
+
+    def submit(
+        self,
+        function: Callable[..., Any],
+        *args: Any,
+        returns: int = 1,
+        resources: Resources = ONE_CPU,
+        priority: bool = False,
+    ) -> Any:
+        """Queue the task."""
+        self._check_open()
+        task = Task(
+            number=next(self._numbers),
+            function=function,
+            args=map_refs(args, self._read),
+            outputs=[Value() for _ in range(returns)],
+            cpus=resources.cpus,
+            priority=priority,
+        )
+        self._post(self._graph.add, task)
+        refs = [GraphRef(value) for value in task.outputs]
+        return refs[0] if returns == 1 else refs
+
+    def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
+        """Queue the update, with priority."""
+        self._check_open()
+        ref = self._own(target)
+        if ref.updates is None:
+            ref.updates = Updates(ref.value)
+            self._post(self._graph.begin, ref.updates)
+        task = Task(
+            number=next(self._numbers),
+            function=function,
+            args=(ref.updates, *map_refs(args, self._read)),
+            outputs=[Value()],
+            priority=True,
+            updates=ref.updates,
+        )
+        self._post(self._graph.add, task)
+        return GraphRef(task.outputs[0])
+
+    def delete(self, refs: Sequence[Ref]) -> None:
+        """Free the values once all submitted tasks have read them."""
+        self._check_open()
+        for ref in refs:
+            self._post(self._graph.delete, self._read(ref))
+
+    def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
+        """Return those whose task has ended; of a value under commutative update, the task of its first value."""
+        self._check_open()
+        return [ref for ref in refs if self._own(ref).value.future.done()]
+
+    def _read(self, ref: Ref) -> Value:
+        """Return the value that readers get from now on: after all updates submitted so far."""
+        own = self._own(ref)
+        if own.updates is not None:
+            updates, own.updates = own.updates, None
+            self._post(self._graph.delete, own.value)
+            own.value = updates.result
+            self._post(self._graph.close, updates)
+        return own.value
+
+    def _own(self, ref: Ref) -> GraphRef:
+        if not isinstance(ref, GraphRef):
+            raise TypeError(f"{ref!r} is not a reference of the {self.name} engine")
+        return ref

@@ -13,9 +13,8 @@ from typing import Any
 from loky import process_executor
 
 from compss_train.engines import liveness
-from compss_train.engines.calls import Failure, map_args, name_of, results_of
+from compss_train.engines.calls import Failure, intra_op_threads, map_args, name_of, prepare_process, results_of
 from compss_train.engines.local.store import StoredValue, discard_all, loaded, store
-from compss_train.engines.machine import intra_op_threads, prepare_process
 
 STACK_SIGNAL = signal.SIGUSR1
 """The signal at which a worker process writes the stack of its task to a file."""

@@ -10,7 +10,7 @@ from torch import nn
 
 from compss_train._utils.validation import check_count, warn_user
 from compss_train.engines import Engine, engine_class
-from compss_train.engines.machine import this_machine
+from compss_train.engines.base import this_machine
 from compss_train.exceptions import NotBuiltError
 from compss_train.model import parameters as params
 from compss_train.trainer import DistributedTrainer

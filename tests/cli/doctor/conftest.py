@@ -5,7 +5,7 @@ import pytest
 
 from compss_train.cli.doctor import machine as local_machine
 from compss_train.cli.doctor import nodes
-from compss_train.engines.compss import worker_nodes
+from compss_train.engines.compss import configuration
 from tests.cli.doctor.fake_machine import FakeMachine
 
 
@@ -16,7 +16,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("COMPSS_HOME", str(fake.home))
     monkeypatch.delenv("JAVA_HOME", raising=False)
-    monkeypatch.setattr(worker_nodes, "DEFAULT_HOME", tmp_path / "none")
+    monkeypatch.setattr(configuration, "DEFAULT_HOME", tmp_path / "none")
     monkeypatch.setattr(local_machine, "util", SimpleNamespace(find_spec=lambda name: None))
     monkeypatch.setattr(nodes, "physical_cores", lambda: 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)

@@ -8,8 +8,7 @@ import pytest
 from compss_train.cli import doctor, main
 from compss_train.cli.doctor import Request, nodes
 from compss_train.cli.doctor import machine as local_machine
-from compss_train.engines.compss.configuration import read_project, read_resources
-from compss_train.engines.compss.worker_nodes import WorkerNode
+from compss_train.engines.compss.configuration import WorkerNode, read_project, read_resources
 from tests.cli.doctor.fake_machine import findings_by_name, states
 
 HANGS = """#!{python}

@@ -9,8 +9,7 @@ import pytest
 
 from compss_train.cli.doctor import Request, ready
 from compss_train.cli.doctor.nodes import probe_program
-from compss_train.engines.compss.configuration import resources_xml
-from compss_train.engines.compss.worker_nodes import WorkerNode, loopback_nodes
+from compss_train.engines.compss.configuration import WorkerNode, loopback_nodes, resources_xml
 from tests.cli.doctor.fake_machine import findings_by_name, states
 
 

@@ -17,7 +17,7 @@ from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer
 from compss_train.callbacks import Callback
-from compss_train.engines.compss.resources import runtime_options
+from compss_train.engines.compss.runtime import runtime_options
 
 
 def working_folders():

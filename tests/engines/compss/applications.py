@@ -1,8 +1,7 @@
 """Configuration files of COMPSs for tests."""
 
-from compss_train.engines.compss.configuration import write
-from compss_train.engines.compss.resources import JVM_OPTIONS
-from compss_train.engines.compss.worker_nodes import WorkerNode
+from compss_train.engines.compss.configuration import WorkerNode, write
+from compss_train.engines.compss.runtime import JVM_OPTIONS
 
 
 def declare_nodes(monkeypatch, folder, *nodes):

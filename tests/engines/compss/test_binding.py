@@ -4,8 +4,7 @@ import threading
 import pytest
 import torch
 
-from compss_train.engines.compss import binding
-from compss_train.engines.compss.binding import bound_resources, visible_index
+from compss_train.engines.compss.task_body import bound_resources
 
 
 def test_all_threads_move_to_the_cores_that_were_bound(monkeypatch):
@@ -22,29 +21,26 @@ def test_all_threads_move_to_the_cores_that_were_bound(monkeypatch):
         stop.set()
         thread.join()
         monkeypatch.setenv("COMPSS_BINDED_CPUS", ",".join(map(str, before)))
-        binding._set_affinity()
+        with bound_resources(2, gpu=False):
+            pass
     assert os.sched_getaffinity(0) == before
 
 
-def test_a_bound_gpu_is_found_among_the_visible_ones():
-    assert visible_index("2", visible=4) == 2
-    assert visible_index("1,3", visible=4) == 1
-    assert visible_index("3", visible=1) == 0  # CUDA was initialised with one device before
-
-
-def test_processes_see_all_gpus_and_take_the_bound_one(monkeypatch):
+@pytest.mark.parametrize(("visible", "taken"), [(4, [3, 1]), (3, [2, 1]), (1, [0, 0])])
+def test_processes_see_all_gpus_and_take_the_bound_one(monkeypatch, visible, taken):
+    """Where CUDA was initialized before with fewer devices, the last one."""
     seen = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: bool(seen))
     monkeypatch.setattr(torch.cuda, "init", lambda: seen.append(os.environ.get("CUDA_VISIBLE_DEVICES")))
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: visible)
     monkeypatch.setattr(torch.cuda, "set_device", seen.append)
-    for gpu in ("3", "1"):  # two tasks of one process
+    for gpu in ("3", "1,2"):  # two tasks of one process
         monkeypatch.setenv("COMPSS_BINDED_GPUS", gpu)
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpu)
         with bound_resources(1, gpu=True):
             assert os.environ["CUDA_VISIBLE_DEVICES"] == gpu  # which COMPSs deletes after the task
-    assert seen == [None, 3, 1]
+    assert seen == [None, *taken]
 
 
 def test_a_node_whose_torch_sees_no_gpu_is_an_error(monkeypatch):

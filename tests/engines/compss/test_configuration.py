@@ -9,7 +9,11 @@ from xml.etree import ElementTree
 import pytest
 
 from compss_train.engines.compss.configuration import (
+    DEFAULT_HOME,
+    FIRST_PORT,
     UNREADABLE,
+    WorkerNode,
+    loopback_nodes,
     project_xml,
     read_nodes,
     read_project,
@@ -17,7 +21,6 @@ from compss_train.engines.compss.configuration import (
     resources_xml,
     write,
 )
-from compss_train.engines.compss.worker_nodes import DEFAULT_HOME, FIRST_PORT, WorkerNode, loopback_nodes
 from compss_train.engines.nodes import Node
 
 HOME = Path(os.environ.get("COMPSS_HOME", DEFAULT_HOME))

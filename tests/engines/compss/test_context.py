@@ -8,7 +8,7 @@ import pytest
 
 from compss_train import DistributedTrainer
 from compss_train.engines import CompssEngine, LocalEngine, SerialEngine, engine_class
-from compss_train.engines.compss.context import keep_answer_pipe_open, under_compss
+from compss_train.engines.compss.runtime import keep_answer_pipe_open, under_compss
 from compss_train.exceptions import ScriptLoadingError
 from tests.engines.compss.applications import declare_nodes
 
@@ -97,7 +97,7 @@ def test_units_of_dislibs_variable_are_the_threads(as_main_program, monkeypatch)
 
 PROGRAM = """
 import atexit, ctypes, sys
-from compss_train.engines.compss.context import skip_destructors_at_exit
+from compss_train.engines.compss.runtime import skip_destructors_at_exit
 libc = ctypes.CDLL(None)
 libc.on_exit(libc.abort, None)  # as a library's destructors are registered when it is loaded
 atexit.register(print, "python's own ran", flush=True)
@@ -142,7 +142,7 @@ def test_without_a_pipe_nothing_is_kept(tmp_path):
 
 FORKED = """
 import os, sys
-from compss_train.engines.compss.context import keep_answer_pipe_open
+from compss_train.engines.compss.runtime import keep_answer_pipe_open
 commands = os.open(sys.argv[1] + ".outbound", os.O_RDONLY | os.O_NONBLOCK)
 answers = os.open(sys.argv[1] + ".inbound", os.O_RDONLY | os.O_NONBLOCK)
 kept = keep_answer_pipe_open()

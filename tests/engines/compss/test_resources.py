@@ -4,7 +4,7 @@ from contextlib import nullcontext
 import pytest
 
 from compss_train.engines import Resources
-from compss_train.engines.compss.resources import (
+from compss_train.engines.compss.runtime import (
     JVM_OPTIONS,
     check_fit,
     check_limits,

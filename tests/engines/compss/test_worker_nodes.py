@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from compss_train.engines.compss import worker_nodes
-from compss_train.engines.compss.worker_nodes import (
+from compss_train.engines.compss import configuration
+from compss_train.engines.compss.configuration import (
     DEFAULT_HOME,
     LAST_PORT,
     LOWEST_PORT,
@@ -28,7 +28,7 @@ def test_one_node_has_the_physical_cores():
 
 
 def test_loopback_nodes_share_cores_and_have_their_own_ports(monkeypatch):
-    monkeypatch.setattr(worker_nodes, "physical_cores", lambda: 8)
+    monkeypatch.setattr(configuration, "physical_cores", lambda: 8)
     three = loopback_nodes(3)
     assert [node.name for node in three] == ["127.0.0.1", "127.0.0.2", "127.0.0.3"]
     assert [node.cpus for node in three] == [2, 2, 2]
@@ -63,19 +63,19 @@ def test_free_ports():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        assert not worker_nodes._is_free(listener.getsockname()[1])
+        assert not configuration._is_free(listener.getsockname()[1])
 
 
 def test_no_free_ports(monkeypatch):
-    monkeypatch.setattr(worker_nodes, "_is_free", lambda port: False)
+    monkeypatch.setattr(configuration, "_is_free", lambda port: False)
     with pytest.raises(OSError, match="no 10 consecutive free ports"):
         free_first_port(1)
 
 
 def test_ports_of_outgoing_connections_are_left_out(monkeypatch, tmp_path):
     range_file = tmp_path / "range"
-    monkeypatch.setattr(worker_nodes, "OUTGOING", range_file)
-    monkeypatch.setattr(worker_nodes, "_is_free", lambda port: True)
+    monkeypatch.setattr(configuration, "OUTGOING", range_file)
+    monkeypatch.setattr(configuration, "_is_free", lambda port: True)
     range_file.write_text(f"{LOWEST_PORT + 20}\t{LAST_PORT - 10}\n")
     for _ in range(50):
         first = free_first_port(1)

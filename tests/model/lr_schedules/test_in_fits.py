@@ -11,7 +11,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle, SerialEngine
-from compss_train.engines.machine import intra_op_threads
+from compss_train.engines.calls import intra_op_threads
 from compss_train.reports.records import measured_names
 from tests.helpers.models import (
     ADAM,

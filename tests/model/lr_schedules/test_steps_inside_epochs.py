@@ -15,7 +15,7 @@ from torch.optim import lr_scheduler
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle, Schedule, SerialEngine
 from compss_train.callbacks import Checkpoint
-from compss_train.engines.machine import intra_op_threads
+from compss_train.engines.calls import intra_op_threads
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.schedule import make_schedule
 from tests.helpers.models import (

@@ -7,9 +7,8 @@ from concurrent.futures import Future
 from typing import Any, ClassVar, Self
 
 from compss_train.engines.base import Ref, Resources, Traits
-from compss_train.engines.local.graph_engine import GraphEngine, GraphRef
 from compss_train.engines.local.store import StoredValue
-from compss_train.engines.local.task_graph import Task, TaskGraph, Value
+from compss_train.engines.local.task_graph import GraphEngine, GraphRef, TaskGraph, Value
 from compss_train.exceptions import EngineClosedError
 from tests.simulation.engine.events import Events
 from tests.simulation.engine.faults import FaultPlan
@@ -61,9 +60,7 @@ class SimulatedEngine(GraphEngine):
         """Store the value; no process holds it alone."""
         self._check_open()
         published = Value()
-        stored = self.values.store(encoded(value), "published value")
-        published.future.set_result(stored)
-        self._graph.hold(published, stored)
+        published.future.set_result(self.values.store(encoded(value), "published value"))
         return GraphRef(published)
 
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
@@ -81,7 +78,7 @@ class SimulatedEngine(GraphEngine):
         """Return the value; of one under commutative update, the newest."""
         self._check_open()
         simulated = self._own(ref)
-        if simulated.updates is not None and (newest := simulated.updates.current) is not None:
+        if simulated.updates is not None and (newest := simulated.updates.newest) is not None:
             return newest.load()
         future = simulated.value.future
         self._wait([future], timeout)
@@ -149,16 +146,15 @@ class SimulatedEngine(GraphEngine):
                 return _settled(futures)
         return True
 
-    def _add(self, task: Task) -> None:
-        self._graph.add(task)
+    def _post(self, function: Callable[..., None], *args: Any) -> None:
+        function(*args)
+        if function != self._graph.add:
+            return
         self._processes.start_ready()
         if self.events.draw.random() < SLOW_SHARE:
             until = self.events.clock() + SLOW_SECONDS * self.events.pace
             while self._step(until):
                 pass
-
-    def _post(self, function: Callable[..., None], *args: Any) -> None:
-        function(*args)
 
     def _check_open(self) -> None:
         self.faults.check_alive()

@@ -5,11 +5,10 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, TypeAlias
 
-from compss_train.engines.calls import MAX_RUNS, Failure, map_args, name_of, results_of
+from compss_train.engines.calls import MAX_RUNS, Failure, intra_op_threads, map_args, name_of, results_of
 from compss_train.engines.codec import Bytes
 from compss_train.engines.local.store import loaded
 from compss_train.engines.local.task_graph import Task, TaskGraph
-from compss_train.engines.machine import intra_op_threads
 from compss_train.exceptions import WorkerLostError
 from tests.simulation.engine.events import Events
 from tests.simulation.engine.faults import CoordinatorKilled, FaultPlan, ProcessDied
