@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from importlib import import_module
 from typing import Any
 
@@ -24,44 +22,27 @@ NO_READER = 141
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the subcommand that the arguments name, by default those of this process, and return its exit code."""
     options = make_parser().parse_args(arguments)
+
+    def show(message: object, *_: Any, **__: Any) -> None:
+        """Print a message of the command, or a warning, which says nothing of its place in the code."""
+        print(f"compss-train {options.command}: {message}", file=sys.stderr)
+
     try:
-        with _print_warnings(options.command):
+        with warnings.catch_warnings():
+            warnings.showwarning = show
             module = import_module(f"compss_train.cli.{options.module}")
             code = int(getattr(module, options.command)(options))
         sys.stdout.flush()
         return code
+    except BrokenPipeError:  # ``head`` or another reader has closed the pipe
+        # Python flushes the output once more at exit: it goes nowhere then.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NO_READER
     except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
-        if isinstance(error, BrokenPipeError) and _output_has_no_reader():
-            # Python flushes the output once more at exit: it goes nowhere then.
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)
-            return NO_READER
         if getattr(options, "traceback", False):
             traceback.print_exc()
-        print(f"compss-train {options.command}: {exception_message(error)}", file=sys.stderr)
+        show(exception_message(error))
         return 2
     except KeyboardInterrupt:
-        print(f"compss-train {options.command}: interrupted", file=sys.stderr)
+        show("interrupted")
         return INTERRUPTED
-
-
-def _output_has_no_reader() -> bool:
-    """Return whether standard output is a pipe that ``head`` or another reader has closed."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)  # errors are always reported
-    return any(event & select.POLLERR for _, event in poll.poll(0))
-
-
-@contextmanager
-def _print_warnings(command: str) -> Iterator[None]:
-    """Print warnings in the same format as the command's other messages, without their place in the code."""
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"compss-train {command}: {message}", file=sys.stderr)
-
-    before, warnings.showwarning = warnings.showwarning, show
-    try:
-        yield
-    finally:
-        warnings.showwarning = before

@@ -11,6 +11,9 @@ from inspect import Parameter, formatannotation
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from compss_train import callbacks
 from compss_train.cli.run_files import (
     RunFileError,
@@ -51,7 +54,7 @@ def _dry_run(run: training.TrainingRun) -> int:
     with run.trainer as trainer:
         plan = format_plan(run, trainer)
         try:
-            trainer.check_fit(**run.arguments())
+            trainer.check_fit(**run.arguments)
         except Exception as error:  # the network and other code of the user may raise any kind
             message = append_notes(f"the fit would fail: {format_exception(error)}", error)
             print(f"compss-train fit: {message}", file=sys.stderr)
@@ -81,6 +84,18 @@ def _train(run: training.TrainingRun, *, show_traceback: bool) -> int:
         return FAILED
     print(_format_result(trainer, run.folder))
     return UNFINISHED if trainer.stopped == "max_time" else 0
+
+
+def spirals(
+    samples: int = 3000, classes: int = 3, noise: float = 0.1, seed: int = 0
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return the data of ``example.toml``: points on arms of a spiral, (samples, 2), and their arms, (samples,)."""
+    random = np.random.default_rng(seed)
+    arm = random.integers(classes, size=samples)
+    along = random.uniform(size=samples)
+    angle = 2 * np.pi * (arm / classes + along) + noise * random.normal(size=samples)
+    points = along * np.stack([np.cos(angle), np.sin(angle)])
+    return points.T.astype(np.float32), arm
 
 
 def format_keys() -> str:
@@ -141,7 +156,7 @@ def format_plan(run: training.TrainingRun, trainer: DistributedTrainer) -> str:
         "seed": str(trainer.seed),
         "build": _format_options(run.file.section("build")),
         "fit": _format_options(run.file.section("fit")),
-        "callbacks": ", ".join(type(callback).__name__ for callback in run.fit["callbacks"]),
+        "callbacks": ", ".join(type(callback).__name__ for callback in run.arguments["callbacks"]),
         "output": f"{run.folder.path}{resumed if run.resume else ''}",
     }
     width = max(map(len, plan))

@@ -23,7 +23,7 @@ def test_ctrl_c_ends_with_the_code_that_shells_have(monkeypatch, capsys):
     def interrupt(*arguments, **options):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("compss_train.cli.doctor.write", interrupt)
+    monkeypatch.setattr("compss_train.engines.compss.configuration.write", interrupt)
     assert main(["configure", "--units", "1"]) == 130
     assert capsys.readouterr().err == "compss-train configure: interrupted\n"
 
@@ -33,7 +33,7 @@ def test_warnings_are_printed_as_messages_of_the_command(monkeypatch, capsys):
         warnings.warn("few units", stacklevel=1)
         raise ValueError("no units")
 
-    monkeypatch.setattr("compss_train.cli.doctor.write", warn)
+    monkeypatch.setattr("compss_train.engines.compss.configuration.write", warn)
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         before = warnings.showwarning

@@ -24,7 +24,7 @@ seed = 0
 import = "network_of_command:Net"
 
 [data]
-import = "compss_train.cli.example:spirals"
+import = "compss_train.cli.fit:spirals"
 samples = 200
 blocks = 4
 

@@ -143,26 +143,15 @@ def read_output(section: Table, folder: RunFolder, errors: Errors, *, has_valida
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingRun:
-    """A run that is ready to start; ``fit`` holds the contents of ``[fit]`` and all callbacks."""
+    """A run that is ready to start, with the arguments of ``DistributedTrainer.fit`` and ``check_fit``."""
 
     file: RunFile
     trainer: DistributedTrainer
+    arguments: dict[str, Any]
     data: Dataset
     validation_data: Dataset | None
-    fit: dict[str, Any]
     folder: RunFolder
     resume: bool
-
-    def arguments(self) -> dict[str, Any]:
-        """Return the arguments of ``DistributedTrainer.fit`` and ``check_fit``."""
-        arguments = {"x": self.data.x, "y": self.data.y, **self.fit}
-        validation = self.validation_data
-        if validation is not None:
-            in_files = isinstance(validation.x, FileDataset)
-            arguments["validation_data"] = validation.x if in_files else validation[:2]
-        if self.data.weight is not None:
-            arguments["sample_weight"] = self.data.weight
-        return {**arguments, "resume": True} if self.resume else arguments
 
 
 def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = False) -> TrainingRun:
@@ -189,13 +178,16 @@ def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = Fa
     has_validation = bool(run_file.section("validation"))
     writers = read_output(run_file.section("output"), folder, errors, has_validation=has_validation)
     errors.check(run_file.path)
+    # The user's callbacks first: the numbers that they add to records can be written and watched.
+    fit |= {"callbacks": [*fit["callbacks"], *writers, *stopping], "sample_weight": data.weight, "resume": resume}
+    if validation is not None:
+        fit["validation_data"] = validation.x if isinstance(validation.x, FileDataset) else validation[:2]
     return TrainingRun(
         file=run_file,
         trainer=trainer,
+        arguments={"x": data.x, "y": data.y, **fit},
         data=data,
         validation_data=validation,
-        # The user's callbacks first: the numbers that they add to records can be written and watched.
-        fit={**fit, "callbacks": [*fit["callbacks"], *writers, *stopping]},
         folder=folder,
         resume=resume,
     )
@@ -237,9 +229,8 @@ def train(run: TrainingRun) -> DistributedTrainer:
     setup, files = _FolderSetup(run), _RunFiles(run)
     with ExitStack() as stack, run.trainer as trainer:
         stack.callback(setup.lock.release)
-        callbacks = [setup, *run.fit["callbacks"], files]
         try:
-            trainer.fit(**{**run.arguments(), "callbacks": callbacks})
+            trainer.fit(**{**run.arguments, "callbacks": [setup, *run.arguments["callbacks"], files]})
         except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
             if files.reached:
                 raise

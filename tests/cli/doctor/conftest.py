@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from compss_train.cli.doctor import machine as local_machine
+from compss_train.cli import doctor
 from compss_train.cli.doctor import nodes
 from compss_train.engines.compss import configuration
 from tests.cli.doctor.fake_machine import FakeMachine
@@ -17,7 +17,7 @@ def machine(tmp_path, monkeypatch):
     monkeypatch.setenv("COMPSS_HOME", str(fake.home))
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(configuration, "DEFAULT_HOME", tmp_path / "none")
-    monkeypatch.setattr(local_machine, "util", SimpleNamespace(find_spec=lambda name: None))
+    monkeypatch.setattr(doctor, "util", SimpleNamespace(find_spec=lambda name: None))
     monkeypatch.setattr(nodes, "physical_cores", lambda: 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     return fake

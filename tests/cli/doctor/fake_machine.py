@@ -58,7 +58,7 @@ class FakeMachine:
             "torch": metadata.version("torch"),
             "compss_train": __version__,
         }
-        answer |= {"cpus": 4, "gpus": 0, "java": True, "compss": True, "open_files": 4096, "problems": {}} | changes
+        answer |= {"cpus": 4, "gpus": 0, "java": True, "compss": True, "problems": {}} | changes
         return self.add_printing_program("python-there", "Welcome to this machine!", json.dumps(answer))
 
     def write_files(self, *nodes):
