@@ -3,7 +3,6 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from functools import cache
 from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
@@ -12,9 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_dense
-from compss_train.data.ragged import Ragged, as_ragged, gathered, join
+from compss_train.data.ragged import Ragged, join
 
-Block: TypeAlias = NDArray[Any] | torch.Tensor
+Block: TypeAlias = NDArray[Any] | torch.Tensor | Ragged
 DType: TypeAlias = np.dtype[Any] | torch.dtype
 
 
@@ -25,7 +24,7 @@ def as_block(value: object) -> Block:
     sparse, nested, quantized or on the meta device; ``ValueError`` for a scalar and for samples of several shapes.
     """
     if isinstance(value, Ragged):
-        return value  # type: ignore[return-value]  # has what blocks need where they are only cut and selected from
+        return value
     if isinstance(value, torch.Tensor):
         check_dense("a block", value)
         block: Block = value.detach().cpu()
@@ -67,15 +66,12 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
 
 def as_tensor(block: Block) -> torch.Tensor:
     """Return the block as a tensor that shares its memory; read-only memory is copied."""
-    if as_ragged(block) is not None:
-        return block  # type: ignore[return-value]
-    return block if isinstance(block, torch.Tensor) else torch.from_numpy(_writable(block))
-
-
-def _writable(array: NDArray[Any]) -> NDArray[Any]:
+    if not isinstance(block, np.ndarray):
+        return block  # type: ignore[return-value]  # Ragged has what is asked of tensors that are only cut
     # torch shares memory with writable arrays only. A tensor on read-only memory would make it writable.
-    plain = np.asarray(array)
-    return plain if plain.flags.writeable and min(plain.strides, default=0) >= 0 else np.array(plain)
+    plain = np.asarray(block)
+    is_shared = plain.flags.writeable and min(plain.strides, default=0) >= 0
+    return torch.from_numpy(plain if is_shared else np.array(plain))
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -89,7 +85,7 @@ def rows_of_bytes(block: Block) -> NDArray[np.uint8]:
 
     Copying rows of bytes is faster than copying rows of other dtypes with torch or numpy.
     """
-    if as_ragged(block) is not None:
+    if isinstance(block, Ragged):
         raise TypeError("sequences of different lengths have no rows of one size; pad them for this")
     width = math.prod(block.shape[1:])
     if isinstance(block, torch.Tensor):
@@ -105,20 +101,15 @@ def rows_as_items(block: Block) -> NDArray[np.void]:
     """Return a flat array with one item per row that shares the block's memory: the fastest for indexed copies."""
     rows = block if isinstance(block, np.ndarray) and block.flags.c_contiguous else rows_of_bytes(block)
     width = rows.nbytes // (len(rows) or 1)
-    return rows.reshape(-1).view(_item_dtype(width)) if width else np.empty(len(rows), "V1")
-
-
-@cache
-def _item_dtype(width: int) -> np.dtype[np.void]:
-    return np.dtype((np.void, width))
+    return rows.reshape(-1).view(np.dtype((np.void, width))) if width else np.empty(len(rows), "V1")
 
 
 def copy_block(block: Block) -> Block:
     """Return a contiguous copy; a memory-mapped array is returned unchanged, as its data stay in the file."""
     if isinstance(block, np.memmap):
         return block
-    if (ragged := as_ragged(block)) is not None:
-        return ragged.clone()  # type: ignore[return-value]
+    if isinstance(block, Ragged):
+        return block.clone()
     if isinstance(block, torch.Tensor):
         return block.clone(memory_format=torch.contiguous_format)
     copy: NDArray[Any] = torch.empty(block.shape, dtype=as_tensor(block[:0]).dtype).numpy()
@@ -126,10 +117,10 @@ def copy_block(block: Block) -> Block:
     return copy
 
 
-def concatenate(blocks: list[Block]) -> Block:
-    """Return the blocks concatenated along the first dimension; the first block determines array or tensor."""
-    if as_ragged(blocks[0]) is not None:
-        return join(blocks)  # type: ignore[no-any-return]
+def concatenate(blocks: Sequence[Block]) -> Block:
+    """Return the blocks concatenated along the first dimension; the first block determines its kind."""
+    if isinstance(blocks[0], Ragged):
+        return join(blocks)
     if isinstance(blocks[0], torch.Tensor):
         return torch.cat([as_tensor(block) for block in blocks])
     return np.concatenate([np.asarray(block) for block in blocks])
@@ -141,18 +132,18 @@ def gather(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Block]
     Rows are copied as bytes, block by block in ascending order, and permuted at the end: many small indexing
     operations of torch cost far more.
     """
-    if as_ragged(blocks[0]) is not None:
-        return gathered(samples, starts, blocks)  # type: ignore[no-any-return]
     order = np.argsort(samples, kind="stable")
     ordered = samples[order]
-    cuts = np.searchsorted(ordered, [*starts, starts[-1] + len(blocks[-1])]).tolist()
-    collected = np.empty((len(samples), rows_of_bytes(blocks[0]).shape[1]), np.uint8)
-    for block, start, (low, high) in zip(blocks, starts, pairwise(cuts), strict=True):
-        if low < high:
-            rows = rows_of_bytes(block)
-            np.take(rows, ordered[low:high] - start, axis=0, out=collected[low:high], mode="clip")
+    cuts = pairwise(np.searchsorted(ordered, [*starts, starts[-1] + len(blocks[-1])]).tolist())
+    used = [(*each, low, high) for *each, (low, high) in zip(blocks, starts, cuts, strict=True) if low < high]
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
+    if isinstance(blocks[0], Ragged):
+        parts = [block[ordered[low:high] - start] for block, start, low, high in used]
+        return join(parts)[places]  # type: ignore[no-any-return]
+    collected = np.empty((len(samples), rows_of_bytes(blocks[0]).shape[1]), np.uint8)
+    for block, start, low, high in used:
+        np.take(rows_of_bytes(block), ordered[low:high] - start, axis=0, out=collected[low:high], mode="clip")
     raw = torch.from_numpy(collected).index_select(0, torch.from_numpy(places))
     first = as_tensor(blocks[0][:1])
     return raw.view(first.dtype).view(len(samples), *first.shape[1:])
@@ -185,6 +176,15 @@ class RemoteBlock(ABC):
 
     def __len__(self) -> int:
         return self.shape[0]
+
+
+def is_future(value: object) -> bool:
+    """Return whether an object is a placeholder of PyCOMPSs for a value that a task computes.
+
+    Placeholders are of PyCOMPSs's classes for results of tasks, and bare ``object()`` instances in a
+    COLLECTION_OUT.
+    """
+    return type(value) is object or type(value).__module__.split(".")[0] == "pycompss"
 
 
 AnyBlock: TypeAlias = Block | RemoteBlock

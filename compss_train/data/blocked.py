@@ -4,33 +4,22 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import pairwise, starmap
 from numbers import Integral
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
-from compss_train.data.block import (
-    AnyBlock,
-    Block,
-    DType,
-    RemoteBlock,
-    as_block,
-    as_tensor,
-    concatenate,
-    copy_block,
-    load_block,
-    rows_of_bytes,
-)
-from compss_train.data.dislib_tensors import blocks_of, make_tensor
+from compss_train._utils.imports import converter
+from compss_train.data import block as blocks_
+from compss_train.data.block import AnyBlock, Block, RemoteBlock, as_block, as_tensor, load_block
 from compss_train.data.files import read_arrays
 from compss_train.data.layout import check_weight_shape
 from compss_train.data.locations import FileNames, file_names
 from compss_train.data.order import sample_order, split_points
-from compss_train.data.ragged import as_ragged
+from compss_train.data.ragged import Ragged
 
 
 class BlockedTensor:
@@ -43,14 +32,13 @@ class BlockedTensor:
     """
 
     def __init__(self, tensors: Sequence[Sequence[object]]) -> None:
-        self.tensors: list[list[AnyBlock]] = [[_as_cell(block) for block in row] for row in tensors]
+        self.tensors: list[list[AnyBlock]] = [
+            [block if isinstance(block, RemoteBlock) else as_block(block) for block in row] for row in tensors
+        ]
         if not self.tensors or not self.tensors[0]:
             raise ValueError("a blocked tensor needs at least one block, but the grid is empty")
         if len({len(row) for row in self.tensors}) > 1:
             raise ValueError(f"the grid is ragged: its rows have {[len(row) for row in self.tensors]} blocks")
-        self._check_blocks()
-
-    def _check_blocks(self) -> None:
         first = self.tensors[0][0]
         for number, block in enumerate(self.blocks()):
             if len(block) == 0:
@@ -74,8 +62,8 @@ class BlockedTensor:
         """
         samples = as_block(array)
         rows, columns = _check_grid(blocks, len(samples))
-        cells = iter(split_block(samples, rows * columns))
-        return cls([[copy_block(next(cells)) for _ in range(columns)] for _ in range(rows)])
+        cells = starmap(slice, pairwise(split_points(len(samples), rows * columns)))
+        return cls([[blocks_.copy_block(samples[next(cells)]) for _ in range(columns)] for _ in range(rows)])
 
     @classmethod
     def from_files(cls, paths: FileNames, key: str = "x", *, reader: Any = None) -> BlockedTensor:
@@ -97,12 +85,43 @@ class BlockedTensor:
         """Return a dislib ``Tensor`` as a blocked tensor with the same grid, without moving its blocks.
 
         Blocks that are still being computed, or are on other nodes, are not fetched: tasks return their sizes.
+
+        Raises ``TypeError`` for an object without a grid of blocks.
         """
-        return cls(blocks_of(tensor))
+        grid = getattr(tensor, "tensors", None)
+        if not isinstance(grid, list) or not all(isinstance(row, list) for row in grid):
+            raise TypeError(
+                f"expected a dislib Tensor, with lists of blocks in .tensors; got a {type(tensor).__name__}"
+            )
+        futures = [block for row in grid for block in row if blocks_.is_future(block)]
+        remote = converter("pycompss")(futures, tensor) if futures else []
+        known = {id(future): block for future, block in zip(futures, remote, strict=True)}
+        return cls([[known.get(id(block), block) for block in row] for row in grid])
 
     def to_dislib(self) -> Any:
-        """Return a dislib ``Tensor`` of the same blocks, which this tensor still owns; needs dislib."""
-        return make_tensor(self.tensors, self.dtype, self.number_samples, owner=self)
+        """Return a dislib ``Tensor`` of the same blocks, which this tensor still owns; needs dislib.
+
+        dislib assumes that all blocks have the first block's shape; its own training drops the samples of a block
+        beyond a whole number of batches. Raises ``ImportError`` without dislib.
+        """
+        try:
+            from dislib.data.tensor import Tensor
+        except ImportError as error:
+            raise ImportError("to_dislib needs dislib and PyCOMPSs; install dislib (pip install dislib)") from error
+        futures = [[getattr(block, "future", None) for block in row] for row in self.tensors]
+        tensor = Tensor(
+            tensors=[
+                [load_block(block) if future is None else future for block, future in zip(*row, strict=True)]
+                for row in zip(self.tensors, futures, strict=True)
+            ],
+            tensor_shape=tuple(self.tensors[0][0].shape),
+            dtype=self.dtype,
+            number_samples=self.number_samples,
+            shape=self.shape,
+            delete=False,
+        )
+        tensor.blocked = self  # which deletes the blocks
+        return tensor
 
     def blocks(self) -> Iterator[AnyBlock]:
         """Iterate over the blocks in row-major order, the order of block numbers."""
@@ -130,13 +149,13 @@ class BlockedTensor:
         return tuple(self.tensors[0][0].shape[1:])
 
     @property
-    def dtype(self) -> DType:
+    def dtype(self) -> blocks_.DType:
         """The blocks' dtype: a numpy dtype for arrays, a torch dtype for tensors."""
         return self.tensors[0][0].dtype
 
     def collect(self) -> Block:
         """Return all samples as one array or tensor, in the order of ``blocks``; remote blocks are fetched."""
-        return concatenate([load_block(block) for block in self.blocks()])
+        return blocks_.concatenate([load_block(block) for block in self.blocks()])
 
     def __repr__(self) -> str:
         rows, columns = self.shape
@@ -146,20 +165,11 @@ class BlockedTensor:
         )
 
 
-def _as_cell(block: object) -> AnyBlock:
-    return block if isinstance(block, RemoteBlock) else as_block(block)
-
-
 def _memory_map(path: Path) -> NDArray[Any]:
     array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
     if not array.flags.c_contiguous:
         raise ValueError(f"{path} is in Fortran order; save numpy.ascontiguousarray(array) instead")
     return array
-
-
-def split_block(block: Block, parts: int) -> list[Block]:
-    """Split a block along its first dimension into ``parts`` views whose sizes differ by one at most."""
-    return [block[start:stop] for start, stop in pairwise(split_points(len(block), parts))]
 
 
 def _check_grid(blocks: object, samples: int) -> tuple[int, int]:
@@ -183,8 +193,8 @@ def fingerprint(tensors: Iterable[BlockedTensor]) -> int | None:
         for block in tensor.blocks():
             if isinstance(block, RemoteBlock):
                 return None
-            for row in (block[:1], block[-1:]) if as_ragged(block) is None else (block[0], block[-1]):
-                checksum = zlib.crc32(rows_of_bytes(row).data, checksum)
+            for row in (block[0], block[-1]) if isinstance(block, Ragged) else (block[:1], block[-1:]):
+                checksum = zlib.crc32(blocks_.rows_of_bytes(row).data, checksum)
     return checksum
 
 
@@ -210,18 +220,17 @@ def shuffle(
 
 
 def _permute(tensor: BlockedTensor, order: NDArray[Any]) -> BlockedTensor:
-    samples = tensor.collect()
-    bounds = np.cumsum([0, *tensor.sizes]).tolist()
-    blocks = iter([_take_rows(samples, order[start:stop]) for start, stop in pairwise(bounds)])
-    return BlockedTensor([[next(blocks) for _ in row] for row in tensor.tensors])
+    samples = [load_block(block) for block in tensor.blocks()]
+    permuted: Block = blocks_.gather(order, np.cumsum([0, *tensor.sizes[:-1]]).tolist(), samples)
+    if isinstance(samples[0], np.ndarray):
+        permuted = np.asarray(permuted)
+    return _in_blocks_of(tensor, permuted)
 
 
-def _take_rows(block: Block, rows: NDArray[Any]) -> Block:
-    if isinstance(block, torch.Tensor):
-        return block[torch.from_numpy(rows).long()]
-    if (ragged := as_ragged(block)) is not None:
-        return ragged.index_select(0, torch.from_numpy(rows))  # type: ignore[return-value]
-    return copy_block(block[rows])
+def _in_blocks_of(tensor: BlockedTensor, rows: Block) -> BlockedTensor:
+    """Return rows in a grid and in blocks like those of ``tensor``."""
+    bounds = starmap(slice, pairwise(np.cumsum([0, *tensor.sizes]).tolist()))
+    return BlockedTensor([[rows[next(bounds)] for _ in row] for row in tensor.tensors])
 
 
 def check_paired(x: BlockedTensor, y: BlockedTensor, name: str = "y") -> None:
@@ -265,8 +274,7 @@ def as_blocked_like(value: object, x: BlockedTensor, name: str) -> BlockedTensor
     rows = as_block(value)
     if len(rows) != x.number_samples:
         raise ValueError(f"{name} has {len(rows)} rows for {x.number_samples} samples; give one for each")
-    blocks = iter(rows[start:stop] for start, stop in pairwise(np.cumsum([0, *x.sizes]).tolist()))
-    return BlockedTensor([[next(blocks) for _ in row] for row in x.tensors])
+    return _in_blocks_of(x, rows)
 
 
 def _check_weight_values(number: int, block: Block) -> None:

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
+from compss_train._utils.nested import map_leaves
 from compss_train.data.block import as_tensor
 from compss_train.data.ragged import Ragged
 
@@ -100,6 +101,15 @@ def collate_pairs(collate: Callable[[list[Any]], Any], pairs: list[tuple[Any, An
     if not isinstance(made, tuple | list) or len(made) != 2:
         raise TypeError(f"collate returned a {type(made).__name__} for a list of (x, y); return both, as (x, y)")
     return made[0], made[1]
+
+
+def collate_batch(collate: Callable[[list[Any]], Any], x: Any, y: Any, samples: int) -> tuple[Any, Any]:
+    """Return x and y of a batch that ``collate`` of ``build`` makes of so many samples, the rows of these."""
+
+    def sample(part: Any, number: int) -> Any:
+        return None if part is None else map_leaves(lambda leaf: leaf[number], part)
+
+    return collate_pairs(collate, [(sample(x, number), sample(y, number)) for number in range(samples)])
 
 
 def stacked(values: Sequence[Any]) -> Any:

@@ -15,6 +15,7 @@ from compss_train._utils.nested import leaves, rebuilt, template_of
 from compss_train.data.block import as_block
 from compss_train.data.blocked import BlockedTensor
 from compss_train.data.ragged import Ragged, is_ragged
+from compss_train.data.tables import is_frame
 
 
 class Parts(NamedTuple):
@@ -60,20 +61,20 @@ SINGLE = ColumnStructure()
 
 
 def structured(value: Any) -> Any:
-    """Return data with their tuples, lists and dicts as such: their leaves are arrays or blocked tensors.
+    """Return data with their tuples, lists and dicts as such: their leaves are arrays, frames or blocked tensors.
 
-    Dicts are several columns, and so are tuples and lists of arrays or blocked tensors. But a list of arrays of one
-    dtype and shape is an array of as many samples, as numpy sees it, and one of sequences that differ in length is
-    ``Ragged``. Raises ``ValueError`` for an empty one.
+    Dicts are several columns, and so are tuples and lists of arrays, frames or blocked tensors. But a list of
+    arrays of one dtype and shape is an array of as many samples, as numpy sees it, and one of sequences that differ
+    in length is ``Ragged``. Raises ``ValueError`` for an empty one.
     """
     if isinstance(value, Mapping):
         parts: Any = {name: structured(item) for name, item in value.items()}
     elif isinstance(value, tuple | list) and _are_columns(value):
         items = [structured(item) for item in value]
-        parts = tuple(items) if isinstance(value, tuple) else items
+        parts = tuple(items) if isinstance(value, tuple) or any(map(is_frame, value)) else items
+    elif isinstance(value, tuple | list):
+        return Ragged(value) if is_ragged(value) else as_block(value)
     else:
-        if isinstance(value, tuple | list):
-            return Ragged(value) if is_ragged(value) else as_block(value)
         return value
     if not parts:
         raise ValueError(f"an empty {type(value).__name__} has no samples")
@@ -81,7 +82,7 @@ def structured(value: Any) -> Any:
 
 
 def _are_columns(items: Sequence[Any]) -> bool:
-    if not items or not all(isinstance(item, Mapping) or _is_column(item) or _is_nested(item) for item in items):
+    if not items or not all(map(_is_column, items)):
         return False
     arrays = [item for item in items if isinstance(item, np.ndarray | torch.Tensor)]
     if isinstance(items, tuple) or len(arrays) < len(items):
@@ -92,11 +93,9 @@ def _are_columns(items: Sequence[Any]) -> bool:
 def _is_column(item: Any) -> bool:
     if isinstance(item, np.ndarray | torch.Tensor):
         return item.ndim > 0
-    return isinstance(item, BlockedTensor | Ragged) or hasattr(item, "tensors")
-
-
-def _is_nested(item: Any) -> bool:
-    return isinstance(item, tuple | list) and _are_columns(item)
+    if isinstance(item, tuple | list):
+        return _are_columns(item)
+    return isinstance(item, Mapping | BlockedTensor | Ragged) or hasattr(item, "tensors") or is_frame(item)
 
 
 def named_columns(value: Any, name: str) -> list[tuple[str, Any]]:

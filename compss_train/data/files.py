@@ -6,38 +6,33 @@ import copy
 import os
 import secrets
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from itertools import accumulate, chain
 from typing import Any, Literal, get_args
 
 import numpy as np
 
 from compss_train._utils.validation import check_choice, check_count, warn_user
 from compss_train.data.block import Block
-from compss_train.data.file_blocks import (
-    all_classes,
-    blocks_of,
-    check_description,
-    column_groups,
-    listed_files,
-    used_columns,
-)
 from compss_train.data.file_cache import make_cache
-from compss_train.data.file_index import FileIndex
+from compss_train.data.file_index import describe_files
 from compss_train.data.layout import (
     UNSUPPORTED_HINT,
     Description,
     Layout,
+    check_same_layout,
     check_weight_shape,
     is_supported,
     quote_names,
 )
 from compss_train.data.locations import FileNames, absolute, file_names
 from compss_train.data.readers import Reader, as_reader
-from compss_train.data.readers.base import code_stamp, reader_id
-from compss_train.data.reading import FilePart, bad_file_errors, layout_of
+from compss_train.data.readers.base import reader_id
+from compss_train.data.reading import FileBlock, FilePart, bad_file_errors, layout_of
 from compss_train.data.row_ranges import RowRange
+from compss_train.data.tables import column_groups, find_classes
 from compss_train.exceptions import BadFileError
 
 OnBadFile = Literal["raise", "skip"]
@@ -131,18 +126,31 @@ class FileDataset:
         groups = column_groups(x=x, y=y)
         self.x, self.y = x if isinstance(x, str) else "x", y if y is None or isinstance(y, str) else "y"
         self.weight = weight
-        if keys is None and groups:
-            keys = [key for key in (self.x, self.y, weight) if key is not None]
-        self.keys = _check_keys(keys)
-        used = used_columns(groups, (self.x, self.y, weight, *(self.keys or ())))
+        roles = [key for key in (self.x, self.y, weight) if key is not None]
+        self.keys = _check_keys(roles if keys is None and groups else keys)
+        alone = (key for key in (*roles, *(self.keys or ())) if key not in groups)
+        used = tuple(dict.fromkeys(chain(*groups.values(), alone)))
         self.reader = as_reader(reader, names).with_columns(groups, used, classes or {})
         self.on_bad_file: OnBadFile = on_bad_file
         self.skipped: dict[str, str] = {}
-        described = self._describe_files(names, files_len, FileIndex(index))
-        self.classes = {**all_classes(described.values()), **(classes or {})}
-        self.reader = self.reader.with_classes(self.classes)
-        parts = [part for name, found in described.items() for part in blocks_of(name, self._paths[name], found)]
-        self._blocks = dict(parts)
+        described = self._describe(names, files_len, index)
+        found: dict[str, set[Any]] = {}  # a file may lack some of the classes
+        for name, values in chain.from_iterable(each.classes.items() for each in described.values()):
+            found.setdefault(name, set()).update(values)
+        self.classes = {name: find_classes(name, values) for name, values in found.items()} | dict(classes or {})
+        if found:
+            self.reader = self.reader.with_columns({}, (), self.classes)
+        self._blocks: dict[str, FileBlock] = {}
+        for name, each in described.items():
+            sizes = each.blocks or (each.rows,)
+            for number, (first, rows) in enumerate(zip(accumulate(sizes, initial=0), sizes, strict=False)):
+                self._blocks[name if len(sizes) == 1 else f"{name}#{number}"] = FileBlock(
+                    path=self._paths[name],
+                    first=first,
+                    rows=rows,
+                    file_rows=each.rows,
+                    files=each.files[first : first + rows],
+                )
         self.files = list(self._blocks)
         self.files_len = {name: block.rows for name, block in self._blocks.items()}
         self.layout: Layout | None = next(iter(described.values())).layout
@@ -150,58 +158,45 @@ class FileDataset:
         for file, reason in self.skipped.items():
             warn_user(f"skipped {file} {reason}")
 
-    def _describe_files(
-        self, names: list[str], files_len: Mapping[str, int] | None, index: FileIndex
+    def _describe(
+        self, names: list[str], files_len: Mapping[str, int] | None, index: str | os.PathLike[str] | None
     ) -> dict[str, Description]:
-        if files_len is not None:
-            return self._trust_lengths(names, files_len, index)
-        found = index.describe(list(self._paths.values()), self.reader, self.keys)
+        """Return the descriptions of the valid files, which agree with the first one.
+
+        With ``files_len`` only one valid file is opened, for its layout.
+        """
+        options, paths = (self.reader, self.keys, index), list(self._paths.values())
+        found: Iterable[Description | BadFileError]
+        if files_len is None:
+            found = describe_files(paths, *options)
+        else:
+            _check_lengths(files_len, names)
+            found = (describe_files([path], *options)[0] for path in paths)
         good: dict[str, Description] = {}
-        for name, description in zip(names, found, strict=True):
+        for name, path, each in zip(names, paths, found, strict=False):
             try:
-                good[name] = check_description(self._paths[name], description, good)
+                if isinstance(each, BadFileError):
+                    raise each
+                if files_len is not None and each.rows != files_len[name]:
+                    raise BadFileError(path, f"has {each.rows} samples, but files_len has {files_len[name]}")
+                reference, first = next(iter(good.items()), (name, each))
+                if each.layout is not None and first.layout is not None:
+                    with bad_file_errors(path):
+                        check_same_layout(each.layout, first.layout, reference)
             except BadFileError as error:
-                self._skip(error)
-        if not good:
-            raise self._all_skipped_error(len(names))
-        return good
-
-    def _trust_lengths(
-        self, names: list[str], files_len: Mapping[str, int], index: FileIndex
-    ) -> dict[str, Description]:
-        """Use the given numbers of samples; only one file is opened, for its layout."""
-        if missing := [name for name in names if name not in files_len]:
-            raise ValueError(
-                f"files_len lacks {missing[0]} ({len(missing)} in all); give a number of samples for each file"
-            )
-        if wrong := [name for name in names if not _is_count(files_len[name])]:
-            raise ValueError(f"files_len has {files_len[wrong[0]]!r} for {wrong[0]}; give integers of at least 1")
-        first = replace(self._describe_first(names, files_len, index), blocks=(), files=())
-        good = [name for name in names if self._paths[name] not in self.skipped]
-        return {name: replace(first, rows=int(files_len[name])) for name in good}
-
-    def _describe_first(self, names: list[str], files_len: Mapping[str, int], index: FileIndex) -> Description:
-        """Return the description of the first valid file."""
-        for name in names:
-            try:
-                path = self._paths[name]
-                found = check_description(path, index.describe([path], self.reader, self.keys)[0], {})
-                if found.rows != files_len[name]:
-                    raise BadFileError(path, f"has {found.rows} samples, but files_len has {files_len[name]}")
-            except BadFileError as error:
-                self._skip(error)
+                if self.on_bad_file == "raise":
+                    raise
+                self.skipped[error.file] = error.reason
             else:
-                return found
-        raise self._all_skipped_error(len(names))
-
-    def _skip(self, error: BadFileError) -> None:
-        """Skip an invalid file or raise the error, depending on ``on_bad_file``."""
-        if self.on_bad_file == "raise":
-            raise error
-        self.skipped[error.file] = error.reason
-
-    def _all_skipped_error(self, files: int) -> ValueError:
-        return ValueError(f"all {files} files were skipped; the last one {list(self.skipped.values())[-1]}")
+                good[name] = each
+                if files_len is not None:
+                    break
+        if not good:
+            raise ValueError(f"all {len(names)} files were skipped; the last one {list(self.skipped.values())[-1]}")
+        if files_len is None:
+            return good
+        like = replace(next(iter(good.values())), blocks=(), files=())
+        return {n: replace(like, rows=int(files_len[n])) for n in names if self._paths[n] not in self.skipped}
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -273,8 +268,7 @@ class FileDataset:
     @cached_property
     def _reader_id(self) -> str:
         """Identifies the reader in the cache; one that cannot be pickled is another one in each data set."""
-        name = reader_id(self.reader, None)
-        return f"{name} {code_stamp(self.reader)}" if name else secrets.token_hex(16)
+        return reader_id(self.reader) or secrets.token_hex(16)
 
     def part(
         self, numbers: Sequence[int], keys: tuple[str, ...] | None = None, upcoming: Sequence[int] = ()
@@ -285,18 +279,12 @@ class FileDataset:
         the cache while it trains; without a cache they are not needed.
         """
         keys = self.keys if keys is None else keys
-        layout = self.layout if self.layout is None or keys is None else {key: self.layout[key] for key in keys}
         upcoming = () if self.cache is None else tuple(upcoming)
-        blocks = {number: self._blocks[self.files[number]] for number in [*numbers, *upcoming]}
         return FilePart(
-            reader=self.reader.with_files(listed_files(blocks.values())),
-            files={number: block.path for number, block in blocks.items()},
-            sizes={number: block.rows for number, block in blocks.items()},
-            within={
-                n: (block.first, block.file_rows) for n, block in blocks.items() if block.rows < block.file_rows
-            },
+            reader=self.reader,
+            blocks={number: self._blocks[self.files[number]] for number in [*numbers, *upcoming]},
             keys=keys,
-            layout=layout,
+            layout=self.layout if self.layout is None or keys is None else {key: self.layout[key] for key in keys},
             reference=self.reference,
             skip=self.on_bad_file == "skip",
             threads=self.threads,
@@ -348,26 +336,23 @@ class FileDataset:
     def ensure_layout(self) -> None:
         """Read the first valid file if the layout is unknown, because the reader can only count samples.
 
-        Raises ``ValueError`` if no file can be read.
+        What was read is kept in the cache. Raises ``ValueError`` if no file can be read.
         """
-        for number in range(len(self.files)):
-            if self.layout is not None:
-                return
+        numbers = range(len(self.files)) if self.layout is None else ()
+        for number in numbers:
             try:
-                self._learn_layout(number)
+                arrays = self.part([number]).read(RowRange(number, 0, self.sizes[number]))
             except BadFileError:
                 if self.on_bad_file == "raise":
                     raise
+                continue
+            self.layout, self.reference = layout_of(arrays), self.files[number]
+            entry = self.part([number]).cache_entry(number)
+            if entry is not None:
+                entry.store(arrays)
+            return
         if self.layout is None:
             raise ValueError(f"none of the {len(self.files)} files can be read, for example {self.files[0]}")
-
-    def _learn_layout(self, number: int) -> None:
-        """Read a file, and keep it in the cache."""
-        arrays = self.part([number]).read(RowRange(number, 0, self.sizes[number]))
-        self.layout, self.reference = layout_of(arrays), self.files[number]
-        entry = self.part([number]).cache_entry(number)
-        if entry is not None:
-            entry.store(arrays)
 
     def __repr__(self) -> str:
         return (
@@ -383,8 +368,15 @@ def _check_keys(keys: Collection[str] | None) -> tuple[str, ...] | None:
     return None if keys is None else tuple(keys)
 
 
-def _is_count(value: object) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and int(value) >= 1
+def _check_lengths(files_len: Mapping[str, int], names: Sequence[str]) -> None:
+    if missing := [name for name in names if name not in files_len]:
+        raise ValueError(
+            f"files_len lacks {missing[0]} ({len(missing)} in all); give a number of samples for each file"
+        )
+    for name in names:
+        length = files_len[name]
+        if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 1:
+            raise ValueError(f"files_len has {length!r} for {name}; give integers of at least 1")
 
 
 def read_arrays(names: Sequence[str], key: str, reader: Reader | Callable[..., Any] | None = None) -> list[Block]:

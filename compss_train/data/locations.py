@@ -7,6 +7,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, BinaryIO, TypeAlias
 
@@ -104,6 +105,16 @@ def open_binary(path: str, buffering: int = -1) -> BinaryIO | Any:
         return opened
     opened.close()
     return io.BytesIO(system.cat_file(name))
+
+
+@contextmanager
+def openable(path: str) -> Iterator[str | BinaryIO | Any]:
+    """Provide what libraries open: the path of a local file, or an open remote one."""
+    if not is_remote(path):
+        yield path
+        return
+    with open_binary(path) as file:
+        yield file
 
 
 def _has_ranges(opened: Any) -> bool:

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_choice
 
@@ -83,11 +82,13 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def __getitem__(self, key: int | slice) -> Any:
-        """Return one sequence as a tensor, or consecutive ones; both share this memory."""
+    def __getitem__(self, key: Any) -> Any:
+        """Return one sequence as a tensor, or consecutive ones, which share this memory; or copies, by number."""
         if isinstance(key, slice):
             start, stop, _ = key.indices(len(self))
             return Ragged.of(self.values, self.offsets[start : max(start, stop) + 1], self.bucket_by_length)
+        if isinstance(key, np.ndarray | torch.Tensor):
+            return self.index_select(0, torch.as_tensor(key))
         if not -len(self) <= key < len(self):
             raise IndexError(key)
         number = key % len(self)
@@ -96,7 +97,8 @@ class Ragged:
     def index_select(self, dimension: int, rows: torch.Tensor) -> Ragged:
         """Return copies of some sequences, by number."""
         rows = rows.long()
-        starts, lengths = self.offsets[:-1][rows], self.lengths[rows]
+        starts = self.offsets[rows]
+        lengths = self.offsets[rows + 1] - starts
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
         shifts = torch.repeat_interleave(starts - offsets[:-1], lengths)
         values = self.values.index_select(0, shifts + torch.arange(len(shifts)))
@@ -107,8 +109,8 @@ class Ragged:
         first, last = int(self.offsets[0]), int(self.offsets[-1])
         return Ragged.of(self.values[first:last].clone(), self.offsets - first, self.bucket_by_length)
 
-    def to(self, device: str, *, non_blocking: bool = False) -> Ragged:
-        """Return the sequences with their items on a device."""
+    def to(self, device: str | torch.dtype, *, non_blocking: bool = False) -> Ragged:
+        """Return the sequences with their items on a device, or of another dtype."""
         return Ragged.of(self.values.to(device, non_blocking=non_blocking), self.offsets)
 
     def pin_memory(self) -> Ragged:
@@ -157,29 +159,9 @@ def _parts(sequence: Any) -> Sequence[Any]:
     return sequence if isinstance(sequence, list | tuple) else ()
 
 
-def as_ragged(value: object) -> Ragged | None:
-    """Return the value if it has sequences of different lengths, ``None`` if it is any other block."""
-    return value if isinstance(value, Ragged) else None
-
-
-def join(parts: Sequence[Any]) -> Any:
+def join(parts: Sequence[Any]) -> Ragged:
     """Return all sequences, one after another."""
     own = [part.clone() for part in parts]
     lengths = torch.cat([part.lengths for part in own])
     offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
     return Ragged.of(torch.cat([part.values for part in own]), offsets, own[0].bucket_by_length)
-
-
-def gathered(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Any]) -> Any:
-    """Return sequences by number from consecutive blocks that begin at ``starts``."""
-    order = np.argsort(samples, kind="stable")
-    ordered = samples[order]
-    cuts = np.searchsorted(ordered, [*starts, starts[-1] + len(blocks[-1])]).tolist()
-    parts = [
-        block.index_select(0, torch.from_numpy(ordered[low:high] - start))
-        for block, start, low, high in zip(blocks, starts, cuts[:-1], cuts[1:], strict=True)
-        if low < high
-    ]
-    places = np.empty_like(order)
-    places[order] = np.arange(len(order))
-    return join(parts).index_select(0, torch.from_numpy(places))

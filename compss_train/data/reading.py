@@ -10,9 +10,8 @@ import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from compss_train.data.block import concatenate
 from compss_train.data.file_cache import CacheEntry, FileCache
 from compss_train.data.layout import (
     UNSUPPORTED_HINT,
@@ -63,7 +62,10 @@ def bad_file_errors(file: str) -> Iterator[None]:
 
 
 def _is_transient(file: str, error: Exception) -> bool:
-    """Return whether the machine, the network or the store of a remote file failed, rather than the file."""
+    """Return whether the machine, the network or the store of a remote file failed, rather than the file.
+
+    A remote file is missing only if a server has said so: fsspec's HTTP also says it without an answer.
+    """
     if isinstance(error, TimeoutError | ConnectionError):
         return True
     if isinstance(error, OSError) and error.errno in _TRANSIENT:
@@ -71,19 +73,13 @@ def _is_transient(file: str, error: Exception) -> bool:
     if not is_remote(file):
         return False
     if isinstance(error, FileNotFoundError):
-        return _has_not_been_asked_for(error.__cause__)
+        answer = getattr(error.__cause__, "response", error.__cause__)
+        status = getattr(answer, "status_code", getattr(answer, "status", None))
+        unreachable = isinstance(answer, OSError) and not isinstance(answer, FileNotFoundError)
+        return unreachable if status is None else status not in (404, 410)
     if isinstance(error, OSError):  # of HTTP clients, such as Hugging Face's, with the response but no number
         return error.errno is not None or hasattr(error, "response")
     return not isinstance(error, _CONTENT_ERRORS)
-
-
-def _has_not_been_asked_for(cause: BaseException | None) -> bool:
-    """Return whether a file is missing because no server answered, or answered something else: fsspec's HTTP."""
-    answer = getattr(cause, "response", cause)
-    status = getattr(answer, "status_code", getattr(answer, "status", None))
-    if status is not None:
-        return status not in (404, 410)
-    return isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
 
 
 def _reason(file: str, error: Exception) -> str:
@@ -99,16 +95,26 @@ def _reason(file: str, error: Exception) -> str:
     return f"cannot be read: {type(error).__name__}: {error}"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileBlock:
+    """Rows that are read together: those of a file, of a row group in it, or of some images in a folder."""
+
+    path: str
+    first: int = 0
+    """The first of its rows in the file."""
+    rows: int
+    file_rows: int
+    """Number of rows of the file."""
+    files: tuple[str, ...] = ()
+    """In a folder, the file that each row is in."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FilePart:
     """Some files of a ``FileDataset``, by number: everything that a task needs to read them."""
 
     reader: Reader
-    files: Mapping[int, str]
-    sizes: Mapping[int, int]
-    """Number of samples in each file."""
-    within: Mapping[int, tuple[int, int]] = field(default_factory=dict)
-    """Of those that are parts of a file: their first row in it, and its number of rows."""
+    blocks: Mapping[int, FileBlock]
     keys: tuple[str, ...] | None
     """Names of the arrays to read; ``None`` for all."""
     layout: Layout | None
@@ -135,14 +141,13 @@ class FilePart:
         """
         if self.cache is None or self.layout is None:
             return None
-        path, rows = self.files[file], self.sizes[file]
-        start, _ = self.within.get(file, (0, rows))
-        with bad_file_errors(path):
-            stamp = self.reader.stamp(path, start, start + rows)
+        block = self.blocks[file]
+        with bad_file_errors(block.path):
+            stamp = self._reader_of(block).stamp(block.path, block.first, block.first + block.rows)
         if stamp is None:  # nobody could see that the file has changed
             return None
-        name = f"{path}#{start}" if file in self.within else path
-        return self.cache.entry(name, stamp, self.reader_id, rows, self.layout)
+        name = block.path if block.rows == block.file_rows else f"{block.path}#{block.first}"
+        return self.cache.entry(name, stamp, self.reader_id, block.rows, self.layout)
 
     def read(self, row_range: RowRange) -> Arrays:
         """Return rows of a file.
@@ -150,11 +155,10 @@ class FilePart:
         Raises ``BadFileError`` if the file has another number of rows than expected, or another layout than the
         reference file, if that is known.
         """
-        file = self.files[row_range.file]
-        offset, size = self.within.get(row_range.file, (0, self.sizes[row_range.file]))
-        with bad_file_errors(file):
-            first, stop = offset + (0 if row_range.wrapped else row_range.start), offset + row_range.stop
-            arrays, rows = self.reader.read(file, first, stop, self.keys)
+        block = self.blocks[row_range.file]
+        with bad_file_errors(block.path):
+            first, stop = block.first + row_range.start, block.first + row_range.stop
+            arrays, rows = self._reader_of(block).read(block.path, first, stop, self.keys)
             incomplete = [key for key, array in arrays.items() if len(array) != min(rows, stop) - first]
             if incomplete:
                 missing = f"{incomplete[0]!r} lacks some of the rows {first} to {stop}"
@@ -162,21 +166,19 @@ class FilePart:
             if unsupported := [key for key, array in arrays.items() if not is_supported(field_of(array))]:
                 key = unsupported[0]
                 raise FileContentError(f"holds {field_of(arrays[key])} in {key!r}, {UNSUPPORTED_HINT}")
-            if rows != size:
+            if rows != block.file_rows:
                 raise FileContentError(
-                    f"has {rows} samples, but {size} were expected: check whether it changed, or files_len is wrong"
+                    f"has {rows} samples, but {block.file_rows} were expected: check whether it changed, or "
+                    "files_len is wrong"
                 )
             if self.layout is not None:
                 check_same_layout(layout_of(arrays), self.layout, self.reference)
-        return take_rows(arrays, row_range) if row_range.wrapped else arrays
+        return arrays
 
-
-def take_rows(arrays: Arrays, row_range: RowRange) -> Arrays:
-    """Return the rows of a range, from arrays that start with the first row of the file."""
-    start, stop, wrapped = row_range.start, row_range.stop, row_range.wrapped
-    if wrapped:
-        return {key: concatenate([array[start:stop], array[:wrapped]]) for key, array in arrays.items()}
-    return {key: array[start:stop] for key, array in arrays.items()}
+    def _reader_of(self, block: FileBlock) -> Reader:
+        if not block.files:
+            return self.reader
+        return self.reader.with_files(block.file_rows, dict(enumerate(block.files, block.first)))
 
 
 def layout_of(arrays: Arrays) -> Layout:

@@ -5,7 +5,7 @@ partition is a few whole files, and perhaps parts of two at its ends, so that it
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -15,13 +15,11 @@ from compss_train.data.order import block_order, partition_order, split_points
 
 @dataclass(frozen=True, slots=True)
 class RowRange:
-    """Rows ``start`` to ``stop`` of a file, perhaps followed by some of its first rows."""
+    """Rows ``start`` to ``stop`` of a file."""
 
     file: int
     start: int
     stop: int
-    wrapped: int = 0
-    """Number of the file's first rows that follow, where a partition wraps around the end of the epoch."""
 
     @property
     def origin(self) -> tuple[int, int]:
@@ -29,7 +27,7 @@ class RowRange:
         return self.file, self.start
 
     def __len__(self) -> int:
-        return self.stop - self.start + self.wrapped
+        return self.stop - self.start
 
 
 def partition_files(sizes: Sequence[int], partitions: int, seed: int, epoch: int) -> list[list[RowRange]]:
@@ -56,12 +54,13 @@ def rank_row_ranges(
 
     The last ranks wrap around to the first rows, so that at most ``num_ranks - 1`` rows are used twice. With
     ``drop_last`` at most as many rows at the end of the epoch are left out instead. Without ``shuffle`` files and
-    ranks stay in order. Rows of a file are joined, so that no rank opens a file twice.
+    ranks stay in order.
     """
     rows = _EpochRows(sizes, block_order(seed, epoch, len(sizes)) if shuffle else range(len(sizes)))
     number = partition_order(seed, epoch, num_ranks)[rank] if shuffle else rank
     size = rows_of_rank(rows.length, num_ranks, drop_last=drop_last)
-    return _join_by_file(rows.wrapping_slice(number * size, size))
+    start = number * size % rows.length
+    return [*rows.slice(start, min(rows.length, start + size)), *rows.slice(0, start + size - rows.length)]
 
 
 def rows_of_rank(rows: int, num_ranks: int, *, drop_last: bool) -> int:
@@ -84,19 +83,3 @@ class _EpochRows:
             first, end = int(self._bounds[index]), min(stop, int(self._bounds[index + 1]))
             yield RowRange(self._order[index], start - first, end - first)
             start, index = end, index + 1
-
-    def wrapping_slice(self, start: int, size: int) -> Iterator[RowRange]:
-        """Iterate over the row ranges of ``size`` rows from ``start``, continuing at row 0 after the last."""
-        start %= self.length
-        yield from self.slice(start, min(self.length, start + size))
-        yield from self.slice(0, start + size - self.length)
-
-
-def _join_by_file(row_ranges: Iterator[RowRange]) -> list[RowRange]:
-    """Return one row range for each file; only ranges after the wrap-around can repeat a file."""
-    files: dict[int, RowRange] = {}
-    for row_range in row_ranges:
-        if row_range.file in files:
-            row_range = replace(files[row_range.file], wrapped=row_range.stop)
-        files[row_range.file] = row_range
-    return list(files.values())

@@ -1,18 +1,45 @@
-"""Columns of tables, of data frames and of files, as arrays of numbers: dtypes, classes of strings, missing values.
+"""Columns of tables as arrays of numbers: of frames of pandas and polars, and of Arrow in files and data sets.
 
-Messages continue a sentence that starts with the name of the table.
+Messages of ``FileContentError`` continue a sentence that starts with the name of the table.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from compss_train._utils.imports import import_optional
+from compss_train.data.block import Block
 from compss_train.data.layout import FileContentError, quote_names
+from compss_train.data.ragged import Ragged
 
 MAX_CLASSES = 10_000
 """So many different strings in a column are classes; more are names or text, unless their classes are given."""
+
+_NAMED = 5
+"""So many columns are named in a note."""
+
+
+def column_groups(**roles: str | Sequence[str] | None) -> dict[str, tuple[str, ...]]:
+    """Return the columns that are one array, by role: those given as a list of names.
+
+    Raises ``TypeError`` for other lists, ``ValueError`` for empty ones and columns that are named twice.
+    """
+    groups = {}
+    for role, columns in roles.items():
+        if isinstance(columns, str) or (columns is None and role == "y"):
+            continue
+        if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
+            raise TypeError(f"{role}={columns!r}: give the name of an array, or a list of names of columns")
+        if not columns or len(set(columns)) < len(columns):
+            raise ValueError(f"{role}={list(columns)!r}: name at least one column, and each once")
+        groups[role] = tuple(columns)
+    return groups
 
 
 def check_complete(name: str, missing: NDArray[np.bool_], first: int = 0) -> None:
@@ -58,7 +85,7 @@ def class_codes(
     """Return the class of each row: the place of ``values[place]`` among the classes.
 
     ``values`` are the different values of a column, and ``places`` has one of them for each row, as
-    ``pandas.factorize`` and Arrow's dictionaries have them; ``first`` is the number of the first row. Raises
+    Arrow's dictionaries have them; ``first`` is the number of the first row. Raises
     ``FileContentError`` for a value that is not among the classes.
     """
     numbers = {value: number for number, value in enumerate(classes)}
@@ -72,19 +99,6 @@ def class_codes(
             f"classes={{{name!r}: [...]}} with all of them"
         )
     return of_rows
-
-
-def common_dtype(dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
-    """Return the dtype of an array that holds columns of these dtypes, as numpy finds it."""
-    return np.result_type(*dtypes)
-
-
-def as_matrix(columns: Sequence[NDArray[Any]], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return columns of equal length side by side, shape (rows, columns)."""
-    matrix = np.empty((len(columns[0]), len(columns)), dtype)
-    for number, column in enumerate(columns):
-        matrix[:, number] = column
-    return matrix
 
 
 def float_dtype(dtype: np.dtype[Any], floats: str | None) -> np.dtype[Any]:
@@ -101,3 +115,145 @@ def conversion_note(columns: Iterable[str], dtype: str, floats: str) -> str:
         f"{', '.join(columns)}: {dtype} becomes {floats}, the dtype of the network's parameters; convert the data, "
         "or the network (net.double()), if this is not what you want"
     )
+
+
+def is_frame(value: Any) -> bool:
+    """Return whether a value is a frame or a series of pandas or polars, without importing these."""
+    has_missing = hasattr(value, "isna") or hasattr(value, "is_null")
+    return hasattr(value, "to_numpy") and (hasattr(value, "columns") or (has_missing and hasattr(value, "dtype")))
+
+
+def frame_as_array(value: Any, name: str, floats: str | None) -> tuple[NDArray[Any], list[str]]:
+    """Return a frame as an array of shape (rows, columns), a series as one of shape (rows,).
+
+    The second result is what users should know about conversions. Categories become their codes, and numbers with
+    a fraction ``floats``.
+
+    Raises ``ValueError`` for missing values and for columns that are neither numbers nor categories; messages call
+    the data ``name``.
+    """
+    try:
+        if hasattr(value, "columns"):
+            names = [str(each) for each in value.columns]
+            if len(set(names)) < len(names) or not names:
+                raise FileContentError("has no columns, or several of one name: give each a name of its own")
+            columns = [_frame_column(each, value[key]) for each, key in zip(names, value.columns, strict=True)]
+        else:
+            names, columns = [name], [_frame_column(str(getattr(value, "name", None) or name), value)]
+    except FileContentError as error:
+        raise ValueError(f"{name} is a {type(value).__name__} that {error}") from None
+    dtype = float_dtype(np.result_type(*columns), floats)
+    array = np.stack(columns, axis=1, dtype=dtype) if hasattr(value, "columns") else columns[0].astype(dtype)
+    pairs = zip(names, columns, strict=True)
+    changed = [each for each, column in pairs if column.dtype.kind == "f" and column.dtype != dtype]
+    shown = [*changed[:_NAMED], "..."] if len(changed) > _NAMED else changed
+    return array, [conversion_note(shown, "float64", str(dtype))] if changed else []
+
+
+def _frame_column(name: str, series: Any) -> NDArray[Any]:
+    """Return a column as numbers; categories as codes."""
+    check_complete(name, np.asarray(series.isna() if hasattr(series, "isna") else series.is_null()))
+    kind = str(series.dtype)
+    if kind.lower().startswith(("category", "categorical", "enum")):
+        codes = series.cat.codes if hasattr(series.cat, "codes") else series.to_physical()
+        return np.asarray(codes.to_numpy(), np.int64)
+    if kind.lower().startswith(("object", "str", "utf8", "large_string")):
+        raise FileContentError(
+            f"holds {type(next(iter(series))).__name__} values in {name!r}, which are no numbers: make "
+            f"them categories, frame[{name!r}].astype('category'), whose codes are trained on, or convert them, or "
+            "leave the column out"
+        )
+    values = series.to_numpy()
+    if values.dtype == object and hasattr(series.dtype, "numpy_dtype"):  # pandas's types that can lack values
+        values = series.to_numpy(dtype=series.dtype.numpy_dtype)
+    check_numbers(name, values.dtype)
+    return np.asarray(values)
+
+
+def import_pyarrow(module: str = "pyarrow") -> Any:
+    """Return pyarrow or one of its modules; raise ``ModuleNotFoundError`` that says how to install it."""
+    return import_optional(module, extra="arrow", needed_by="tables (Parquet, Arrow, CSV)", package="pyarrow")
+
+
+@cache  # of a few types, asked for each of many columns
+def is_text(kind: Any) -> bool:
+    """Return whether columns of this type of Arrow are strings, or categories, whatever their values are."""
+    types = import_pyarrow().types
+    accepted = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary)
+    return any(is_kind(kind) for is_kind in accepted)
+
+
+@cache
+def number_type(kind: Any) -> tuple[np.dtype[Any] | None, tuple[int | None, ...]]:
+    """Return the dtype of the numbers in a column of Arrow, and the sizes of the lists that they are in.
+
+    The dtype is ``None`` for anything else than numbers, a size ``None`` for lists that may differ in length.
+    """
+    types, sizes = import_pyarrow().types, []
+    if isinstance(kind, import_pyarrow().FixedShapeTensorType):
+        kind, sizes = kind.value_type, list(kind.shape)
+    while (kind := getattr(kind, "storage_type", kind)) and _is_list(kind):
+        sizes.append(getattr(kind, "list_size", None))
+        kind = kind.value_type
+    is_number = types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind)
+    return np.dtype(kind.to_pandas_dtype()) if is_number else None, tuple(sizes)
+
+
+def _is_list(kind: Any) -> bool:
+    types = import_pyarrow().types
+    return bool(types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind))
+
+
+def check_no_nulls(name: str, column: Any, first: int = 0) -> None:
+    """Raise ``FileContentError`` if a column of Arrow, whose first row has the number ``first``, lacks values."""
+    if column.null_count:
+        check_complete(name, np.asarray(column.is_null()), first)
+
+
+def number_blocks(name: str, chunks: Sequence[Any]) -> list[Block]:
+    """Return chunks of a column of Arrow as arrays, without a copy where Arrow has numbers as numpy has them.
+
+    Lists that differ in length are ``Ragged``, in all chunks. Raises ``FileContentError`` for lists within lists
+    that differ in length, and for missing values in lists.
+    """
+    opened = [_opened(name, chunk) for chunk in chunks]
+    sizes: Any = number_type(chunks[0].type)[1]
+    if None in sizes:
+        sizes = [_common(np.concatenate(level)) for level in zip(*(lengths for _, lengths in opened), strict=True)]
+    if None in sizes[1:]:
+        raise FileContentError(f"holds lists of different lengths within those of {name!r}: pad them")
+    if None not in sizes:
+        arrays = (values.to_numpy(zero_copy_only=False) for values, _ in opened)
+        return [array.reshape(len(chunk), *sizes) for array, chunk in zip(arrays, chunks, strict=True)]
+    return [
+        Ragged.of(_as_tensor(values).reshape(-1, *sizes[1:]), torch.from_numpy(np.append(0, lengths[0]).cumsum()))
+        for values, lengths in opened
+    ]
+
+
+def _opened(name: str, values: Any) -> tuple[Any, list[NDArray[Any]]]:
+    """Return the values in lists of Arrow, and the lengths of these, from outside to inside.
+
+    Raises ``FileContentError`` for missing values within lists; those of fixed lists would be left out silently.
+    """
+    lengths = []
+    while _is_list((values := getattr(values, "storage", values)).type):
+        size = getattr(values.type, "list_size", None)
+        lengths.append(np.diff(values.offsets.to_numpy()) if size is None else np.full(len(values), size))
+        values = values.flatten()
+        if values.null_count:
+            raise FileContentError(f"lacks values within lists of {name!r}: fill them in, or leave the column out")
+    return values, lengths
+
+
+def _common(lengths: NDArray[Any]) -> int | None:
+    """Return the length of all lists, ``None`` if they differ."""
+    first = int(lengths[0]) if len(lengths) else 0
+    return first if (lengths == first).all() else None
+
+
+def _as_tensor(values: Any) -> torch.Tensor:
+    """Return Arrow's numbers as a tensor that shares its memory; booleans, which are bits there, are copied."""
+    if import_pyarrow().types.is_boolean(values.type):
+        return torch.from_numpy(values.to_numpy(zero_copy_only=False))
+    return torch.utils.dlpack.from_dlpack(values)

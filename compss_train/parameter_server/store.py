@@ -128,7 +128,7 @@ def copy_values(values: Sequence[torch.Tensor], weights: Sequence[Block]) -> Non
         if isinstance(weight, torch.Tensor):
             weight.copy_(value)
         else:
-            np.copyto(weight, value.numpy())
+            np.copyto(np.asarray(weight), value.numpy())
 
 
 def cpu_copy(block: Block) -> torch.Tensor:

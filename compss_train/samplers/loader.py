@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.readers import Arrays
-from compss_train.data.reading import FilePart, take_rows
+from compss_train.data.reading import FilePart
 from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
 
@@ -101,16 +101,17 @@ class FileLoader:
         self._held.append(item.file)
         self.reads.most_held = max(self.reads.most_held, len(self._held))
         self._loading.add(item.file)
-        _LOG.log(self._level, "rows %d to %d of %s", item.start, item.stop, self._part.files[item.file])
+        _LOG.log(self._level, "rows %d to %d of %s", item.start, item.stop, self._part.blocks[item.file].path)
         try:
             entry = self._part.cache_entry(item.file)
             if entry is None:
                 return self._part.read(item), False
             if (arrays := entry.load()) is not None:
-                return take_rows(arrays, item), True
-            arrays = self._read_whole(item.file)
-            entry.store(arrays)
-            return take_rows(arrays, item), False
+                is_cached = True
+            else:
+                arrays, is_cached = self._read_whole(item.file), False
+                entry.store(arrays)
+            return {key: array[item.start : item.stop] for key, array in arrays.items()}, is_cached
         except BadFileError as error:
             if not self._part.skip:
                 raise
@@ -120,7 +121,7 @@ class FileLoader:
             self._loading.discard(item.file)
 
     def _read_whole(self, file: int) -> Arrays:
-        return self._part.read(RowRange(file, 0, self._part.sizes[file]))
+        return self._part.read(RowRange(file, 0, self._part.blocks[file].rows))
 
 
 def check_threads(threads: int, file_buffer: int) -> None:

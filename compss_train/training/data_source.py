@@ -16,13 +16,12 @@ from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import as_block, load_block
 from compss_train.data.blocked import as_blocked_like, as_weights, check_paired, fingerprint
 from compss_train.data.columns import ColumnStructure, named_columns, structured
-from compss_train.data.frames import without_frames
 from compss_train.data.partitioning import Shuffle
-from compss_train.data.ragged import as_ragged
+from compss_train.data.ragged import Ragged
 from compss_train.data.readers import CustomReader
 from compss_train.data.sample_reading import SampleReader
 from compss_train.data.samples import Samples, as_samples
-from compss_train.data.tables import conversion_note
+from compss_train.data.tables import conversion_note, frame_as_array, is_frame
 from compss_train.model.random_state import random_state
 from compss_train.training.build_arguments import check_picklable
 
@@ -60,7 +59,7 @@ class DataSource:
         """Which columns are x, y and weights."""
         if self.dataset is not None:
             return ColumnStructure(weighted=self.weight is not None)
-        ragged = [*filter(None, (as_ragged(next(each.blocks())) for each in self.columns))]
+        ragged = [block for each in self.columns if isinstance(block := next(each.blocks()), Ragged)]
         bucketed = any(block.bucket_by_length for block in ragged)
         own = ColumnStructure.of(self.x, self.y)
         return replace(own, ragged=bool(ragged), bucketed=bucketed, weighted=self.weight is not None)
@@ -186,13 +185,17 @@ def as_data_source(
         if samples.tensors is None:
             return _read(samples, num_workers if targets or not samples.is_stream else 1, floats)
         x, y = samples.tensors
-    (x, x_notes), (y, y_notes) = without_frames(x, "x", floats), without_frames(y, "y", floats)
-    both = structured(x), None if y is None else structured(y)
+    both, notes = (structured(x), None if y is None else structured(y)), []
     named = [*named_columns(both[0], "x"), *([] if y is None else named_columns(both[1], "y"))]
+    for place, (name, value) in enumerate(named):
+        if is_frame(value):
+            array, notes_of_frame = frame_as_array(value, name, floats)
+            named[place] = name, array
+            notes += notes_of_frame
     blocked = _blocked_columns(named, num_workers)
     own = len(leaves(both[0]))
     ys = None if y is None else rebuilt(both[1], blocked[own:])
-    return DataSource(x=rebuilt(both[0], blocked[:own]), y=ys, notes=(*x_notes, *y_notes))
+    return DataSource(x=rebuilt(both[0], blocked[:own]), y=ys, notes=tuple(notes))
 
 
 def holds_targets(value: Any) -> bool:

@@ -14,7 +14,6 @@ from compss_train._utils.nested import leaves, rebuilt
 from compss_train.data.block import Block, gather
 from compss_train.data.block_passes import BlockPass, Place, batch_sizes
 from compss_train.data.order import Batching, bucketed_order, partial_shuffle_generator, row_order
-from compss_train.data.ragged import as_ragged
 from compss_train.data.sample_reading import SampleReader
 from compss_train.data.streams import StreamReader
 from compss_train.model.devices import pieces, to_device
@@ -164,9 +163,9 @@ def _by_length(block_pass: BlockPass, work: Work, rows: Columns) -> NDArray[Any]
     """Return the order of a pass with samples of similar lengths in each batch."""
     whole = replace(block_pass, skip=0, size=block_pass.whole, rest=0)
     order = row_order(work.reading.seed, block_pass.epoch, block_pass.block, block_pass.whole)
-    ragged = next(filter(None, map(as_ragged, rows)))
+    lengths = next(column.lengths for column in rows if hasattr(column, "lengths"))  # of Ragged
     bounds, place = batch_bounds(whole, work.reading.batching), (block_pass.epoch, block_pass.block)
-    ordered = bucketed_order(order, ragged.lengths.numpy(), bounds, work.reading.seed, *place)
+    ordered = bucketed_order(order, lengths.numpy(), bounds, work.reading.seed, *place)
     return ordered[block_pass.skip : block_pass.skip + block_pass.size]
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.data.block_passes import Place
-from compss_train.data.collation import collate_pairs
+from compss_train.data.collation import collate_batch
 from compss_train.data.order import transform_seed
 from compss_train.data.ragged import IGNORED, Ragged
 from compss_train.data.sample_reading import Reseed
@@ -90,7 +90,7 @@ def collated(replica: ModelReplica, place: Place, batch: Batch, reseed: Reseed) 
         batch = batch._replace(x=read.x, y=read.y, samples_before=read.samples)
         batch = batch.to(replica.device) if read.samples else batch
     elif spec.collate is not None:
-        x, y = collate_pairs(spec.collate, [_sample(batch, number) for number in range(batch.samples)])
+        x, y = collate_batch(spec.collate, batch.x, batch.y, batch.samples)
         return batch._replace(x=x, y=y, samples_before=batch.samples)
     if not has_ragged(batch):
         return batch
@@ -101,11 +101,6 @@ def collated(replica: ModelReplica, place: Place, batch: Batch, reseed: Reseed) 
 def has_ragged(batch: Batch) -> bool:
     """Return whether a batch has sequences of different lengths."""
     return any(isinstance(part, Ragged) for part in leaves(batch.parts))
-
-
-def _sample(batch: Batch, number: int) -> tuple[Any, Any]:
-    x = map_leaves(lambda part: part[number], batch.x)
-    return x, None if batch.y is None else map_leaves(lambda part: part[number], batch.y)
 
 
 def _padded_target(part: Any) -> Any:

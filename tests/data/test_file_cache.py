@@ -21,8 +21,6 @@ from compss_train._utils.files import TemporaryFolder
 from compss_train.data import FileDataset, file_cache
 from compss_train.data.block import rows_of_bytes
 from compss_train.data.file_cache import FileCache, entry_bytes, make_cache
-from compss_train.data.readers import CustomReader, NpzReader
-from compss_train.data.readers.base import code_stamp
 from compss_train.data.reading import layout_of
 from compss_train.samplers import PartialShuffleSampler
 
@@ -136,11 +134,6 @@ def test_using_an_entry_renews_it(cache):
     os.utime(Path(cache.folder) / entry.name, ns=(1, 1))
     entry.load()
     assert (Path(cache.folder) / entry.name).stat().st_mtime_ns > 1
-
-
-@pytest.mark.parametrize("reader", [CustomReader(len), CustomReader(dict.get), NpzReader()])
-def test_readers_without_a_file_of_their_own_have_no_stamp(reader):
-    assert code_stamp(reader) == []
 
 
 @pytest.mark.parametrize("made", [lambda reader: reader, functools.partial])

@@ -1,8 +1,10 @@
-"""File indexes: each file is opened once as long as it does not change."""
+"""File indexes: each file is opened once as long as it does not change; other files are never overwritten."""
 
 import functools
+import json
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 from unittest import mock
 
@@ -10,45 +12,65 @@ import numpy as np
 import pytest
 
 from compss_train import BadFileError, FileDataset
-from compss_train.data.file_index import FileIndex
+from compss_train.data.file_index import describe_files
 from compss_train.data.layout import Description, Field
 from compss_train.data.readers import READERS, CustomReader, Hdf5Reader, NpyReader, NpzReader, TorchReader
-from tests.data.recording_readers import ALL, Opened, Other, opened
+
+ALL = ["0.npz", "1.npz", "2.npz"]
+LAYOUT = {"x": Field("float16", (2,)), "y": Field("int64", ())}
 
 
-def test_files_are_opened_once_as_long_as_they_stay_the_same(files, index):
-    assert opened(files, index) == ALL
-    assert opened(files, index) == []
-    assert opened(files[::-1], index) == []
+class Opened(NpzReader):
+    """Records the files that it described."""
+
+    def __init__(self):
+        self.files = []
+
+    def describe(self, path, keys=None):
+        self.files.append(os.path.basename(path))
+        return super().describe(path, keys)
 
 
-def test_without_an_index_they_are_opened_each_time(files):
-    assert opened(files, None) == ALL
-    assert opened(files, None) == ALL
+class Other(Opened):
+    pass
 
 
-def test_new_files_are_opened_and_old_ones_remembered(files, index):
+def opened(files, index, keys=None, kind=Opened):
+    """Return the files that a new data set opens."""
+    reader = kind()
+    dataset = FileDataset(files, reader, keys=keys, index=index)
+    fresh = FileDataset(files, keys=keys)
+    assert (dataset.files_len, dataset.layout) == (fresh.files_len, fresh.layout)
+    return sorted(reader.files)
+
+
+def break_second(files):
+    """Write garbage to a file; return its content."""
+    good = Path(files[1]).read_bytes()
+    Path(files[1]).write_bytes(b"no zip")
+    return good
+
+
+def test_files_are_opened_once_as_long_as_they_stay_the_same(files, index, tmp_path, monkeypatch):
     assert opened(files[:2], index) == ALL[:2]
     assert opened(files, index) == ALL[2:]
-    assert opened(files[1:], index) == []
-    assert opened(files, index) == []
+    before = index.stat().st_mtime_ns
+    monkeypatch.chdir(tmp_path)
+    for again in (files, files[::-1], files[1:], ALL, ["./0.npz"]):
+        assert opened(again, "index.json") == []
+    assert index.stat().st_mtime_ns == before
+    assert opened(files, None) == opened(files, None) == ALL
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*ALL, "index.json"]
 
 
-def test_a_file_whose_size_changed_is_opened_again(files, index):
+@pytest.mark.parametrize("later", [0, 1, -1, 10**9])
+def test_a_file_of_another_size_or_time_is_opened_again(files, index, later):
     opened(files, index)
     status = os.stat(files[1])
-    np.savez(files[1], x=np.zeros((50, 2), np.float16), y=np.arange(50))
-    os.utime(files[1], ns=(status.st_atime_ns, status.st_mtime_ns))
+    if not later:
+        np.savez(files[1], x=np.zeros((50, 2), np.float16), y=np.arange(50))
+    os.utime(files[1], ns=(status.st_atime_ns, status.st_mtime_ns + later))
     assert opened(files, index) == ["1.npz"]
-    assert opened(files, index) == []
-
-
-@pytest.mark.parametrize("later", [1, -1, 10**9])
-def test_a_file_whose_time_changed_is_opened_again(files, index, later):
-    opened(files, index)
-    status = os.stat(files[2])
-    os.utime(files[2], ns=(status.st_atime_ns, status.st_mtime_ns + later))
-    assert opened(files, index) == ["2.npz"]
     assert opened(files, index) == []
 
 
@@ -58,9 +80,9 @@ def test_an_index_stays_valid_when_a_reader_moves_to_another_module(kind, index,
     Path(file).write_bytes(b"content")
     describe = mock.Mock(return_value=Description(3, None))
     monkeypatch.setattr(kind, "describe", describe)
-    FileIndex(index).describe([file], kind())
+    describe_files([file], kind(), index=index)
     monkeypatch.setattr(kind, "__module__", "elsewhere.readers")
-    assert FileIndex(index).describe([file], kind()) == [Description(3, None)]
+    assert describe_files([file], kind(), index=index) == [Description(3, None)]
     assert describe.call_count == 1
 
 
@@ -69,27 +91,14 @@ def test_readers_of_the_package_have_names_of_their_own_in_an_index():
     assert sorted(names) == ["arrow", "csv", "custom", "hdf5", "npy", "npz", "parquet", "torch"]
 
 
-def test_relative_and_absolute_names_share_an_entry(files, index, tmp_path, monkeypatch):
-    opened(files, index)
-    monkeypatch.chdir(tmp_path)
-    assert opened(ALL, index) == []
-    assert opened(["./0.npz"], "index.json") == []
-
-
 def test_other_readers_and_other_keys_open_files_themselves(files, index):
-    assert opened(files, index) == ALL
-    assert opened(files, index, kind=Other) == ALL
-    assert opened(files, index, keys=["x"]) == ALL
-    assert opened(files, index, keys=["y"]) == ALL
-    assert opened(files, index, keys=["x", "y"]) == ALL
+    for options in ({}, {"kind": Other}, {"keys": ["x"]}, {"keys": ["y"]}, {"keys": ["x", "y"]}):
+        assert opened(files, index, **options) == ALL
     assert opened(files, index, keys=["y", "x"]) == []
 
 
 def with_rows(rows):
-    def reader(filename, get_data=False):
-        return ({"x": np.zeros(rows)}, rows) if get_data else rows
-
-    return reader
+    return lambda filename, get_data=False: rows
 
 
 def counted(rows, filename, get_data=False):
@@ -112,15 +121,10 @@ def two(filename, get_data=False):
     return 2
 
 
-def test_functions_of_other_names_do_not_use_each_others_numbers(files, index):
-    assert FileDataset(files, one, index=index).number_samples == 3
-    assert FileDataset(files, two, index=index).number_samples == 6
-
-
 @pytest.mark.parametrize(
-    "make", [with_rows, Counting, lambda n: functools.partial(counted, n), lambda n: lambda f, get_data=False: n]
+    "make", [lambda n: [one, two][n - 1], with_rows, Counting, lambda n: functools.partial(counted, n)]
 )
-def test_functions_of_the_same_name_do_not_use_each_others_numbers(files, index, make):
+def test_functions_do_not_use_each_others_numbers(files, index, make):
     assert FileDataset(files, make(1), index=index).number_samples == 3
     assert FileDataset(files, make(2), index=index).number_samples == 6
 
@@ -133,29 +137,23 @@ def asked_reader(filename, get_data=False):
     return 3
 
 
-@pytest.mark.parametrize(
-    "make", [lambda: asked_reader, lambda: functools.partial(asked_reader, get_data=False), lambda: with_rows(3)]
-)
-def test_a_users_reader_is_asked_once_however_often_it_is_made(files, index, make, monkeypatch):
+@pytest.mark.parametrize("make", [lambda: asked_reader, lambda: functools.partial(asked_reader, get_data=False)])
+def test_a_users_reader_is_asked_once_however_often_it_is_made(files, index, make):
     ASKED.clear()
     for _ in range(2):
         dataset = FileDataset(files, make(), index=index)
         assert (dataset.sizes, dataset.layout) == ((3, 3, 3), None)
-        status = index.stat()
-    assert sorted(ASKED) in (files, [])
-    FileDataset(files, make(), index=index)
-    assert index.stat() == status
+    assert sorted(ASKED) == files
 
 
 def test_a_reader_that_cannot_be_pickled_is_not_remembered(files, index):
-    lock = threading.Lock()
+    lock, asked = threading.Lock(), []
 
     def reader(filename, get_data=False):
         with lock:
             asked.append(filename)
         return 3
 
-    asked = []
     for _ in range(2):
         FileDataset(files, reader, index=index)
     assert sorted(asked) == sorted(files * 2)
@@ -169,34 +167,17 @@ def test_files_len_opens_one_file_and_remembers_it(files, index):
         assert reader.files == expected
 
 
-def test_invalid_files_are_opened_again_and_valid_ones_remembered(files, index):
-    opened(files, index)
-    good = Path(files[1]).read_bytes()
-    with open(files[1], "wb") as file:
-        file.write(b"no zip")
+def test_only_valid_files_are_remembered(files, index):
+    good = break_second(files)
     for _ in range(2):
         with pytest.raises(BadFileError, match=r"1\.npz cannot be read: BadZipFile"):
             FileDataset(files, Opened(), index=index)
     assert opened(files[::2], index) == []
     Path(files[1]).write_bytes(good)
     assert opened(files, index) == ["1.npz"]
-    assert opened(files, index) == []
-
-
-def test_files_that_are_good_are_remembered_although_another_is_bad(files, index):
-    with open(files[1], "wb") as file:
-        file.write(b"no zip")
-    with pytest.raises(BadFileError):
-        FileDataset(files, Opened(), index=index)
-    assert opened(files[::2], index) == []
-
-
-def test_a_file_that_is_gone_is_not_remembered(files, index):
-    opened(files, index)
     os.remove(files[1])
     with pytest.raises(BadFileError, match=r"1\.npz does not exist"):
         FileDataset(files, Opened(), index=index)
-    assert opened(files[::2], index) == []
 
 
 def test_remembered_files_are_still_compared(files, index):
@@ -206,18 +187,12 @@ def test_remembered_files_are_still_compared(files, index):
             FileDataset(files, index=index)
 
 
-def test_files_are_described_in_order_good_or_bad(files, tmp_path):
-    found = FileIndex().describe([files[2], str(tmp_path / "no.npz"), *files[:2]], NpzReader())
-    layout = {"x": Field("float16", (2,)), "y": Field("int64", ())}
-    assert found[0] == Description(3, layout)
-    assert isinstance(found[1], BadFileError)
-    assert found[2:] == [Description(1, layout), Description(2, layout)]
-
-
-def test_shapes_come_back_as_they_were(files, index):
-    first, second = (FileDataset(files, index=index).layout for _ in range(2))
-    assert first == second == {"x": Field("float16", (2,)), "y": Field("int64", ())}
-    assert type(second["x"].shape) is tuple
+def test_files_are_described_in_order_good_or_bad(files, index, tmp_path):
+    for _ in range(2):
+        found = describe_files([files[2], str(tmp_path / "no.npz"), *files[:2]], NpzReader(), index=index)
+        assert isinstance(found.pop(1), BadFileError)
+        assert found == [Description(rows, LAYOUT) for rows in (3, 1, 2)]
+        assert type(found[0].layout["y"].shape) is tuple
 
 
 def test_any_file_name_is_remembered(tmp_path, index):
@@ -225,3 +200,91 @@ def test_any_file_name_is_remembered(tmp_path, index):
         np.savez(os.path.join(tmp_path, name), x=np.zeros((1, 2)), y=np.zeros(1))
         assert opened([os.path.join(tmp_path, name)], index) == [name]
         assert opened([os.path.join(tmp_path, name)], index) == []
+
+
+@pytest.mark.parametrize("place", [".", "none/index.json", "0.npz/index.json"])
+def test_an_index_that_cannot_be_written_is_an_error_before_a_file_is_opened(files, tmp_path, place):
+    with pytest.raises(ValueError, match="give the name of a file in an existing folder"):
+        FileDataset(files, reader := Opened(), index=tmp_path / place)
+    assert reader.files == []
+
+
+START = b'{"version": 1, "files": {"a": {"stamp": [], '
+ODD = [
+    b"",
+    b'{"version": ',
+    b'{"version": 1}',
+    b'{"version": 1, "files": 3}',
+    b'{"version": 1, "files": {"a": 3}}',
+    b'{"version": 1, "files": {}} {}',
+    b'{"version": 2, "files": {"a": {"stamp": [], "rows": 3, "layout": null}}}',
+    b'{"version": ' + b"[" * 100_000,
+    START + b'"layout": null}}}',
+    START + b'"rows": "?", "layout": null}}}',
+    START + b'"rows": NaN, "layout": null}}}',
+    START + b'"rows": 3, "layout": {"x": 3}}}}',
+    START.replace(b'"stamp": [], ', b"") + b'"rows": 3, "layout": null}}}',
+    START + b'\xff"rows": 3, "layout": null}}}',
+]
+
+
+@pytest.mark.parametrize("content", ODD, ids=lambda content: str(content[:60]))
+def test_an_index_that_is_odd_is_replaced(files, index, content):
+    index.write_bytes(content)
+    assert opened(files, index) == ALL
+    assert opened(files, index) == []
+
+
+@pytest.mark.parametrize(
+    "content", [b"3", b"{}", b'{"files": {}}', b" ", b"a diary", b"\x80\x04binary\xff\x00", b"\x93NUMPY\x01\x00"]
+)
+def test_a_file_of_something_else_is_refused_as_an_index_and_stays(files, index, content):
+    index.write_bytes(content)
+    with pytest.raises(ValueError, match=r"^index='.*index\.json' is not a file index; give another"):
+        FileDataset(files, reader := Opened(), index=index)
+    assert (index.read_bytes(), reader.files) == (content, [])
+
+
+def test_an_index_cut_short_anywhere_is_replaced(files, index):
+    opened(files, index)
+    content = index.read_bytes()
+    for cut in (0, *range(len('{"version": '), len(content), 17)):
+        index.write_bytes(content[:cut])
+        assert opened(files, index) == ALL
+
+
+@pytest.mark.parametrize("stamp", [None, [], ["Opened"], 3, {}])
+def test_an_entry_of_another_stamp_is_not_believed(files, index, stamp):
+    opened(files, index)
+    known = json.loads(index.read_text())
+    known["files"][files[0]]["stamp"] = stamp
+    index.write_text(json.dumps(known))
+    assert opened(files, index) == ["0.npz"]
+
+
+def test_an_index_is_written_whole_or_not_at_all(files, index, tmp_path, monkeypatch):
+    opened(files, index)
+    before = index.read_bytes()
+
+    def replace(written, target):
+        assert set(json.loads(Path(written).read_text())["files"]) == set(files)
+        assert (target, index.read_bytes()) == (index, before)
+        raise OSError("no")
+
+    monkeypatch.setattr(os, "replace", replace)
+    np.savez(files[0], x=np.zeros((9, 2), np.float16), y=np.arange(9))
+    with suppress(OSError):
+        FileDataset(files, index=index)
+    assert index.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*ALL, "index.json"]
+
+
+def test_datasets_that_write_an_index_at_a_time_do_not_hinder_each_other(files, index, monkeypatch):
+    def replace(written, target):
+        monkeypatch.undo()
+        FileDataset(files, index=index)  # as another thread might between writing and this
+        os.replace(written, target)
+
+    monkeypatch.setattr(os, "replace", replace)
+    FileDataset(files, index=index)
+    assert set(json.loads(index.read_text())["files"]) == set(files)

@@ -1,4 +1,4 @@
-"""File data sets: names, numbers of samples, and parts."""
+"""File data sets: names, numbers of samples, parts, and the arrays that are trained on."""
 
 import os
 import pickle
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from compss_train import BadFileError, FileDataset, PartialShuffleSampler
+from compss_train import FileDataset, PartialShuffleSampler
 from compss_train.data.layout import Field
 from compss_train.data.locations import file_names
 from compss_train.data.readers import CustomReader, NpzReader
@@ -21,22 +21,12 @@ from tests.data.npz_files import FILES, reader, write
 from tests.data.readers.checks import names
 from tests.helpers.models import named
 
-# Names
+LAYOUT = {"x": Field("float32", (2,)), "y": Field("int64", ())}
 
 
 @pytest.mark.parametrize(
     "files",
-    [
-        FILES,
-        tuple(FILES),
-        "*.npz",
-        "[0-2].npz",
-        "?.npz",
-        Path("*.npz"),
-        map(Path, FILES),
-        dict.fromkeys(FILES),
-        "**/*.npz",
-    ],
+    [FILES, "*.npz", "[0-2].npz", Path("*.npz"), map(Path, FILES), dict.fromkeys(FILES), "**/*.npz"],
     ids=named,
 )
 def test_files_are_given_by_list_or_pattern(folder, files):
@@ -45,6 +35,7 @@ def test_files_are_given_by_list_or_pattern(folder, files):
     assert dataset.files_len == {"0.npz": 1, "1.npz": 2, "2.npz": 3}
     assert dataset.sizes == (1, 2, 3)
     assert len(dataset) == dataset.number_samples == 6
+    assert repr(dataset) == "FileDataset(3 files, 6 samples, keys ['x', 'y'])"
 
 
 def test_a_list_keeps_its_order_and_a_pattern_sorts(folder):
@@ -52,93 +43,39 @@ def test_a_list_keeps_its_order_and_a_pattern_sorts(folder):
         write(f"{number}.npz", 1)
     assert FileDataset(FILES[::-1]).sizes == (3, 2, 1)
     assert FileDataset("*.npz").files == ["0.npz", "1.npz", "10.npz", "2.npz", "9.npz"]
+    assert file_names([Path("a/../b"), "s3://c"]) == ["a/../b", "s3://c"]
 
 
-@pytest.mark.parametrize("file", ["1.npz", Path("1.npz"), "./1.npz"])
-def test_a_single_file_is_given_by_its_name(folder, file):
-    assert FileDataset(file).files == [os.fspath(file)]
+@pytest.mark.parametrize("file", ["1.npz", Path("1.npz"), "./1.npz", "[0].npz", ["[0].npz"], "a/**/*.npz"])
+def test_a_single_file_is_found_by_its_name_or_below_a_folder(folder, file):
+    (folder / "a" / "b").mkdir(parents=True)
+    write("[0].npz", 2)
+    write("a/b/3.npz", 2)
     assert FileDataset(file).sizes == (2,)
 
 
-def test_a_file_whose_name_looks_like_a_pattern_is_found(folder):
-    write("[0].npz", 7)
-    assert FileDataset("[0].npz").sizes == (7,)
-    assert FileDataset(["[0].npz"]).sizes == (7,)
-
-
-def test_folders_below_are_searched_with_two_stars(folder):
-    (folder / "a" / "b").mkdir(parents=True)
-    write("a/b/3.npz", 4)
-    assert FileDataset("**/*.npz").sizes == (1, 2, 3, 4)
-
-
-@pytest.mark.parametrize("given", [".", Path(".")])
-def test_a_folder_is_an_error_that_says_how_to_name_its_files(folder, given):
-    with pytest.raises(BadFileError, match=r"is a folder without images .*; give its files, for example '\*\.npz'"):
-        FileDataset(given)
-
-
-@pytest.mark.parametrize("files", [[], (), "*.pt", "none/*.npz", iter([])])
-def test_no_files_are_an_error(folder, files):
-    with pytest.raises(ValueError, match="no files found"):
-        FileDataset(files)
-
-
-def test_a_name_without_a_pattern_that_does_not_exist_is_a_bad_file(folder):
-    with names(folder / "9.npz", "does not exist"):
-        FileDataset("9.npz")
-
-
-@pytest.mark.parametrize("pattern", ["*.npz", "[0-2].npz", "?.npz", "**/*.npz", "none/*.npz"])
-def test_a_pattern_in_a_list_is_an_error_that_says_what_to_give(folder, pattern):
-    for files in ([pattern], ["0.npz", Path(pattern)]):
-        with names(folder / pattern, "does not exist; give a pattern as a string, not in a list"):
-            FileDataset(files)
-
-
-@pytest.mark.parametrize("other", ["0.npz", Path("0.npz"), "./0.npz", "a/../0.npz", os.path.abspath])
-def test_a_file_that_occurs_twice_under_any_names_is_an_error_with_its_path(folder, other):
-    (folder / "a").mkdir()
-    path = re.escape(str(folder / "0.npz"))
-    with pytest.raises(ValueError, match=f"^{path} occurs more than once; name each file once"):
-        FileDataset(["0.npz", "1.npz", other("0.npz") if callable(other) else other])
-
-
-def test_a_name_of_the_readers_own_kind_that_comes_twice_is_an_error():
-    with pytest.raises(ValueError, match=r"^store://a occurs more than once"):
-        FileDataset(["store://a", "store://b", "store://a"], lambda filename, get_data=False: 3)
-
-
-@pytest.mark.parametrize("files", [3, None, [3], [None]])
-def test_what_is_no_name_is_an_error(files):
-    with pytest.raises(TypeError):
-        FileDataset(files)
-
-
-def test_file_names_are_strings(folder):
-    assert file_names([Path("a/../b"), "s3://c"]) == ["a/../b", "s3://c"]
-    assert all(type(name) is str for name in file_names(Path("*.npz")))
-
-
-def test_relative_names_are_those_of_the_folder_where_the_dataset_was_made(folder, tmp_path_factory, monkeypatch):
+def test_names_are_those_of_the_folder_where_the_dataset_was_made(folder, tmp_path_factory, monkeypatch):
     dataset = FileDataset("*.npz")
+    made = dataset.part([1])
     monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
     np.savez(elsewhere / "1.npz", x=np.zeros((2, 2), np.float32), y=np.arange(2))
-    for part in (dataset.part([1]), pickle.loads(pickle.dumps(dataset)).part([1])):
-        assert part.files == {1: str(folder / "1.npz")}
+    for part in (made, dataset.part([1]), pickle.loads(pickle.dumps(dataset)).part([1])):
+        assert part.blocks[1].path == str(folder / "1.npz")
         assert part.read(RowRange(1, 0, 2))["x"].tolist() == [[2, 2], [2, 2]]
+    code = (
+        "import pickle, sys; from compss_train.data.row_ranges import RowRange; "
+        "dataset = pickle.load(sys.stdin.buffer); "
+        "print(dataset.files, dataset.part([1]).read(RowRange(1, 0, 2))['y'].tolist())"
+    )
+    pickled = pickle.dumps(dataset)
+    done = subprocess.run([sys.executable, "-c", code], input=pickled, cwd=elsewhere, capture_output=True)
+    assert done.stdout.decode().strip() == f"{FILES} [0, 1]", done.stderr.decode()
 
 
-def test_the_relative_names_of_a_part_keep_working_elsewhere(folder, tmp_path_factory, monkeypatch):
-    part = FileDataset("*.npz").part([1])
-    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    assert part.read(RowRange(1, 0, 2))["x"].tolist() == [[2, 2], [2, 2]]
-
-
-def test_names_that_are_no_files_stay_as_they_are(folder):
+def test_names_that_are_no_files_stay_as_they_are():
     dataset = FileDataset(["store://a", "store://b"], lambda filename, get_data=False: 3)
     assert dataset.files == ["store://a", "store://b"]
-    assert dataset.part([1]).files == {1: "store://b"}
+    assert dataset.part([1]).blocks[1].path == "store://b"
 
 
 def test_the_reader_that_is_given_is_taken(folder):
@@ -154,42 +91,26 @@ def test_the_reader_that_is_given_is_taken(folder):
 def test_files_len_is_believed_and_one_file_opened(folder, count):
     for number in (1, 2):
         Path(f"{number}.npz").write_text("not looked at")
-    dataset = FileDataset(FILES, files_len={name: count(rows) for rows, name in enumerate(FILES, 1)})
-    assert dataset.sizes == (1, 2, 3)
+    files_len = UserDict({"other.npz": 5, **{name: count(rows) for rows, name in enumerate(FILES, 1)}})
+    dataset = FileDataset(FILES, files_len=files_len)
+    assert dataset.files_len == {"0.npz": 1, "1.npz": 2, "2.npz": 3}
     assert all(type(size) is int for size in dataset.sizes)
-    assert dataset.layout == {"x": Field("float32", (2,)), "y": Field("int64", ())}
-
-
-def test_files_len_may_be_any_mapping_and_know_other_files(folder):
-    files_len = UserDict({"2.npz": 3, "other.npz": 5, "0.npz": 1, "1.npz": 2})
-    assert FileDataset("*.npz", files_len=files_len).files_len == {"0.npz": 1, "1.npz": 2, "2.npz": 3}
-
-
-def test_files_len_that_is_wrong_for_the_first_file_is_an_error_at_once(folder):
-    with names(folder / "0.npz", "has 1 samples, but files_len has 5"):
-        FileDataset("*.npz", files_len={"0.npz": 5, "1.npz": 2, "2.npz": 3})
+    assert dataset.layout == LAYOUT
 
 
 @pytest.mark.parametrize("wrong", [1, 2, 4, 1000])
 def test_files_len_that_is_wrong_for_a_later_file_is_an_error_when_it_is_read(folder, wrong):
-    dataset = FileDataset("*.npz", files_len={"0.npz": 1, "1.npz": 2, "2.npz": wrong})
-    part = dataset.part([0, 1, 2])
+    part = FileDataset("*.npz", files_len={"0.npz": 1, "1.npz": 2, "2.npz": wrong}).part([0, 1, 2])
     for number in (0, 1):
         part.read(RowRange(number, 0, number + 1))
     with names(folder / "2.npz", f"has 3 samples, but {wrong} were expected"):
         part.read(RowRange(2, 0, 1))
 
 
-def test_files_len_without_a_file_is_an_error_that_names_it(folder):
-    with pytest.raises(ValueError, match=r"files_len lacks 1\.npz \(2 in all\)"):
-        FileDataset("*.npz", files_len={"0.npz": 1})
-
-
 @pytest.mark.parametrize("wrong", [0, -1, 2.0, "2", None, True, np.float32(2), [2], np.int64(0)], ids=repr)
 def test_files_len_of_something_else_is_an_error_that_names_the_file(folder, wrong):
-    with pytest.raises(
-        ValueError, match=rf"^files_len has {re.escape(repr(wrong))} for 1\.npz; give integers of at"
-    ):
+    told = rf"^files_len has {re.escape(repr(wrong))} for 1\.npz; give integers of at"
+    with pytest.raises(ValueError, match=told):
         FileDataset("*.npz", files_len={"0.npz": 1, "1.npz": wrong, "2.npz": 3})
 
 
@@ -202,8 +123,6 @@ def test_files_len_with_a_users_reader_counts_the_first_file_only(folder):
 
     FileDataset("*.npz", counting, {"0.npz": 1, "1.npz": 2, "2.npz": 3})
     assert asked == ["0.npz"]
-    with names(folder / "0.npz", "has 1 samples, but files_len has 2"):
-        FileDataset("*.npz", reader, dict.fromkeys(FILES, 2))
 
 
 # part
@@ -212,13 +131,13 @@ def test_files_len_with_a_users_reader_counts_the_first_file_only(folder):
 def test_a_part_has_some_files_by_number_and_what_they_must_hold(folder):
     dataset = FileDataset("*.npz")
     part = dataset.part([2, 0])
-    assert part.files == {2: str(folder / "2.npz"), 0: str(folder / "0.npz")}
-    assert part.sizes == {2: 3, 0: 1}
+    assert {n: (block.path, block.rows) for n, block in part.blocks.items()} == {
+        2: (str(folder / "2.npz"), 3),
+        0: (str(folder / "0.npz"), 1),
+    }
     assert (part.keys, part.layout, part.reference, part.skip) == (None, dataset.layout, "0.npz", False)
-    assert dataset.part([1], ("y",)).layout == {"y": Field("int64", ())}
-    assert dataset.part([1], ("y",)).keys == ("y",)
-    assert FileDataset("*.npz", keys=["x"]).part([1]).keys == ("x",)
-    assert FileDataset("*.npz", keys=["x"]).part([1]).layout == {"x": Field("float32", (2,))}
+    for part in (dataset.part([1], ("y",)), FileDataset("*.npz", keys=["y"]).part([1])):
+        assert (part.keys, part.layout) == (("y",), {"y": LAYOUT["y"]})
     assert FileDataset("*.npz", on_bad_file="skip").part([1]).skip
     assert FileDataset("*.npz", reader).part([1], ("y",)).layout is None
 
@@ -240,9 +159,87 @@ def test_a_dataset_is_pickled(folder, own):
     assert again.training_keys() == ("y", "x")
 
 
-def test_repr_says_how_much_there_is(folder):
-    assert repr(FileDataset("*.npz")) == "FileDataset(3 files, 6 samples, keys ['x', 'y'])"
-    assert repr(FileDataset("*.npz", reader)) == "FileDataset(3 files, 6 samples, keys [])"
+# keys
+
+
+def test_keys_chooses_what_is_known_and_read(folder):
+    write("1.npz", 2, z=np.zeros((2, 4)))
+    dataset = FileDataset("*.npz", keys=["y", "x"])
+    assert list(dataset.layout.items()) == list(LAYOUT.items())[::-1]
+    assert list(dataset.part([1]).read(RowRange(1, 0, 1))) == ["y", "x"]
+    assert FileDataset("*.npz", keys=["x"]).training_keys() == ("x",)
+    assert FileDataset("*.npz", keys=["y"], x="y", y=None).training_keys() == ("y",)
+
+
+@pytest.mark.parametrize("own", [None, reader])
+def test_keys_that_are_not_there_are_an_error_that_names_the_file(folder, own):
+    with names(folder / "0.npz", "has no array 'z'; it has 'x', 'y'"):
+        FileDataset("*.npz", own, keys=["x", "z"]).training_keys()
+
+
+def arrays(*keys, rows=3):
+    np.savez("f.npz", **{key: np.zeros((rows, number + 1)) for number, key in enumerate(keys)})
+
+
+@pytest.mark.parametrize(
+    ("held", "options", "targets", "expected"),
+    [
+        ("yxz", {}, True, ("x", "y")),
+        ("xy", {}, False, ("x",)),
+        ("xy", {"y": None}, True, ("x",)),
+        ("ab", {"x": "b", "y": "a"}, True, ("b", "a")),
+        ("ab", {"x": "b", "y": "a"}, False, ("b",)),
+        ("ab", {"x": "a"}, False, ("a",)),
+        ("a", {}, True, ("a",)),
+        ("a", {}, False, ("a",)),
+        ("a", {"x": "a"}, True, ("a",)),
+        ("a", {"y": None}, True, ("a",)),
+        ("y", {"x": "y", "y": None}, True, ("y",)),
+        ("abc", {"x": "c", "y": "c"}, True, ("c", "c")),
+    ],
+)
+@pytest.mark.parametrize("own", [None, lambda filename, get_data=False: NpzReader()(filename, get_data)])
+def test_the_arrays_to_train_on(folder, own, held, options, targets, expected):
+    arrays(*held)
+    assert FileDataset("f.npz", own, **options).training_keys(targets=targets) == expected
+
+
+@pytest.mark.parametrize(
+    ("held", "options", "targets", "missing"),
+    [
+        ("ab", {}, True, "'x' for x"),
+        ("xb", {}, True, "'y' for y"),
+        ("y", {}, False, "'x' for x"),
+        ("a", {"y": "a"}, True, "'x' for x"),
+        ("ab", {"x": "c", "y": "a"}, True, "'c' for x"),
+        ("ab", {"y": None}, True, "'x' for x"),
+        ("a", {"x": "a", "y": "labels"}, True, "'labels' for y"),
+    ],
+)
+def test_arrays_to_train_on_that_are_not_there_are_an_error(folder, held, options, targets, missing):
+    arrays(*held)
+    told = rf"^f\.npz has no array {missing}, it has '{held[0]}'.*FileDataset\(\.\.\., x="
+    with pytest.raises(ValueError, match=told):
+        FileDataset("f.npz", **options).training_keys(targets=targets)
+
+
+def test_a_users_reader_reads_the_first_file_once_to_see_its_arrays(folder):
+    asked = []
+
+    def watched(filename, get_data=False):
+        asked.append((os.path.basename(filename), get_data))
+        return reader(filename, get_data)
+
+    dataset = FileDataset("*.npz", watched)
+    assert dataset.layout is None
+    assert sorted(asked) == [(name, False) for name in FILES]
+    for _ in range(2):
+        assert dataset.training_keys() == ("x", "y")
+    assert asked[3:] == [("0.npz", True)]
+    assert dataset.layout == LAYOUT
+
+
+# In torch
 
 
 def test_samples_have_no_index_but_batches_pass(folder):
@@ -255,23 +252,8 @@ def test_samples_have_no_index_but_batches_pass(folder):
             dataset[index]
 
 
-def test_a_dataset_that_is_unpickled_elsewhere_reads_the_files_of_where_it_was_made(folder, tmp_path_factory):
-    pickled = pickle.dumps(FileDataset("*.npz"))
-    elsewhere = tmp_path_factory.mktemp("elsewhere")
-    code = (
-        "import pickle, sys; from compss_train.data.row_ranges import RowRange; "
-        "dataset = pickle.load(sys.stdin.buffer); "
-        "print(dataset.files, dataset.part([1]).read(RowRange(1, 0, 2))['y'].tolist())"
-    )
-    done = subprocess.run([sys.executable, "-c", code], input=pickled, cwd=elsewhere, capture_output=True)
-    assert done.stdout.decode().strip() == f"{FILES} [0, 1]", done.stderr.decode()
-
-
-# In torch
-
-
 @pytest.mark.parametrize("options", [{}, {"batch_size": 2}, {"batch_size": 2, "num_workers": 1}], ids=str)
-def test_a_data_loader_that_would_make_batches_of_batches_is_an_error_that_says_how_to_make_it(folder, options):
+def test_a_loader_that_makes_batches_of_batches_is_an_error(folder, options):
     dataset = FileDataset("*.npz")
     loader = DataLoader(dataset, sampler=PartialShuffleSampler(dataset), **options)
     with pytest.raises(TypeError, match=r"whole batches; use DataLoader\(dataset, sampler=.*, batch_size=None\)"):

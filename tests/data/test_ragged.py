@@ -10,8 +10,9 @@ from torch.nn import functional
 
 from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, PartialShuffle, Ragged
 from compss_train.callbacks import Checkpoint
+from compss_train.data.block import gather
 from compss_train.data.order import bucketed_order
-from compss_train.data.ragged import gathered, join
+from compss_train.data.ragged import join
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.random_state import random_state
 from tests.helpers.models import SGD, assert_same_bits, state_arrays
@@ -146,7 +147,7 @@ def test_sequences_are_cut_selected_and_pickled_without_the_others():
     ragged, rows = Ragged(TOKENS), np.array([5, 3, 40, 3])
     for found in (
         ragged.index_select(0, torch.from_numpy(rows)),
-        gathered(rows, [0, 17], [ragged[:17], ragged[17:]]),
+        gather(rows, [0, 17], [ragged[:17], ragged[17:]]),
     ):
         assert [each.tolist() for each in found] == [TOKENS[n].tolist() for n in rows]
     part = pickle.loads(pickle.dumps(ragged[3:5]))

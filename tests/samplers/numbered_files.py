@@ -98,16 +98,12 @@ def flat(batches):
     return [sample for batch in batches for sample in batch]
 
 
-def rows_of(row_range):
-    return [*range(row_range.start, row_range.stop), *range(row_range.wrapped)]
-
-
 def samples_of_rank(sampler, sizes, epoch):
     """Return a rank's row ranges, and its samples in the order in which they are read."""
     rank = (sampler.num_replicas, sampler.rank, sampler.seed, epoch)
     bounds = bounds_of(sizes)
     row_ranges = rank_row_ranges(sizes, *rank, shuffle=sampler.shuffle)
-    return row_ranges, [bounds[part.file][0] + row for part in row_ranges for row in rows_of(part)]
+    return row_ranges, [bounds[part.file][0] + row for part in row_ranges for row in range(part.start, part.stop)]
 
 
 def expected_order(sampler, sizes, epoch):

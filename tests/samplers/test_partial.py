@@ -153,10 +153,10 @@ def readers_of_ranks(sizes, num_replicas, epoch=0, **options):
 @given(**cases, num_replicas=REPLICAS, epoch=EPOCHS)
 @example(sizes=[10], options={"shuffle": False}, file_buffer=1, num_replicas=3, epoch=0)  # both its ends
 @some
-def test_a_rank_opens_each_of_its_files_once_an_epoch(sizes, options, file_buffer, num_replicas, epoch):
+def test_a_rank_opens_a_file_once_for_each_of_its_row_ranges(sizes, options, file_buffer, num_replicas, epoch):
     for sampler, reader in readers_of_ranks(sizes, num_replicas, epoch, file_buffer=file_buffer, **options):
-        files = {part.file for part in samples_of_rank(sampler, sizes, epoch)[0]}
-        assert Counter(reader.opened) == Counter({names_of(sizes)[file] for file in files})
+        files = [part.file for part in samples_of_rank(sampler, sizes, epoch)[0]]
+        assert Counter(reader.opened) == Counter(names_of(sizes)[file] for file in files)
         assert sampler.reads.files == len(reader.opened)
 
 

@@ -6,6 +6,7 @@ import hashlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -65,16 +66,12 @@ class Reader(ABC):
             raise TypeError("classes= is for tables (Parquet, Arrow, CSV) and folders of images")
         return self
 
-    def with_classes(self, classes: Mapping[str, Sequence[Any]]) -> Reader:
-        """Return a reader that numbers these classes, which ``describe`` has found."""
-        return self
-
     def with_floats(self, layout: Layout, floats: str) -> tuple[Reader, Layout]:
         """Return a reader, and its layout, for tables whose numbers with a fraction are to be of this dtype."""
         return self, layout
 
-    def with_files(self, listed: Mapping[str, tuple[int, Mapping[int, str]]]) -> Reader:
-        """Return a reader that knows the files of some rows in each folder, and how many rows it has."""
+    def with_files(self, number: int, names: Mapping[int, str]) -> Reader:
+        """Return a reader that knows how many files are in a folder, and the names of some by row."""
         return self
 
     def __call__(self, filename: str, get_data: bool = False) -> int | tuple[Arrays, int]:
@@ -165,33 +162,23 @@ def _as_rows(key: object, value: object) -> Block:
     return rows
 
 
-def reader_id(reader: Reader, keys: Collection[str] | None) -> str:
-    """Return a string that identifies the reader and its settings; empty if they cannot be pickled.
+def reader_id(reader: Reader) -> str:
+    """Return a string that identifies the reader, its settings and its code; empty if they cannot be pickled.
 
     A reader of this package is identified by its stored name, not by its module, so that an index stays valid when
-    the class moves. The class of another reader is pickled with it.
+    the class moves. The class of another reader is pickled with it. Of a function or class that is imported from a
+    module the pickle has only the name; the size and modification time of that file stand for the code.
     """
     name = vars(type(reader)).get("stored_name")
+    own = reader.function if isinstance(reader, CustomReader) else reader
+    own = own.func if isinstance(own, partial) else own
+    code = own if inspect.isroutine(own) else type(own)
     try:
         content = cloudpickle.dumps(reader if name is None else vars(reader))
     except Exception:
         return ""
-    digest = hashlib.sha256(content).hexdigest()[:16]
-    return f"{name or type(reader).__qualname__} {digest} {None if keys is None else sorted(keys)}"
-
-
-def code_stamp(reader: Reader) -> list[int]:
-    """Return the size and modification time of the file with the code of a user's reader.
-
-    ``reader_id`` has only the name of a function or class that is imported from a module. Empty for the readers of
-    this package, code of the main program, which ``reader_id`` has, and objects without a file.
-    """
-    own = reader.function if isinstance(reader, CustomReader) else reader
-    own = own.func if isinstance(own, partial) else own
-    code = own if inspect.isroutine(own) else type(own)
-    if str(getattr(code, "__module__", None)).partition(".")[0] in ("__main__", "compss_train"):
-        return []
-    try:
-        return file_stamp(inspect.getfile(code)) or []
-    except (TypeError, OSError):  # built in, or of a notebook
-        return []
+    stamp = None
+    if str(getattr(code, "__module__", None)).partition(".")[0] not in ("__main__", "compss_train"):
+        with suppress(TypeError, OSError):  # built in, or of a notebook
+            stamp = file_stamp(inspect.getfile(code))
+    return f"{name or type(reader).__qualname__} {hashlib.sha256(content).hexdigest()[:16]} {stamp}"

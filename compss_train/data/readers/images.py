@@ -54,28 +54,25 @@ class ImageFolderReader(Reader):
         self.mode = mode
         self.rows = check_count("rows", rows)
         self.classes: Mapping[str, Sequence[Any]] = {}
-        self._listed: Mapping[str, tuple[int, Mapping[int, str]]] = {}
-        """Number of images in each folder, and the names of some by row: those that a task reads."""
-
-    def with_classes(self, classes: Mapping[str, Sequence[Any]]) -> Self:
-        """Return a reader whose classes are ``classes["y"]``, in this order, unless it has others."""
-        changed = copy.copy(self)
-        changed.classes = {**classes, **self.classes}
-        return changed
+        self._listed: tuple[int, Mapping[int, str]] | None = None
+        """Number of images in the folder, and the names of some by row: those that a task reads."""
 
     def with_columns(
         self, groups: Mapping[str, tuple[str, ...]], used: Collection[str], classes: Mapping[str, Sequence[Any]]
-    ) -> Reader:
-        """Return a reader of these classes; raise ``TypeError`` for ``groups``, as images have no columns."""
-        return super().with_columns(groups, used, {}).with_classes(classes)
+    ) -> Self:
+        """Return a reader whose classes are ``classes["y"]``; raise ``TypeError`` for ``groups``."""
+        super().with_columns(groups, used, {})
+        changed = copy.copy(self)
+        changed.classes = {**self.classes, **classes}
+        return changed
 
-    def with_files(self, listed: Mapping[str, tuple[int, Mapping[int, str]]]) -> Self:
-        """Return a reader that knows the number of images in each folder and some of them by row.
+    def with_files(self, number: int, names: Mapping[int, str]) -> Self:
+        """Return a reader that knows the number of images in a folder and some of them by row.
 
-        It does not list the folders again.
+        It does not list the folder again.
         """
         changed = copy.copy(self)
-        changed._listed = listed
+        changed._listed = number, names
         return changed
 
     def images(self, folder: str) -> list[str]:
@@ -128,8 +125,8 @@ class ImageFolderReader(Reader):
         return [int(hashlib.sha256(json.dumps([*stamps.items()]).encode()).hexdigest()[:15], 16)]
 
     def _listing(self, path: str) -> tuple[int, Mapping[int, str]]:
-        if path in self._listed:
-            return self._listed[path]
+        if self._listed is not None:
+            return self._listed
         images = self.images(path)
         return len(images), dict(enumerate(images))
 

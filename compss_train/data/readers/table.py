@@ -1,57 +1,42 @@
-"""``TableReader``: arrays from the columns of tables, as Arrow holds them."""
+"""Readers of tables, Parquet, Arrow (Feather) and CSV: columns are arrays; needs pyarrow (extra ``arrow``)."""
 
 import copy
 from abc import abstractmethod
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, Protocol, Self
+from itertools import accumulate, pairwise
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compss_train._utils.imports import import_optional
-from compss_train.data.layout import (
-    Description,
-    Field,
-    FileContentError,
-    Layout,
-    common_length,
-    is_supported,
-    quote_names,
-)
+from compss_train.data import layout as layouts
+from compss_train.data import tables
+from compss_train.data.layout import Description, Field, FileContentError, Layout, quote_names
+from compss_train.data.locations import is_remote, open_binary, openable, suffix_of
+from compss_train.data.ragged import Ragged
 from compss_train.data.readers.base import Arrays, Reader, select_keys
-from compss_train.data.tables import (
-    as_matrix,
-    check_complete,
-    check_numbers,
-    class_codes,
-    common_dtype,
-    find_classes,
-    float_dtype,
-)
+from compss_train.data.tables import float_dtype, import_pyarrow
 
 
-class Table(Protocol):
+@dataclass(frozen=True)
+class Table:
     """An open file that holds a table."""
 
     schema: Any
     """Arrow's schema: names and types of the columns."""
     blocks: tuple[int, ...]
     """The rows of each part that can be read for itself."""
+    read: Callable[[list[int], list[str]], Any]
+    """Returns blocks by number, of these columns, as Arrow's table."""
 
     def rows(self, start: int, stop: int, names: Sequence[str]) -> Any:
-        """Return rows of these columns as Arrow's table."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Column:
-    """What is known about a column without reading it."""
-
-    dtype: np.dtype[Any] | str
-    """The dtype of its numbers, or Arrow's name of what else it holds."""
-    shape: tuple[int, ...] = ()
+        """Return rows of these columns as Arrow's table; other blocks are not read."""
+        bounds = list(pairwise(accumulate(self.blocks, initial=0)))
+        numbers = [number for number, (first, end) in enumerate(bounds) if first < stop and start < end]
+        first = bounds[numbers[0]][0] if numbers else 0
+        return self.read(numbers, list(names)).slice(start - first, max(0, stop - start))
 
 
 class TableReader(Reader):
@@ -60,6 +45,9 @@ class TableReader(Reader):
     A column is an array of its name, and several columns can be one array (``with_columns``). Lists must be of one
     length: Arrow's lists of a fixed size, its tensors of a fixed shape, or others whose lengths agree.
     """
+
+    widest: ClassVar[tuple[type[np.generic], ...]] = ()
+    """Dtypes that columns in one array have at least."""
 
     def __init__(self) -> None:
         self.groups: Mapping[str, tuple[str, ...]] = {}
@@ -85,13 +73,9 @@ class TableReader(Reader):
             classes={**self.classes, **classes},
         )
 
-    def with_classes(self, classes: Mapping[str, Sequence[Any]]) -> Self:
-        """Return a reader with these classes beside those that it has."""
-        return self._with(classes={**classes, **self.classes})
-
     def with_floats(self, layout: Layout, floats: str) -> tuple[Reader, Layout]:
         """Return a reader, and its layout, whose numbers with a fraction are of this dtype."""
-        numbers = {key: np.dtype(field.dtype) for key, field in layout.items() if is_supported(field)}
+        numbers = {key: np.dtype(field.dtype) for key, field in layout.items() if layouts.is_supported(field)}
         dtypes = {key: str(float_dtype(dtype, floats)) for key, dtype in numbers.items()}
         converted = {key: replace(field, dtype=dtypes.get(key, field.dtype)) for key, field in layout.items()}
         return (self, layout) if converted == layout else (self._with(floats=floats), converted)
@@ -104,157 +88,221 @@ class TableReader(Reader):
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the layout of the table, its rows by block, and the classes of columns of strings."""
         with self.open(path, None if keys is None else self._columns(keys)) as table:
-            chosen = select_keys(keys, self._arrays(table.schema.names))
+            chosen, total = self._chosen(keys, table.schema.names), sum(table.blocks)
             layout = {key: self._field(table, key) for key in chosen}
-            rows = common_length(dict.fromkeys(layout, sum(table.blocks)))
-            found = [name for name in self._columns(chosen) if name in self.used and name not in self.classes]
-            classes = {name: _classes_in(table, name) for name in found if is_text(table.schema.field(name).type)}
+            rows = layouts.common_length(dict.fromkeys(layout, total))
+            classes = {}
+            for name in self._columns(chosen):
+                if name in self.used and name not in self.classes and tables.is_text(table.schema.field(name).type):
+                    column = table.rows(0, total, [name])[name]
+                    tables.check_no_nulls(name, column)
+                    classes[name] = tables.find_classes(name, column.unique().to_pylist())
         return Description(rows, layout, tuple(filter(None, table.blocks)), classes)
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return rows of these arrays; of other columns, and of other blocks, nothing is read."""
         with self.open(path, None if keys is None else self._columns(keys)) as table:
-            chosen = select_keys(keys, self._arrays(table.schema.names))
-            self._check_columns(chosen, table.schema.names)
-            columns = table.rows(start, stop, self._columns(chosen))
-            return {key: self._array(columns, key, start) for key in chosen}, sum(table.blocks)
-
-    def _arrays(self, columns: Sequence[str]) -> list[str]:
-        """Return the names of the arrays in a table: groups, and the columns that are in none."""
-        grouped = {name for group in self.groups.values() for name in group}
-        return [*self.groups, *(name for name in columns if name not in grouped and name not in self.groups)]
+            chosen = self._chosen(keys, table.schema.names)
+            rows = table.rows(start, stop, self._columns(chosen))
+            return {key: self._array(rows, key, start) for key in chosen}, sum(table.blocks)
 
     def _columns(self, keys: Iterable[str]) -> list[str]:
+        """Return the columns that these arrays consist of."""
         return list(dict.fromkeys(name for key in keys for name in self.groups.get(key, (key,))))
 
-    def _check_columns(self, keys: Iterable[str], columns: Sequence[str]) -> None:
-        if missing := [name for name in self._columns(keys) if name not in columns]:
+    def _chosen(self, keys: Collection[str] | None, columns: Sequence[str]) -> list[str]:
+        """Return the arrays to read: by default the groups, and the columns that are in none."""
+        grouped = {*self.groups, *self._columns(self.groups)}
+        chosen = select_keys(keys, [*self.groups, *(name for name in columns if name not in grouped)])
+        if missing := [name for name in self._columns(chosen) if name not in columns]:
             raise FileContentError(f"has no column {quote_names(missing)}; it has {quote_names(columns)}")
+        return chosen
 
     def _field(self, table: Table, key: str) -> Field:
         """Return the dtype and shape of an array of the table."""
-        self._check_columns([key], table.schema.names)
-        columns = [self._column(table, name) for name in self.groups.get(key, (key,))]
+        columns = {name: self._column(table, name) for name in self._columns([key])}
         if key not in self.groups:
-            dtype = columns[0].dtype
-            return Field(
-                str(dtype if isinstance(dtype, str) else float_dtype(dtype, self.floats)), columns[0].shape
-            )
-        for name, column in zip(self.groups[key], columns, strict=True):
-            check_numbers(name, column.dtype)
-            if column.shape:
+            dtype, shape = columns[key]
+            return Field(str(dtype if isinstance(dtype, str) else float_dtype(dtype, self.floats)), shape)
+        for name, (dtype, shape) in columns.items():
+            tables.check_numbers(name, dtype)
+            if shape:
                 raise FileContentError(
                     f"holds lists in {name!r}, which cannot be beside other columns: give {name!r} alone"
                 )
-        return Field(str(self._dtype_of_group([np.dtype(column.dtype) for column in columns])), (len(columns),))
+        return Field(str(self._dtype_of_group(dtype for dtype, _ in columns.values())), (len(columns),))
 
-    def _dtype_of_group(self, dtypes: Iterable[np.dtype[Any]]) -> np.dtype[Any]:
-        return float_dtype(common_dtype(dtypes), self.floats)
+    def _dtype_of_group(self, dtypes: Iterable[Any]) -> np.dtype[Any]:
+        return float_dtype(np.result_type(*self.widest, *dtypes), self.floats)
 
-    def _column(self, table: Table, name: str) -> _Column:
+    def _column(self, table: Table, name: str) -> tuple[np.dtype[Any] | str, tuple[int, ...]]:
+        """Return the dtype and shape of a column from the schema, or Arrow's name of what it holds."""
         kind = table.schema.field(name).type
-        if is_text(kind):
-            return _Column(np.dtype(np.int64) if name in self.used else str(kind))
-        numbers, shape = _unnested(kind)
-        if _is_list_of_any_length(kind):  # as long as the first one, which is checked when they are read
-            numbers, shape = kind.value_type, (len(table.rows(0, 1, [name])[name][0].as_py() or ()),)
-        return _Column(np.dtype(numbers.to_pandas_dtype()), shape) if _is_number(numbers) else _Column(str(kind))
+        if tables.is_text(kind):
+            return np.dtype(np.int64) if name in self.used else str(kind), ()
+        dtype, sizes = tables.number_type(kind)
+        if dtype is None:
+            return str(kind), ()
+        if None in sizes:  # lists are as long as the first one, which is checked when they are read
+            first = table.rows(0, 1, [name])[name].combine_chunks()
+            sizes = tables.number_blocks(name, [first])[0].shape[1:]
+        return dtype, tuple(size or 0 for size in sizes)
 
-    def _array(self, table: Any, key: str, first: int) -> NDArray[Any]:
-        columns = {name: self._values(table, name, first) for name in self.groups.get(key, (key,))}
+    def _array(self, rows: Any, key: str, first: int) -> NDArray[Any]:
+        columns = [self._values(rows[name].combine_chunks(), name, first) for name in self._columns([key])]
         if key in self.groups:
-            return as_matrix(list(columns.values()), self._dtype_of_group(c.dtype for c in columns.values()))
-        values = columns[key]
-        dtype = float_dtype(values.dtype, self.floats)
-        return values.astype(dtype) if dtype != values.dtype or not values.flags.writeable else values
+            return np.stack(columns, axis=1, dtype=self._dtype_of_group(column.dtype for column in columns))
+        dtype = float_dtype(columns[0].dtype, self.floats)
+        as_it_is = dtype == columns[0].dtype and columns[0].flags.writeable
+        return columns[0] if as_it_is else columns[0].astype(dtype)
 
-    def _values(self, table: Any, name: str, first: int) -> NDArray[Any]:
+    def _values(self, column: Any, name: str, first: int) -> NDArray[Any]:
         """Return a column; raise ``FileContentError`` for missing values, and for what are no numbers."""
-        column = table[name].combine_chunks()
-        _check_complete(name, column, first)
-        if is_text(column.type):
-            return self._codes(name, column, first)
-        values, shape = _flat(name, column)
-        if not _is_number(values.type):
-            check_numbers(name, str(column.type))
-        if values.null_count:
-            raise FileContentError(f"lacks values within lists of {name!r}: fill them in, or leave the column out")
-        numbers: NDArray[Any] = values.to_numpy(zero_copy_only=False)
-        return numbers.reshape(len(column), *shape) if shape else numbers
-
-    def _codes(self, name: str, column: Any, first: int) -> NDArray[np.int64]:
-        if name not in self.classes:
-            check_numbers(name, str(column.type))
-        coded = column if hasattr(column, "indices") else column.dictionary_encode()
-        places = coded.indices.to_numpy(zero_copy_only=False)
-        return class_codes(name, coded.dictionary.to_pylist(), places, self.classes[name], first)
-
-
-def import_pyarrow(module: str = "pyarrow") -> Any:
-    """Return pyarrow or one of its modules; raise ``ModuleNotFoundError`` that says how to install it."""
-    return import_optional(module, extra="arrow", needed_by="tables (Parquet, Arrow, CSV)", package="pyarrow")
-
-
-@cache  # of a few types, asked for each of many columns
-def is_text(kind: Any) -> bool:
-    """Return whether columns of this type are strings, or categories, whatever their values are."""
-    types = import_pyarrow().types
-    accepted = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary)
-    return any(is_kind(kind) for is_kind in accepted)
-
-
-@cache
-def _is_number(kind: Any) -> bool:
-    types = import_pyarrow().types
-    return any(is_kind(kind) for is_kind in (types.is_boolean, types.is_integer, types.is_floating))
-
-
-def _check_complete(name: str, column: Any, first: int) -> None:
-    if column.null_count:
-        check_complete(name, np.asarray(column.is_null()), first)
-
-
-def _classes_in(table: Table, name: str) -> tuple[Any, ...]:
-    column = table.rows(0, sum(table.blocks), [name])[name]
-    _check_complete(name, column, 0)
-    return find_classes(name, column.unique().to_pylist())
-
-
-@cache
-def _is_list_of_any_length(kind: Any) -> bool:
-    types = import_pyarrow().types
-    return any(is_kind(kind) for is_kind in (types.is_list, types.is_large_list))
-
-
-@cache
-def _unnested(kind: Any) -> tuple[Any, tuple[int, ...]]:
-    """Return the type of the values in lists of a fixed size, and the shape that these lists have."""
-    types, shape = import_pyarrow().types, []
-    if isinstance(kind, import_pyarrow().FixedShapeTensorType):
-        return kind.value_type, tuple(kind.shape)
-    while types.is_fixed_size_list(kind):
-        shape.append(kind.list_size)
-        kind = kind.value_type
-    return kind, tuple(shape)
-
-
-def _flat(name: str, column: Any) -> tuple[Any, tuple[int, ...]]:
-    """Return the values of a column of lists one after the other, and the shape of a list."""
-    if _is_list_of_any_length(column.type):
-        lengths = np.diff(column.offsets.to_numpy())
-        if len(lengths) and (lengths != lengths[0]).any():
-            row = int(np.flatnonzero(lengths != lengths[0])[0])
+        tables.check_no_nulls(name, column, first)
+        if tables.is_text(column.type) and name in self.classes:
+            coded = column if hasattr(column, "indices") else column.dictionary_encode()
+            places = coded.indices.to_numpy(zero_copy_only=False)
+            return tables.class_codes(name, coded.dictionary.to_pylist(), places, self.classes[name], first)
+        if tables.number_type(column.type)[0] is None:
+            tables.check_numbers(name, str(column.type))
+        block = tables.number_blocks(name, [column])[0]
+        if isinstance(block, Ragged):
+            lengths = block.lengths.tolist()
+            row = next(row for row, length in enumerate(lengths) if length != lengths[0])
             raise FileContentError(
                 f"holds lists of different lengths in {name!r}, {lengths[0]} and {lengths[row]} in row {row}: pad "
                 "them"
             )
-        return column.flatten(), (int(lengths[0]) if len(lengths) else 0,)
-    values = getattr(column, "storage", column)
-    while import_pyarrow().types.is_fixed_size_list(values.type):
-        values = values.flatten()
-    return values, _unnested(column.type)[1]
+        return np.asarray(block)
 
 
-def rows_of(table: Any, start: int, stop: int) -> Any:
-    """Return rows of Arrow's table, without a copy."""
-    return table.slice(start, max(0, stop - start))
+class ParquetReader(TableReader):
+    """Reads row groups of Parquet files: those that have the requested rows, and of them the requested columns.
+
+    Each row group is a block. Checksums of pages are verified where a file has them.
+    """
+
+    stored_name = "parquet"
+
+    @contextmanager
+    def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
+        """Open a file and read its footer."""
+        parquet, options = import_pyarrow("pyarrow.parquet"), {"memory_map": True, "pre_buffer": is_remote(path)}
+        with (
+            openable(path) as source,
+            parquet.ParquetFile(source, page_checksum_verification=True, **options) as file,
+        ):
+            metadata = file.metadata
+            yield Table(
+                file.schema_arrow,
+                tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)),
+                lambda numbers, names: file.read_row_groups(numbers, columns=names, use_threads=False),
+            )
+
+
+class ArrowReader(TableReader):
+    """Reads record batches of Arrow files, memory-mapped: Arrow's file format (Feather), and its stream format.
+
+    Each record batch is a block.
+    """
+
+    stored_name = "arrow"
+
+    @contextmanager
+    def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
+        """Map a file into memory; a remote one is read where it is needed."""
+        pyarrow = import_pyarrow()
+        with ExitStack() as opened:
+            source: Any = opened.enter_context(open_binary(path) if is_remote(path) else pyarrow.memory_map(path))
+            if is_remote(path):
+                source = opened.enter_context(pyarrow.PythonFile(source, mode="r"))
+            is_file = source.read(len(_MAGIC)) == _MAGIC
+            source.seek(0)
+            yield _batch_file(source) if is_file else _batch_stream(source)
+
+
+_MAGIC = b"ARROW1"
+
+
+def _batch_file(source: Any) -> Table:
+    """Return a table in Arrow's file format, of which single batches and columns are read.
+
+    ``pyarrow.dataset`` reads this format as well, but only from the first batch on.
+    """
+    pyarrow, ipc = import_pyarrow(), import_pyarrow("pyarrow.ipc")
+
+    def opened(columns: list[int]) -> Any:
+        return ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=columns, use_threads=False))
+
+    def read(numbers: list[int], names: list[str]) -> Any:
+        file = opened([schema.get_field_index(name) for name in names])
+        return pyarrow.Table.from_batches([file.get_batch(number) for number in numbers], file.schema)
+
+    file = ipc.open_file(source)
+    schema = file.schema
+    widths = [field.type.bit_width if pyarrow.types.is_primitive(field.type) else 2**31 for field in schema]
+    # Rows are counted in the narrowest column: what is compressed has to be read for that.
+    narrow = opened([int(np.argmin(widths))]) if widths else file
+    return Table(
+        schema, tuple(narrow.get_batch(number).num_rows for number in range(file.num_record_batches)), read
+    )
+
+
+def _batch_stream(source: Any) -> Table:
+    """Return a table in Arrow's stream format: batches are found by going through all that come before."""
+    pyarrow = import_pyarrow()
+    with import_pyarrow("pyarrow.ipc").open_stream(source) as stream:
+        schema, batches = stream.schema, list(stream)
+
+    def read(numbers: list[int], names: list[str]) -> Any:
+        return pyarrow.Table.from_batches([batches[number] for number in numbers], schema).select(names)
+
+    return Table(schema, tuple(batch.num_rows for batch in batches), read)
+
+
+class CsvReader(TableReader):
+    """Reads CSV files with a line of names; a file is a block, which is parsed whole.
+
+    Parameters
+    ----------
+    delimiter:
+        What stands between values; by default a tab in ``.tsv`` files and a comma in others.
+    dtypes:
+        The dtypes of columns by name, as numpy calls them (``{"id": "int32"}``); the others' are those of their
+        values: integers, numbers or strings. Columns that are one array become numbers with a fraction.
+    names:
+        Names of the columns, for files whose first line has values.
+    """
+
+    stored_name = "csv"
+    widest = (np.float64,)
+
+    def __init__(
+        self,
+        delimiter: str | None = None,
+        dtypes: Mapping[str, str] | None = None,
+        names: Sequence[str] | None = None,
+    ) -> None:
+        super().__init__()
+        self.delimiter, self.dtypes, self.names = delimiter, dict(dtypes or {}), names
+
+    @contextmanager
+    def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
+        """Read a file, of which other columns are not converted."""
+        csv = import_pyarrow("pyarrow.csv")
+        delimiter = self.delimiter or ("\t" if suffix_of(path) == ".tsv" else ",")
+        types = {name: import_pyarrow().from_numpy_dtype(np.dtype(dtype)) for name, dtype in self.dtypes.items()}
+        options = {
+            "read_options": csv.ReadOptions(use_threads=False, column_names=self.names),
+            "parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
+            "convert_options": csv.ConvertOptions(column_types=types, strings_can_be_null=True),
+        }
+        with open_binary(path) as source:
+            if columns is not None:
+                names = csv.open_csv(source, **options).schema.names
+                if missing := [name for name in columns if name not in names]:
+                    raise FileContentError(f"has no column {quote_names(missing)}; it has {quote_names(names)}")
+                options["convert_options"].include_columns = list(columns)
+                source.seek(0)
+            table = csv.read_csv(source, **options)
+            yield Table(table.schema, (len(table),), lambda _, names: table.select(names))

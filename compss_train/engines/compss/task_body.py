@@ -19,8 +19,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from compss_train.data.block import as_block
-from compss_train.data.dislib_tensors import is_future
+from compss_train.data.block import as_block, is_future
 from compss_train.engines import calls
 from compss_train.engines.calls import Failure
 from compss_train.engines.codec import dumps

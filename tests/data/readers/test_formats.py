@@ -198,8 +198,8 @@ def test_a_missing_file_is_an_error_that_says_so(tmp_path, form):
 def test_a_file_that_is_gone_when_it_is_read_is_an_error_that_says_so(tmp_path, form):
     part = FileDataset([form.saved(tmp_path, x=np.arange(3))], form.function).part([0])
     os.remove(form.path(tmp_path))
-    with names(form.path(tmp_path), "does not exist"), bad_file_errors(part.files[0]):
-        part.reader.read(part.files[0], 0, 3)
+    with names(form.path(tmp_path), "does not exist"), bad_file_errors(part.blocks[0].path):
+        part.reader.read(part.blocks[0].path, 0, 3)
 
 
 @in_every(FORMATS)
