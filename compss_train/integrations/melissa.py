@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
@@ -62,10 +63,8 @@ def make_buffer(
     if not isinstance(kind, BufferType):
         raise ValueError(f"buffer_t={buffer_t!r}: choose one of {', '.join(map(str, BufferType))}")
     check_count("buffer_size", buffer_size)
-    if per_server_watermark is not None:
-        check_count("per_server_watermark", per_server_watermark, least=0)
-    if pseudo_epochs is not None:
-        check_count("pseudo_epochs", pseudo_epochs)
+    check_count("per_server_watermark", 0 if per_server_watermark is None else per_server_watermark, least=0)
+    check_count("pseudo_epochs", 1 if pseudo_epochs is None else pseudo_epochs)
     values = {
         "per_server_watermark": per_server_watermark,
         "batch_size": batch_size,
@@ -81,11 +80,10 @@ def make_buffer(
         optional["passes"] = pseudo_epochs or 1
     if kind is BufferType.SimPairedReservoir:
         optional["comm_size"] = comm_size
-    buffer: Buffer = factory(buffer_size, *(values[name] for name in required), **optional)
-    return buffer
+    return factory(buffer_size, *(values[name] for name in required), **optional)
 
 
-_FACTORIES: dict[BufferType, tuple[Any, tuple[str, ...]]] = {
+_FACTORIES: dict[BufferType, tuple[Callable[..., Buffer], tuple[str, ...]]] = {
     BufferType.FIFO: (FIFO, ()),
     BufferType.FIRO: (FIRO, ("per_server_watermark",)),
     BufferType.Reservoir: (Reservoir, ("per_server_watermark",)),

@@ -13,10 +13,11 @@ from torch import nn, optim
 from compss_train import BlockedTensor, DistributedTrainer, Merge
 from compss_train.engines import SerialEngine
 from compss_train.integrations.dislib import (
+    EDDL_LOSSES,
+    OPTIMIZER_DEFAULTS,
     EncapsulatedFunctionsDistributedEddl,
     EncapsulatedFunctionsDistributedPytorch,
 )
-from compss_train.integrations.dislib.eddl import EDDL_LOSSES, OPTIMIZER_DEFAULTS
 from compss_train.model.losses import categorical_cross_entropy
 from tests.helpers.models import assert_close, assert_same_bits, awkward_net, mlp, state_arrays
 from tests.integrations.dislib_tensors import Tensor, tensors, whole

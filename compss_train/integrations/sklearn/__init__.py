@@ -6,8 +6,7 @@ from compss_train._utils.imports import import_optional
 
 import_optional("sklearn", extra="sklearn", needed_by="compss_train.integrations.sklearn", package="scikit-learn")
 
-from compss_train.integrations.sklearn.classifier import DistributedClassifier
-from compss_train.integrations.sklearn.parameters import EstimatorParameters
-from compss_train.integrations.sklearn.regressor import DistributedRegressor
+from compss_train.integrations.sklearn.base import DistributedEstimator
+from compss_train.integrations.sklearn.estimators import DistributedClassifier, DistributedRegressor
 
-__all__ = ["DistributedClassifier", "DistributedRegressor", "EstimatorParameters"]
+__all__ = ["DistributedClassifier", "DistributedEstimator", "DistributedRegressor"]

@@ -1,46 +1,156 @@
-"""The base class of the classifier and the regressor, and the networks that they create."""
+"""The base class of the classifier and the regressor."""
 
+from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
-from sklearn.base import is_classifier
+from numpy.typing import DTypeLike, NDArray
+from sklearn.base import BaseEstimator, is_classifier
 from sklearn.model_selection import train_test_split
 from sklearn.utils import Tags, check_random_state
 from sklearn.utils.validation import check_is_fitted
 from torch import nn
 
-from compss_train._utils.validation import check_count
-from compss_train.callbacks import EarlyStopping
-from compss_train.data.block import Block
-from compss_train.integrations.sklearn.inputs import (
-    first_sample,
-    is_partitioned,
-    validate_sample_weight,
-    validate_samples,
-    validate_training_data,
-)
-from compss_train.integrations.sklearn.parameters import (
-    EstimatorParameters,
-    NetworkFactory,
-    make_optimizer,
-    make_schedule,
-)
-from compss_train.model.random_state import random_state
+from compss_train._utils.validation import check_count, check_fraction
+from compss_train.callbacks import Callback, EarlyStopping
+from compss_train.engines import Engine
+from compss_train.integrations.sklearn import defaults, inputs
+from compss_train.model.losses import BatchFunction
+from compss_train.model.metrics import MetricSpec
+from compss_train.model.optimizers import OptimizerSpec
+from compss_train.model.schedule import ScheduleSpec
 from compss_train.reports.history import History
-from compss_train.reports.records import Record
 from compss_train.trainer import DistributedTrainer
-from compss_train.training.merge import Merge
+from compss_train.training.fit_options import ShuffleLike
+from compss_train.training.merge import Merge, MergeLike
 
+_DICTS = ("optimizer", "build_options", "fit_options")
+"""Parameters whose options have names of their own."""
 _FIT_PARAMETERS = ("batch_size", "merge", "shuffle")
 _PREDICTION_OPTIONS = ("transform", "precision", "memory_format")
 
 
-class DistributedEstimator(EstimatorParameters):
-    """A network that ``DistributedTrainer`` trains, with the interface of scikit-learn."""
+@dataclass(eq=False, repr=False)
+class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
+    """A network that ``DistributedTrainer`` trains: what the classifier and the regressor have in common.
+
+    Parameters
+    ----------
+    net:
+        ``None`` (default) for a multilayer perceptron, an ``nn.Module``, whose current parameters are the initial
+        ones and which is never modified, or a function of (inputs, outputs) that returns one: ``X.shape[1]``, and
+        the number of classes or of targets.
+    hidden:
+        Widths of the perceptron's hidden layers, ``(100,)`` by default; a number for a single one.
+    optimizer:
+        As of ``DistributedTrainer.build``, or a name alone, such as ``"sgd"``; ``"adam"`` by default.
+    lr:
+        Learning rate of an optimizer that is given by name or as a dict without it; 0.001 by default.
+    schedule:
+        ``"cosine"`` or ``"linear"`` for a learning rate that falls to zero over ``num_epochs``, or as of ``build``;
+        ``None`` (default) for a constant one. A ``Schedule`` may have several steps an epoch.
+    loss, metric:
+        As of ``build``. The metric is in ``history_``; ``score`` is that of scikit-learn.
+    num_workers, engine, threads:
+        As of ``DistributedTrainer``; by default 2 workers, at most as many as samples. An engine given by name is
+        started for every fit; an ``Engine`` object is shared with clones, and the caller shuts it down.
+    num_epochs, batch_size, merge, shuffle:
+        As of ``DistributedTrainer.fit``; by default 20 epochs, batches of 32, a merge after every epoch,
+        and all samples shuffled. ``merge="auto"`` with ``batch_size=None`` also chooses the batches.
+    dtype:
+        Type to which X is converted, ``"float32"`` by default; ``None`` for no conversion (integers for an
+        embedding, bytes for a transform).
+    random_state:
+        An integer makes fits reproducible: it is the seed of the trainer and of the initial parameters of networks
+        that are created. ``None`` or a ``RandomState`` gives another seed for every fit.
+    warm_start:
+        Whether ``fit`` starts from the parameters of the previous fit. Optimizers are reset.
+    validation_fraction:
+        Fraction of the samples, between 0 and 1, that is held out and evaluated after every round, for
+        ``history_`` and callbacks; ``None`` (default) for none. Not for blocks and files.
+    n_iter_no_change:
+        Number of rounds without improvement of the validation loss (or of the training loss without validation)
+        after which a fit stops with the parameters of its best round; ``None`` (default) for never. The callback
+        ``EarlyStopping`` has more options.
+    callbacks:
+        ``Callback`` objects; a clone has copies.
+    fit_options, build_options:
+        Dicts of all other options of the trainer's ``fit`` and ``build``.
+
+        Searches and ``set_params`` reach options in dicts by names such as ``optimizer__momentum`` and
+        ``fit_options__max_time``.
+    verbose:
+        Whether to show progress.
+
+    Attributes
+    ----------
+    module_:
+        The fitted network, on the CPU.
+    history_:
+        The history of the trainer.
+    n_iter_:
+        Epochs trained.
+    seed_:
+        The seed of the fit.
+    n_features_in_, feature_names_in_:
+        As in scikit-learn.
+
+    X may be a ``BlockedTensor`` (dislib's too) with y another, or a ``FileDataset`` that holds both; they are
+    not converted.
+    """
+
+    net: nn.Module | defaults.NetworkFactory | None = None
+    _: KW_ONLY
+    hidden: int | Sequence[int] = (100,)
+    optimizer: OptimizerSpec | str | None = None
+    lr: float | None = None
+    schedule: ScheduleSpec | str | None = None
+    loss: str | BatchFunction = "mse"
+    metric: MetricSpec = None
+    num_workers: int = 2
+    engine: str | Engine = "auto"
+    num_epochs: int = 20
+    batch_size: int | None = 32
+    merge: MergeLike = "synchronous"
+    shuffle: ShuffleLike = "total"
+    threads: int | None = None
+    dtype: DTypeLike = "float32"
+    random_state: int | np.random.RandomState | None = None
+    warm_start: bool = False
+    validation_fraction: float | None = None
+    n_iter_no_change: int | None = None
+    callbacks: Sequence[Callback] = ()
+    fit_options: Mapping[str, Any] | None = None
+    build_options: Mapping[str, Any] | None = None
+    verbose: bool = False
+
+    # set by a fit
+    module_: nn.Module = field(init=False)
+    history_: History = field(init=False)
+    n_iter_: int = field(init=False)
+    seed_: int = field(init=False)
+    n_features_in_: int = field(init=False)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """Return the parameters, and with ``deep`` the options in dicts, such as ``optimizer__lr``."""
+        parameters: dict[str, Any] = super().get_params(deep=deep)
+        dicts = {name: getattr(self, name) for name in _DICTS if deep}
+        nested = {name: value for name, value in dicts.items() if isinstance(value, Mapping)}
+        options = {f"{name}__{key}": each for name, value in nested.items() for key, each in value.items()}
+        return {**parameters, **options}
+
+    def set_params(self, **parameters: Any) -> Self:
+        """Set parameters, and options in dicts by names such as ``optimizer__lr``; return the estimator."""
+        in_dicts = [name for name in parameters if "__" in name and name.partition("__")[0] in _DICTS]
+        super().set_params(**{name: value for name, value in parameters.items() if name not in in_dicts})
+        for name in in_dicts:
+            parameter, _, option = name.partition("__")
+            options = defaults.as_options(parameter, getattr(self, parameter))
+            setattr(self, parameter, {**options, option: parameters[name]})
+        return self
 
     _target_checks: ClassVar[Mapping[str, bool]] = {}
     """Options of ``validate_data`` for y."""
@@ -59,18 +169,18 @@ class DistributedEstimator(EstimatorParameters):
 
         It also returns the number of outputs of the network for a sample.
         """
-        x, y = validate_training_data(self, X, y, reset=not warm_start, **self._target_checks)
-        weights = validate_sample_weight(sample_weight)
+        x, y = inputs.validate(self, X, y, reset=not warm_start, **self._target_checks)
+        weights = inputs.validate_sample_weight(sample_weight)
         if not warm_start and hasattr(self, "module_"):
             del self.module_  # would not match the attributes set below if this fit fails
         y, outputs = encode(x, y)
         seed = self._next_seed(warm_start)
-        first = first_sample(x)
-        net = self.module_ if warm_start else make_network(self.net, first, outputs, self.hidden, seed)
-        num_samples = x.number_samples if is_partitioned(x) else len(x)
+        first = inputs.first_sample(x)
+        net = self.module_ if warm_start else defaults.make_network(self.net, first, outputs, self.hidden, seed)
+        num_samples = x.number_samples if inputs.is_partitioned(x) else len(x)
         num_workers = min(check_count("num_workers", self.num_workers), num_samples)
         trainer = DistributedTrainer(num_workers, engine=self.engine, seed=seed, threads=self.threads)
-        optimizer = make_optimizer(self.optimizer, self.lr)
+        optimizer = defaults.make_optimizer(self.optimizer, self.lr)
         trainer.build(net, optimizer, self.loss, self.metric, **self._build_options(x, y))
         output = self._predictor(net).predict(first)[0]
         if output.size != outputs:
@@ -82,7 +192,8 @@ class DistributedEstimator(EstimatorParameters):
         with trainer:
             trainer.fit(**options, num_epochs=num_epochs)
         self.module_ = trainer.model().eval()
-        self.history_ = _concatenate(self.history_ if warm_start else [], trainer.history)
+        before = self.history_ if warm_start else History()
+        self.history_ = _continued(before, trainer.history) if before else trainer.history
         self.n_iter_ = self.history_[-1]["epoch"] if self.history_ else 0  # 0 if max_time allowed no round
         return self
 
@@ -101,7 +212,8 @@ class DistributedEstimator(EstimatorParameters):
         options = dict(self.build_options or {})
         if self.schedule is None:
             return options
-        return dict(schedule=make_schedule(self.schedule, check_count("num_epochs", self.num_epochs)), **options)
+        schedule = defaults.make_schedule(self.schedule, check_count("num_epochs", self.num_epochs))
+        return dict(schedule=schedule, **options)
 
     def _fit_options(self, x: Any, y: Any, sample_weight: Any, seed: int) -> dict[str, Any]:
         data = {"x": x, "y": y, "sample_weight": sample_weight}
@@ -118,9 +230,8 @@ class DistributedEstimator(EstimatorParameters):
     def _split(self, data: dict[str, Any], seed: int) -> dict[str, Any]:
         """Split off a share of the samples as ``validation_data``."""
         fraction = self.validation_fraction
-        if not isinstance(fraction, float) or not 0 < fraction < 1:
-            raise ValueError(f"validation_fraction={fraction!r}: give a number between 0 and 1, or None")
-        if is_partitioned(data["x"]):
+        check_fraction("validation_fraction", fraction)
+        if inputs.is_partitioned(data["x"]):
             raise ValueError(
                 f"validation_fraction={fraction} needs arrays; give blocks or files for validation in "
                 "fit_options={'validation_data': ...}"
@@ -133,8 +244,7 @@ class DistributedEstimator(EstimatorParameters):
     def _predict_outputs(self, X: Any) -> NDArray[Any]:
         """Return the outputs of the network, computed in this process."""
         check_is_fitted(self)
-        outputs: NDArray[Any] = self._predictor(self.module_).predict(validate_samples(self, X))
-        return outputs
+        return np.asarray(self._predictor(self.module_).predict(inputs.validate(self, X, reset=False)))
 
     def _predictor(self, net: nn.Module) -> DistributedTrainer:
         """Return a trainer that predicts with the network in this process."""
@@ -142,7 +252,7 @@ class DistributedEstimator(EstimatorParameters):
         used = {name: options[name] for name in _PREDICTION_OPTIONS if name in options}
         gpus = min(options.get("num_gpu", 0), torch.cuda.device_count())
         trainer = DistributedTrainer(1, engine="serial", seed=0, threads=self.threads or torch.get_num_threads())
-        trainer.build(net, make_optimizer(None, None), "mse", num_gpu=gpus, **used)
+        trainer.build(net, defaults.make_optimizer(None, None), "mse", num_gpu=gpus, **used)
         return trainer
 
     def __sklearn_is_fitted__(self) -> bool:
@@ -155,42 +265,8 @@ class DistributedEstimator(EstimatorParameters):
         return tags
 
 
-def _concatenate(before: Sequence[Record], after: History) -> History:
+def _continued(before: History, after: History) -> History:
     """Return the history of two fits, with rounds and epochs numbered consecutively."""
-    if not before:
-        return after
     rounds, epochs = len(before), before[-1]["epoch"]
     renumbered = [{**r, "round": r["round"] + rounds, "epoch": r["epoch"] + epochs} for r in after]
     return History([*before, *renumbered])
-
-
-def make_network(
-    net: nn.Module | NetworkFactory | None, sample: Block, outputs: int, hidden: int | Sequence[int], seed: int
-) -> nn.Module:
-    """Return the initial network for a sample of shape (1, ...): ``net`` itself if it is a module.
-
-    Otherwise its parameters are drawn as after ``torch.manual_seed(seed)``; the global random state is unchanged.
-    """
-    if isinstance(net, nn.Module):
-        return net
-    if net is not None and not callable(net):
-        raise TypeError(
-            f"net={net!r}: give a torch.nn.Module, a function of (inputs, outputs) that returns one, or None for "
-            "a multilayer perceptron with the hidden layers of hidden="
-        )
-    inputs = sample.shape[1]
-    with random_state(seed, "cpu"):
-        if net is not None:
-            return net(inputs, outputs)
-        network = perceptron(inputs, outputs, hidden)
-    return network.double() if str(sample.dtype).endswith("float64") else network
-
-
-def perceptron(inputs: int, outputs: int, hidden: int | Sequence[int] = (100,)) -> nn.Module:
-    """Return linear layers with ReLU between them; ``hidden`` has the widths of the hidden layers, or one."""
-    if not isinstance(hidden, list | tuple | int | np.integer):
-        raise TypeError(f"hidden={hidden!r}: give the width of the hidden layer, or several: (100, 50)")
-    several = hidden if isinstance(hidden, list | tuple) else (hidden,)
-    widths = [inputs, *(check_count("hidden", width) for width in several)]
-    layers = [layer for before, width in pairwise(widths) for layer in (nn.Linear(before, width), nn.ReLU())]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))

@@ -5,38 +5,35 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator
 from sklearn.utils.validation import validate_data
 
 from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import Block, load_block
 from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
-from compss_train.integrations.sklearn.parameters import EstimatorParameters
 
 
-def validate_samples(estimator: EstimatorParameters, X: Any) -> Any:
-    """Return validated samples for prediction."""
-    x = convert_dislib(X)
-    if not is_partitioned(x):
-        return _arrays(estimator, x, reset=False)
-    _check_features(estimator, x, reset=False)
-    return x
+def validate(estimator: BaseEstimator, X: Any, *y: Any, reset: bool, **target_checks: bool) -> Any:
+    """Return validated samples for prediction, or with ``y`` samples and targets for training.
 
-
-def validate_training_data(
-    estimator: EstimatorParameters, X: Any, y: Any, *, reset: bool, **target_checks: bool
-) -> tuple[Any, Any]:
-    """Return validated samples and targets for training; ``reset`` sets ``n_features_in_``.
-
-    ``target_checks`` are options of ``validate_data``.
+    ``reset`` sets ``n_features_in_``; ``target_checks`` are options of ``validate_data``.
     """
-    x, y = convert_dislib(X), convert_dislib(y)
-    if not (is_partitioned(x) or is_partitioned(y)):
-        arrays: tuple[Any, Any] = _arrays(estimator, x, y, reset=reset, **target_checks)
-        return arrays
-    _check_types(x, y)
+    x, *targets = (convert_dislib(each) for each in (X, *y))
+    if not any(map(is_partitioned, (x, *targets))):
+        dtype = None if estimator.dtype is None else np.dtype(estimator.dtype)
+        options = {"reset": reset, "dtype": dtype, "allow_nd": estimator.net is not None, **target_checks}
+        return validate_data(estimator, x, *targets, **options)
+    if targets and isinstance(x, FileDataset):
+        if targets[0] is not None:
+            raise TypeError(f"X is a FileDataset, whose files include y; omit y={type(targets[0]).__name__}")
+    elif not all(isinstance(each, BlockedTensor) for each in (x, *targets)) and targets:
+        raise TypeError(
+            f"X is a {type(x).__name__} and y a {type(targets[0]).__name__}; give both as arrays, or both as "
+            "BlockedTensor with the same grid"
+        )
     _check_features(estimator, x, reset=reset)
-    return x, y
+    return (x, targets[0]) if targets else x
 
 
 def validate_sample_weight(sample_weight: Any) -> Any:
@@ -50,25 +47,7 @@ def validate_sample_weight(sample_weight: Any) -> Any:
     return array
 
 
-def _arrays(estimator: EstimatorParameters, *arrays: Any, reset: bool, **target_checks: bool) -> Any:
-    dtype = None if estimator.dtype is None else np.dtype(estimator.dtype)
-    has_net = estimator.net is not None
-    return validate_data(estimator, *arrays, reset=reset, dtype=dtype, allow_nd=has_net, **target_checks)
-
-
-def _check_types(x: object, y: object) -> None:
-    """Raise ``TypeError`` unless both are blocked tensors, or x is a ``FileDataset`` that includes y."""
-    if isinstance(x, FileDataset):
-        if y is not None:
-            raise TypeError(f"X is a FileDataset, whose files include y; omit y={type(y).__name__}")
-    elif not (isinstance(x, BlockedTensor) and isinstance(y, BlockedTensor)):
-        raise TypeError(
-            f"X is a {type(x).__name__} and y a {type(y).__name__}; give both as arrays, or both as BlockedTensor "
-            "with the same grid"
-        )
-
-
-def _check_features(estimator: EstimatorParameters, x: Any, *, reset: bool) -> None:
+def _check_features(estimator: BaseEstimator, x: Any, *, reset: bool) -> None:
     """Set or check the number of features of samples in blocks or files."""
     shape = tuple(first_sample(x).shape[1:])
     if not shape:

@@ -12,7 +12,7 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 
 from compss_train import DistributedClassifier, DistributedTrainer, Merge
-from compss_train.integrations.sklearn.base import perceptron
+from compss_train.integrations.sklearn.defaults import perceptron
 from compss_train.training import PostLocal
 from tests.helpers.models import assert_same_bits, classification, mlp, state_arrays
 from tests.helpers.tolerances import WIDTHS, sum_error

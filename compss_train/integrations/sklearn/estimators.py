@@ -1,22 +1,24 @@
-"""``DistributedClassifier``: a network with an output for each class."""
+"""``DistributedClassifier``, a network with an output for each class, and ``DistributedRegressor``."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.base import ClassifierMixin
+from sklearn.base import ClassifierMixin, RegressorMixin
 from sklearn.preprocessing import LabelEncoder
+from sklearn.utils import Tags
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
-from torch import Tensor, nn
+from torch import nn
 
 from compss_train.data import BlockedTensor, FileDataset
+from compss_train.integrations.sklearn import inputs
 from compss_train.integrations.sklearn.base import DistributedEstimator
-from compss_train.integrations.sklearn.inputs import as_array, is_partitioned, map_blocks, unique_targets
 from compss_train.model.losses import LOSSES, BatchFunction, categorical_cross_entropy
 from compss_train.model.metrics import MetricSpec
 
@@ -25,7 +27,7 @@ from compss_train.model.metrics import MetricSpec
 class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ignore[misc]
     """A classifier with the interface of scikit-learn, whose network ``DistributedTrainer`` trains.
 
-    The parameters are those of ``EstimatorParameters``; by default the loss is ``"cross_entropy"``, of logits, and
+    The parameters are those of ``DistributedEstimator``; by default the loss is ``"cross_entropy"``, of logits, and
     the metric ``"accuracy"``. The outputs of the network are probabilities with ``categorical_cross_entropy``,
     their logarithms with ``nn.NLLLoss``, and logits with other losses.
 
@@ -34,12 +36,14 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
 
     y has one label of any type per sample. Labels in files must be the numbers 0 to k-1, as workers read them.
 
-    ``classes_`` are the labels in the order of the outputs; the other attributes are in ``EstimatorParameters``.
+    ``classes_`` are the labels in the order of the outputs; the other attributes are in ``DistributedEstimator``.
     """
 
     loss: str | BatchFunction = "cross_entropy"
     metric: MetricSpec = "accuracy"
     class_weight: Mapping[Any, float] | str | None = None
+
+    classes_: NDArray[Any] = field(init=False)
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train on samples X (n, features) with the labels y (n,), and return the estimator.
@@ -70,13 +74,11 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the predicted label of each sample."""
         numbers = self._predict_outputs(X).argmax(axis=1)
-        labels: NDArray[Any] = self.classes_[numbers]
-        return labels
+        return np.asarray(self.classes_[numbers])
 
     def predict_proba(self, X: Any) -> NDArray[Any]:
         """Return the probability of each class, shape (samples, classes), in the order of ``classes_``."""
-        probabilities: NDArray[Any] = np.exp(log_probabilities(self._predict_outputs(X), self.loss))
-        return probabilities
+        return np.asarray(np.exp(log_probabilities(self._predict_outputs(X), self.loss)))
 
     def decision_function(self, X: Any) -> NDArray[Any]:
         """Return the log probabilities, shape (samples, classes).
@@ -88,13 +90,13 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
 
     def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
         """Return the accuracy."""
-        return float(super().score(X, as_array(y), sample_weight))
+        return float(super().score(X, inputs.as_array(y), sample_weight))
 
     def _encode_targets(self, x: Any, y: Any, classes: Any) -> tuple[Any, int]:
         """Return labels as class indices, and the number of classes; set ``classes_``."""
         labels = classes
         if classes is None:
-            labels = unique_targets(x, y) if is_partitioned(x) else y
+            labels = inputs.unique_targets(x, y) if inputs.is_partitioned(x) else y
         check_classification_targets(labels)
         encoder = LabelEncoder().fit(labels)
         classes = encoder.classes_
@@ -104,7 +106,7 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
             raise ValueError(f"the files have the labels {classes}; labels in files must be the numbers 0 to k-1")
         self.classes_ = classes
         if isinstance(y, BlockedTensor):
-            y = map_blocks(lambda block: encoder.transform(np.ravel(block)), y)
+            y = inputs.map_blocks(lambda block: encoder.transform(np.ravel(block)), y)
         elif y is not None:
             y = encoder.transform(y)
         return y, len(self.classes_)
@@ -120,9 +122,8 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
         if self.class_weight == "balanced":
             if isinstance(x, FileDataset):
                 raise ValueError("class_weight='balanced' is not for files; give a dict from labels to weights")
-            labels = labels[as_array(y)]
-        weights: NDArray[Any] = compute_class_weight(self.class_weight, classes=self.classes_, y=labels)
-        return weights
+            labels = labels[inputs.as_array(y)]
+        return np.asarray(compute_class_weight(self.class_weight, classes=self.classes_, y=labels))
 
 
 _MIN_PROBABILITY = 1e-30  # positive in float32, so that its logarithm is finite
@@ -138,6 +139,68 @@ def log_probabilities(outputs: NDArray[Any], loss: str | BatchFunction) -> NDArr
     function = LOSSES.get(loss) if isinstance(loss, str) else loss
     if function is categorical_cross_entropy:
         tensor = tensor.clamp(min=_MIN_PROBABILITY).log()
-    logarithms: Tensor = nn.functional.log_softmax(tensor, dim=1)  # identity for log probabilities
-    result: NDArray[Any] = logarithms.numpy()
-    return result
+    return np.asarray(nn.functional.log_softmax(tensor, dim=1))  # identity for log probabilities
+
+
+@dataclass(eq=False, repr=False)
+class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignore[misc]
+    """A regressor with the interface of scikit-learn, whose network ``DistributedTrainer`` trains.
+
+    The parameters are those of ``DistributedEstimator``; the loss is ``"mse"`` by default. Large targets are
+    learned slowly: scale them, for example with ``sklearn.compose.TransformedTargetRegressor``.
+
+    ``n_outputs_`` is the number of targets per sample; the other attributes are in ``DistributedEstimator``.
+    """
+
+    n_outputs_: int = field(init=False)
+    _target_shape: tuple[int, ...] = field(init=False)
+
+    _target_checks: ClassVar[Mapping[str, bool]] = {"multi_output": True, "y_numeric": True}
+
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Train on samples X (n, features) with targets y, (n,) or (n, outputs), and return the estimator.
+
+        ``sample_weight`` (n,) are weights in the loss, as of ``DistributedTrainer.fit``.
+
+        Raises the exceptions of ``DistributedTrainer.fit``, and before training ``ValueError`` for data that
+        scikit-learn does not accept and for a network without an output for each target.
+        """
+        warm_start = self.warm_start and self.__sklearn_is_fitted__()
+        return self._train(
+            X, y, sample_weight, self._encode_targets, num_epochs=self.num_epochs, warm_start=warm_start
+        )
+
+    def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Train for one more epoch on these samples."""
+        warm = self.__sklearn_is_fitted__()
+        return self._train(X, y, sample_weight, self._encode_targets, num_epochs=1, warm_start=warm)
+
+    def predict(self, X: Any) -> NDArray[Any]:
+        """Return predictions in the shape of the fitted targets, as float64 if these were, otherwise float32."""
+        outputs = self._predict_outputs(X)
+        return outputs.reshape(len(outputs), *self._target_shape).astype(self._target_dtype, copy=False)
+
+    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+        """Return R² of the predictions."""
+        return float(super().score(X, inputs.as_array(y), sample_weight))
+
+    def _encode_targets(self, x: Any, y: Any) -> tuple[Any, int]:
+        """Return targets in the precision of the network, and how many; set or check their shape and dtype."""
+        if isinstance(x, FileDataset):
+            shape = tuple(inputs.first_row_of_files(x)[-1].shape[1:])
+        else:
+            shape = tuple(y.sample_shape if inputs.is_partitioned(y) else y.shape[1:])
+        if self.__sklearn_is_fitted__() and shape != self._target_shape:
+            raise ValueError(f"y has targets of shape {shape}, but those of the first fit had {self._target_shape}")
+        self._target_shape, self.n_outputs_ = shape, math.prod(shape)
+        self._target_dtype = np.dtype(np.float64 if getattr(y, "dtype", None) == np.float64 else np.float32)
+        if not inputs.is_partitioned(x):
+            y = np.asarray(y, np.float64 if x.dtype == np.float64 else np.float32)
+        elif self.net is None and len(shape) > 1 and y is not None:  # the perceptron's outputs are flat
+            y = inputs.map_blocks(lambda block: block.reshape(len(block), -1), y)
+        return y, self.n_outputs_
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags

@@ -1,0 +1,109 @@
+"""What stands for a network, an optimizer and a schedule: names and numbers, in place of objects."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+from torch import nn
+
+from compss_train._utils.validation import check_count, suggestion
+from compss_train.data.block import Block
+from compss_train.model.optimizers import OptimizerSpec
+from compss_train.model.random_state import random_state
+from compss_train.model.schedule import ScheduleSpec
+
+NetworkFactory: TypeAlias = Callable[[int, int], nn.Module]
+"""A function of the numbers of inputs and outputs that returns a network."""
+
+LEARNING_RATE = 1e-3
+"""Of optimizers with a name, where none is given."""
+
+
+def make_network(
+    net: nn.Module | NetworkFactory | None, sample: Block, outputs: int, hidden: int | Sequence[int], seed: int
+) -> nn.Module:
+    """Return the initial network for a sample of shape (1, ...): ``net`` itself if it is a module.
+
+    Otherwise its parameters are drawn as after ``torch.manual_seed(seed)``; the global random state is unchanged.
+    """
+    if isinstance(net, nn.Module):
+        return net
+    if net is not None and not callable(net):
+        raise TypeError(
+            f"net={net!r}: give a torch.nn.Module, a function of (inputs, outputs) that returns one, or None for "
+            "a multilayer perceptron with the hidden layers of hidden="
+        )
+    inputs = sample.shape[1]
+    with random_state(seed, "cpu"):
+        if net is not None:
+            return net(inputs, outputs)
+        network = perceptron(inputs, outputs, hidden)
+    return network.double() if str(sample.dtype).endswith("float64") else network
+
+
+def perceptron(inputs: int, outputs: int, hidden: int | Sequence[int] = (100,)) -> nn.Module:
+    """Return linear layers with ReLU between them; ``hidden`` has the widths of the hidden layers, or one."""
+    if not isinstance(hidden, list | tuple | int | np.integer):
+        raise TypeError(f"hidden={hidden!r}: give the width of the hidden layer, or several: (100, 50)")
+    several = hidden if isinstance(hidden, list | tuple) else (hidden,)
+    widths = [inputs, *(check_count("hidden", width) for width in several)]
+    layers = [layer for before, width in pairwise(widths) for layer in (nn.Linear(before, width), nn.ReLU())]
+    return nn.Sequential(*layers, nn.Linear(widths[-1], outputs))
+
+
+def as_options(name: str, value: object) -> dict[str, Any]:
+    """Return the value of a parameter that is a dict; an optimizer may be given by name instead.
+
+    Raises ``TypeError`` for other values, which have no options.
+    """
+    if name == "optimizer" and (value is None or isinstance(value, str)):
+        return {"optimizer": value or "adam"}
+    if value is None or isinstance(value, Mapping):
+        return dict(value or {})
+    raise TypeError(
+        f"{name}__... sets an option of {name}, but {name}={value!r} is not a dict; give a dict"
+        + (" or a name, such as 'sgd'" if name == "optimizer" else "")
+    )
+
+
+def make_optimizer(optimizer: OptimizerSpec | str | None, lr: float | None) -> OptimizerSpec:
+    """Return the optimizer for ``DistributedTrainer.build``, with the learning rate ``lr`` if it is not ``None``.
+
+    Raises ``ValueError`` if the optimizer has a learning rate of its own, or could have.
+    """
+    if optimizer is not None and not isinstance(optimizer, str | Mapping):
+        if lr is not None:
+            raise ValueError(f"lr={lr} is for an optimizer with a name; set it in optimizer={optimizer!r}")
+        return optimizer
+    options = as_options("optimizer", optimizer)
+    if lr is not None and "lr" in options:
+        raise ValueError(f"lr={lr} and optimizer={options}: give the learning rate in one of them")
+    if lr is None and not isinstance(options.get("optimizer"), str):
+        return options  # a class of torch has its own default
+    return {"lr": LEARNING_RATE if lr is None else lr, **options}
+
+
+def make_schedule(schedule: ScheduleSpec | str, num_epochs: int) -> ScheduleSpec:
+    """Return the schedule for ``DistributedTrainer.build``; those with a name end after ``num_epochs``."""
+    if not isinstance(schedule, str):
+        return schedule
+    if schedule not in SCHEDULES:
+        hint = suggestion(schedule, SCHEDULES)
+        raise ValueError(f"unknown schedule {schedule!r}; choose one of {', '.join(SCHEDULES)}, or give one{hint}")
+    return partial(SCHEDULES[schedule], num_epochs=num_epochs)
+
+
+def _cosine(epoch: float, *, num_epochs: int) -> float:
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, epoch / num_epochs)))
+
+
+def _linear(epoch: float, *, num_epochs: int) -> float:
+    return max(0.0, 1 - epoch / num_epochs)
+
+
+SCHEDULES: Mapping[str, Callable[..., float]] = {"cosine": _cosine, "linear": _linear}
+"""Factors of the learning rate that fall from 1 to 0 over the epochs of a fit; half a cosine is that of Loshchilov
+and Hutter 2017, without restarts."""
