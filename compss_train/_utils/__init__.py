@@ -1,1 +1,20 @@
-"""Helpers of all packages: validation, imports, files, locks and closing."""
+"""Helpers of all packages: what is closed, validation, imports, files and locks. The version is here as well."""
+
+from abc import ABC, abstractmethod
+from typing import Any, Self
+
+__version__ = "0.1.0"
+
+
+class Closable(ABC):
+    """A context manager that closes itself at the end of its ``with`` block."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release all resources; a second call does nothing."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any, /) -> None:
+        self.close()

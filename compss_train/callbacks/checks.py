@@ -1,6 +1,6 @@
 """Checks of the callbacks of a fit, before any task starts."""
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -16,7 +16,9 @@ HOOKS, WORKER_HOOKS = (
     tuple(name for name in vars(kind) if name.startswith("on_")) for kind in (Callback, WorkerCallback)
 )
 
-_MOMENTS = ("epoch", "train", "batch", "step", "validation", "test", "predict", "evaluate", "fit", "round")
+_MOMENTS = frozenset(
+    ["epoch", "train", "batch", "step", "validation", "test", "predict", "evaluate", "fit", "round"]
+)
 """Words in the names of hooks of Keras, Lightning and others."""
 
 
@@ -53,57 +55,42 @@ def check_callbacks(callbacks: Iterable[object]) -> list[AnyCallback]:
     """
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
         raise TypeError(f"callbacks={callbacks!r}: give a list of callbacks")
-    checked = [_checked(callback) for callback in callbacks]
-    for index, callback in enumerate(checked):
-        if any(callback is other for other in checked[:index]):
-            raise ValueError(f"callbacks= has the same {type(callback).__name__} twice")
-    _check_paths(checked)
-    return checked
-
-
-def _checked(callback: object) -> AnyCallback:
-    if not isinstance(callback, Callback | WorkerCallback):
-        hint = "; call the class to create one" if isinstance(callback, type) else ""
-        raise TypeError(f"callbacks= has {callback!r}, which is not a Callback{hint}")
-    return callback
-
-
-def _check_paths(callbacks: Iterable[AnyCallback]) -> None:
-    owners: dict[Path, Callback] = {}
+    checked: list[AnyCallback] = []
+    owners: dict[Path, AnyCallback] = {}
     for callback in callbacks:
-        if isinstance(callback, WorkerCallback):
-            continue
-        path = callback.writes_to()
+        if not isinstance(callback, Callback | WorkerCallback):
+            hint = "; call the class to create one" if isinstance(callback, type) else ""
+            raise TypeError(f"callbacks= has {callback!r}, which is not a Callback{hint}")
+        if any(callback is other for other in checked):
+            raise ValueError(f"callbacks= has the same {type(callback).__name__} twice")
+        checked.append(callback)
+        path = None if isinstance(callback, WorkerCallback) else callback.writes_to()
         if path is None or is_special_file(Path(path)):
             continue
-        other = owners.setdefault(Path(path).resolve(), callback)
-        if other is not callback:
+        if (other := owners.setdefault(Path(path).resolve(), callback)) is not callback:
             raise ValueError(
                 f"{type(other).__name__} and {type(callback).__name__} would both write to {path}; "
                 "give each its own path"
             )
+    return checked
 
 
 def warn_of_other_hooks(callbacks: Iterable[AnyCallback]) -> None:
     """Warn of methods that are named like hooks of other libraries or nearly like ours: they are never called."""
     for kind in dict.fromkeys(map(type, callbacks)):
-        if others := list(_other_hooks(kind)):
+        hooks = WORKER_HOOKS if issubclass(kind, WorkerCallback) else HOOKS
+        methods = [name for name in dir(kind) if name.startswith("on_") and callable(getattr(kind, name))]
+        others = [
+            name
+            for name in methods
+            if name not in hooks
+            and (not _MOMENTS.isdisjoint(name.split("_")) or get_close_matches(name, hooks, 1, 0.8))
+        ]
+        if others:
             warn_user(
                 f"fits do not call {', '.join(others)} of {kind.__name__}; the hooks of a callback are "
-                f"{', '.join(_hooks(kind))}"
+                f"{', '.join(hooks)}"
             )
-
-
-def _hooks(kind: type[AnyCallback]) -> tuple[str, ...]:
-    return WORKER_HOOKS if issubclass(kind, WorkerCallback) else HOOKS
-
-
-def _other_hooks(kind: type[AnyCallback]) -> Iterator[str]:
-    for name in dir(kind):
-        if not name.startswith("on_") or name in _hooks(kind) or not callable(getattr(kind, name)):
-            continue
-        if not set(_MOMENTS).isdisjoint(name.split("_")) or get_close_matches(name, _hooks(kind), 1, 0.8):
-            yield name
 
 
 def check_watched(
@@ -128,14 +115,11 @@ def check_watched(
         if name is None or name in measured or name in bookkeeping:
             continue
         missing = name in validation_names
-        if not missing and any(map(_is_user_defined, callbacks if callback.keeps_state else callbacks[:index])):
-            continue
+        earlier = callbacks if callback.keeps_state else callbacks[:index]
+        if not missing and any(not type(each).__module__.startswith("compss_train.") for each in earlier):
+            continue  # a user's callback
         hint = "; give fit validation_data=" if missing else suggestion(name, measured)
         raise ValueError(
             f"{type(callback).__name__} monitors {name!r}, but records have no {name!r} but {', '.join(measured)}"
             f"{hint}"
         )
-
-
-def _is_user_defined(callback: Callback) -> bool:
-    return not type(callback).__module__.startswith("compss_train.")

@@ -1,26 +1,30 @@
-"""Callbacks that write the history to files during a fit."""
+"""Callbacks that write a run to files while it is trained: its history and its report."""
 
 from __future__ import annotations
 
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TextIO, TypeAlias
+from typing import Any, TypeAlias
 
 from compss_train._utils.files import FolderLock, check_writable, write_atomic
+from compss_train._utils.validation import check_count
+from compss_train.reports import html
 from compss_train.reports.history import line_of
 from compss_train.reports.records import flatten
 from compss_train.training.callback import Callback, TrainerProtocol
+from compss_train.training.stopping import TERMINATED
 
 RoundId: TypeAlias = tuple[int, float | None]
-"""The number of a round in a file, -1 for an invalid row, and the time at which it ended, which is unique."""
+"""The number of a round in a file, -1 in a line without one, and the time at which it ended, which is unique."""
 
 
 class _HistoryFile(Callback):
-    """A file to which each round is appended when it ends; existing rows stay."""
+    """A file to which each round is appended as a line when it ends; existing lines stay."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -36,12 +40,21 @@ class _HistoryFile(Callback):
         Raises ``BlockingIOError`` if another fit writes to it, of this program or another one.
 
         In a resumed fit, rounds after the checkpoint are removed, as they are trained again. So is an incomplete
-        last row, left by a program that was killed.
+        last line, left by a program that was killed.
         """
         check_writable(self.path)
         self._lock.acquire()
-        rows = self._rows()
-        self._truncate(rows if trainer.resumed_from is None else self._resumed(rows, trainer.history))
+        text = self.path.read_text(encoding="utf-8", errors="replace")
+        lines = text.split("\n")[:-1]
+        rounds, kept = self._rounds(text, lines), len(lines)
+        if trainer.resumed_from is not None:
+            while kept and rounds[kept - 1][0] >= len(trainer.history):
+                kept -= 1
+            number, ended = rounds[kept - 1] if kept else (-1, None)
+            if number < 0 or trainer.history[number]["ended"] != ended:  # the last lines are of another run
+                kept = len(lines)
+        if (rest := "".join(f"{line}\n" for line in lines[:kept])) != text:
+            write_atomic(self.path, rest)
 
     def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Let others write to the file."""
@@ -51,27 +64,12 @@ class _HistoryFile(Callback):
         """Let others write to the file."""
         self._lock.release()
 
-    def _resumed(self, rows: list[Any], history: Sequence[Mapping[str, Any]]) -> list[Any]:
-        """Return the rows that stay when a run resumes with ``history``; all if they belong to other runs."""
-        kept = len(rows)
-        while kept and self._round_of(rows[kept - 1])[0] >= len(history):
-            kept -= 1
-        number, ended = self._round_of(rows[kept - 1]) if kept else (-1, None)
-        return rows[:kept] if number >= 0 and history[number]["ended"] == ended else rows
-
-    def _rows(self) -> list[Any]:
-        """Return the complete rows; raise ``ValueError`` if the file has other contents than rounds."""
-        raise NotImplementedError
-
-    def _round_of(self, row: Any) -> RoundId:
-        raise NotImplementedError
-
-    def _truncate(self, rows: list[Any]) -> None:
-        """Remove all but ``rows``, which are the first ones of the file."""
+    def _rounds(self, text: str, lines: Sequence[str]) -> list[RoundId]:
+        """Return the round of each complete line; raise ``ValueError`` if the file has other contents."""
         raise NotImplementedError
 
 
-_PREFIX = b'{"round": '
+_PREFIX = '{"round": '
 """Prefix of the first line, even if a program was killed while writing it."""
 
 
@@ -86,25 +84,17 @@ class JsonLines(_HistoryFile):
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line_of(record))
 
-    def _rows(self) -> list[bytes]:
-        content = self.path.read_bytes()
-        lines = [line for line in content.splitlines(keepends=True) if line.endswith(b"\n")]
-        has_prefix = _PREFIX.startswith(content[: len(_PREFIX)])
-        if self._round_of(lines[0])[0] < 0 if lines else not has_prefix:
+    def _rounds(self, text: str, lines: Sequence[str]) -> list[RoundId]:
+        rounds: list[RoundId] = [(-1, None)] * len(lines)
+        for place, line in enumerate(lines):
+            with suppress(ValueError, TypeError, LookupError, RecursionError):
+                record = json.loads(line)
+                rounds[place] = int(record["round"]), record.get("ended")
+        if rounds[0][0] < 0 if rounds else not _PREFIX.startswith(text[: len(_PREFIX)]):
             raise ValueError(
                 f"{self.path} exists and its first line is no record of a round; remove it, or give another path"
             )
-        return lines
-
-    def _round_of(self, row: bytes) -> RoundId:
-        with suppress(ValueError, TypeError, LookupError, RecursionError):
-            record = json.loads(row)
-            return int(record["round"]), record.get("ended")
-        return -1, None
-
-    def _truncate(self, rows: list[bytes]) -> None:
-        with self.path.open("r+b") as file:
-            file.truncate(sum(map(len, rows)))
+        return rounds
 
 
 class Csv(_HistoryFile):
@@ -126,53 +116,108 @@ class Csv(_HistoryFile):
             name: json.dumps(value) if isinstance(value, list | tuple) else value
             for name, value in flatten(record).items()
         }
-        if not cells.keys() <= set(self._columns):
-            rows = self._read()
-            self._columns += [name for name in cells if name not in self._columns]
-            self._write(rows)
+        added = [name for name in cells if name not in self._columns]
+        if added:
+            before = list(csv.DictReader(self.path.read_text(encoding="utf-8").splitlines()))
+            self._columns += added
+            write_atomic(self.path, self._text([dict(zip(self._columns, self._columns, strict=True)), *before]))
         with self.path.open("a", encoding="utf-8", newline="") as file:
-            self._writer(file).writerow(cells)
+            file.write(self._text([cells]))
 
-    def _rows(self) -> list[dict[str, str]]:
-        self._columns = list(csv.DictReader(self._text().splitlines()).fieldnames or ())
-        if self._columns and not {"round", "epoch"} <= set(self._columns):
+    def _rounds(self, text: str, lines: Sequence[str]) -> list[RoundId]:
+        columns = next(csv.reader(text.splitlines()[:1]), [])
+        if columns and not {"round", "epoch"} <= set(columns):
             raise ValueError(
-                f"{self.path} exists and has no rounds, its columns are {', '.join(self._columns)[:80]}; "
+                f"{self.path} exists and has no rounds, its columns are {', '.join(columns)[:80]}; "
                 "remove it, or give another path"
             )
-        rows = self._read()
-        for cells in rows:
-            self._round_of(cells)
-        return rows
-
-    def _round_of(self, row: Mapping[str, str]) -> RoundId:
+        self._columns = columns if lines else []
+        rounds: list[RoundId] = [(-1, None)] * len(lines)
         try:
-            return int(row["round"]), float(row["ended"]) if row.get("ended") else None
-        except ValueError as error:
+            for place, values in enumerate(csv.reader(lines[1:]), 1):
+                cells = dict(zip(columns, values, strict=False))
+                rounds[place] = int(cells["round"]), float(cells["ended"]) if cells.get("ended") else None
+        except (KeyError, ValueError) as error:
             raise ValueError(
                 f"{self.path} exists and has an invalid number or time of a round: {error}; remove it, or give "
                 "another path"
             ) from error
+        return rounds
 
-    def _truncate(self, rows: list[dict[str, str]]) -> None:
-        if len(rows) < len(self._read()) or not self._text().endswith("\n"):
-            self._write(rows)
-
-    def _text(self) -> str:
-        return self.path.read_text(encoding="utf-8")
-
-    def _read(self) -> list[dict[str, str]]:
-        """Return the complete rows."""
-        text = self._text()
-        return list(csv.DictReader(text[: text.rfind("\n") + 1].splitlines()))
-
-    def _write(self, rows: Iterable[Mapping[str, object]]) -> None:
+    def _text(self, rows: Sequence[dict[str, Any]]) -> str:
         text = io.StringIO(newline="")
-        writer = self._writer(text)
-        if self._columns:
-            writer.writeheader()
-        writer.writerows(rows)
-        write_atomic(self.path, text.getvalue())
+        csv.DictWriter(text, self._columns, lineterminator="\n").writerows(rows)
+        return text.getvalue()
 
-    def _writer(self, file: TextIO) -> csv.DictWriter[str]:
-        return csv.DictWriter(file, self._columns, lineterminator="\n")
+
+MAX_SHARE = 0.02
+"""Largest share of a fit's time for writing reports; each takes longer than the one before."""
+MIN_SECONDS = 5.0
+"""Shortest time from one report to the next."""
+
+
+def status_of(trainer: TrainerProtocol, error: BaseException | None = None) -> str:
+    """Return how a fit has ended: ``"complete"``, ``"stopped by ..."``, ``"stopped: ..."`` or ``"failed: ..."``."""
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by Ctrl-C"
+    if isinstance(error, SystemExit) and error.code == TERMINATED:
+        return "stopped by SIGTERM"
+    if error is not None:
+        line = (str(error).splitlines() or [""])[0]
+        return f"failed: {type(error).__name__}" + (f": {line[:300]}" if line else "")
+    return "complete" if trainer.stopped is None else f"stopped: {trainer.stopped}"
+
+
+class Report(Callback):
+    """Writes the report of ``compss_train.reports.html`` to a file at the end of a fit, also after an exception.
+
+    It is also written after every ``every`` rounds unless that is ``None``, but at most every few seconds, and not
+    if it would take more than 2% of the time; browsers that show it reload it until the fit has ended. The file is
+    replaced atomically.
+
+    Raises ``ValueError`` unless the name ends in .html and ``every`` is an integer of at least 1 or ``None``,
+    ``ModuleNotFoundError`` without the extra ``report``, and ``OSError`` at the start of a fit if the file cannot
+    be written.
+    """
+
+    def __init__(self, path: str | Path, every: int | None = 1) -> None:
+        self.path = Path(path)
+        html.check_name(path)
+        html.load_template()
+        self.every = None if every is None else check_count("every", every)
+        self._rounds = 0
+        self._next_report = 0.0
+
+    def writes_to(self) -> Path:
+        """Return the file."""
+        return self.path
+
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+        """Write a report without rounds, which checks that the file can be written."""
+        self._rounds = 0
+        check_writable(self.path)
+        self._write_running(trainer)
+
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
+        """Write the report if it is due."""
+        self._rounds += 1
+        is_due = self.every is not None and self._rounds % self.every == 0
+        if is_due and time.monotonic() >= self._next_report:
+            self._write_running(trainer)
+
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+        """Write the report."""
+        self._write(trainer, status_of(trainer))
+
+    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
+        """Write the report with the exception."""
+        self._write(trainer, status_of(trainer, error))
+
+    def _write_running(self, trainer: TrainerProtocol) -> None:
+        start = time.monotonic()
+        self._write(trainer, "running", refresh=self.every is not None)
+        now = time.monotonic()
+        self._next_report = now + max(MIN_SECONDS, (now - start) / MAX_SHARE)
+
+    def _write(self, trainer: TrainerProtocol, status: str, *, refresh: bool = False) -> None:
+        html.write(self.path, trainer.history, trainer.configuration, status=status, refresh=refresh)

@@ -1,4 +1,4 @@
-"""Monitoring of a field of the records: its value in a record, and whether a new value is better."""
+"""Monitoring of a field of the records: its best value, and early stopping if it no longer improves."""
 
 import math
 from collections.abc import Mapping
@@ -6,8 +6,11 @@ from difflib import get_close_matches
 from numbers import Real
 from typing import Any, Literal
 
-from compss_train._utils.validation import check_choice, suggestion
+from compss_train._utils.validation import check_at_least_0, check_choice, check_count, suggestion, warn_user
+from compss_train.model.parameters import Parameters
 from compss_train.reports.records import measured_names
+from compss_train.training.callback import Callback, TrainerProtocol
+from compss_train.training.rounds import AVERAGED
 
 Mode = Literal["min", "max"]
 
@@ -56,3 +59,101 @@ def value_of(record: Mapping[str, Any], monitor: str) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{monitor!r} is {value!r}; monitoring needs a single number")
     return float(value)
+
+
+class EarlyStopping(Callback):
+    """Stops a fit when ``monitor`` has not improved for ``patience`` rounds (Prechelt 1998).
+
+    Parameters
+    ----------
+    monitor:
+        Field of the records to monitor, by default ``"val_loss"``, which needs ``validation_data``.
+    patience:
+        Number of consecutive rounds without improvement after which the fit stops, at least 1.
+    min_delta:
+        Smallest change that counts as an improvement (exclusive).
+    mode:
+        Whether ``"min"`` or ``"max"`` is better; ``None`` infers it from the name (loss, error, accuracy, ...).
+    restore_best:
+        Whether to restore the parameters of the best round at the end of the fit. With commutative merging these
+        are the latest global parameters at the end of the best round; if ``monitor`` begins with ``val_averaged_``,
+        they are the average that ``Merge(averaging=...)`` kept then.
+
+    Attributes: ``best``, the best value, and ``best_round``, the number of its round.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        patience: int = 5,
+        min_delta: float = 0.0,
+        mode: Mode | None = None,
+        restore_best: bool = True,
+    ) -> None:
+        self.monitor = monitor
+        self.patience = check_count("patience", patience)
+        self.min_delta = check_at_least_0("min_delta", min_delta)
+        self.mode = mode_of(monitor, mode)
+        check_choice("restore_best", restore_best, (True, False))
+        self.restore_best = restore_best
+        self._reset()
+
+    def _reset(self) -> None:
+        self.best: float | None = None
+        self.best_round: int | None = None
+        self._waited = 0
+        self._parameters: Parameters | None = None
+        self._resumed = False
+
+    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+        """Reset, as another fit may have other data; or stop a resumed fit that had been stopped."""
+        if trainer.resumed_from is None or not self._resumed:
+            self._reset()
+        self._resumed = False
+        self._stop_if_due(trainer)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the best value so far, unless the mode has changed."""
+        if state["mode"] != self.mode:
+            return
+        if self.restore_best and state["parameters"] is None and state["best_round"] is not None:
+            best = f"the parameters of the best round until now, {state['best_round']}"
+            warn_user(f"EarlyStopping has not kept {best}, and restores them only if a later round is better")
+        self.best, self.best_round = state["best"], state["best_round"]
+        self._waited, self._parameters = state["waited"], state["parameters"]
+        self._resumed = True
+
+    def watches(self) -> str | None:
+        """Return the monitored field."""
+        return self.monitor
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the best value so far, with its parameters."""
+        return {
+            "mode": self.mode,
+            "best": self.best,
+            "best_round": self.best_round,
+            "waited": self._waited,
+            "parameters": self._parameters,
+        }
+
+    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
+        """Compare with the best value, and stop the fit after ``patience`` rounds without improvement."""
+        value = value_of(record, self.monitor)
+        if is_better(value, self.best, self.mode, self.min_delta):
+            self.best, self.best_round, self._waited = value, record["round"], 0
+            if self.restore_best:
+                self._parameters = trainer.get_parameters(averaged=self.monitor.startswith(AVERAGED))
+        else:
+            self._waited += 1
+        self._stop_if_due(trainer)
+
+    def _stop_if_due(self, trainer: TrainerProtocol) -> None:
+        if self._waited >= self.patience:
+            trainer.stop(f"{self.monitor} has not improved for {self._waited} rounds")
+
+    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+        """Restore the best parameters."""
+        if self._parameters is not None:
+            trainer.set_parameters(self._parameters)

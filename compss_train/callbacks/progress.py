@@ -11,7 +11,6 @@ from typing import Any, TextIO
 
 from tqdm.auto import tqdm
 
-from compss_train._utils.closing import Closable
 from compss_train.reports.records import measured_names
 from compss_train.training.callback import Callback, TrainerProtocol
 
@@ -24,30 +23,30 @@ class _Progress(Callback):
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
-        self._last_round: int | None = None
+        self._first = 0
+        """Rounds that the trainer has had before this fit."""
 
     def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
         """Print the checkpoint from which the fit is resumed."""
-        self._last_round = None
+        self._first = len(trainer.history)
         if trainer.resumed_from is not None:
             left = "; nothing is left to train, raise num_epochs to train on" if total_samples == 0 else ""
             self._print(f"resumed from {trainer.resumed_from}{left}")
 
-    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
-        """Remember the number of the round."""
-        self._last_round = record["round"]
-
     def on_fit_end(self, trainer: TrainerProtocol) -> None:
         """Print why the fit was stopped, if it was."""
         if trainer.stopped is not None:
-            after = "no round" if self._last_round is None else f"round {self._last_round}"
-            self._print(f"stopped after {after}: {trainer.stopped}")
+            last = self._last_round(trainer)
+            self._print(f"stopped after {'no round' if last is None else f'round {last}'}: {trainer.stopped}")
 
     def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
         """Print the round whose parameters the trainer has after Ctrl-C."""
         if isinstance(error, KeyboardInterrupt):
-            last = self._last_round
+            last = self._last_round(trainer)
             self._print(f"interrupted {'in the first round' if last is None else f'after round {last}'}")
+
+    def _last_round(self, trainer: TrainerProtocol) -> int | None:
+        return trainer.history[-1]["round"] if len(trainer.history) > self._first else None
 
     def _print(self, line: str) -> None:
         print(line, file=self._file or sys.stderr, flush=True)
@@ -60,8 +59,7 @@ class ProgressBar(_Progress):
     With engines that do not report samples within a round, such as COMPSs, the bar moves at the end of each round.
     """
 
-    _bar: tqdm[Any] | None = None
-    _mover: _Mover | None = None
+    _bar: _Bar | None = None
     _pending: dict[str, Any] | None = None
     """The newest record of an epoch whose line is not printed yet."""
 
@@ -70,30 +68,23 @@ class ProgressBar(_Progress):
         super().on_fit_start(trainer, total_samples)
         self._pending = None
         self._rounds_are_epochs = trainer.configuration["fit"].get("merge", {}).get("unit") == "epochs"
-        text = f"starting {_workers(trainer)}"
-        self._bar = tqdm(total=total_samples, desc=text, unit=" samples", unit_scale=True, file=self._file)
-        self._mover = _Mover(self._bar, trainer.trained_samples)
+        self._bar = _Bar(f"starting {_workers(trainer)}", total_samples, self._file, trainer.trained_samples)
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Advance the bar by the samples of the round; print a line if an epoch has ended."""
-        super().on_round_end(trainer, record)
-        if self._bar is None or self._mover is None:
+        if self._bar is None:
             return
-        with self._mover.lock:
+        with self._bar.lock:
             measures = _formatted_measures(record)
             if "received" not in record:  # of an online fit, which prints no lines, the bar has all measures
-                self._note(record)
+                if self._pending is not None and record["epoch"] > self._pending["epoch"]:
+                    self._print_pending()
+                self._pending = record
+                if self._rounds_are_epochs:
+                    self._print_pending()
                 measures = {name: measures[name] for name in ("loss",) if name in measures}
-            self._bar.set_postfix(_position(record) | measures, refresh=False)
-        self._mover.complete(record["samples"])
-
-    def _note(self, record: dict[str, Any]) -> None:
-        """Print the last record of each epoch."""
-        if self._pending is not None and record["epoch"] > self._pending["epoch"]:
-            self._print_pending()
-        self._pending = record
-        if self._rounds_are_epochs:
-            self._print_pending()
+            self._bar.tqdm.set_postfix(_position(record) | measures, refresh=False)
+        self._bar.complete(record["samples"])
 
     def _print_pending(self) -> None:
         if self._pending is not None:
@@ -111,19 +102,21 @@ class ProgressBar(_Progress):
         super().on_exception(trainer, error)
 
     def _close(self) -> None:
-        if self._bar is not None and self._mover is not None:
-            self._mover.close()
+        if self._bar is not None:
+            self._bar.stop()
             self._print_pending()
-            self._bar.close()
+            self._bar.tqdm.close()
             self._bar = None
 
 
-class _Mover(Closable):
-    """Moves a bar a few times a second to the number of samples that workers have reported, in a thread."""
+class _Bar:
+    """A bar that a thread moves a few times a second to the number of samples that workers have reported."""
 
-    def __init__(self, bar: tqdm[Any], reported: Callable[[], int | None]) -> None:
+    def __init__(
+        self, text: str, total: int | None, file: TextIO | None, reported: Callable[[], int | None]
+    ) -> None:
         self.lock = threading.Lock()
-        self._bar = bar
+        self.tqdm = tqdm(total=total, desc=text, unit=" samples", unit_scale=True, file=file)
         self._reported = reported
         self._first = reported() or 0
         self._completed = 0
@@ -136,12 +129,12 @@ class _Mover(Closable):
         self._completed += samples
         self._move(self._completed)
 
-    def close(self) -> None:
+    def stop(self) -> None:
         """Leave the bar at the end of the last round, as what was trained since is lost."""
         self._ended.set()
         self._thread.join()
-        self._bar.n = self._completed
-        self._bar.refresh()
+        self.tqdm.n = self._completed
+        self.tqdm.refresh()
 
     def _run(self) -> None:
         while not self._ended.wait(_INTERVAL):
@@ -151,9 +144,9 @@ class _Mover(Closable):
     def _move(self, samples: int) -> None:
         """Move the bar forward, at most to its end: repeated tasks report their samples again."""
         with self.lock:
-            self._bar.set_description_str(None, refresh=False)
-            at = samples if self._bar.total is None else min(samples, self._bar.total)
-            self._bar.update(max(0, at - self._bar.n))
+            self.tqdm.set_description_str(None, refresh=False)
+            at = samples if self.tqdm.total is None else min(samples, self.tqdm.total)
+            self.tqdm.update(max(0, at - self.tqdm.n))
 
 
 class RoundLines(_Progress):
@@ -167,7 +160,6 @@ class RoundLines(_Progress):
 
     def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
         """Print the line."""
-        super().on_round_end(trainer, record)
         self._print(f"round {record['round']}, {_line(record)}")
 
 

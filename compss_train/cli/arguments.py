@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from compss_train._utils import __version__
 from compss_train._utils.imports import import_optional
-from compss_train._utils.version import __version__
 
 ENGINES = ("auto", "serial", "local", "compss")
 AXES = ("round", "epoch", "samples", "seconds")

@@ -12,7 +12,7 @@ import torch
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from compss_train._utils.closing import Closable
+from compss_train._utils import Closable
 from compss_train.data.block import Block
 from compss_train.net.messages import PIECE, MessageError, pack, unpack
 from compss_train.net.sockets import HANDSHAKE_FAILED, HANDSHAKE_MILLISECONDS, PRIVATE, Socket, client_socket

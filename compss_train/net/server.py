@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 import zmq
 
-from compss_train._utils.closing import Closable
+from compss_train._utils import Closable
 from compss_train.data.block import Block
 from compss_train.net.connection import Address, Header
 from compss_train.net.messages import MessageError, pack, unpack

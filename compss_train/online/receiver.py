@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compss_train._utils.closing import Closable
+from compss_train._utils import Closable
 from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError
 from compss_train.buffers.paired import TimeStep
 from compss_train.net.connection import Header, Message

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from compss_train._utils.closing import Closable
+from compss_train._utils import Closable
 from compss_train._utils.validation import warn_user
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net.connection import Address, Header

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from compss_train._utils.closing import Closable
+from compss_train._utils import Closable
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net.connection import Address
 from compss_train.online.sender import as_sample

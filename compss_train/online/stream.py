@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import zmq
 
-from compss_train._utils.closing import Closable
+from compss_train._utils import Closable
 from compss_train.data.block import Block
 from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 import torch
 
-from compss_train._utils.closing import Closable
+from compss_train._utils import Closable
 from compss_train.buffers import BufferDrainedError
 from compss_train.data.block import Block
 from compss_train.data.block_passes import Place

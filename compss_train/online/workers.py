@@ -12,7 +12,7 @@ from typing import Literal, NoReturn
 import numpy as np
 import torch
 
-from compss_train._utils.closing import Closable
+from compss_train._utils import Closable
 from compss_train._utils.files import TemporaryFolder
 from compss_train._utils.validation import warn_user
 from compss_train.engines import Ref

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from compss_train._utils.closing import Closable
+from compss_train._utils import Closable
 from compss_train.data.block import Block, as_tensor
 
 ArraySpecs: TypeAlias = list[tuple[torch.dtype, tuple[int, ...]]]

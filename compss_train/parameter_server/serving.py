@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import cloudpickle
 
-from compss_train._utils.closing import Closable
+from compss_train._utils import Closable
 from compss_train._utils.validation import check_count
 from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.net.sockets import ServerSocket

@@ -83,6 +83,13 @@ def round_totals(intervals: Iterable[Interval]) -> dict[int, dict[str, float]]:
     return totals(intervals, attrgetter("position"))
 
 
+def activity_shares(intervals: Iterable[Interval]) -> dict[str, float]:
+    """Return the share of each kind of activity in the time of all workers."""
+    seconds = totals(intervals, lambda _: "all").get("all", dict.fromkeys(KINDS, 0.0))
+    whole = sum(seconds.values()) or 1.0
+    return {kind: spent / whole for kind, spent in seconds.items()}
+
+
 def round_rows(history: Sequence[Record], intervals: list[Interval] | None = None) -> list[Row]:
     """Return a row per round, with the seconds that all workers spent in training, merging and waiting.
 

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train._utils.version import __version__
+from compss_train._utils import __version__
 
 if TYPE_CHECKING:
     from compss_train.training.build_arguments import BuildArguments

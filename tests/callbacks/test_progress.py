@@ -64,11 +64,16 @@ def test_the_bar_moves_within_a_round_up_to_its_end(monkeypatch):
 
     configuration = {"fit": {"merge": {"unit": "epochs"}}}
     trainer = SimpleNamespace(
-        configuration=configuration, num_workers=1, resumed_from=None, stopped=None, trained_samples=reported
+        configuration=configuration,
+        history=[],
+        num_workers=1,
+        resumed_from=None,
+        stopped=None,
+        trained_samples=reported,
     )
     bar = ProgressBar(stream)
     bar.on_fit_start(trainer, 20)
-    tqdm_bar = bar._bar
+    tqdm_bar = bar._bar.tqdm
     tqdm_bar.mininterval = 0
     draws_all.set()
     assert shown_all.wait(60)

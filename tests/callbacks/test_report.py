@@ -46,8 +46,8 @@ class Reading(Callback):
     [(None, [(0, False)] * 5), (1, [(n, True) for n in range(5)]), (2, [(n, True) for n in (0, 0, 2, 2, 4)])],
 )
 def test_reports_are_written_during_a_fit_and_at_its_end(trainer, tmp_path, monkeypatch, every, seen):
-    monkeypatch.setattr("compss_train.callbacks.report.MIN_SECONDS", 0.0)
-    monkeypatch.setattr("compss_train.callbacks.report.MAX_SHARE", math.inf)
+    monkeypatch.setattr("compss_train.callbacks.loggers.MIN_SECONDS", 0.0)
+    monkeypatch.setattr("compss_train.callbacks.loggers.MAX_SHARE", math.inf)
     path = tmp_path / "made" / "report.html"
     reading = Reading(path)
     fit(trainer, Report(path, every), reading)
@@ -63,9 +63,9 @@ def test_reports_are_written_during_a_fit_and_at_its_end(trainer, tmp_path, monk
 
 @pytest.mark.parametrize(("name", "value"), [("MAX_SHARE", 1e-9), ("MIN_SECONDS", 1e9)])
 def test_reports_that_take_too_much_time_are_skipped(trainer, tmp_path, monkeypatch, name, value):
-    monkeypatch.setattr("compss_train.callbacks.report.MAX_SHARE", math.inf)
-    monkeypatch.setattr("compss_train.callbacks.report.MIN_SECONDS", 0.0)
-    monkeypatch.setattr(f"compss_train.callbacks.report.{name}", value)
+    monkeypatch.setattr("compss_train.callbacks.loggers.MAX_SHARE", math.inf)
+    monkeypatch.setattr("compss_train.callbacks.loggers.MIN_SECONDS", 0.0)
+    monkeypatch.setattr(f"compss_train.callbacks.loggers.{name}", value)
     reading = Reading(tmp_path / "report.html")
     fit(trainer, Report(reading.path, every=1), reading)
     assert reading.seen == [(0, True, True)] * 5

@@ -2,7 +2,7 @@
 
 import torch
 
-from compss_train._utils.closing import Closable
+from compss_train._utils import Closable
 from compss_train.net.connection import Address
 from compss_train.online.sender import SampleSender
 from compss_train.online.stream import Stream, route

@@ -15,7 +15,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from compss_train._utils.version import __version__
+from compss_train._utils import __version__
 from compss_train.engines.compss.configuration import (
     UNREADABLE,
     compss_home,

@@ -17,7 +17,7 @@ from compss_train._utils.files import FolderLock, atomic_path, write_atomic
 from compss_train._utils.validation import warn_user
 from compss_train.callbacks import Callback
 from compss_train.callbacks.checks import check_callbacks
-from compss_train.callbacks.report import status_of
+from compss_train.callbacks.loggers import status_of
 from compss_train.cli import run_files
 from compss_train.cli.run_files import Errors, RunFile, RunFileError, RunFolder, Table
 from compss_train.cli.run_files.data import Dataset, read_data

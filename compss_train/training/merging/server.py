@@ -1,7 +1,7 @@
 """Merging through a parameter server: workers push their changes to it, and the parameters bypass the engine."""
 
 from compss_train import parameter_server
-from compss_train._utils.closing import Closable
+from compss_train._utils import Closable
 from compss_train.engines import Engine, Ref
 from compss_train.engines.nodes import is_loopback
 from compss_train.model.optimizers import OptimizerSpec

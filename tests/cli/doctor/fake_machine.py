@@ -5,7 +5,7 @@ import platform
 import sysconfig
 from importlib import metadata
 
-from compss_train._utils.version import __version__
+from compss_train._utils import __version__
 from compss_train.cli.doctor import Request, examine
 from compss_train.engines.compss.configuration import write
 

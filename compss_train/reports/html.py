@@ -6,8 +6,7 @@ It needs no network and no other file, and suits light and dark screens and prin
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -15,19 +14,10 @@ from urllib.parse import quote
 
 from compss_train._utils.files import write_atomic
 from compss_train._utils.imports import import_optional
-from compss_train.reports.comparison import MISSING, ComparedRun, comparison_panels, comparison_table, grouped
-from compss_train.reports.curves import LEARNING_RATE, Axis, panels, training_seconds, training_speeds
+from compss_train.reports import comparison, curves, timeline
 from compss_train.reports.formatting import duration, number, percent, speed, timestamp, uniform_format
 from compss_train.reports.records import Record, Row, best_value, measured_numbers
-from compss_train.reports.timeline import (
-    KINDS,
-    Interval,
-    round_rows,
-    startup_seconds,
-    totals,
-    worker_intervals,
-    worker_rows,
-)
+from compss_train.reports.timeline import KINDS, Interval
 
 REFRESH_SECONDS = 5
 """Seconds after which browsers reload the report of a running fit."""
@@ -38,6 +28,13 @@ MAX_MEASURED = 6
 _TIMESTAMPS = ("ended", "fit_started", "started")
 _LAST = (*KINDS, *_TIMESTAMPS, "merge")
 """Columns to the right of all others."""
+
+Bar: TypeAlias = dict[str, str]
+"""The percentage of each kind of activity."""
+Table: TypeAlias = tuple[list[str], list[list[str | Bar]], str | None]
+"""Headings, rows of cells, and a note."""
+KeyFigure: TypeAlias = tuple[str, str, str | None, Bar | None]
+"""A name and a value, a detail and a bar where there are any."""
 
 
 def is_page(path: str | Path) -> bool:
@@ -75,18 +72,12 @@ def write(
     Raises ``OSError`` if the file cannot be written; its folder must exist. Raises ``ModuleNotFoundError`` without
     the extra ``report``.
     """
-    trace = _trace_link(Path(path), configuration or {})
-    write_atomic(Path(path), page(history, configuration or {}, status, refresh=refresh, trace=trace))
-
-
-def _trace_link(path: Path, configuration: Mapping[str, Any]) -> str | None:
-    """Return the link to the trace that the fit has written, ``None`` if there is none (yet)."""
-    profile = (configuration.get("fit") or {}).get("profile")
-    if profile is None:
-        return None
-    moved = path.parent / Path(profile).name  # with the report, from where it was written
-    found = next((place for place in (Path(profile), moved) if place.exists()), None)
-    return None if found is None else quote(os.path.relpath(found, path.parent))
+    path, trace = Path(path), None
+    if profile := ((configuration or {}).get("fit") or {}).get("profile"):
+        moved = path.parent / Path(profile).name  # with the report, from where it was written
+        found = next((place for place in (Path(profile), moved) if place.exists()), None)
+        trace = None if found is None else quote(os.path.relpath(found, path.parent))
+    write_atomic(path, page(history, configuration or {}, status, refresh=refresh, trace=trace))
 
 
 def page(
@@ -115,20 +106,23 @@ def page(
     return text
 
 
-def comparison_page(runs: Sequence[ComparedRun], against: Axis = "round") -> str:
+def comparison_page(runs: Sequence[comparison.ComparedRun], against: curves.Axis = "round") -> str:
     """Return a page that compares runs, as HTML that needs no other file."""
     template = load_template("comparison.html")
     from compss_train.reports.plots import chart_of
 
-    rows = comparison_table(runs)
+    rows, charts = (
+        comparison.comparison_table(runs),
+        comparison.comparison_panels(comparison.grouped(runs), against),
+    )
     headings = list(dict.fromkeys(name for row in rows for name in row))
     text: str = template.render(
         title=f"{len(runs)} runs",
         status=None,
         subtitle=" · ".join(run.name for run in runs),
         refresh_seconds=None,
-        runs=CellTable(headings, [[row.get(name, MISSING) for name in headings] for row in rows]),
-        charts=[chart_of(panel, against) for panel in comparison_panels(grouped(runs), against)],
+        runs=(headings, [[row.get(name, comparison.MISSING) for name in headings] for row in rows], None),
+        charts=[chart_of(panel, against) for panel in charts],
         against=against,
     )
     return text
@@ -167,102 +161,65 @@ def _subtitle(history: Sequence[Record], configuration: Mapping[str, Any]) -> st
 
 def _run(history: Sequence[Record]) -> dict[str, Any]:
     """Return what the template shows of a history that is not empty."""
-    from compss_train.reports.html.timeline_chart import timeline_chart
     from compss_train.reports.plots import chart_of
+    from compss_train.reports.timeline_chart import timeline_chart
 
-    intervals = worker_intervals(history)
-    shares = activity_shares(intervals)
+    intervals = timeline.worker_intervals(history)
+    shares = timeline.activity_shares(intervals)
+    rows = timeline.round_rows(history, intervals)
+    step = -(-len(rows) // MAX_ROWS)
+    rows = [row for index, row in enumerate(rows) if index % step == 0 or index == len(rows) - 1]
     return {
-        "key_figures": list(key_figures(history, intervals)),
-        "charts": [chart_of(panel) for panel in panels(history, intervals=intervals)],
+        "key_figures": list(_key_figures(history, shares if intervals else {})),
+        "charts": [chart_of(panel) for panel in curves.panels(history, intervals=intervals)],
         "timeline": timeline_chart(history, intervals),
-        "timeline_legend": [(f"{kind} {percent(shares[kind])}", kind) for kind in KINDS],
-        "workers": workers_table(history, intervals),
-        "rounds": rounds_table(history, intervals),
+        "timeline_legend": [(f"{kind} {percent(share)}", kind) for kind, share in shares.items()],
+        "workers": _table(_worker_rows(history, intervals)),
+        "rounds": _table(rows, f"Every {step}th of {len(history):,} rounds." if step > 1 else None),
     }
 
 
-@dataclass(frozen=True)
-class ShareBar:
-    """A bar with a segment for each kind of activity."""
-
-    segments: list[tuple[str, str]]
-    """Pairs of a kind and its percentage."""
-
-
-Cell: TypeAlias = str | ShareBar
-
-
-@dataclass(frozen=True)
-class CellTable:
-    """A table with equally many cells in all rows."""
-
-    headings: list[str]
-    rows: list[list[Cell]]
-    note: str | None = None
-
-
-@dataclass(frozen=True)
-class KeyFigure:
-    """A number of the run at the top of the report."""
-
-    name: str
-    value: str
-    detail: str | None = None
-    bar: ShareBar | None = None
-
-
-def rounds_table(history: Sequence[Record], intervals: list[Interval]) -> CellTable:
-    """Return the table of rounds, with every n-th round if there are too many."""
-    rows = round_rows(history, intervals)
-    step = -(-len(rows) // MAX_ROWS)
-    rows = [row for index, row in enumerate(rows) if index % step == 0 or index == len(rows) - 1]
-    return _table(rows, note=f"Every {step}th of {len(history):,} rounds." if step > 1 else None)
-
-
-def workers_table(history: Sequence[Record], intervals: list[Interval]) -> CellTable:
-    """Return the table of workers, with sums over all rounds."""
+def _worker_rows(history: Sequence[Record], intervals: list[Interval]) -> Iterator[Row]:
+    """Iterate over rows of workers, with sums over all rounds."""
     sums: dict[int, Counter[str]] = {}
-    for cells in worker_rows(history, intervals):
+    for cells in timeline.worker_rows(history, intervals):
         own = sums.setdefault(cells["worker"], Counter())
         own.update({name: cells[name] for name in ("samples", "batches", *KINDS) if name in cells})
         own["rounds"] += cells["samples"] > 0
-    return _table([_worker_row(worker, own) for worker, own in sorted(sums.items())])
+    for worker, own in sorted(sums.items()):
+        row: Row = {
+            "worker": worker,
+            **{name: own[name] for name in ("rounds", "samples", "batches") if name in own},
+        }
+        if own["training"]:
+            row["samples/s in training"] = own["samples"] / own["training"]
+        seconds: dict[str, float] = {kind: own[kind] for kind in KINDS if kind in own}
+        yield row | seconds | ({"time": _bar(seconds)} if any(seconds.values()) else {})
 
 
-def _worker_row(worker: int, sums: Counter[str]) -> Row:
-    row: Row = {"worker": worker, **{name: sums[name] for name in ("rounds", "samples", "batches") if name in sums}}
-    if sums["training"]:
-        row["samples/s in training"] = sums["samples"] / sums["training"]
-    seconds: dict[str, float] = {kind: sums[kind] for kind in KINDS if kind in sums}
-    row |= seconds
-    if any(seconds.values()):
-        row["time"] = _share_bar(seconds)
-    return row
-
-
-def _share_bar(parts: Mapping[str, float]) -> ShareBar:
+def _bar(parts: Mapping[str, float]) -> Bar:
     whole = sum(parts.values()) or 1.0
-    return ShareBar([(kind, f"{100 * part / whole:.1f}") for kind, part in parts.items()])
+    return {kind: f"{100 * part / whole:.1f}" for kind, part in parts.items()}
 
 
-def _table(rows: Sequence[Row], note: str | None = None) -> CellTable:
+def _table(rows: Iterable[Row], note: str | None = None) -> Table:
+    rows = list(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))
     names.sort(key=lambda name: _LAST.index(name) if name in _LAST else -1)
     formats = {name: _column_format(name, [row[name] for row in rows if name in row]) for name in names}
     cells = [[formats[name](row[name]) if name in row else "" for name in names] for row in rows]
     texts = {name: name.replace("_per_second", "/s").replace("_", " ") for name in names}
-    return CellTable([f"{text} (s)" if name in KINDS else text for name, text in texts.items()], cells, note)
+    return [f"{text} (s)" if name in KINDS else text for name, text in texts.items()], cells, note
 
 
-def _column_format(name: str, values: Sequence[object]) -> Callable[[Any], Cell]:
+def _column_format(name: str, values: Sequence[object]) -> Callable[[Any], str | Bar]:
     """Return the function that formats the values of a column."""
     if name in _TIMESTAMPS:
         return timestamp
     format_float = uniform_format([value for value in values if isinstance(value, float)])
 
-    def format_value(value: object) -> Cell:
-        if isinstance(value, ShareBar):
+    def format_value(value: object) -> str | Bar:
+        if isinstance(value, dict):  # a bar
             return value
         if isinstance(value, list | tuple):
             return ", ".join(map(number, value))
@@ -271,36 +228,22 @@ def _column_format(name: str, values: Sequence[object]) -> Callable[[Any], Cell]
     return format_value
 
 
-def key_figures(history: Sequence[Record], intervals: Sequence[Interval]) -> Iterator[KeyFigure]:
-    """Iterate over the key figures of a history that is not empty."""
-    samples, seconds = sum(record["samples"] for record in history), sum(training_seconds(history))
-    best, startup = max(training_speeds(history)), sum(startup_seconds(history))
+def _key_figures(history: Sequence[Record], shares: Mapping[str, float]) -> Iterator[KeyFigure]:
+    """Iterate over the numbers at the top of the report."""
+    samples, seconds = sum(record["samples"] for record in history), sum(curves.training_seconds(history))
+    best, startup = max(curves.training_speeds(history)), sum(timeline.startup_seconds(history))
     epochs = history[-1]["epoch"]
-    yield KeyFigure("rounds", f"{len(history):,}", f"{epochs:,} epoch{'s' * (epochs > 1)}" if epochs else None)
-    yield KeyFigure("time", duration(seconds), f"after {duration(startup)} of start-up" if startup else None)
-    yield KeyFigure(
-        "samples/s", speed(samples / seconds) if seconds else "", f"best round {speed(best)}, {samples:,} samples"
-    )
+    yield "rounds", f"{len(history):,}", f"{epochs:,} epoch{'s' * (epochs > 1)}" if epochs else None, None
+    yield "time", duration(seconds), f"after {duration(startup)} of start-up" if startup else None, None
+    mean = speed(samples / seconds) if seconds else ""
+    yield "samples/s", mean, f"best round {speed(best)}, {samples:,} samples", None
     names = dict.fromkeys(name for record in history for name in measured_numbers(record))
-    for name in [name for name in names if name != LEARNING_RATE and "[" not in name][:MAX_MEASURED]:
-        yield _measured(name, history)
-    if intervals:
-        shares = activity_shares(intervals)
+    for name in [name for name in names if name != curves.LEARNING_RATE and "[" not in name][:MAX_MEASURED]:
+        values = [each[name] for record in history if name in (each := measured_numbers(record))]
+        first = next((value for value in values if not math.isnan(value)), math.nan)
+        extreme, at = best_value(name, history) or (math.nan, 0)
+        detail = f"{'highest' if extreme > first else 'lowest'} {number(extreme)}, round {at}"
+        yield name.replace("_", " "), number(values[-1]), detail if len(values) > 1 else None, None
+    if shares:
         others = ", ".join(f"{percent(shares[kind])} {kind}" for kind in KINDS[1:])
-        yield KeyFigure("time in training", percent(shares["training"]), others, _share_bar(shares))
-
-
-def _measured(name: str, history: Sequence[Record]) -> KeyFigure:
-    """Return the last value of a loss or metric, with the lowest value, or the highest if it has increased."""
-    values = [each[name] for record in history if name in (each := measured_numbers(record))]
-    first = next((value for value in values if not math.isnan(value)), math.nan)
-    best, at = best_value(name, history) or (math.nan, 0)
-    detail = f"{'highest' if best > first else 'lowest'} {number(best)}, round {at}"
-    return KeyFigure(name.replace("_", " "), number(values[-1]), detail if len(values) > 1 else None)
-
-
-def activity_shares(intervals: Sequence[Interval]) -> Mapping[str, float]:
-    """Return the share of each kind of activity in the time of all workers."""
-    seconds = totals(intervals, lambda _: "all").get("all", {})
-    whole = sum(seconds.values()) or 1.0
-    return {kind: seconds.get(kind, 0.0) / whole for kind in KINDS}
+        yield "time in training", percent(shares["training"]), others, _bar(shares)
