@@ -25,7 +25,7 @@ from compss_train.callbacks import Callback
 from compss_train.engines import Ref, Resources
 from compss_train.engines.base import ONE_CPU, Traits, map_refs
 from compss_train.engines.codec import dumps
-from compss_train.model.measured import Measured
+from compss_train.model.metrics import Measured
 
 SAMPLES_A_BLOCK = 8
 TARGET = 20

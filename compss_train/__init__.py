@@ -21,7 +21,7 @@ _HOMES = {
         *("BadCheckpointError", "BadFileError", "DivergedError", "EngineClosedError", "NotBuiltError"),
         *("SimulationError", "TrainingEndedError", "WorkerLostError"),
     ),
-    "model.gradients": ("Gradients",),
+    "model.optimizers": ("Gradients",),
     "model.schedule": ("Schedule",),
     "model.train_transform": ("TrainTransform",),
     "model.training_step": ("StepContext",),
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from compss_train.exceptions import WorkerLostError as WorkerLostError
     from compss_train.integrations.sklearn import DistributedClassifier as DistributedClassifier
     from compss_train.integrations.sklearn import DistributedRegressor as DistributedRegressor
-    from compss_train.model.gradients import Gradients as Gradients
+    from compss_train.model.optimizers import Gradients as Gradients
     from compss_train.model.schedule import Schedule as Schedule
     from compss_train.model.train_transform import TrainTransform as TrainTransform
     from compss_train.model.training_step import StepContext as StepContext

@@ -1,66 +1,81 @@
-"""Optimizers by EDDL's names and parameter names, by torch class, or as a callable."""
+"""How gradients become steps: ``Gradients``, and optimizers by EDDL's names, by torch class, or as a callable.
+
+A network may have several optimizers, for GANs and other steps that take turns.
+"""
+
+from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from functools import cache
-from typing import Any, TypeAlias
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import chain
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import nn
 
-from compss_train._utils.validation import suggestion
+from compss_train._utils.validation import check_choice, check_count, check_positive, suggestion
 
+OnNan = Literal["raise", "skip", "ignore"]
 OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 OptimizerSpec: TypeAlias = Mapping[str, Any] | OptimizerFactory
 
-_TORCH_NAMES = {
-    "lr": "lr",
-    "momentum": "momentum",
-    "weight_decay": "weight_decay",
-    "nesterov": "nesterov",
-    "epsilon": "eps",
-    "amsgrad": "amsgrad",
-    "schedule_decay": "momentum_decay",
-    "fused": "fused",
-}
+_TORCH_NAMES = {"epsilon": "eps", "schedule_decay": "momentum_decay"}
+"""EDDL's names of parameters that torch calls otherwise."""
 _ALIASES = {"learning_rate": "lr", "eps": "epsilon", "betas": "beta_1", "alpha": "rho"}
 """Names of parameters in other libraries, and EDDL's names of them."""
 _BETAS = ("beta_1", "beta_2")
 _ADAM = (*_BETAS, "epsilon", "weight_decay")
 
-
-@dataclass(frozen=True)
-class _Named:
-    """A torch optimizer, and the parameters besides ``lr`` that EDDL has for it."""
-
-    torch_class: type[torch.optim.Optimizer]
-    accepted: tuple[str, ...]
-    renamed: Mapping[str, str] = field(default_factory=dict)
-
-
 # `fused` is an option of torch: one kernel for the whole update, faster and with slightly different rounding.
-_NAMED = {
-    "adam": _Named(torch.optim.Adam, (*_ADAM, "amsgrad", "fused")),
-    "sgd": _Named(torch.optim.SGD, ("momentum", "weight_decay", "nesterov", "fused")),
-    "rmsprop": _Named(torch.optim.RMSprop, ("rho", "epsilon", "weight_decay", "momentum"), {"rho": "alpha"}),
-    "adagrad": _Named(torch.optim.Adagrad, ("epsilon", "weight_decay", "fused")),
-    "adamax": _Named(torch.optim.Adamax, _ADAM),
-    "adadelta": _Named(torch.optim.Adadelta, ("rho", "epsilon", "weight_decay"), {"rho": "rho"}),
-    "nadam": _Named(torch.optim.NAdam, (*_ADAM, "schedule_decay")),
+_NAMED: dict[str, tuple[type[torch.optim.Optimizer], tuple[str, ...]]] = {
+    "adam": (torch.optim.Adam, (*_ADAM, "amsgrad", "fused")),
+    "sgd": (torch.optim.SGD, ("momentum", "weight_decay", "nesterov", "fused")),
+    "rmsprop": (torch.optim.RMSprop, ("rho", "epsilon", "weight_decay", "momentum")),
+    "adagrad": (torch.optim.Adagrad, ("epsilon", "weight_decay", "fused")),
+    "adamax": (torch.optim.Adamax, _ADAM),
+    "adadelta": (torch.optim.Adadelta, ("rho", "epsilon", "weight_decay")),
+    "nadam": (torch.optim.NAdam, (*_ADAM, "schedule_decay")),
 }
+"""Torch's optimizers by EDDL's names, and the parameters besides ``lr`` that EDDL has for each."""
 
 
-@dataclass(frozen=True)
-class TorchOptimizer:
-    """A torch optimizer class with its keyword arguments; called with parameters it returns the optimizer."""
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """What happens to gradients before the optimizer steps with them; ``build(gradients=...)``.
 
-    torch_class: type[torch.optim.Optimizer]
-    arguments: Mapping[str, Any]
+    Parameters
+    ----------
+    clip_norm, clip_value:
+        The maximum norm of all gradients together, or the maximum absolute value of each element; at most one of
+        them. ``None`` (default) does not clip.
+    accumulate:
+        Batches per optimizer step, 1 by default; their gradients are averaged over the samples. The last step of an
+        epoch, and the last one before workers merge, may have fewer.
+    on_nan:
+        If a loss or parameter is NaN or infinite: ``"raise"`` (default) ends the fit; ``"skip"`` makes no step for
+        a batch whose loss or gradients are not finite, and counts it; ``"ignore"`` continues.
 
-    def __call__(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        """Return a new optimizer over the parameters."""
-        return self.torch_class(parameters, **self.arguments)
+    Raises ``ValueError`` and ``TypeError`` for other values.
+    """
+
+    clip_norm: float | None = None
+    clip_value: float | None = None
+    accumulate: int = 1
+    on_nan: OnNan = "raise"
+
+    def __post_init__(self) -> None:
+        for name in ("clip_norm", "clip_value"):
+            if getattr(self, name) is not None:
+                check_positive(name, getattr(self, name))
+        if self.clip_norm is not None and self.clip_value is not None:
+            raise ValueError(
+                f"clip_norm={self.clip_norm} and clip_value={self.clip_value}: give at most one of them, the "
+                "largest norm of all gradients together or the largest absolute value of each element"
+            )
+        check_count("accumulate", self.accumulate)
+        check_choice("on_nan", self.on_nan, get_args(OnNan))
 
 
 def optimizer_factory(spec: OptimizerSpec) -> OptimizerFactory:
@@ -73,23 +88,45 @@ def optimizer_factory(spec: OptimizerSpec) -> OptimizerFactory:
     Raises ``ValueError`` for an unknown name or parameter and for a missing ``lr``, ``TypeError`` for anything
     that is neither dict nor callable.
     """
-    if isinstance(spec, Mapping):
-        return _from_mapping(dict(spec))
-    if callable(spec):
-        return spec
-    raise TypeError(
-        f"optimizer={_short_repr(spec)} is neither a dict nor a callable; give for example "
-        '{"optimizer": "sgd", "lr": 0.05} or lambda parameters: torch.optim.SGD(parameters, lr=0.05)'
-    )
+    if not isinstance(spec, Mapping):
+        if callable(spec):
+            return spec
+        raise TypeError(
+            f"optimizer={f'<{type(spec).__name__}>' if hasattr(spec, 'step') else repr(spec)} is neither a dict "
+            'nor a callable; give for example {"optimizer": "sgd", "lr": 0.05} or '
+            "lambda parameters: torch.optim.SGD(parameters, lr=0.05)"
+        )
+    arguments = dict(spec)
+    name = arguments.pop("optimizer", None)
+    if isinstance(name, type) and issubclass(name, torch.optim.Optimizer):
+        return partial(name, **arguments)
+    if not isinstance(name, str) or name not in _NAMED:
+        problem = "no 'optimizer' in the dict" if name is None else f"unknown optimizer {name!r}"
+        hint = suggestion(name, _NAMED) if isinstance(name, str) else ""
+        raise ValueError(f"{problem}; choose one of {', '.join(_NAMED)} or a torch.optim.Optimizer class{hint}")
+    return _from_name(name, arguments)
+
+
+def _from_name(name: str, arguments: dict[str, Any]) -> OptimizerFactory:
+    torch_class, others = _NAMED[name]
+    accepted = ("lr", *others)
+    if unknown := [key for key in arguments if key not in accepted]:
+        hint = suggestion(_ALIASES.get(unknown[0], unknown[0]), accepted)
+        raise ValueError(f"optimizer {name!r} has no parameter {unknown}; it takes {', '.join(accepted)}{hint}")
+    if strings := [f"{key}={value!r}" for key, value in arguments.items() if isinstance(value, str)]:
+        raise ValueError(f"optimizer {name!r} takes numbers, and {', '.join(strings)} is a string")
+    if "lr" not in arguments:
+        raise ValueError(f"optimizer {name!r} needs a learning rate: add 'lr' to the dict")
+    names = _TORCH_NAMES | ({"rho": "alpha"} if name == "rmsprop" else {})
+    translated = {names.get(key, key): value for key, value in arguments.items() if key not in _BETAS}
+    if any(key in arguments for key in _BETAS):
+        translated["betas"] = (arguments.get("beta_1", 0.9), arguments.get("beta_2", 0.999))
+    return partial(torch_class, **translated)
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether ``step`` must be given a function that evaluates the loss of a batch, as that of LBFGS."""
     return _takes_closure(type(optimizer).step)
-
-
-def _short_repr(value: object) -> str:
-    return f"<{type(value).__name__}>" if isinstance(value, torch.optim.Optimizer) else repr(value)
 
 
 @cache
@@ -98,29 +135,109 @@ def _takes_closure(step: Callable[..., Any]) -> bool:
     return any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
 
 
-def _from_mapping(spec: dict[str, Any]) -> TorchOptimizer:
-    optimizer = spec.pop("optimizer", None)
-    if isinstance(optimizer, type) and issubclass(optimizer, torch.optim.Optimizer):
-        return TorchOptimizer(optimizer, spec)
-    if not isinstance(optimizer, str) or optimizer not in _NAMED:
-        problem = "no 'optimizer' in the dict" if optimizer is None else f"unknown optimizer {optimizer!r}"
-        hint = suggestion(optimizer, _NAMED) if isinstance(optimizer, str) else ""
-        raise ValueError(f"{problem}; choose one of {', '.join(_NAMED)} or a torch.optim.Optimizer class{hint}")
-    return _from_name(optimizer, spec)
+class SeveralOptimizers:
+    """Makes an optimizer for each of some submodules."""
+
+    def __init__(self, factories: Mapping[str, OptimizerFactory]) -> None:
+        self.factories = dict(factories)
+
+    def of_module(self, net: nn.Module) -> JoinedOptimizer:
+        """Return the optimizers, joined; raise ``ValueError`` for parameters that two of them would train."""
+        modules = dict(net.named_modules())
+        owner: dict[int, str] = {}
+        for name in self.factories:
+            for parameter in modules[name].parameters():
+                if (other := owner.setdefault(id(parameter), name)) != name:
+                    raise ValueError(f"the optimizers {other!r} and {name!r} would train the same parameters")
+        return JoinedOptimizer({name: make(modules[name].parameters()) for name, make in self.factories.items()})
+
+    def __repr__(self) -> str:
+        return repr(self.factories)
 
 
-def _from_name(name: str, arguments: dict[str, Any]) -> TorchOptimizer:
-    named = _NAMED[name]
-    accepted = ("lr", *named.accepted)
-    if unknown := [key for key in arguments if key not in accepted]:
-        hint = suggestion(_ALIASES.get(unknown[0], unknown[0]), accepted)
-        raise ValueError(f"optimizer {name!r} has no parameter {unknown}; it takes {', '.join(accepted)}{hint}")
-    if strings := [f"{key}={value!r}" for key, value in arguments.items() if isinstance(value, str)]:
-        raise ValueError(f"optimizer {name!r} takes numbers, and {', '.join(strings)} is a string")
-    if "lr" not in arguments:
-        raise ValueError(f"optimizer {name!r} needs a learning rate: add 'lr' to the dict")
-    names = {**_TORCH_NAMES, **named.renamed}
-    translated = {names[key]: value for key, value in arguments.items() if key not in _BETAS}
-    if any(key in arguments for key in _BETAS):
-        translated["betas"] = (arguments.get("beta_1", 0.9), arguments.get("beta_2", 0.999))
-    return TorchOptimizer(named.torch_class, translated)
+class JoinedOptimizer(torch.optim.Optimizer):
+    """Several optimizers as one, which has their parameter groups in turn and the state of all.
+
+    So learning-rate schedules, checkpoints and averages of moments need not know that there are several. ``step``
+    steps all of them; a training step updates them one by one.
+    """
+
+    def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
+        self.optimizers = dict(optimizers)
+        super().__init__([*chain.from_iterable(each.param_groups for each in self.optimizers.values())], {})
+        for each in self.optimizers.values():
+            self.state.update(each.state)
+        self._share()
+
+    def _share(self) -> None:
+        """Let each optimizer work on its groups of this one, and on the state of all."""
+        groups = iter(self.param_groups)
+        for each in self.optimizers.values():
+            each.param_groups = [next(groups) for _ in each.param_groups]
+            each.state = self.state
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Step all optimizers."""
+        for each in self.optimizers.values():
+            each.step(closure)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what ``state_dict`` returned."""
+        super().load_state_dict(state_dict)
+        self._share()
+
+
+class ConfiguredOptimizer:
+    """The optimizer that ``configure_optimizers`` of a module in Lightning's style returns."""
+
+    def of_module(self, net: nn.Module) -> torch.optim.Optimizer:
+        """Return it; raise ``TypeError`` for several, and for learning-rate schedules."""
+        returned: Any = net.configure_optimizers()  # type: ignore[operator]
+        configured = returned
+        if isinstance(configured, dict) and set(configured) == {"optimizer"}:
+            configured = configured["optimizer"]
+        if isinstance(configured, tuple | list) and len(configured) == 1:
+            configured = configured[0]
+        if not isinstance(configured, torch.optim.Optimizer):
+            described = f"a {type(returned).__name__}"
+            if isinstance(returned, tuple | list):
+                described = f"{len(returned)} values"
+            elif isinstance(returned, dict):
+                described = f"a dict of {', '.join(map(repr, returned))}"
+            raise TypeError(
+                f"configure_optimizers returned {described}; return one optimizer, and give a "
+                "learning-rate schedule as build(schedule=...), several optimizers as "
+                "build(optimizer={module: ...}, training_step=...)"
+            )
+        return configured
+
+    def __repr__(self) -> str:
+        return "configure_optimizers"
+
+
+NetOptimizer: TypeAlias = OptimizerFactory | SeveralOptimizers | ConfiguredOptimizer
+
+
+def make_optimizer(factory: NetOptimizer, net: nn.Module) -> torch.optim.Optimizer:
+    """Return a new optimizer of a network."""
+    if isinstance(factory, SeveralOptimizers | ConfiguredOptimizer):
+        return factory.of_module(net)
+    return factory(net.parameters())
+
+
+def net_optimizer(spec: OptimizerSpec | Mapping[str, OptimizerSpec], net: nn.Module) -> NetOptimizer:
+    """Return the factory of one optimizer, or of several by the names of submodules.
+
+    Raises as ``optimizer_factory``, and ``ValueError`` for names that are no submodules of ``net``.
+    """
+    if not isinstance(spec, Mapping) or "optimizer" in spec or not spec:
+        return optimizer_factory(spec)
+    if not all(isinstance(each, Mapping) or callable(each) for each in spec.values()):
+        return optimizer_factory(spec)
+    modules = dict(net.named_modules())
+    if unknown := [name for name in spec if name not in modules or not name]:
+        children = ", ".join(name for name, _ in net.named_children())
+        raise ValueError(
+            f"optimizer= has {unknown[0]!r}, which is no module of the network; its modules are {children}"
+        )
+    return SeveralOptimizers({name: optimizer_factory(each) for name, each in spec.items()})

@@ -23,8 +23,8 @@ from torch.nn.parameter import is_lazy
 from compss_train._utils.validation import check_dense
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model.compression import CompressedChange, Contribution
-from compss_train.model.measured import Measured
-from compss_train.model.network_copies import normalize_spectral_vectors
+from compss_train.model.copies import normalize_spectral_vectors
+from compss_train.model.metrics import Measured
 
 Parameters = dict[str, NDArray[Any]]
 
@@ -150,22 +150,16 @@ def sample_count(count: Count) -> int:
 
 def squared_distance(before: Parameters, after: Contribution, names: Iterable[str]) -> float:
     """Return the sum of the squared differences of the named arrays."""
-    pairs = ((before[name], after[name]) for name in names)
-    return sum(
-        _squared_difference(np.ravel(old), new if isinstance(new, CompressedChange) else np.ravel(new))
-        for old, new in pairs
-    )
-
-
-def _squared_difference(before: NDArray[Any], after: NDArray[Any] | CompressedChange) -> float:
     total = 0.0
-    for start in range(0, before.size, _CHUNK):
-        part = slice(start, start + _CHUNK)
-        if isinstance(after, CompressedChange):
-            difference = after[part]
-        else:
-            difference = np.subtract(after[part], before[part], dtype=np.result_type(before.dtype, np.float32))
-        total += float(np.vdot(difference, difference).real)
+    for name in names:
+        old, new = np.ravel(before[name]), after[name]
+        flat = new if isinstance(new, CompressedChange) else np.ravel(new)
+        for start in range(0, old.size, _CHUNK):
+            difference = flat[start : start + _CHUNK]
+            if not isinstance(new, CompressedChange):
+                wide = np.result_type(old.dtype, np.float32)
+                difference = np.subtract(difference, old[start : start + _CHUNK], dtype=wide)
+            total += float(np.vdot(difference, difference).real)
     return total
 
 

@@ -1,15 +1,33 @@
-"""Plain values, arrays and tensors as JSON and named tensors, and back."""
+"""Saved state: plain values, arrays and tensors, as JSON and named tensors, in two files with checksums."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
-from collections.abc import Sequence
+import os
+import re
+import shutil
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from compss_train._utils.files import DISK, Disk
+from compss_train.exceptions import BadCheckpointError
+
+ARRAYS = "arrays.safetensors"
+STATE = "state.json"
+FORMAT = "compss_train checkpoint"
+VERSION = 3
+
+_OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
+
 
 DTYPES = frozenset(
     {
@@ -72,61 +90,47 @@ def to_json(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
 
     Raises ``TypeError`` for anything but numbers, strings, ``None``, lists, tuples, dicts, arrays and tensors.
     """
-    if value is None or (isinstance(value, str | bool | int) and not isinstance(value, np.generic)):
-        return value
-    if isinstance(value, float) and not isinstance(value, np.generic):
-        return value if math.isfinite(value) else {TYPE_KEY: "float", "value": repr(value)}
-    if isinstance(value, torch.Tensor):
-        return {TYPE_KEY: "tensor", "name": _add_tensor(_checked(value, name), name, tensors)}
+
+    def inside(item: Any, part: object) -> Any:
+        return to_json(item, f"{name}/{part}" if name else str(part), tensors)
+
     if isinstance(value, np.ndarray | np.generic):
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
-        return {TYPE_KEY: kind, "name": _add_tensor(_as_tensor(value, name), name, tensors)}
+        try:
+            tensor = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
+        except TypeError as error:
+            raise TypeError(f"{name} is an array of {value.dtype}, which a checkpoint cannot hold") from error
+        return {TYPE_KEY: kind, "name": _add_tensor(tensor, name, tensors)}
+    if value is None or isinstance(value, str | bool | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else {TYPE_KEY: "float", "value": repr(value)}
+    if isinstance(value, torch.Tensor):
+        return {TYPE_KEY: "tensor", "name": _add_tensor(value, name, tensors)}
     if isinstance(value, list | tuple):
-        items = [to_json(item, _join_path(name, index), tensors) for index, item in enumerate(value)]
+        items = [inside(item, index) for index, item in enumerate(value)]
         return items if isinstance(value, list) else {TYPE_KEY: "tuple", "items": items}
     if isinstance(value, dict):
-        return _dict_to_json(value, name, tensors)
+        if all(isinstance(key, str) for key in value) and TYPE_KEY not in value:
+            return {key: inside(item, key) for key, item in value.items()}
+        pairs = [[to_json(key, name, tensors), inside(item, key)] for key, item in value.items()]
+        return {TYPE_KEY: "dict", "items": pairs}
     raise TypeError(
         f"{name} is a {type(value).__module__}.{type(value).__qualname__}; a checkpoint holds numbers, strings, "
         "None, lists, tuples, dicts, arrays and tensors"
     )
 
 
-def _dict_to_json(value: dict[Any, Any], name: str, tensors: dict[str, torch.Tensor]) -> Any:
-    if all(isinstance(key, str) for key in value) and TYPE_KEY not in value:
-        return {key: to_json(item, _join_path(name, key), tensors) for key, item in value.items()}
-    items = [
-        [to_json(key, name, tensors), to_json(item, _join_path(name, key), tensors)] for key, item in value.items()
-    ]
-    return {TYPE_KEY: "dict", "items": items}
-
-
-def _join_path(name: str, part: object) -> str:
-    return f"{name}/{part}" if name else str(part)
-
-
 def _add_tensor(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:
     """Add a tensor under its path, or a similar name if that is taken; return the name."""
+    if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in DTYPES:
+        description = f"{tensor.dtype}, {tensor.layout} on {tensor.device}"
+        raise TypeError(f"{path} is a tensor of {description}, which a checkpoint cannot hold")
     name = path.encode(errors="backslashreplace").decode()
     while name in tensors or name == _RESERVED:
         name += "'"
     tensors[name] = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous()
     return name
-
-
-def _checked(tensor: torch.Tensor, name: str) -> torch.Tensor:
-    if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in DTYPES:
-        description = f"{tensor.dtype}, {tensor.layout} on {tensor.device}"
-        raise TypeError(f"{name} is a tensor of {description}, which a checkpoint cannot hold")
-    return tensor
-
-
-def _as_tensor(value: np.ndarray[Any, Any] | np.generic, name: str) -> torch.Tensor:
-    try:
-        tensor = torch.from_numpy(np.array(value, value.dtype.newbyteorder("="), order="C"))
-    except TypeError as error:
-        raise TypeError(f"{name} is an array of {value.dtype}, which a checkpoint cannot hold") from error
-    return _checked(tensor, name)
 
 
 def from_json(document: Any, tensors: dict[str, torch.Tensor]) -> Any:
@@ -135,12 +139,9 @@ def from_json(document: Any, tensors: dict[str, torch.Tensor]) -> Any:
         return [from_json(item, tensors) for item in document]
     if not isinstance(document, dict):
         return document
-    if TYPE_KEY not in document:
+    kind = document.get(TYPE_KEY)
+    if kind is None:
         return {key: from_json(item, tensors) for key, item in document.items()}
-    return _typed_from_json(document[TYPE_KEY], document, tensors)
-
-
-def _typed_from_json(kind: str, document: dict[str, Any], tensors: dict[str, torch.Tensor]) -> Any:
     if kind == "float":
         return float(document["value"])
     if kind == "tuple":
@@ -151,3 +152,93 @@ def _typed_from_json(kind: str, document: dict[str, Any], tensors: dict[str, tor
     if kind == "tensor":
         return tensor
     return tensor.numpy() if kind == "array" else tensor.numpy()[()]
+
+
+def write_state(folder: Path, content: dict[str, Any], disk: Disk = DISK) -> None:
+    """Write a tree of plain values, arrays and tensors to an empty folder, with checksums.
+
+    Values of ``content`` may be encoded already (``EncodedValue``), with their key as the prefix of their tensors.
+    """
+    encoded = {name: value for name, value in content.items() if isinstance(value, EncodedValue)}
+    tensors = {name: tensor for value in encoded.values() for name, tensor in value.tensors.items()}
+    others = {name: value for name, value in content.items() if name not in encoded}
+    try:
+        items = [json.dumps(to_json(others, "", tensors))[1:-1]]
+    except RecursionError as error:
+        raise ValueError("a state is nested too deeply for a checkpoint, or contains itself") from error
+    items += [f"{json.dumps(name)}: {value.text}" for name, value in encoded.items()]
+    text = f"{{{', '.join(filter(None, items))}}}"
+
+    def save(path: Path) -> None:
+        try:
+            save_file(without_sharing(tensors), path)
+        except SafetensorError as error:
+            if (match := _OS_ERROR.search(str(error))) is None:
+                raise
+            raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
+
+    arrays, state = folder / ARRAYS, folder / STATE
+    disk.write(arrays, save)
+    sha256 = {ARRAYS: _sha256(arrays), "state": hashlib.sha256(text.encode()).hexdigest()}
+    head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": sha256})
+    document = f'{head[:-1]}, "state": {text}}}\n'
+    disk.write(state, lambda path: path.write_text(document, encoding="utf-8"))
+    shutil.copymode(state, arrays)  # the library's files are readable by their owner only, regardless of the umask
+    for path in (arrays, state, folder):
+        disk.sync(path)
+
+
+def without_sharing(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the tensors, copied where they share memory, which the library refuses to write."""
+    seen: set[int] = set()
+    result = {}
+    for name, tensor in tensors.items():
+        storage = tensor.untyped_storage().data_ptr()
+        result[name] = tensor.clone() if storage in seen else tensor
+        seen.add(storage)
+    return result
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """Return the content that ``write_state`` wrote to a folder.
+
+    Raises ``BadCheckpointError`` for a folder that is incomplete, damaged, of another format or another version.
+    """
+    document = _read_document(path)
+    try:
+        if _sha256(path / ARRAYS) != document["sha256"][ARRAYS]:
+            raise BadCheckpointError(path, f"{ARRAYS} is damaged: its checksum is not the one in {STATE}")
+        content: dict[str, Any] = from_json(document["state"], load_file(path / ARRAYS))
+    except FileNotFoundError as error:
+        raise BadCheckpointError(path, f"it has no {ARRAYS}") from error
+    except (SafetensorError, LookupError, OSError, RecursionError) as error:
+        raise BadCheckpointError(path, f"{ARRAYS} cannot be read: {error}") from error
+    return content
+
+
+def _read_document(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads((path / STATE).read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise BadCheckpointError(
+            path, f"it has no {STATE}" if path.exists() else "the folder does not exist"
+        ) from error
+    except OSError as error:
+        raise BadCheckpointError(path, f"{STATE} cannot be read: {error}") from error
+    except (ValueError, RecursionError) as error:
+        raise BadCheckpointError(path, f"{STATE} is damaged: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise BadCheckpointError(path, f"{STATE} is not that of a checkpoint of compss_train")
+    if (version := document.get("version")) != VERSION:
+        reason = f"its format has version {version!r}, and this compss_train reads version {VERSION}"
+        raise BadCheckpointError(path, reason, damaged=False)
+    state = json.dumps(document.get("state")).encode()
+    sha256 = document.get("sha256")
+    if not isinstance(sha256, dict) or sha256.get("state") != hashlib.sha256(state).hexdigest():
+        raise BadCheckpointError(path, f"{STATE} is damaged: its checksum does not match")
+    return document

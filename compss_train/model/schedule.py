@@ -1,18 +1,214 @@
-"""``Schedule``, the learning rate by epoch: a function of the epoch or a factory of a scheduler."""
+"""Learning-rate schedules in steps: at fractions of an epoch, or by the metrics of rounds (``ReduceLROnPlateau``).
 
-from collections.abc import Callable
+The epoch is the only clock, so that a schedule means the same for any number of workers and rounds: a schedule is
+stepped once an epoch, or several times, at equal fractions of each worker's batches. The coordinator steps the
+scheduler with an optimizer that trains nothing, and sends each training task the hyperparameters of its epochs: the
+learning rate, and others that the scheduler changes, such as the momentum that OneCycleLR cycles. No part of the
+schedule is in a worker's state.
+"""
+
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import partial
 from numbers import Real
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, ClassVar, Literal, TypeAlias, get_args
 
 import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from compss_train._utils.validation import check_choice, check_count
-from compss_train.model.lr_schedules import EpochSchedule, LrSchedule, ParameterGroups, PlateauSchedule
-from compss_train.model.several_optimizers import NetOptimizer, make_optimizer
+from compss_train.model.optimizers import NetOptimizer, make_optimizer
+
+Hyperparameters: TypeAlias = tuple[dict[str, Any], ...]
+"""For each parameter group of an optimizer, the values to set in it by name, such as ``lr``."""
+
+TimedHyperparameters: TypeAlias = tuple[tuple[Fraction, Hyperparameters], ...]
+"""Hyperparameters in turn, each with the fraction of a worker's batches from which on they are used."""
+
+WHOLE = Fraction(0), Fraction(1)
+"""Start and end of an epoch."""
+
+
+PREPARED_STEPS = 20_000
+"""The steps of a schedule that are computed before a fit: a second's work."""
+
+
+class LrSchedule(ABC):
+    """The hyperparameters of each step of the schedule; epochs are counted from 0 over all fits of a trainer."""
+
+    waits: ClassVar[bool] = False
+    """Whether the hyperparameters of an epoch depend on the metrics of the rounds before it."""
+
+    steps: int = 1
+    """Number of steps an epoch."""
+
+    @abstractmethod
+    def at(self, step: int) -> Hyperparameters:
+        """Return the hyperparameters of a step, counted over all epochs."""
+
+    def during(self, epoch: int, start: Fraction = WHOLE[0], stop: Fraction = WHOLE[1]) -> TimedHyperparameters:
+        """Return the hyperparameters of the steps between two fractions of an epoch, in turn."""
+        return tuple(
+            (
+                max(Fraction(0), (Fraction(step, self.steps) - start) / (stop - start)),
+                self.at(epoch * self.steps + step),
+            )
+            for step in range(math.floor(self.steps * start), math.ceil(self.steps * stop))
+        )
+
+    def lr(self, epoch: int, stop: Fraction = WHOLE[1]) -> float:
+        """Return the learning rate of the first parameter group in the last step before a fraction of an epoch."""
+        return float(self.at(epoch * self.steps + math.ceil(self.steps * stop) - 1)[0]["lr"])
+
+    def prepare(self, stop: int) -> None:
+        """Raise ``ValueError`` unless all epochs before ``stop`` have hyperparameters."""
+        return
+
+    def observe(self, record: Mapping[str, Any]) -> None:
+        """Process the record of a round that has ended."""
+        return
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that does not follow from the epoch: numbers and strings, in dicts and lists."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state."""
+        return
+
+
+class ParameterGroups:
+    """The parameter groups of an optimizer, whose hyperparameters a scheduler changes.
+
+    It is created before the scheduler, which changes some as soon as it is created.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._groups = optimizer.param_groups
+        self._initial = [_numeric_values(group) for group in self._groups]
+        self._changed = [{"lr"} for _ in self._groups]
+
+    def set_lrs(self, lrs: Iterable[float]) -> None:
+        """Set the learning rate of each group."""
+        for group, lr in zip(self._groups, lrs, strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+
+    def hyperparameters(self) -> Hyperparameters:
+        """Return the values of ``lr`` and of those that have ever changed, of each group of the optimizer.
+
+        Raises ``ValueError`` for a learning rate that is negative or not finite.
+        """
+        current = [_numeric_values(group) for group in self._groups]
+        for initial, values, changed in zip(self._initial, current, self._changed, strict=True):
+            changed.update(name for name, value in initial.items() if values[name] != value)
+            if not 0 <= values["lr"] < math.inf:
+                raise ValueError(
+                    f"schedule= sets the learning rate to {values['lr']}; it must be finite and at least 0"
+                )
+        both = zip(current, self._changed, strict=True)
+        return tuple({name: values[name] for name in sorted(changed)} for values, changed in both)
+
+
+def _numeric_values(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters of a group that are numbers or tuples, which are those that schedulers change."""
+    values = {
+        name: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        for name, value in group.items()
+    }
+    return {name: value for name, value in values.items() if isinstance(value, Real | tuple)}
+
+
+class EpochSchedule(LrSchedule):
+    """A torch scheduler that is stepped at equal fractions of each epoch without arguments."""
+
+    def __init__(self, scheduler: LRScheduler, groups: ParameterGroups, steps: int = 1) -> None:
+        self._scheduler, self._groups, self.steps = scheduler, groups, steps
+        self._known = [groups.hyperparameters()]
+        self._failure: Exception | None = None
+
+    def at(self, step: int) -> Hyperparameters:
+        """Return the hyperparameters after as many steps."""
+        while len(self._known) <= step and self._failure is None:
+            try:
+                with warnings.catch_warnings():  # torch misses the steps of the optimizer, which workers make
+                    warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")
+                    self._scheduler.step()
+                self._known.append(self._groups.hyperparameters())
+            except Exception as error:
+                self._failure = error  # a step that failed half-way cannot be repeated
+        if step < len(self._known):
+            return self._known[step]
+        epoch = f"{len(self._known) / self.steps:g}"
+        raise ValueError(
+            f"schedule= fails in epoch {epoch} (counted from 0 over all fits since build): {self._failure}"
+        ) from self._failure
+
+    def prepare(self, stop: int) -> None:
+        """Compute the hyperparameters of all epochs before ``stop``, at most of the first ``PREPARED_STEPS`` steps.
+
+        Those of later steps are computed when they are reached, and raise an error then.
+        """
+        self.at(min(stop * self.steps, PREPARED_STEPS) - 1)
+
+
+_CONSTRUCTOR_ARGUMENTS = (
+    *("mode", "mode_worse", "factor", "patience", "threshold", "threshold_mode", "cooldown"),
+    *("min_lrs", "default_min_lr", "eps"),
+)
+"""Attributes that the constructor of a scheduler sets, which may differ in a resumed fit; others are its state."""
+
+
+class PlateauSchedule(LrSchedule):
+    """``ReduceLROnPlateau``: stepped with the loss of the last round when the next epoch begins.
+
+    So it is stepped once an epoch, or once for a round of several epochs, which then have the same hyperparameters.
+    """
+
+    waits = True
+
+    def __init__(self, scheduler: ReduceLROnPlateau, groups: ParameterGroups) -> None:
+        self._scheduler, self._groups = scheduler, groups
+        self._epoch = 0
+        self._measured: float | None = None
+
+    def at(self, step: int) -> Hyperparameters:
+        """Return the hyperparameters; steps, which are epochs, are requested in order."""
+        if step > self._epoch:
+            if self._measured is not None:
+                self._scheduler.step(self._measured)
+            self._epoch, self._measured = step, None
+        return self._groups.hyperparameters()
+
+    def observe(self, record: Mapping[str, Any]) -> None:
+        """Remember the validation loss, or the training loss without validation data."""
+        self._measured = record.get("val_loss", record["loss"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the scheduler, the learning rates, and the loss of the last round."""
+        state = self._scheduler.state_dict()
+        return {
+            "scheduler": {name: value for name, value in state.items() if name not in _CONSTRUCTOR_ARGUMENTS},
+            "lrs": [values["lr"] for values in self._groups.hyperparameters()],
+            "epoch": self._epoch,
+            "measured": self._measured,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state; do nothing if the state is empty, which is that of another kind of schedule."""
+        if not state:
+            return
+        self._scheduler.load_state_dict(dict(state["scheduler"]))
+        self._groups.set_lrs(state["lrs"])
+        self._epoch, self._measured = state["epoch"], state["measured"]
+
 
 ScheduleFunction: TypeAlias = (
     Callable[[int], float] | Callable[[float], float] | Callable[[torch.optim.Optimizer], LRScheduler]
@@ -48,7 +244,15 @@ class Schedule:
     unit: ScheduleUnit = "epochs"
 
     def __post_init__(self) -> None:
-        _check_callable(self.function)
+        given: object = self.function
+        if isinstance(given, LRScheduler):
+            name = type(given).__name__
+            raise TypeError(
+                f"schedule= is a {name} of an optimizer that the trainer does not use; {_USAGE}, or "
+                f"lambda optimizer: {name}(optimizer, ...)"
+            )
+        if not callable(given):
+            raise TypeError(f"schedule={given!r} is not callable; {_USAGE}")
         check_count("steps", self.steps)
         check_choice("unit", self.unit, get_args(ScheduleUnit))
 
@@ -93,25 +297,24 @@ def make_schedule(spec: ScheduleSpec, net: nn.Module, optimizer_factory: NetOpti
     return PlateauSchedule(scheduler, groups)
 
 
-def _check_callable(spec: object) -> None:
-    if isinstance(spec, LRScheduler):
-        name = type(spec).__name__
-        raise TypeError(
-            f"schedule= is a {name} of an optimizer that the trainer does not use; {_USAGE}, or "
-            f"lambda optimizer: {name}(optimizer, ...)"
-        )
-    if not callable(spec):
-        raise TypeError(f"schedule={spec!r} is not callable; {_USAGE}")
-
-
 def _make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRScheduler:
     spec: Any = schedule.function
     result = _try_call(spec, optimizer)
-    if isinstance(result, Exception) and _is_scheduler_class(spec):
+    function = spec.func if isinstance(spec, partial) else spec
+    if isinstance(result, Exception) and isinstance(function, type) and issubclass(function, LRScheduler):
         result.add_note(f"Raised by schedule=, which is called with an optimizer only; {_USAGE}.")
         raise result
     if not isinstance(result, LRScheduler):
-        _check_factor(_try_call(spec, 0), result)
+        factor = _try_call(spec, 0)
+        if not isinstance(factor, Real | torch.Tensor):
+            raised_or_returned = [
+                f"raised {type(each).__name__} ({each})" if isinstance(each, Exception) else f"returned {each!r}"
+                for each in (result, factor)
+            ]
+            raise ValueError(
+                f"schedule= {raised_or_returned[0]} when called with an optimizer, and {raised_or_returned[1]} "
+                f"when called with epoch 0; {_USAGE}"
+            )
         return LambdaLR(optimizer, schedule.factor)
     if getattr(result, "optimizer", optimizer) is not optimizer:
         raise ValueError(
@@ -121,28 +324,9 @@ def _make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRS
     return result
 
 
-def _check_factor(factor: object, scheduler: object) -> None:
-    if not isinstance(factor, Real | torch.Tensor):
-        raise ValueError(
-            f"schedule= {_describe_result(scheduler)} when called with an optimizer, and "
-            f"{_describe_result(factor)} when called with epoch 0; {_USAGE}"
-        )
-
-
 def _try_call(spec: Callable[[Any], Any], argument: object) -> Any:
     """Return the result of a call, or the exception that it raises."""
     try:
         return spec(argument)
     except Exception as error:
         return error
-
-
-def _describe_result(result: object) -> str:
-    if isinstance(result, Exception):
-        return f"raised {type(result).__name__} ({result})"
-    return f"returned {result!r}"
-
-
-def _is_scheduler_class(spec: object) -> bool:
-    function = spec.func if isinstance(spec, partial) else spec
-    return isinstance(function, type) and issubclass(function, LRScheduler)

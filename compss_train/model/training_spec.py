@@ -15,14 +15,12 @@ from torch import nn
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.model import parameters as params
 from compss_train.model.compilation import Compilation, has_forward
-from compss_train.model.copy_template import CopyTemplate
-from compss_train.model.gradients import Gradients
+from compss_train.model.copies import CopyTemplate, own_entries, unset_copies
 from compss_train.model.loss_weights import TrainingLoss
 from compss_train.model.losses import BatchFunction
 from compss_train.model.metrics import Measures
-from compss_train.model.network_copies import own_entries, unset_copies
+from compss_train.model.optimizers import Gradients, NetOptimizer
 from compss_train.model.parameters import Parameters
-from compss_train.model.several_optimizers import NetOptimizer
 from compss_train.model.train_transform import TrainTransform
 from compss_train.model.training_step import Step, StepContext, StepResult, no_loss, run_step
 

@@ -21,15 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train.model.compression import CompressedChange, Contribution
-from compss_train.model.measured import Measured
+from compss_train.model.metrics import Measured
 
 _CHUNK = 32768
 """Elements that are processed at a time: with some intermediate results they fit into a core's cache."""
 
 Tree: TypeAlias = int | tuple["Tree", "Tree"]
 """The order in which items are added up: the index of one, or what is added up for the left and for the right."""
-
-Array: TypeAlias = NDArray[Any] | CompressedChange
 
 
 @dataclass(frozen=True, eq=False)
@@ -59,11 +57,6 @@ class PartialSum:
         """Return the dtype of the mean of this array."""
         return self.values[name].dtype if self.dtypes is None else self.dtypes[name]
 
-    @property
-    def factor(self) -> int | None:
-        """What the values are multiplied by; ``None`` for sums."""
-        return self.count if self.dtypes is None else None
-
 
 def partial_sum(items: Sequence[PartialSum]) -> PartialSum:
     """Return the sum of the items, which are nodes of the tree in ascending order.
@@ -75,12 +68,12 @@ def partial_sum(items: Sequence[PartialSum]) -> PartialSum:
     voting = [item for item in items if item.count] or items[:1]
     if len(voting) == 1:
         return replace(voting[0], measured=measured)
-    terms = {name: _Terms(voting, name) for name in _names(voting)}
+    names = _names(voting)
     return PartialSum(
-        values={name: each.total() for name, each in terms.items()},
+        values={name: _combined(voting, name) for name in names},
         count=sum(item.count for item in voting),
         first=items[0].first,
-        dtypes={name: each.dtype for name, each in terms.items()},
+        dtypes={name: next(item.dtype(name) for item in voting if name in item.values) for name in names},
         changes=frozenset[str]().union(*(item.changes for item in voting)),
         measured=measured,
     )
@@ -97,63 +90,48 @@ def mean(items: Sequence[PartialSum], base: Mapping[str, NDArray[Any]]) -> Mappi
     total = sum(item.count for item in voting)
     changes = frozenset[str]().union(*(item.changes for item in voting))
     bases = {name: array for name, array in base.items() if name in changes}
-    return {name: _Terms(voting, name).mean(total, bases.get(name)) for name in _names(voting)}
+    return {name: _combined(voting, name, total, bases.get(name)) for name in _names(voting)}
 
 
 def _names(items: Sequence[PartialSum]) -> list[str]:
     return list(dict.fromkeys(chain.from_iterable(item.values for item in items)))
 
 
-class _Terms:
-    """The arrays of one name, with what each is multiplied by, in the order in which they are added up."""
+def _combined(
+    items: Sequence[PartialSum], name: str, divisor: int | None = None, base: NDArray[Any] | None = None
+) -> NDArray[Any]:
+    """Return the sum of the arrays of one name in double precision; the maximum for integers.
 
-    def __init__(self, items: Sequence[PartialSum], name: str) -> None:
-        having = [item for item in items if name in item.values]
-        self._arrays = [item.values[name] for item in having]
-        self._factors = [item.factor for item in having]
-        self._tree = tree_of([item.first for item in having])
-        self.dtype = having[0].dtype(name)
-        """The dtype of the mean."""
-        self._wide = np.result_type(self.dtype, np.float64)
-
-    def total(self) -> NDArray[Any]:
-        """Return the sum in double precision; the maximum for integers."""
-        return self._maximum() if self.dtype.kind not in "fc" else self._result(self._wide)
-
-    def mean(self, divisor: int, base: NDArray[Any] | None) -> NDArray[Any]:
-        """Return the sum divided, and added to ``base`` if it is given; the maximum for integers."""
-        return self._maximum() if self.dtype.kind not in "fc" else self._result(self.dtype, divisor, base)
-
-    def _maximum(self) -> NDArray[Any]:
-        integers: list[Any] = self._arrays
+    With a divisor it is divided, and added to ``base`` if that is given, in the dtype of the mean.
+    """
+    having = [item for item in items if name in item.values]
+    dtype, arrays = having[0].dtype(name), [item.values[name] for item in having]
+    if dtype.kind not in "fc":
+        integers: list[Any] = arrays
         return np.asarray(np.maximum.reduce(integers) if len(integers) > 1 else integers[0])
+    wide, tree = np.result_type(dtype, np.float64), tree_of([item.first for item in having])
+    flat = [array if isinstance(array, CompressedChange) else np.ravel(array) for array in arrays]
 
-    def _result(
-        self, dtype: np.dtype[Any], divisor: int | None = None, base: NDArray[Any] | None = None
-    ) -> NDArray[Any]:
-        """Compute some elements at a time, so that intermediate values stay in the processor's cache."""
-        result = np.empty(self._arrays[0].shape, dtype)
-        flat_result, flat_base = result.reshape(-1), None if base is None else np.ravel(base)
-        flat = [array if isinstance(array, CompressedChange) else np.ravel(array) for array in self._arrays]
-        for start in range(0, result.size, _CHUNK):
-            part = slice(start, start + _CHUNK)
-            values, own = self._add_up(self._tree, flat, part)
-            if divisor is not None:  # exact for float32 and one version: below 2**29 samples, n * w has 53 bits
-                values = np.divide(values, divisor, out=values if own else None)
-            flat_result[part] = values if flat_base is None else values + flat_base[part]
-        return result
-
-    def _add_up(self, tree: Tree, arrays: Sequence[Array], part: slice) -> tuple[NDArray[Any], bool]:
+    def add_up(node: Tree, part: slice) -> tuple[NDArray[Any], bool]:
         """Return the sum of some elements, and whether it is a new array, which may be changed."""
-        if not isinstance(tree, int):
-            (left, own), (right, others) = (self._add_up(node, arrays, part) for node in tree)
+        if not isinstance(node, int):
+            (left, own), (right, others) = (add_up(each, part) for each in node)
             return np.add(left, right, out=left if own else right if others else None), True
-        values, factor = arrays[tree][part], self._factors[tree]
-        if factor is None:
-            return values, False
-        wide = values.astype(self._wide)  # twice as fast as a product of another type
-        wide *= factor
-        return wide, True
+        if having[node].dtypes is not None:  # a sum
+            return flat[node][part], False
+        values = flat[node][part].astype(wide)  # twice as fast as a product of another type
+        values *= having[node].count
+        return values, True
+
+    result = np.empty(arrays[0].shape, wide if divisor is None else dtype)
+    flat_result, flat_base = result.reshape(-1), None if base is None else np.ravel(base)
+    for start in range(0, result.size, _CHUNK):  # so that intermediate values stay in the processor's cache
+        part = slice(start, start + _CHUNK)
+        values, own = add_up(tree, part)
+        if divisor is not None:  # exact for float32 and one version: below 2**29 samples, n * w has 53 bits
+            values = np.divide(values, divisor, out=values if own else None)
+        flat_result[part] = values if flat_base is None else values + flat_base[part]
+    return result
 
 
 def tree_of(firsts: Sequence[int]) -> Tree:

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from compss_train.engines import Ref
-from compss_train.model.measured import Measured
-from compss_train.model.metrics import Measures
+from compss_train.model.metrics import Measured, Measures
 from compss_train.model.parameters import Parameters
 from compss_train.net.connection import Address
 from compss_train.reports.records import per_second

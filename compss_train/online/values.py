@@ -8,8 +8,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from compss_train.model.saved_state import from_json, to_json
-from compss_train.model.state_files import without_sharing
+from compss_train.model.saved_state import from_json, to_json, without_sharing
 from compss_train.net.messages import MessageError
 
 _DOCUMENT, _TENSORS = "json", "value"

@@ -12,21 +12,21 @@ from torch.nn.parameter import is_lazy
 
 from compss_train._utils.validation import check_choice, check_dense
 from compss_train.model.compilation import Compilation, check_not_compiled
-from compss_train.model.gradients import Gradients
+from compss_train.model.copies import copy_network
 from compss_train.model.loss_weights import ClassWeight, check_class_weight, check_weightable
 from compss_train.model.losses import BatchFunction, resolve_loss
-from compss_train.model.lr_schedules import LrSchedule
 from compss_train.model.metrics import MetricSpec, resolve_metrics
-from compss_train.model.network_copies import copy_network
-from compss_train.model.optimizers import OptimizerSpec, needs_closure, optimizer_factory
-from compss_train.model.schedule import Schedule, ScheduleSpec, make_schedule
-from compss_train.model.several_optimizers import (
+from compss_train.model.optimizers import (
+    Gradients,
     JoinedOptimizer,
     NetOptimizer,
+    OptimizerSpec,
     SeveralOptimizers,
     make_optimizer,
+    needs_closure,
+    optimizer_factory,
 )
-from compss_train.model.step_selection import training_steps
+from compss_train.model.schedule import LrSchedule, Schedule, ScheduleSpec, make_schedule
 from compss_train.model.train_transform import TrainTransform, as_train_transform
 from compss_train.model.training_spec import (
     MEMORY_FORMATS,
@@ -34,7 +34,7 @@ from compss_train.model.training_spec import (
     Precision,
     TrainingSpec,
 )
-from compss_train.model.training_step import Step, no_loss
+from compss_train.model.training_step import Step, no_loss, training_steps
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from compss_train._utils.validation import warn_user
 from compss_train.data.block_passes import BlockPass, blocks_of
 from compss_train.data.order import Batching, split_points
 from compss_train.engines.base import ONE_CPU, Ref
-from compss_train.model.measured import Measured
+from compss_train.model.metrics import Measured
 from compss_train.model.weighted_mean import ranges_for_costs
 from compss_train.training.data_source import DataSource
 from compss_train.training.session import Session

@@ -14,13 +14,12 @@ from compss_train._utils.validation import check_count
 from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
 from compss_train.model import parameters as params
+from compss_train.model.copies import copy_network
 from compss_train.model.export import export
-from compss_train.model.gradients import Gradients
 from compss_train.model.loss_weights import ClassWeight
 from compss_train.model.losses import BatchFunction
 from compss_train.model.metrics import MetricSpec
-from compss_train.model.network_copies import copy_network
-from compss_train.model.optimizers import OptimizerSpec
+from compss_train.model.optimizers import Gradients, OptimizerSpec
 from compss_train.model.parameters import Parameters
 from compss_train.model.schedule import ScheduleSpec
 from compss_train.model.train_transform import TrainTransform

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from compss_train._utils.validation import check_count
 from compss_train.data.order import Batching
-from compss_train.model.several_optimizers import NetOptimizer, make_optimizer
+from compss_train.model.optimizers import NetOptimizer, make_optimizer
 from compss_train.training.merge import Merge, PostLocal, Preset
 from compss_train.worker import OptimizerState
 

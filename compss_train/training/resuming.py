@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from compss_train.model import parameters as params
-from compss_train.model.several_optimizers import make_optimizer
+from compss_train.model.optimizers import make_optimizer
 from compss_train.training.callback import Callback
 from compss_train.training.checkpoints import compatibility, storage
 from compss_train.training.checkpoints.snapshot import Snapshot

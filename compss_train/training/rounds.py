@@ -10,7 +10,7 @@ from typing import ClassVar
 from compss_train.data.partitioning import Round
 from compss_train.engines import Ref
 from compss_train.exceptions import BadFileError, EngineClosedError
-from compss_train.model.measured import Measured
+from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.reports.records import Record, per_second
 from compss_train.training import inference

@@ -13,7 +13,7 @@ from compss_train.data.order import split_points
 from compss_train.data.partitioning import Round
 from compss_train.data.pieces import Pieces, cut_into_pieces
 from compss_train.engines.base import Ref, Resources
-from compss_train.model.lr_schedules import LrSchedule, TimedHyperparameters
+from compss_train.model.schedule import LrSchedule, TimedHyperparameters
 from compss_train.model.weighted_mean import ranges_for_costs
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compss_train.model import parameters as params
-from compss_train.model.measured import Measured
+from compss_train.model.metrics import Measured
 from compss_train.model.optimizers import OptimizerFactory
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames

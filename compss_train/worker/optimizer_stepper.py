@@ -8,10 +8,9 @@ import torch
 from torch import nn
 
 from compss_train.model.losses import are_probabilities, takes_logits
-from compss_train.model.lr_schedules import Hyperparameters
 from compss_train.model.metrics import MetricAccumulator
-from compss_train.model.optimizers import needs_closure
-from compss_train.model.several_optimizers import JoinedOptimizer
+from compss_train.model.optimizers import JoinedOptimizer, needs_closure
+from compss_train.model.schedule import Hyperparameters
 from compss_train.model.training_spec import ModelReplica
 from compss_train.model.training_step import Step, StepContext, StepResult
 from compss_train.worker.batches import Batch

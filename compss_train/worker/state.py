@@ -21,10 +21,9 @@ import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves
-from compss_train.model.optimizers import needs_closure
+from compss_train.model.optimizers import NetOptimizer, make_optimizer, needs_closure
 from compss_train.model.parameters import Parameters, to_array
 from compss_train.model.random_state import RandomState
-from compss_train.model.several_optimizers import NetOptimizer, make_optimizer
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from compss_train.data.columns import SINGLE, ColumnStructure
 from compss_train.data.order import Batching
 from compss_train.data.reading import FilePart
 from compss_train.model.compression import MergeDtype
-from compss_train.model.lr_schedules import TimedHyperparameters
+from compss_train.model.schedule import TimedHyperparameters
 from compss_train.samplers.pools import Pools
 from compss_train.worker.callbacks import WorkerCallback
 

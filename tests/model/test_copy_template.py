@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train.model.copy_template import CopyTemplate
+from compss_train.model.copies import CopyTemplate
 from tests.helpers.models import assert_same_bits, state_arrays
 
 

@@ -10,7 +10,7 @@ from compss_train import SerialEngine
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.delayed_nesterov import DelayedNesterov, step_on_arrival
-from compss_train.model.measured import Measured
+from compss_train.model.metrics import Measured
 from tests.helpers.models import assert_close, assert_same_bits, named
 from tests.helpers.tolerances import sum_error
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
 
 from compss_train import DistributedTrainer
-from compss_train.model.network_copies import copy_network, normalize_spectral_vectors
+from compss_train.model.copies import copy_network, normalize_spectral_vectors
 from compss_train.model.parameters import load_into
 from tests.helpers.models import ADAM, assert_same_bits, blocked, classification, state_arrays
 from tests.helpers.plain_loop import plain_loop

@@ -9,7 +9,7 @@ from torch import nn
 
 from compss_train import BadFileError
 from compss_train.model import parameters as params
-from compss_train.model.measured import Measured
+from compss_train.model.metrics import Measured
 from compss_train.model.weighted_mean import mean, partial_sum
 from tests.helpers.means import average, weighted
 from tests.helpers.models import assert_close, assert_same_bits, awkward_net, mlp

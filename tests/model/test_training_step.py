@@ -11,8 +11,8 @@ from torch.nn import functional
 from compss_train import DistributedTrainer, Gradients, Merge, StepContext
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.engines.calls import intra_op_threads
+from compss_train.model.optimizers import JoinedOptimizer
 from compss_train.model.random_state import random_state
-from compss_train.model.several_optimizers import JoinedOptimizer
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
 from tests.helpers.plain_loop import plain_loop
 from tests.helpers.small_fits import assert_alike, fit

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compss_train.model.measured import Measured
+from compss_train.model.metrics import Measured
 from compss_train.model.weighted_mean import (
     PartialSum,
     aligned_ranges,

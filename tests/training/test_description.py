@@ -16,7 +16,7 @@ from torch import nn
 from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, FileDataset, Merge, Simulations
 from compss_train.integrations.melissa import BufferType
 from compss_train.model import losses
-from compss_train.model.gradients import Gradients
+from compss_train.model.optimizers import Gradients
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.online.options import OnlineOptions
 from compss_train.training.description import MOST_ITEMS, described, stable_name
@@ -113,7 +113,7 @@ def test_a_trainer_tells_all_that_it_was_given():
     assert given - {"gradients"} <= built.keys()
     assert built["net"] == str(mlp())
     assert built["parameters"] == 16 * 6 + 16 + 3 * 16 + 3
-    assert built["optimizer"] == {"torch_class": "torch.optim.sgd.SGD", "arguments": {"lr": 0.05, "momentum": 0.9}}
+    assert built["optimizer"] == "torch.optim.sgd.SGD(lr=0.05, momentum=0.9)"
     assert (built["loss"], built["precision"], built["num_gpu"]) == ("CrossEntropyLoss()", "fp32", 0)
     buffer = BufferSpec("FIRO", 20)
     trainer.fit(x, y, num_epochs=1, batch_size=5, buffer=buffer, validation_data=(x[:7], y[:7]), progress=False)

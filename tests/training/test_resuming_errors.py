@@ -12,7 +12,7 @@ from torch import nn
 
 from compss_train import BadCheckpointError, BufferSpec, DistributedTrainer, Merge, PartialShuffle
 from compss_train.callbacks import Callback, Checkpoint
-from compss_train.model import state_files
+from compss_train.model import saved_state
 from compss_train.training.checkpoints import storage
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import ADAM, MODES, SGD, assert_same_bits, awkward_net, blocked, mlp
@@ -228,7 +228,7 @@ def test_resume_true_begins_where_there_is_nothing_yet(tmp_path):
 
 
 def damage(path: Path) -> None:
-    file = path / state_files.ARRAYS
+    file = path / saved_state.ARRAYS
     whole = bytearray(file.read_bytes())
     whole[len(whole) // 2] ^= 1
     file.write_bytes(whole)
@@ -270,7 +270,7 @@ def test_damaged_ones_only(own):
 
 
 def test_a_checkpoint_of_another_version(own, monkeypatch):
-    monkeypatch.setattr(state_files, "VERSION", 99)
+    monkeypatch.setattr(saved_state, "VERSION", 99)
     message = "its format has version 3, and this compss_train reads version 99"
     assert_refused(refusing(), BadCheckpointError, message, resume=own)
 
@@ -360,7 +360,7 @@ class Full(Callback):
             self.monkeypatch.setattr(self.call, full)
 
 
-@pytest.mark.parametrize("call", ["compss_train.model.state_files.save_file", "os.fsync"])
+@pytest.mark.parametrize("call", ["compss_train.model.saved_state.save_file", "os.fsync"])
 def test_a_disk_that_fills_up_during_a_fit(tmp_path, monkeypatch, call):
     trainer, first, whole = trainer_of(), trainer_of(), trainer_of()
     with pytest.raises(OSError, match="No space left") as caught:

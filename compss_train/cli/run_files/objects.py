@@ -23,7 +23,7 @@ from typing import Any
 from compss_train._utils.validation import suggestion
 from compss_train.buffers import BufferSpec
 from compss_train.cli.run_files import RunFile, RunFileError, Table, format_exception, unknown_name
-from compss_train.model.gradients import Gradients
+from compss_train.model.optimizers import Gradients
 from compss_train.model.schedule import Schedule
 from compss_train.model.train_transform import TrainTransform
 from compss_train.samplers import PartialShuffle

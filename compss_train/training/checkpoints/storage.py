@@ -10,7 +10,7 @@ from typing import Any
 from compss_train._utils.files import DISK, Disk, is_running, make_folders
 from compss_train._utils.validation import warn_user
 from compss_train.exceptions import BadCheckpointError
-from compss_train.model.state_files import STATE, read_state, write_state
+from compss_train.model.saved_state import STATE, read_state, write_state
 
 _ROUND_FOLDER = re.compile(r"round-([0-9]{6}|[1-9][0-9]{6,})")
 

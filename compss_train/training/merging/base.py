@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
-from compss_train.model.measured import Measured
+from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.training.merge import MergeKind
 from compss_train.training.training_state import NOTHING_KEPT, MergeState, States

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn import functional
 
-from compss_train.model.metrics.batch_mean import METRICS
+from compss_train.model.metric_kinds import METRICS
 
 OUTPUT = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
 

@@ -24,9 +24,8 @@ from torchmetrics.regression import MeanAbsoluteError, PearsonCorrCoef, R2Score
 from torchmetrics.wrappers import ClasswiseWrapper
 
 from compss_train.engines.codec import decode, encode
-from compss_train.model.measured import Measured
-from compss_train.model.metrics import Measures, MetricAccumulator, resolve_metrics
-from compss_train.model.metrics.batch_mean import BatchMean
+from compss_train.model.metric_kinds import BatchMean
+from compss_train.model.metrics import Measured, Measures, MetricAccumulator, resolve_metrics
 
 CLASSES = 3
 

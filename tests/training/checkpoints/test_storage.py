@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from compss_train import BadCheckpointError
-from compss_train.model.saved_state import DTYPES
-from compss_train.model.state_files import VERSION
+from compss_train.model.saved_state import DTYPES, VERSION
 from compss_train.training.checkpoints import storage
 from compss_train.training.checkpoints.storage import read_checkpoint, write_checkpoint
 from tests.training.checkpoints.trees import assert_same, texts, trees
@@ -207,7 +206,7 @@ def test_a_full_disk_keeps_the_existing_checkpoint(good, content):
 SYSTEM = ["os.fsync", "pathlib.Path.mkdir", "pathlib.Path.write_text"]
 
 
-@pytest.mark.parametrize("call", [*SYSTEM, "compss_train.model.state_files.save_file"])
+@pytest.mark.parametrize("call", [*SYSTEM, "compss_train.model.saved_state.save_file"])
 @pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left on device"), KeyboardInterrupt()])
 def test_a_failed_write_leaves_nothing_behind(good, monkeypatch, call, error):
     def fail(*args, **options):

@@ -11,7 +11,7 @@ from torch import nn
 from compss_train import BlockedTensor, Gradients, Merge
 from compss_train.callbacks import Callback
 from compss_train.model import parameters as params
-from compss_train.model.measured import Measured
+from compss_train.model.metrics import Measured
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.training_spec import TensorNames
 from compss_train.model.weighted_mean import partial_sum

@@ -1,4 +1,8 @@
-"""``Measures``: the loss and the metrics of a trainer, from the ``metric`` argument of ``build``."""
+"""The loss and the metrics: from batches in workers to values in the history.
+
+Workers accumulate a state for each metric, and the coordinator computes values from the states of all workers, in
+their order: the value over all samples, not the mean of the workers' values.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +11,63 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
 from compss_train.model.losses import resolve_function
-from compss_train.model.measured import Measured
-from compss_train.model.metrics.batch_mean import (
-    METRICS,
-    BatchMean,
-    Metric,
-    Value,
-    WeightedSum,
-    mean,
-)
-from compss_train.model.metrics.torchmetrics import TorchMetric
+from compss_train.model.metric_kinds import METRICS, BatchMean, Metric, TorchMetric, Value, WeightedSum, mean
 from compss_train.reports.records import BOOKKEEPING
+
+
+@dataclass(kw_only=True, eq=False)
+class Measured:
+    """What a task has measured of the samples of one worker; of a merge only the ``change``."""
+
+    samples: int = 0
+    """Samples that the worker has learnt from, or was evaluated on."""
+    batches: int = 0
+    skipped_batches: int = 0
+    """Batches that were left out, as their loss or gradients were not finite."""
+    loss: float = 0.0
+    """The sum of the losses of all samples."""
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+    """The states of the metrics by name."""
+    named: Mapping[str, tuple[float, int]] = field(default_factory=dict)
+    """What training steps and callbacks have measured: the sum and the number of samples, or the mean and 0 if it
+    was not measured on any."""
+    given: int = 0
+    """Samples that the worker was to train; a reservoir's repetitions do not count."""
+    left_out: int = 0
+    """Samples of files that could not be read, or that a stream lacked."""
+    weightless: int = 0
+    """Samples of batches whose weights are all 0."""
+    change: float = 0.0
+    """The squared norm of the change of the weights."""
+    started: float | None = None
+    """Unix time."""
+    seconds: float = 0.0
+    files: Mapping[str, Any] | None = None
+    """Counts of file reads, ``None`` for samples in memory."""
+    skipped: Mapping[str, str] = field(default_factory=dict)
+    """Files that could not be read, with the reasons."""
+    not_compiled: str | None = None
+    """Why the network could not be compiled, once."""
+    probabilities: bool = False
+    """Whether the first outputs are probabilities, though the loss takes logits."""
+    random_transform: bool = False
+    """Whether the transform draws random numbers outside of training."""
+    trace: bytes | None = None
+    """The trace of ``torch.profiler``, compressed JSON."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out what is empty: the coordinator reads thousands of them."""
+        return {name: value for name, value in vars(self).items() if value}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(vars(Measured()) | state)
 
 
 @dataclass(frozen=True)
@@ -68,7 +112,7 @@ class MetricAccumulator:
 
     def clear(self) -> None:
         """Begin anew."""
-        self._samples = self._batches = self._skipped = 0
+        self.samples = self._batches = self._skipped = 0
         self._loss = WeightedSum()
         self._measured: dict[str, tuple[WeightedSum, list[int]]] = {}
         self._of_no_samples: dict[str, list[float]] = {}
@@ -78,7 +122,7 @@ class MetricAccumulator:
         self, samples: int, loss: torch.Tensor, output: Any, target: Any, measured: Mapping[str, Any] | None = None
     ) -> None:
         """Add a batch, whose loss and what else was measured are means over its samples."""
-        self._samples += samples
+        self.samples += samples
         self._batches += 1
         self._loss.add(loss, samples)
         self.measure(measured or {}, samples)
@@ -102,11 +146,6 @@ class MetricAccumulator:
         self._skipped += 1
 
     @property
-    def samples(self) -> int:
-        """The number of samples of all batches that were trained on."""
-        return self._samples
-
-    @property
     def loss(self) -> float:
         """The sum of the losses of all samples."""
         return self._loss.total()
@@ -116,7 +155,7 @@ class MetricAccumulator:
         named = {name: (mean(values, len(values)), 0) for name, values in self._of_no_samples.items()}
         named |= {name: (values.total(), sum(samples)) for name, (values, samples) in self._measured.items()}
         return Measured(
-            samples=self._samples,
+            samples=self.samples,
             batches=self._batches,
             skipped_batches=self._skipped,
             loss=self.loss,
@@ -148,35 +187,27 @@ def resolve_metrics(metric: MetricSpec) -> Measures:
     Raises ``ValueError`` for a name that is unknown, or already used in the history, and ``TypeError`` for an
     object that is not a metric.
     """
+    if isinstance(metric, Mapping):
+        given: list[tuple[Any, MetricLike]] = list(metric.items())
+    else:
+        several: Any = metric if isinstance(metric, list | tuple) else [metric]
+        given = [] if metric is None else [(None, one) for one in several]
     metrics: dict[str, Metric] = {}
-    for name, resolved in _resolve_all(metric):
+    for name, resolved in chain.from_iterable(_resolve(one, name) for name, one in given):
         if name in metrics:
             raise ValueError(
                 f"two metrics are called {name!r}; name them, for example "
                 f"metric={{{name + '_a'!r}: ..., {name + '_b'!r}: ...}}"
             )
-        _check_name(name)
+        if not isinstance(name, str) or not name:
+            raise TypeError(f"metric={{{name!r}: ...}}: the names of metrics must be non-empty strings")
+        if name == "loss" or name in BOOKKEEPING or name.startswith("val_"):
+            raise ValueError(
+                f"metric name {name!r} has another meaning in the history; "
+                f"choose another name, for example metric={{{'my_' + name!r}: ...}}"
+            )
         metrics[name] = resolved
     return Measures(metrics)
-
-
-def _check_name(name: object) -> None:
-    if not isinstance(name, str) or not name:
-        raise TypeError(f"metric={{{name!r}: ...}}: the names of metrics must be non-empty strings")
-    if name == "loss" or name in BOOKKEEPING or name.startswith("val_"):
-        raise ValueError(
-            f"metric name {name!r} has another meaning in the history; "
-            f"choose another name, for example metric={{{'my_' + name!r}: ...}}"
-        )
-
-
-def _resolve_all(metric: Any) -> Iterator[tuple[str, Metric]]:
-    if isinstance(metric, Mapping):
-        for name, one in metric.items():
-            yield from _resolve(one, name)
-    elif metric is not None:
-        for one in metric if isinstance(metric, list | tuple) else [metric]:
-            yield from _resolve(one)
 
 
 def _resolve(metric: Any, name: str | None = None) -> Iterator[tuple[str, Metric]]:
@@ -184,10 +215,10 @@ def _resolve(metric: Any, name: str | None = None) -> Iterator[tuple[str, Metric
     resolved = resolve_function("metric", metric, METRICS)
     if _is_from_torchmetrics("MetricCollection", resolved):
         for inner, member in resolved.items():
-            yield inner if name is None else f"{name}_{inner}", TorchMetric.from_metric(member)
+            yield inner if name is None else f"{name}_{inner}", TorchMetric(member)
     elif _is_from_torchmetrics("Metric", resolved):
         default = _WORD_BOUNDARY.sub("_", type(resolved).__name__).lower()
-        yield default if name is None else name, TorchMetric.from_metric(resolved)
+        yield default if name is None else name, TorchMetric(resolved)
     else:
         default = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
         yield default if name is None else name, BatchMean(resolved)
