@@ -1,18 +1,17 @@
 """Reader of HDF5 files; needs h5py (extra ``hdf5``)."""
 
 import posixpath
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
 from compss_train._utils.imports import import_optional
-from compss_train.data.layout import Description
-from compss_train.data.locations import is_remote, open_binary
-from compss_train.data.readers.base import Arrays, Reader, describe_arrays, select_keys
+from compss_train.data.locations import openable
+from compss_train.data.readers.base import ArraysReader, select_keys
 from compss_train.exceptions import BadFileError
 
 
-class Hdf5Reader(Reader):
+class Hdf5Reader(ArraysReader):
     """Reads the requested rows of the data sets of an HDF5 file, including those in groups (``group/name``).
 
     Nothing is read from other files that it names: data must not choose which files of their reader are read.
@@ -22,33 +21,23 @@ class Hdf5Reader(Reader):
 
     stored_name = "hdf5"
 
-    def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
-        """Return the shapes and dtypes of the data sets."""
-        with _opened_file(path) as file:
-            return describe_arrays({key: _opened(file, key) for key in _select(file, keys)})
-
-    def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
-        """Return the rows."""
-        with _opened_file(path) as file:
-            chosen = {key: _opened(file, key) for key in _select(file, keys)}
-            rows = describe_arrays(chosen).rows
-            return {key: data[start:stop] for key, data in chosen.items()}, rows
+    @contextmanager
+    def open(self, path: str, keys: Collection[str] | None) -> Iterator[Mapping[str, Any]]:
+        """Open data sets; raise ``BadFileError`` for a key that leads into another file."""
+        h5py = import_h5py()
+        with openable(path) as source, h5py.File(source, "r") as file:
+            for key in keys or ():
+                if (other := _external(file, key)) is not None:
+                    raise BadFileError(
+                        path,
+                        f"has {key!r}, a link into another file, {other}, which is not followed: copy the data here",
+                    )
+            yield {key: _opened(path, file[key], key) for key in select_keys(keys, _names(file))}
 
 
 def import_h5py() -> Any:
     """Return the module; raise ``ModuleNotFoundError`` that says how to install it."""
     return import_optional("h5py", extra="hdf5", needed_by="the HDF5 format")
-
-
-@contextmanager
-def _opened_file(path: str) -> Iterator[Any]:
-    h5py = import_h5py()
-    if not is_remote(path):
-        with h5py.File(path, "r") as file:
-            yield file
-        return
-    with open_binary(path) as source, h5py.File(source, "r") as file:
-        yield file
 
 
 def _linked(file: Any, name: str) -> Any:
@@ -75,26 +64,14 @@ def _external(file: Any, path: str, links: int = 16) -> str | None:
     return None
 
 
-def _select(file: Any, keys: Collection[str] | None) -> Collection[str]:
-    """Return the data sets to read; raise ``BadFileError`` for a key that leads into another file."""
-    for key in keys or ():
-        if (other := _external(file, key)) is not None:
-            raise BadFileError(
-                file.filename,
-                f"has {key!r}, a link into another file, {other}, which is not followed: copy the data here",
-            )
-    return select_keys(keys, _names(file))
-
-
-def _opened(file: Any, name: str) -> Any:
+def _opened(path: str, data: Any, name: str) -> Any:
     """Return a data set; raise ``BadFileError`` if its data are in other files."""
-    data = file[name]
-    others = [path for path, *_ in data.external or ()]
+    others = [other for other, *_ in data.external or ()]
     if data.is_virtual:
         others += [source.file_name for source in data.virtual_sources() if source.file_name != "."]
     if others:
         raise BadFileError(
-            file.filename, f"has {name!r}, whose data are in another file, {others[0]}; copy them into this one"
+            path, f"has {name!r}, whose data are in another file, {others[0]}; copy them into this one"
         )
     return data
 

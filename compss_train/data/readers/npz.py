@@ -6,7 +6,8 @@ import os
 import struct
 import zipfile
 import zlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -18,7 +19,8 @@ from numpy.typing import NDArray
 
 from compss_train.data.layout import Description, FileContentError
 from compss_train.data.locations import is_remote, open_binary
-from compss_train.data.readers.base import Arrays, Reader, check_no_objects, describe_arrays, select_keys
+from compss_train.data.readers import base
+from compss_train.data.readers.base import Arrays, ArraysReader, Reader, describe_arrays, select_keys
 
 _LONGEST_HEADER = 2**16 + 16  # maximum number of bytes before the data in version 1.0 of numpy's format
 _HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
@@ -33,17 +35,15 @@ class NpzReader(Reader):
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the shapes and dtypes in the arrays' headers."""
         with open_binary(path) as file, zipfile.ZipFile(file) as archive:
-            members = _members(archive)
-            return describe_arrays({key: _read_header(archive, members[key]) for key in select_keys(keys, members)})
+            return describe_arrays(
+                {key: _header(archive, member) for key, member in _members(archive, keys).items()}
+            )
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return rows of the arrays; each array is read completely, to verify its checksum."""
         with open_binary(path, buffering=0) as file, zipfile.ZipFile(file) as archive:
-            members = _members(archive)
-            arrays = {
-                key: _parse_array(key, _read_member(file, archive, members[key]))
-                for key in select_keys(keys, members)
-            }
+            members = _members(archive, keys)
+            arrays = {key: _parse_array(key, _read_member(file, archive, members[key])) for key in members}
         return {key: array[start:stop] for key, array in arrays.items()}, describe_arrays(arrays).rows
 
 
@@ -54,14 +54,14 @@ class _Header:
     dtype: np.dtype[Any]
 
 
-def _members(archive: zipfile.ZipFile) -> dict[str, zipfile.ZipInfo]:
+def _members(archive: zipfile.ZipFile, keys: Collection[str] | None) -> dict[str, zipfile.ZipInfo]:
     members = {info.filename.removesuffix(".npy"): info for info in archive.infolist()}
     if len(members) != len(archive.infolist()):
         raise FileContentError("is corrupt: it contains an array twice")
-    return members
+    return {key: members[key] for key in select_keys(keys, members)}
 
 
-def _read_header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Header:
+def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Header:
     with archive.open(member) as file:
         return _parse_header(file, member.file_size)
 
@@ -92,22 +92,18 @@ def _read_member(file: BinaryIO | Any, archive: zipfile.ZipFile, member: zipfile
     lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
     file.seek(sum(lengths), io.SEEK_CUR)
     data = np.empty(member.file_size, np.uint8)
-    if _fill(data.data, file) != len(data) or zlib.crc32(data.data) != member.CRC:
+    filled = 0
+    while filled < len(data) and (number := file.readinto(data[filled:].data)):  # at most 2 GiB per call
+        filled += number
+    if filled != len(data) or zlib.crc32(data.data) != member.CRC:
         raise FileContentError(f"is corrupt: {member.filename!r} does not match its checksum")
     return data
-
-
-def _fill(data: memoryview, file: Any) -> int:
-    filled = 0
-    while filled < len(data) and (number := file.readinto(data[filled:])):  # at most 2 GiB per call
-        filled += number
-    return filled
 
 
 def _parse_array(key: str, data: NDArray[np.uint8]) -> NDArray[Any]:
     start = io.BytesIO(data[:_LONGEST_HEADER].tobytes())
     header = _parse_header(start, len(data))
-    check_no_objects(key, header.dtype)
+    base.check_no_objects(key, header.dtype)
     flat = data[start.tell() :].view(header.dtype)
     return flat.reshape(header.shape, order="F" if header.is_fortran else "C")
 
@@ -124,7 +120,7 @@ ARRAY_NAME = "x"
 """Name of the only array in a file without names."""
 
 
-class NpyReader(Reader):
+class NpyReader(ArraysReader):
     """Reads the requested rows of files of ``numpy.save``, which are memory-mapped. The array is named x.
 
     Remote files are read whole.
@@ -132,23 +128,12 @@ class NpyReader(Reader):
 
     stored_name = "npy"
 
-    def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
-        """Return the shape and dtype in the header; raise an error if the file is too short for them."""
+    @contextmanager
+    def open(self, path: str, keys: Collection[str] | None) -> Iterator[Mapping[str, Any]]:
+        """Map the file into memory; raise an error if it is too short for the shape in its header."""
         select_keys(keys, (ARRAY_NAME,))
-        return describe_arrays({ARRAY_NAME: _memory_map(path)})
-
-    def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
-        """Return a copy of the rows."""
-        select_keys(keys, (ARRAY_NAME,))
-        array = _memory_map(path)
-        return {ARRAY_NAME: np.array(array[start:stop], order="C", subok=False)}, describe_arrays(
-            {ARRAY_NAME: array}
-        ).rows
-
-
-def _memory_map(path: str) -> NDArray[Any]:
-    if is_remote(path):
-        with open_binary(path) as file:
-            return _parse_array(ARRAY_NAME, np.frombuffer(bytearray(file.read()), np.uint8))
-    array: NDArray[Any] = open_memmap(path, mode="r")  # numpy.load would also accept a zip file
-    return array
+        if is_remote(path):
+            with open_binary(path) as file:
+                yield {ARRAY_NAME: _parse_array(ARRAY_NAME, np.frombuffer(bytearray(file.read()), np.uint8))}
+        else:
+            yield {ARRAY_NAME: open_memmap(path, mode="r")}  # numpy.load would also accept a zip file

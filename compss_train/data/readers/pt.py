@@ -2,19 +2,20 @@
 
 import os
 import pickle
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
-from compss_train.data.layout import Description, FileContentError
-from compss_train.data.locations import is_remote, open_binary
-from compss_train.data.readers.base import Arrays, Reader, describe_arrays, select_keys
+from compss_train.data.layout import FileContentError
+from compss_train.data.locations import is_remote, openable
+from compss_train.data.readers.base import ArraysReader, select_keys
 
 _NAMES = ("x", "y")
 
 
-class TorchReader(Reader):
+class TorchReader(ArraysReader):
     """Reads a dict of tensors, a tensor (x), or a tuple or list of one or two (x, y), saved by ``torch.save``.
 
     Only tensors are unpickled (``weights_only``). The file is memory-mapped: only the requested rows are read.
@@ -23,38 +24,25 @@ class TorchReader(Reader):
 
     stored_name = "torch"
 
-    def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
-        """Return the tensors' shapes and dtypes without reading their data."""
-        return describe_arrays(_tensors(path, keys))
-
-    def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
-        """Return a copy of the rows."""
-        tensors = _tensors(path, keys)
-        rows = describe_arrays(tensors).rows
-        return {key: _copy(tensor[start:stop]) for key, tensor in tensors.items()}, rows
-
-
-def _copy(rows: torch.Tensor) -> torch.Tensor:
-    return rows.clone(memory_format=torch.contiguous_format)
-
-
-def _tensors(path: str, keys: Collection[str] | None) -> dict[str, torch.Tensor]:
-    by_name = _as_dict(_load(path))
-    chosen = {key: by_name[key] for key in select_keys(keys, by_name)}
-    for key, tensor in chosen.items():
-        if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
-            raise FileContentError(f"holds a {type(tensor).__name__} under {key!r}; select the tensors with keys=")
-        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
-            raise FileContentError(f"holds no dense tensor with data under {key!r}; save dense tensors")
-    return {key: tensor.detach() for key, tensor in chosen.items()}
+    @contextmanager
+    def open(self, path: str, keys: Collection[str] | None) -> Iterator[Mapping[str, Any]]:
+        """Map the tensors into memory."""
+        by_name = _by_name(_load(path))
+        tensors = {key: by_name[key] for key in select_keys(keys, by_name)}
+        for key, tensor in tensors.items():
+            if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
+                raise FileContentError(
+                    f"holds a {type(tensor).__name__} under {key!r}; select the tensors with keys="
+                )
+            if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
+                raise FileContentError(f"holds no dense tensor with data under {key!r}; save dense tensors")
+        yield {key: tensor.detach() for key, tensor in tensors.items()}
 
 
 def _load(path: str) -> Any:
     try:
-        if is_remote(path):
-            with open_binary(path) as file:
-                return torch.load(file, map_location="cpu", weights_only=True)
-        return torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        with openable(path) as file:
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=not is_remote(path))
     except pickle.UnpicklingError:
         raise FileContentError(
             "holds other objects than tensors; they are pickled and therefore not read"
@@ -65,7 +53,7 @@ def _load(path: str) -> Any:
         raise FileContentError("has torch's old format; load it and save it again with torch.save") from None
 
 
-def _as_dict(value: Any) -> dict[Any, Any]:
+def _by_name(value: Any) -> dict[Any, Any]:
     if isinstance(value, dict):
         return value
     items = tuple(value) if isinstance(value, tuple | list) else (value,)
