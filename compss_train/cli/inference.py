@@ -28,8 +28,8 @@ from compss_train.cli.run_files.training import read_trainer
 from compss_train.data import FileDataset
 from compss_train.data.block import Block, load_block
 from compss_train.data.locations import file_names
+from compss_train.data.order import RowRange
 from compss_train.data.readers import ImageFolderReader, TableReader, as_reader
-from compss_train.data.row_ranges import RowRange
 from compss_train.model import parameters
 from compss_train.model.export import ONNX
 from compss_train.trainer import DistributedTrainer

@@ -15,10 +15,9 @@ from compss_train._utils.nested import leaves, map_leaves
 from compss_train.data import tables
 from compss_train.data.block import Block, gather, rows_of_bytes
 from compss_train.data.block_passes import Place
-from compss_train.data.collation import Roles, collate_batch
 from compss_train.data.layout import FileContentError
 from compss_train.data.ragged import Ragged
-from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, SampleReader
+from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, Roles, SampleReader, collate_batch
 
 
 class _Column(NamedTuple):

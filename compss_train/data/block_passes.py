@@ -103,16 +103,12 @@ def join_parts(parts: Iterable[BlockPass]) -> WorkerAssignment:
         return parts
     runs: list[list[BlockPass]] = []
     for part in parts:
-        if runs and _continues(runs[-1][-1], part):
+        last = runs[-1][-1] if runs else None
+        if last and (last.block, last.epoch, last.skip + last.size) == (part.block, part.epoch, part.skip):
             runs[-1].append(part)
         else:
             runs.append([part])
     return tuple(run[0] if len(run) == 1 else _join_run(run) for run in runs)
-
-
-def _continues(part: BlockPass, other: BlockPass) -> bool:
-    same_pass = (part.block, part.epoch) == (other.block, other.epoch)
-    return same_pass and part.skip + part.size == other.skip
 
 
 def _join_run(parts: Sequence[BlockPass]) -> BlockPass:

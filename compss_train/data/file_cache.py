@@ -26,7 +26,7 @@ from compss_train._utils.validation import check_count
 from compss_train.data.block import Block, rows_of_bytes
 from compss_train.data.layout import Field, FileContentError, Layout, check_same_layout, field_of
 from compss_train.data.readers import Arrays, NpzReader
-from compss_train.data.readers.npz import write_npz
+from compss_train.data.readers.arrays import write_npz
 
 _LOG = logging.getLogger(__name__)
 

@@ -28,10 +28,10 @@ from compss_train.data.layout import (
     quote_names,
 )
 from compss_train.data.locations import FileNames, absolute, file_names
+from compss_train.data.order import RowRange
 from compss_train.data.readers import Reader, as_reader
 from compss_train.data.readers.base import reader_id
 from compss_train.data.reading import FileBlock, FilePart, bad_file_errors, layout_of
-from compss_train.data.row_ranges import RowRange
 from compss_train.data.tables import column_groups, find_classes
 from compss_train.exceptions import BadFileError
 

@@ -27,8 +27,7 @@ from compss_train.data.block_passes import (
     cut_assignment,
     join_parts,
 )
-from compss_train.data.order import Batching, block_order, sample_order
-from compss_train.data.row_ranges import partition_files
+from compss_train.data.order import Batching, block_order, partition_files, sample_order
 
 Shuffle = Literal["blocks", "total", "partial"] | None
 MergeUnit = Literal["epochs", "blocks", "batches"]
@@ -153,7 +152,7 @@ class RoundPlan:
                 if is_over():
                     return
                 planned.append(self._epoch_assignments(epoch, self.num_workers))
-            assignments = _join_assignments(planned)
+            assignments = tuple(tuple(chain.from_iterable(passes)) for passes in zip(*planned, strict=True))
             yield Round(next(numbers), epochs.stop, assignments, Position(epochs.stop))
 
     def _rounds_within_epochs(self, numbers: Iterator[int]) -> Iterator[Round]:
@@ -170,9 +169,14 @@ class RoundPlan:
                 end_position = Position(epoch, stop, cut_for) if stop < len(units) else Position(epoch + 1)
                 spans = tuple(self._spans(counted, first, min(stop, len(units))))
                 draws: tuple[Draws | None, ...] = ()
-                assignments = self._assign(units[first:stop], self.num_workers)
                 if buffered:
-                    assignments, draws = _buffered_part(buffered, first // cut_for, stop // cut_for)
+                    batches = first // cut_for, stop // cut_for
+                    assignments, draws = zip(
+                        *(each.part(*batches) if each else ((), None) for each in buffered), strict=True
+                    )
+                else:
+                    own = (units[first:stop][worker :: self.num_workers] for worker in range(self.num_workers))
+                    assignments = tuple(join_parts(chain.from_iterable(of_worker)) for of_worker in own)
                 yield Round(next(numbers), epoch + 1, assignments, end_position, spans, draws)
 
     def _buffered_epochs(self, epoch: int) -> list[BufferedEpoch | None]:
@@ -184,15 +188,13 @@ class RoundPlan:
             for passes in self._epoch_assignments(epoch, self.num_workers)
         ]
 
-    def _number_batches(self, unit: WorkerAssignment) -> int:
-        is_batch = self.merge_unit == "batches" and self.shuffle != "partial"
-        return bool(unit) if is_batch else len(batch_sizes(unit, self.batching))
-
     def _counted_batches(self, units: list[WorkerAssignment]) -> list[int]:
         """Return for each unit the batches of its worker up to its end; before them a zero for each worker."""
+        is_batch = self.merge_unit == "batches" and self.shuffle != "partial"
         counted = [0] * self.num_workers
         for number, unit in enumerate(units):
-            counted.append(counted[number] + self._number_batches(unit))
+            batches = bool(unit) if is_batch else len(batch_sizes(unit, self.batching))
+            counted.append(counted[number] + batches)
         return counted
 
     def _spans(self, counted: list[int], first: int, stop: int) -> Iterator[Span]:
@@ -212,21 +214,18 @@ class RoundPlan:
         shuffle an equal part of the epoch, one for each worker and round.
         """
         if self.shuffle == "partial":
-            rounds = self._rounds_of_parts(epoch, workers)
+            every = self._every(epoch)
+            if self.merge_unit == "blocks":
+                rounds = -(-len(self.sizes) // (workers * every))
+            else:
+                of_workers = self._equal_parts(epoch, workers)
+                rounds = -(-max(len(batch_sizes(part, self.batching)) for part in of_workers) // every)
             parts = self._equal_parts(epoch, rounds * workers)
             return [part for number in range(rounds) for part in parts[number::rounds]]
         if self.merge_unit == "batches":
             batches = map(self._batches, self._epoch_assignments(epoch, workers))
             return list(chain.from_iterable(zip_longest(*batches, fillvalue=())))
         return [(block_pass,) for block_pass in self._block_passes(epoch)]
-
-    def _rounds_of_parts(self, epoch: int, workers: int) -> int:
-        """Return the number of rounds of an epoch with a partial shuffle."""
-        every = self._every(epoch)
-        if self.merge_unit == "blocks":
-            return -(-len(self.sizes) // (workers * every))
-        batches = [len(batch_sizes(part, self.batching)) for part in self._equal_parts(epoch, workers)]
-        return -(-max(batches) // every)
 
     def _batches(self, assignment: WorkerAssignment) -> list[WorkerAssignment]:
         """Return the batches of a worker's epoch; with a buffer, what it would draw if it kept the order."""
@@ -238,10 +237,6 @@ class RoundPlan:
             for block_pass in assignment
             for start, stop in self.batching.bounds(block_pass.size)
         ]
-
-    def _assign(self, units: list[WorkerAssignment], workers: int) -> tuple[WorkerAssignment, ...]:
-        """Assign units to workers round-robin."""
-        return tuple(join_parts(chain.from_iterable(units[worker::workers])) for worker in range(workers))
 
     def _epoch_assignments(self, epoch: int, workers: int) -> list[WorkerAssignment]:
         if self.shuffle == "partial":
@@ -256,26 +251,13 @@ class RoundPlan:
 
     def _block_passes(self, epoch: int) -> list[BlockPass]:
         if self.shuffle == "total":
-            return self._shuffled_block_passes(epoch)
+            order = sample_order(self.seed, epoch, sum(self.sizes))
+            bounds = pairwise(np.cumsum([0, *self.sizes]).tolist())
+            return [BlockPass(block, epoch, b - a, order[a:b]) for block, (a, b) in enumerate(bounds)]
         blocks: list[int] | range = range(len(self.sizes))
         if self.shuffle == "blocks":
             blocks = block_order(self.seed, epoch, len(self.sizes))
         return [BlockPass(block, epoch, self.sizes[block]) for block in blocks]
-
-    def _shuffled_block_passes(self, epoch: int) -> list[BlockPass]:
-        order = sample_order(self.seed, epoch, sum(self.sizes))
-        bounds = pairwise(np.cumsum([0, *self.sizes]).tolist())
-        return [
-            BlockPass(block, epoch, stop - start, order[start:stop]) for block, (start, stop) in enumerate(bounds)
-        ]
-
-
-def _buffered_part(
-    workers: list[BufferedEpoch | None], first: int, stop: int
-) -> tuple[tuple[WorkerAssignment, ...], tuple[Draws | None, ...]]:
-    """Return what each worker puts into its buffer for the batches from ``first`` to ``stop``, and their draws."""
-    parts = [each.part(first, stop) if each else ((), None) for each in workers]
-    return tuple(assignment for assignment, _ in parts), tuple(draws for _, draws in parts)
 
 
 def epochs_of_rounds(epochs: range, merge_every: MergeEvery) -> Iterator[range]:
@@ -290,10 +272,3 @@ def epochs_of_rounds(epochs: range, merge_every: MergeEvery) -> Iterator[range]:
 def units_between_merges(epoch: int, merge_every: MergeEvery) -> int:
     """Return the number of units between merges; raise ``ValueError`` if a function returns none of at least 1."""
     return check_count(f"every({epoch})", merge_every(epoch)) if callable(merge_every) else merge_every
-
-
-def _join_assignments(epochs: list[list[WorkerAssignment]]) -> tuple[WorkerAssignment, ...]:
-    """Return each worker's assignments of several epochs as one."""
-    if len(epochs) == 1:
-        return tuple(epochs[0])
-    return tuple(tuple(chain.from_iterable(of_worker)) for of_worker in zip(*epochs, strict=True))

@@ -22,8 +22,8 @@ from compss_train.data.layout import (
     is_supported,
 )
 from compss_train.data.locations import is_remote
+from compss_train.data.order import RowRange
 from compss_train.data.readers import Arrays, Reader
-from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
 
 _TRANSIENT = {

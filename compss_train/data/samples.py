@@ -22,9 +22,8 @@ from torch.utils.data import (
 
 from compss_train._utils.validation import check_count
 from compss_train.data.arrow_rows import arrow_rows, is_hugging_face
-from compss_train.data.collation import Keys, Roles
 from compss_train.data.order import split_points
-from compss_train.data.sample_reading import Collate, MapReader, SampleReader
+from compss_train.data.sample_reading import Collate, Keys, MapReader, Roles, SampleReader
 from compss_train.data.streams import StreamReader
 
 

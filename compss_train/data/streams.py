@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from compss_train.data.block_passes import Place
-from compss_train.data.collation import Roles
-from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, SampleReader, batch_of
+from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, Roles, SampleReader, batch_of
 
 _END = object()
 
@@ -27,19 +26,31 @@ class _Iteration:
     seed: int
     epoch: int
     worker: torch_worker.WorkerInfo
+    initialize: Callable[[int], None] | None
     position: int = 0
     """Number of samples that have been read."""
     ended: bool = False
-    iterator: Iterator[Any] = field(init=False)
-
-    def begin(self, initialize: Callable[[int], None] | None) -> None:
-        if initialize is not None:
-            initialize(self.worker.id)
-        self.iterator = iter(self.worker.dataset)
+    iterator: Iterator[Any] | None = None
 
     def continues_at(self, seed: int, position: int) -> bool:
         """Return whether the next samples of a pass are those at a position: after the end there are none."""
         return self.seed == seed and (position == self.position or (self.ended and position > self.position))
+
+    def samples(self, stop: int, reseed: Reseed) -> Iterator[Any]:
+        """Iterate over the samples up to a position, or the end."""
+        if self.iterator is None:
+            if self.initialize is not None:
+                self.initialize(self.worker.id)
+            self.iterator = iter(self.worker.dataset)
+        while self.position < stop and not self.ended:
+            if self.position:
+                reseed(self.position)
+            sample = next(self.iterator, _END)
+            if sample is _END:
+                self.ended = True
+            else:
+                self.position += 1
+                yield sample
 
 
 class StreamReader(SampleReader):
@@ -85,9 +96,18 @@ class StreamReader(SampleReader):
 
     def read(self, numbers: NDArray[np.int64], place: Place, reseed: Reseed, collate: Collate | None) -> ReadBatch:
         """Return a batch of the next samples of a shard: fewer at its end, and then none."""
-        shard = int(numbers[0])
-        with self._at(shard, place, reseed) as iteration:
-            samples = list(_samples(iteration, place.position + len(numbers), reseed))
+        shard, seed, first = int(numbers[0]), reseed(0), place.position
+        iteration = self._iterations.get(shard)
+        if iteration is None or not iteration.continues_at(seed, first):
+            worker = self._worker(shard, seed, place.epoch)
+            iteration = _Iteration(seed, place.epoch, worker, self._initialize)
+            self._iterations[shard] = iteration
+        before, torch_worker._worker_info = torch_worker._worker_info, iteration.worker
+        try:
+            following = iteration.samples(first + len(numbers), reseed)
+            samples = list(islice(following, max(0, first - iteration.position), None))
+        finally:
+            torch_worker._worker_info = before
         if not samples or (self._drop_last and len(samples) < len(numbers)):
             return ReadBatch(None, None, 0)
         return ReadBatch(*batch_of(samples, self._roles, self._collate, collate), len(samples))
@@ -97,43 +117,12 @@ class StreamReader(SampleReader):
         iteration = self._iterations.get(shard)
         return iteration is not None and iteration.epoch == epoch and iteration.ended
 
-    @contextmanager
-    def _at(self, shard: int, place: Place, reseed: Reseed) -> Iterator[_Iteration]:
-        """Provide the iteration over a shard, at a place; the data set sees which worker it is."""
-        seed, iteration = reseed(0), self._iterations.get(shard)
-        if iteration is None or not iteration.continues_at(seed, place.position):
-            worker = self._worker(shard, seed, place.epoch)
-            iteration = self._iterations[shard] = _Iteration(seed, place.epoch, worker)
-        before, torch_worker._worker_info = torch_worker._worker_info, iteration.worker
-        try:
-            if not (iteration.position or iteration.ended):
-                iteration.begin(self._initialize)
-                for _ in _samples(iteration, place.position, reseed):
-                    pass
-            yield iteration
-        finally:
-            torch_worker._worker_info = before
-
     def _worker(self, shard: int, seed: int, epoch: int) -> torch_worker.WorkerInfo:
-        dataset = copy.copy(
-            self._dataset
-        )  # several workers may be in this process, and change what they iterate over
+        # Several workers may be in this process, and change what they iterate over.
+        dataset = copy.copy(self._dataset)
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(epoch)
         return torch_worker.WorkerInfo(id=shard, num_workers=self._shards, seed=seed, dataset=dataset)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_iterations": {}}
-
-
-def _samples(iteration: _Iteration, stop: int, reseed: Reseed) -> Iterator[Any]:
-    """Iterate over the samples up to a position, or the end."""
-    while iteration.position < stop and not iteration.ended:
-        if iteration.position:
-            reseed(iteration.position)
-        sample = next(iteration.iterator, _END)
-        if sample is _END:
-            iteration.ended = True
-            return
-        iteration.position += 1
-        yield sample

@@ -14,7 +14,7 @@ from compss_train._utils.validation import check_choice, check_count
 from compss_train.data.block import Block, as_block, as_tensor, concatenate, copy_block, load_block
 from compss_train.data.blocked import BlockedTensor
 from compss_train.data.layout import FileContentError, common_length
-from compss_train.data.readers.npz import ARRAY_NAME, write_npz
+from compss_train.data.readers.arrays import ARRAY_NAME, write_npz
 
 Part = Mapping[str, Block]
 """Some rows of each array, by name."""

@@ -9,9 +9,9 @@ from itertools import chain, islice
 from typing import TypeAlias
 
 from compss_train.buffers.reading_ahead import ReadAhead
+from compss_train.data.order import RowRange
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
-from compss_train.data.row_ranges import RowRange
 from compss_train.exceptions import BadFileError
 
 _LOG = logging.getLogger(__name__)

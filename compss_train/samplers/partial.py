@@ -18,9 +18,8 @@ from torch.utils.data import Sampler
 
 from compss_train._utils.validation import check_choice, check_count, check_seed
 from compss_train.data.files import FileDataset
-from compss_train.data.order import partial_shuffle_generator
+from compss_train.data.order import RowRange, partial_shuffle_generator, rank_row_ranges, rows_of_rank
 from compss_train.data.readers import Arrays, CustomReader, Reader
-from compss_train.data.row_ranges import RowRange, rank_row_ranges, rows_of_rank
 from compss_train.samplers.loader import FileLoader, FileReads, check_threads
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools, check_pools

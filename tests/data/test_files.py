@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader
 from compss_train import FileDataset, PartialShuffleSampler
 from compss_train.data.layout import Field
 from compss_train.data.locations import file_names
+from compss_train.data.order import RowRange
 from compss_train.data.readers import CustomReader, NpzReader
-from compss_train.data.row_ranges import RowRange
 from tests.data.npz_files import FILES, reader, write
 from tests.data.readers.checks import names
 from tests.helpers.models import named
@@ -63,7 +63,7 @@ def test_names_are_those_of_the_folder_where_the_dataset_was_made(folder, tmp_pa
         assert part.blocks[1].path == str(folder / "1.npz")
         assert part.read(RowRange(1, 0, 2))["x"].tolist() == [[2, 2], [2, 2]]
     code = (
-        "import pickle, sys; from compss_train.data.row_ranges import RowRange; "
+        "import pickle, sys; from compss_train.data.order import RowRange; "
         "dataset = pickle.load(sys.stdin.buffer); "
         "print(dataset.files, dataset.part([1]).read(RowRange(1, 0, 2))['y'].tolist())"
     )

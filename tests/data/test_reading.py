@@ -10,9 +10,9 @@ import pytest
 
 from compss_train import BadFileError, FileDataset, PartialShuffleSampler
 from compss_train.data.layout import Field, FileContentError
+from compss_train.data.order import RowRange
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FileBlock, FilePart, bad_file_errors, layout_of
-from compss_train.data.row_ranges import RowRange
 from tests.data.readers.checks import names
 
 X, Y = np.arange(12.0).reshape(6, 2), np.arange(6)

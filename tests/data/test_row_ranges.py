@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from compss_train.data.order import block_order
-from compss_train.data.row_ranges import partition_files, rank_row_ranges
+from compss_train.data.order import block_order, partition_files, rank_row_ranges
 from tests.samplers.numbered_files import EPOCHS, SIZES
 
 epochs = {"seed": st.integers(0, 2**40), "epoch": EPOCHS}

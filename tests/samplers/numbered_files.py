@@ -8,8 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
-from compss_train.data.order import partial_shuffle_generator
-from compss_train.data.row_ranges import rank_row_ranges
+from compss_train.data.order import partial_shuffle_generator, rank_row_ranges
 from compss_train.samplers import PartialShuffleSampler
 
 SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=7)

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
-from compss_train.data.row_ranges import RowRange
+from compss_train.data.order import RowRange
 from compss_train.exceptions import BadFileError
 from compss_train.samplers.loader import FileLoader, FileReads
 from tests.samplers.numbered_files import (

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from typing import Any, ClassVar
 
@@ -78,31 +78,6 @@ class Reader(ABC):
         """Return the number of samples, or with ``get_data`` a dict of all arrays and that number."""
         rows = self.describe(filename).rows
         return self.read(filename, 0, rows) if get_data else rows
-
-
-class ArraysReader(Reader):
-    """Reads files whose arrays are described, and of which rows are read, without reading the rest."""
-
-    @abstractmethod
-    def open(self, path: str, keys: Collection[str] | None) -> AbstractContextManager[Mapping[str, Any]]:
-        """Open these arrays, all by default; their rows are read when they are sliced."""
-
-    def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
-        """Return the shapes and dtypes of the arrays."""
-        with self.open(path, keys) as arrays:
-            return describe_arrays(arrays)
-
-    def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
-        """Return a copy of the rows."""
-        with self.open(path, keys) as arrays:
-            rows = describe_arrays(arrays).rows
-            return {key: _copy(array[start:stop]) for key, array in arrays.items()}, rows
-
-
-def _copy(rows: Block) -> Block:
-    if isinstance(rows, torch.Tensor):
-        return rows.clone(memory_format=torch.contiguous_format)
-    return np.array(rows, order="C", subok=False) if isinstance(rows, np.memmap) else rows
 
 
 def describe_arrays(arrays: Mapping[str, Any]) -> Description:

@@ -7,7 +7,8 @@ from typing import Any
 
 from compss_train._utils.imports import import_optional
 from compss_train.data.locations import openable
-from compss_train.data.readers.base import ArraysReader, select_keys
+from compss_train.data.readers.arrays import ArraysReader
+from compss_train.data.readers.base import select_keys
 from compss_train.exceptions import BadFileError
 
 
@@ -30,7 +31,8 @@ class Hdf5Reader(ArraysReader):
                 if (other := _external(file, key)) is not None:
                     raise BadFileError(
                         path,
-                        f"has {key!r}, a link into another file, {other}, which is not followed: copy the data here",
+                        f"has {key!r}, a link into another file, {other}, which is not followed: copy the data "
+                        "here",
                     )
             yield {key: _opened(path, file[key], key) for key in select_keys(keys, _names(file))}
 

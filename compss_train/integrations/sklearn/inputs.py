@@ -10,7 +10,7 @@ from sklearn.utils.validation import validate_data
 
 from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import Block, load_block
-from compss_train.data.row_ranges import RowRange
+from compss_train.data.order import RowRange
 from compss_train.exceptions import BadFileError
 
 

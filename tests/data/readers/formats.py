@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from compss_train.data.files import FileDataset
+from compss_train.data.order import RowRange
 from compss_train.data.readers import as_reader
-from compss_train.data.row_ranges import RowRange
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from compss_train import FileDataset
+from compss_train.data.order import RowRange
 from compss_train.data.readers import READERS, CustomReader, Hdf5Reader, NpzReader, Reader, TorchReader, as_reader
-from compss_train.data.row_ranges import RowRange
 from tests.data.readers.checks import X, Y, names, same
 from tests.data.readers.formats import read_bin, read_file
 

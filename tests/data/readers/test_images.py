@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from compss_train import FileDataset
+from compss_train.data.order import RowRange
 from compss_train.data.readers import ImageFolderReader
-from compss_train.data.row_ranges import RowRange
 from tests.data.readers.checks import names, same
 from tests.data.readers.test_table import read_all
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from compss_train import DistributedTrainer, FileDataset, PartialShuffleSampler
-from compss_train.data.row_ranges import RowRange
+from compss_train.data.order import RowRange
 from tests.data.readers.checks import X, in_every, names, same
 from tests.data.readers.formats import FORMATS, OWN, read_file
 

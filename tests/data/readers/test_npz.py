@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compss_train import BadFileError, FileDataset
+from compss_train.data.order import RowRange
 from compss_train.data.readers import NpyReader, NpzReader
 from compss_train.data.reading import bad_file_errors
-from compss_train.data.row_ranges import RowRange
 from tests.data.readers.checks import X, Y, names, same
 from tests.data.readers.formats import npz_bytes, read_file, with_header
 

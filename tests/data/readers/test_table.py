@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from compss_train import FileDataset
 from compss_train.data.layout import Field
+from compss_train.data.order import RowRange
 from compss_train.data.readers import CsvReader
-from compss_train.data.row_ranges import RowRange
 from tests.data.readers.checks import in_every, names, same
 from tests.data.readers.table_files import ROWS, TABLES, TYPED, columns, lists, pa
 

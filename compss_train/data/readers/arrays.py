@@ -1,26 +1,56 @@
-"""Readers of numpy's ``.npz`` and ``.npy`` files, and a writer of the former."""
+"""Readers of arrays by name, as numpy (npz, npy) and torch (pt) save them, and a writer of npz files."""
 
 import io
 import math
 import os
+import pickle
 import struct
 import zipfile
 import zlib
+from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import torch
 from numpy.lib import format as npy_format
 from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
+from compss_train.data.block import Block
 from compss_train.data.layout import Description, FileContentError
-from compss_train.data.locations import is_remote, open_binary
+from compss_train.data.locations import is_remote, open_binary, openable
 from compss_train.data.readers import base
-from compss_train.data.readers.base import Arrays, ArraysReader, Reader, describe_arrays, select_keys
+from compss_train.data.readers.base import Arrays, Reader, describe_arrays, select_keys
+
+
+class ArraysReader(Reader):
+    """Reads files whose arrays are described, and of which rows are read, without reading the rest."""
+
+    @abstractmethod
+    def open(self, path: str, keys: Collection[str] | None) -> AbstractContextManager[Mapping[str, Any]]:
+        """Open these arrays, all by default; their rows are read when they are sliced."""
+
+    def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
+        """Return the shapes and dtypes of the arrays."""
+        with self.open(path, keys) as arrays:
+            return describe_arrays(arrays)
+
+    def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
+        """Return a copy of the rows."""
+        with self.open(path, keys) as arrays:
+            rows = describe_arrays(arrays).rows
+            return {key: _copy(array[start:stop]) for key, array in arrays.items()}, rows
+
+
+def _copy(rows: Block) -> Block:
+    if isinstance(rows, torch.Tensor):
+        return rows.clone(memory_format=torch.contiguous_format)
+    return np.array(rows, order="C", subok=False) if isinstance(rows, np.memmap) else rows
+
 
 _LONGEST_HEADER = 2**16 + 16  # maximum number of bytes before the data in version 1.0 of numpy's format
 _HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
@@ -137,3 +167,54 @@ class NpyReader(ArraysReader):
                 yield {ARRAY_NAME: _parse_array(ARRAY_NAME, np.frombuffer(bytearray(file.read()), np.uint8))}
         else:
             yield {ARRAY_NAME: open_memmap(path, mode="r")}  # numpy.load would also accept a zip file
+
+
+_TENSORS = ("x", "y")
+"""Names of tensors in files without names."""
+
+
+class TorchReader(ArraysReader):
+    """Reads a dict of tensors, a tensor (x), or a tuple or list of one or two (x, y), saved by ``torch.save``.
+
+    Only tensors are unpickled (``weights_only``). The file is memory-mapped: only the requested rows are read.
+    Remote files are read whole.
+    """
+
+    stored_name = "torch"
+
+    @contextmanager
+    def open(self, path: str, keys: Collection[str] | None) -> Iterator[Mapping[str, Any]]:
+        """Map the tensors into memory."""
+        by_name = _by_name(_load(path))
+        tensors = {key: by_name[key] for key in select_keys(keys, by_name)}
+        for key, tensor in tensors.items():
+            if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
+                raise FileContentError(
+                    f"holds a {type(tensor).__name__} under {key!r}; select the tensors with keys="
+                )
+            if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
+                raise FileContentError(f"holds no dense tensor with data under {key!r}; save dense tensors")
+        yield {key: tensor.detach() for key, tensor in tensors.items()}
+
+
+def _load(path: str) -> Any:
+    try:
+        with openable(path) as file:
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=not is_remote(path))
+    except pickle.UnpicklingError:
+        raise FileContentError(
+            "holds other objects than tensors; they are pickled and therefore not read"
+        ) from None
+    except RuntimeError as error:
+        if "mmap can only be used" not in str(error) or (not is_remote(path) and os.path.getsize(path) == 0):
+            raise
+        raise FileContentError("has torch's old format; load it and save it again with torch.save") from None
+
+
+def _by_name(value: Any) -> dict[Any, Any]:
+    if isinstance(value, dict):
+        return value
+    items = tuple(value) if isinstance(value, tuple | list) else (value,)
+    if len(items) > len(_TENSORS):
+        raise FileContentError(f"holds {len(items)} tensors without names; save a dict of tensors")
+    return dict(zip(_TENSORS, items, strict=False))
