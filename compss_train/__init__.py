@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from compss_train._utils import __version__ as __version__
-from compss_train._utils.imports import lazy_names, register_converter
+from compss_train._utils.imports import lazy_names
 
 _HOMES = {
     "buffers": ("BufferSpec",),
@@ -70,6 +70,3 @@ if TYPE_CHECKING:
 else:  # a type checker that saw this would take any name for one of the package's
     __getattr__, __dir__ = lazy_names(__name__, _HOMES)
     __all__ = sorted({name for names in _HOMES.values() for name in names} - _EXTRAS)
-
-# The data room gets blocks that are futures; tasks of the COMPSs engine, a room above it, determine their shapes.
-register_converter("pycompss", "compss_train.engines.compss.engine:future_blocks")

@@ -1,4 +1,4 @@
-"""Lazy and optional imports: public names of packages, converters of values, and packages of extras.
+"""Lazy and optional imports: public names of packages, and packages of extras.
 
 The command ``compss-train doctor`` works without torch, so the packages that it imports must not import torch.
 """
@@ -19,41 +19,21 @@ def lazy_names(
     """
     home_of = {name: home for home, names in homes.items() for name in names}
     namespace = vars(sys.modules[package])
-
-    def submodules() -> list[str]:
-        return [each.name for each in pkgutil.iter_modules(namespace["__path__"]) if not each.name.startswith("_")]
+    submodules = [each.name for each in pkgutil.iter_modules(namespace["__path__"]) if each.name[0] != "_"]
 
     def getattribute(name: str) -> object:
         if name in home_of:
             value = getattr(importlib.import_module(f"{package}.{home_of[name]}"), name)
             namespace[name] = value  # found without this function from now on
             return value
-        if name in submodules():
+        if name in submodules:
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def directory() -> list[str]:
-        return sorted({*namespace, *home_of, *submodules()})
+        return sorted({*namespace, *home_of, *submodules})
 
     return getattribute, directory
-
-
-_converters: dict[str, str] = {}
-# Filled once by the root package, which is imported before all others and is the only one that may know them all.
-
-
-def register_converter(package: str, function: str) -> None:
-    """Register the function (``"module:name"``) that converts values whose types are defined in ``package``.
-
-    The package that receives such values may be in a lower layer than the converter, and must not import it.
-    """
-    _converters[package] = function
-
-
-def converter(package: str) -> Callable[..., Any]:
-    """Import and return the function registered for values of ``package``."""
-    function: Callable[..., Any] = pkgutil.resolve_name(_converters[package])
-    return function
 
 
 def import_optional(module: str, *, extra: str, needed_by: str, package: str | None = None) -> Any:

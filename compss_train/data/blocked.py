@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, starmap
 from numbers import Integral
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compss_train._utils.imports import converter
 from compss_train.data import block as blocks_
 from compss_train.data.block import AnyBlock, Block, RemoteBlock, as_block, as_tensor, load_block
 from compss_train.data.files import read_arrays
@@ -20,6 +20,9 @@ from compss_train.data.layout import check_weight_shape
 from compss_train.data.locations import FileNames, file_names
 from compss_train.data.order import sample_order, split_points
 from compss_train.data.ragged import Ragged
+
+_FUTURE_BLOCKS = "compss_train.engines.compss.engine:future_blocks"
+"""Makes blocks of PyCOMPSs's futures, whose shapes its tasks determine; by name, as engines are in a room above."""
 
 
 class BlockedTensor:
@@ -94,7 +97,7 @@ class BlockedTensor:
                 f"expected a dislib Tensor, with lists of blocks in .tensors; got a {type(tensor).__name__}"
             )
         futures = [block for row in grid for block in row if blocks_.is_future(block)]
-        remote = converter("pycompss")(futures, tensor) if futures else []
+        remote = resolve_name(_FUTURE_BLOCKS)(futures, tensor) if futures else []
         known = {id(future): block for future, block in zip(futures, remote, strict=True)}
         return cls([[known.get(id(block), block) for block in row] for row in grid])
 

@@ -8,18 +8,8 @@ from itertools import zip_longest
 from statistics import median
 from typing import Any
 
-from compss_train.reports.curves import (
-    LEARNING_RATE,
-    SPEED,
-    Axis,
-    Curve,
-    Panel,
-    filled,
-    positions,
-    summary,
-    training_seconds,
-    training_speeds,
-)
+from compss_train.reports import curves
+from compss_train.reports.curves import LEARNING_RATE, SPEED, Axis, Curve, Panel
 from compss_train.reports.formatting import duration, number, speed
 from compss_train.reports.records import Record, best_value, flatten, measured_numbers
 
@@ -90,7 +80,7 @@ def comparison_panels(groups: Sequence[SeedGroup], against: Axis = "round") -> l
     runs = [run for group in groups for run in group.runs]
     names = dict.fromkeys(name for run in runs for record in run.history for name in measured_numbers(record))
     titles = {name: name.replace("_", " ") for name in names if name != LEARNING_RATE} | {SPEED: "samples/s"}
-    return filled(
+    return curves.filled(
         Panel(
             title,
             [replace(_curve(group, name, against), color=number) for number, group in enumerate(groups)],
@@ -101,17 +91,17 @@ def comparison_panels(groups: Sequence[SeedGroup], against: Axis = "round") -> l
 
 
 def _curve(group: SeedGroup, name: str, against: Axis) -> Curve:
-    lines = [(positions(run.history, against), _values(run.history, name)) for run in group.runs]
+    lines = [(curves.positions(run.history, against), _values(run.history, name)) for run in group.runs]
     if len(lines) == 1:
         return Curve(group.name, *lines[0])
     at = [median(x for x in xs if x is not None) for xs in zip_longest(*(xs for xs, _ in lines))]
     values = zip_longest(*(values for _, values in lines), fillvalue=math.nan)
-    return summary(group.name, at, list(values))
+    return curves.summary(group.name, at, list(values))
 
 
 def _values(history: Sequence[Record], name: str) -> list[float]:
     if name == SPEED:
-        return training_speeds(history)
+        return curves.training_speeds(history)
     return [measured_numbers(record).get(name, math.nan) for record in history]
 
 
@@ -129,7 +119,7 @@ def _row(run: ComparedRun, names: Sequence[str], measured: Sequence[str]) -> dic
     last = [name.rpartition(".")[2] for name in names]
     for name, short in zip(names, last, strict=True):  # by the last part of its name, if no other has the same
         row[short if last.count(short) == 1 else name] = run.settings.get(name, MISSING)
-    seconds, samples = sum(training_seconds(run.history)), sum(record["samples"] for record in run.history)
+    seconds, samples = sum(curves.training_seconds(run.history)), sum(record["samples"] for record in run.history)
     row |= {"rounds": number(len(run.history)), "epochs": number(run.history[-1]["epoch"]) if run.history else "0"}
     for name in measured:
         values = [value for record in run.history if name in (value := measured_numbers(record))]

@@ -8,6 +8,8 @@ from itertools import accumulate, pairwise
 from statistics import median
 from typing import Any, Literal, Self, get_args
 
+import numpy as np
+
 from compss_train._utils.validation import check_choice
 from compss_train.reports.records import Record, flatten, measured_numbers, per_second
 from compss_train.reports.timeline import KINDS, Interval, round_totals, startup_seconds, worker_intervals
@@ -52,9 +54,8 @@ class Curve:
 
     def drawable(self) -> Self:
         """Return the curve with NaN, also in its band, at points with a value that is not below ``LARGEST``."""
-        lines = (self.ys, *(self.band or ()))
-        shown = [all(abs(value) < LARGEST for value in values) for values in zip(*lines, strict=True)]
-        ys, *band = ([y if show else math.nan for y, show in zip(line, shown, strict=True)] for line in lines)
+        lines = np.array([self.ys, *(self.band or ())])
+        ys, *band = np.where((abs(lines) < LARGEST).all(axis=0), lines, np.nan).tolist()
         return replace(self, ys=ys, band=(band[0], band[1]) if band else None)
 
     @property

@@ -8,7 +8,8 @@ import os
 import random
 import shutil
 import socket
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from getpass import getuser
 from pathlib import Path
@@ -154,17 +155,21 @@ def write(
 def project_xml(
     nodes: Sequence[WorkerNode], *, install_dir: Path | None = None, working_dir: Path | None = None
 ) -> str:
-    """Return the project file: the nodes, and the folders of COMPSs and of the workers' files on them."""
+    """Return the project file: the nodes, and the folders of COMPSs and of the workers' files on them.
+
+    By default workers' files are in a folder with the user's name, since users may share a machine.
+    """
     installed = install_dir or presumed_home()
-    working = working_dir or default_working_dir()
+    working = working_dir or Path("/tmp") / f"COMPSsWorker-{getuser()}"
     root = ElementTree.Element("Project")
-    ElementTree.SubElement(root, "MasterNode")
+    _add(root, "MasterNode")
     for node in nodes:
-        entry = ElementTree.SubElement(root, "ComputeNode", Name=node.name)
-        _add_text(entry, "InstallDir", _folder(installed))
+        entry = _add(root, "ComputeNode", Name=node.name)
+        # COMPSs appends file names without a slash.
+        _add(entry, "InstallDir", f"{installed.absolute()}/")
         # One folder per node: a worker that ends removes the run's folder. If workers on one machine shared it,
         # the others would wait for their files for ever.
-        _add_text(entry, "WorkingDir", _folder(working / node.name))
+        _add(entry, "WorkingDir", f"{(working / node.name).absolute()}/")
     return _document(root)
 
 
@@ -172,41 +177,24 @@ def resources_xml(nodes: Sequence[WorkerNode]) -> str:
     """Return the resources file: the units, GPUs and ports of each node."""
     root = ElementTree.Element("ResourcesList")
     for node in nodes:
-        entry = ElementTree.SubElement(root, "ComputeNode", Name=node.name)
-        _processor(entry, "MainProcessor", node.cpus, "CPU")
-        if node.gpus:
-            _processor(entry, "GPUs", node.gpus, "GPU")
-        _adaptor(entry, node)
+        entry = _add(root, "ComputeNode", Name=node.name)
+        for name, units, kind in (("MainProcessor", node.cpus, "CPU"), ("GPUs", node.gpus, "GPU")):
+            if units:
+                processor = _add(entry, "Processor", Name=name)
+                _add(processor, "ComputingUnits", str(units))
+                _add(processor, "Type", kind)
+        adaptor = _add(_add(entry, "Adaptors"), "Adaptor", Name=NIO_ADAPTOR)
+        _add(_add(adaptor, "SubmissionSystem"), "Interactive")
+        ports = _add(adaptor, "Ports")
+        _add(ports, "MinPort", str(node.first_port))
+        _add(ports, "MaxPort", str(node.last_port))
     return _document(root)
 
 
-def default_working_dir() -> Path:
-    """Return the default folder for workers' files, with the user's name, since users may share a machine."""
-    return Path("/tmp") / f"COMPSsWorker-{getuser()}"
-
-
-def _processor(parent: ElementTree.Element, name: str, units: int, kind: str) -> None:
-    processor = ElementTree.SubElement(parent, "Processor", Name=name)
-    _add_text(processor, "ComputingUnits", str(units))
-    _add_text(processor, "Type", kind)
-
-
-def _adaptor(parent: ElementTree.Element, node: WorkerNode) -> None:
-    adaptors = ElementTree.SubElement(parent, "Adaptors")
-    adaptor = ElementTree.SubElement(adaptors, "Adaptor", Name=NIO_ADAPTOR)
-    ElementTree.SubElement(ElementTree.SubElement(adaptor, "SubmissionSystem"), "Interactive")
-    ports = ElementTree.SubElement(adaptor, "Ports")
-    _add_text(ports, "MinPort", str(node.first_port))
-    _add_text(ports, "MaxPort", str(node.last_port))
-
-
-def _add_text(parent: ElementTree.Element, tag: str, text: str) -> None:
-    ElementTree.SubElement(parent, tag).text = text
-
-
-def _folder(path: Path) -> str:
-    # COMPSs appends file names without a slash.
-    return f"{path.absolute()}/"
+def _add(parent: ElementTree.Element, tag: str, text: str | None = None, **attributes: str) -> ElementTree.Element:
+    element = ElementTree.SubElement(parent, tag, attributes)
+    element.text = text
+    return element
 
 
 def _document(root: ElementTree.Element) -> str:
@@ -227,25 +215,23 @@ def read_nodes(project: Path, resources: Path) -> list[Node]:
 
 def read_project(path: Path) -> dict[str, Path | None]:
     """Return the nodes of a project file, each with the folder that COMPSs is installed in there, if given."""
-    folders = {name: entry.findtext("{*}InstallDir") for name, entry in _entries(path)}
+    folders = {entry.get("Name", ""): entry.findtext("{*}InstallDir") for entry in _entries(path)}
     return {name: Path(folder) if folder else None for name, folder in folders.items()}
 
 
 def read_resources(path: Path) -> dict[str, Node]:
     """Return the nodes of a resources file by name; invalid numbers count as 0."""
-    return {name: Node(name, _units(entry, "CPU"), _units(entry, "GPU")) for name, entry in _entries(path)}
+    nodes = {}
+    for entry in _entries(path):
+        units: Counter[str] = Counter()
+        for processor in entry.findall("{*}Processor"):
+            kind, number = ((processor.findtext(f"{{*}}{tag}") or "").strip() for tag in ("Type", "ComputingUnits"))
+            if number.isdecimal():
+                units[kind.upper() or "CPU"] += int(number)
+        name = entry.get("Name", "")
+        nodes[name] = Node(name, units["CPU"], units["GPU"])
+    return nodes
 
 
-def _entries(path: Path) -> Iterator[tuple[str, ElementTree.Element]]:
-    for entry in ElementTree.parse(path).getroot().findall("{*}ComputeNode"):
-        yield entry.get("Name", ""), entry
-
-
-def _units(entry: ElementTree.Element, kind: str) -> int:
-    processors = [item for item in entry.findall("{*}Processor") if _text(item, "Type", "CPU").upper() == kind]
-    numbers = [_text(item, "ComputingUnits", "0") for item in processors]
-    return sum(int(number) for number in numbers if number.isdecimal())
-
-
-def _text(element: ElementTree.Element, tag: str, default: str) -> str:
-    return (element.findtext(f"{{*}}{tag}") or "").strip() or default
+def _entries(path: Path) -> list[ElementTree.Element]:
+    return ElementTree.parse(path).getroot().findall("{*}ComputeNode")

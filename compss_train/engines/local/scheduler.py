@@ -78,30 +78,24 @@ class Scheduler:
 
     def _run(self) -> None:
         try:
-            while (event := self._next_event()) is not None:
+            while True:
+                try:
+                    event = self._events.get(timeout=self.watch.check())
+                except Empty:  # it is time for the next check
+                    continue
+                if event is None:
+                    return
                 event()
                 self.graph.wake()
                 while not self._stopping and self._idle and (task := self.graph.next_ready(self._free_cpus)):
-                    self._start(task, self._take_fastest())
+                    # The process that was the fastest in its last task gets the longest one: places that are shared
+                    # with other programs, or hotter than others, hold up fewer samples of a round.
+                    fastest = max(reversed(self._idle), key=attrgetter("speed"))
+                    self._idle.remove(fastest)
+                    self._start(task, fastest)
         except BaseException as error:  # a bug of the scheduler must not leave callers waiting
             self.graph.abandon(error)
             raise
-
-    def _next_event(self) -> Callable[[], None] | None:
-        while True:
-            try:
-                return self._events.get(timeout=self.watch.check())
-            except Empty:  # it is time for the next check
-                pass
-
-    def _take_fastest(self) -> WorkerProcess:
-        """Remove and return the idle process that was the fastest in its last task: it gets the longest task.
-
-        Places that are shared with other programs, or hotter than others, then hold up fewer samples of a round.
-        """
-        fastest = max(reversed(self._idle), key=attrgetter("speed"))
-        self._idle.remove(fastest)
-        return fastest
 
     def _end_surplus(self) -> None:
         while self._surplus and self._idle:
@@ -123,7 +117,12 @@ class Scheduler:
         self.watch.ended(task)
         self._free_cpus += task.cpus
         error = future.exception()
-        self._release(process, error)
+        if not isinstance(error, BrokenExecutor):
+            process.measure_speed()
+            self._use(process)
+        elif not self._stopping:
+            process.restart()
+            self._use_when_ready(process)
         if isinstance(error, TerminatedWorkerError):
             self._run_again(task, error)
         elif error is not None:
@@ -132,14 +131,6 @@ class Scheduler:
             self.graph.fail(task, result.exception())
         else:
             self.graph.complete(task, result)
-
-    def _release(self, process: WorkerProcess, error: BaseException | None) -> None:
-        if not isinstance(error, BrokenExecutor):
-            process.measure_speed()
-            self._use(process)
-        elif not self._stopping:
-            process.restart()
-            self._use_when_ready(process)
 
     def _use_when_ready(self, process: WorkerProcess) -> None:
         """Use a process once it has started: until then tasks wait for any other idle process."""
@@ -160,20 +151,16 @@ class Scheduler:
             task.timed_out = False
             self.graph.requeue(task)
             return
-        self.graph.fail(task, _lost(task, name, match[1] if match else str(error)))
-
-
-def _lost(task: Task, name: str, death: str) -> WorkerLostError:
-    if task.timed_out:
-        return WorkerLostError(
+        lost = (
             f"task {name!r} was running {MAX_RUNS} times, and the last time its process was ended because it "
             "reported no batch for worker_timeout seconds; give more of them than the slowest batch takes, or find "
             "out where it hangs: warnings show the stack of a task that is left alone"
+            if task.timed_out
+            else f"task {name!r} was running {MAX_RUNS} times when a process died, the last time with "
+            f"{match[1] if match else error}. If the system killed it (SIGKILL), memory most likely ran out: use "
+            "smaller blocks or batches, or fewer workers."
         )
-    return WorkerLostError(
-        f"task {name!r} was running {MAX_RUNS} times when a process died, the last time with {death}. If the "
-        "system killed it (SIGKILL), memory most likely ran out: use smaller blocks or batches, or fewer workers."
-    )
+        self.graph.fail(task, WorkerLostError(lost))
 
 
 def _file_names(task: Task) -> tuple[str, ...]:

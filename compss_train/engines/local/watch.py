@@ -85,51 +85,37 @@ class Watch:
         return interval
 
     def _check(self, task: Task, run: _Run, passed: float) -> None:
-        heartbeat = run.process.heartbeat
+        heartbeat, process = run.process.heartbeat, run.process
         if heartbeat.beats != run.beats:
-            self._heard(run)
-            run.beats = heartbeat.beats
+            if run.warned:
+                _say(f"{heartbeat.doing} continues after {run.silence:.0f} s")
+            else:
+                self._longest = max(self._longest, run.silence)
+            run.beats, run.silence, run.warned = heartbeat.beats, 0.0, False
             return
         run.silence += passed
-        if self._timeout is not None and run.silence >= self._timeout:
-            _say(
-                f"{heartbeat.doing} {self._silence(run)}: worker_timeout={self._timeout:g} ends its {_process(run)}"
-            )
-            task.timed_out = True
-            run.process.kill()
-        elif not run.warned and too_silent(run.silence, self._longest):
-            self._warn(run)
-
-    def _heard(self, run: _Run) -> None:
-        if run.warned:
-            _say(f"{run.process.heartbeat.doing} continues after {run.silence:.0f} s")
-        else:
-            self._longest = max(self._longest, run.silence)
-        run.silence, run.warned = 0.0, False
-
-    def _warn(self, run: _Run) -> None:
-        """Warn of a silent task, with its stack if its process writes that."""
-        stack, run.warned = run.process.stack(), True
-        advice = "" if self._timeout else "; worker_timeout=SECONDS would run its task in another process"
-        doing = run.process.heartbeat.doing
-        _say(f"{doing} {self._silence(run)}: {_process(run)}{advice}{stack and '. Its stack:'}")
-        print(stack, end="", file=sys.stderr, flush=True)
-
-    def _silence(self, run: _Run) -> str:
         longest = f" (the longest until now: {self._longest:.1f} s)" if self._longest else ""
-        return f"has reported no batch for {run.silence:.0f} s{longest}"
+        silent = f"{heartbeat.doing} has reported no batch for {run.silence:.0f} s{longest}"
+        named = f"process {process.pid}"
+        if self._timeout is not None and run.silence >= self._timeout:
+            state = _state_of(process.pid)
+            _say(f"{silent}: worker_timeout={self._timeout:g} ends its {named}{state}")
+            task.timed_out = True
+            process.kill()
+        elif not run.warned and too_silent(run.silence, self._longest):
+            run.warned = True
+            stack = process.stack()  # if the process writes it
+            advice = "" if self._timeout else "; worker_timeout=SECONDS would run its task in another process"
+            _say(f"{silent}: {named}{_state_of(process.pid)}{advice}{stack and '. Its stack:'}")
+            print(stack, end="", file=sys.stderr, flush=True)
 
 
-def _process(run: _Run) -> str:
-    pid = run.process.pid
-    state = _STATES.get(state_of(pid), "").format(pid=pid)
-    return f"process {pid}{state and f', which {state}'}"
-
-
-def state_of(pid: int) -> str:
-    """Return the letter that Linux gives to what a process does; empty if it is not known."""
+def _state_of(pid: int) -> str:
+    """Return what a process does, as the end of a sentence; empty if it is not known."""
     with suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        if state := _STATES.get(letter):
+            return f", which {state.format(pid=pid)}"
     return ""
 
 
