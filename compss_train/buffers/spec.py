@@ -53,24 +53,20 @@ class BufferSpec:
             raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(_KINDS)}")
         object.__setattr__(self, "kind", names[self.kind.lower()])
         check_count("capacity", self.capacity)
-        for name, least in _PAIRED_ONLY.items():
-            self._check_paired(name, least)
+        for name, least in {"sweep_size": 1, "nb_time_steps": 2, "comm_size": 1}.items():
+            value = getattr(self, name)
+            if value is None and self.pairs and name != "comm_size":
+                raise ValueError(f"a SimPairedReservoir requires {name}=, which was not given")
+            if value is not None and not self.pairs:
+                raise ValueError(f"{name}={value}: only a SimPairedReservoir has it, not a {self.kind}; remove it")
+            if value is not None:
+                check_count(name, value, least)
         if check_count("passes", self.passes) > 1 and self.kind != "FIRO":
             raise ValueError(f"passes={self.passes}: only a FIRO has several, not a {self.kind}; remove it")
         if self.kind == "FIFO" and self.threshold is not None:
             raise ValueError(f"threshold={self.threshold}: a FIFO has no threshold; remove it")
         if not 0 <= self.needed <= self.capacity:
             raise ValueError(f"threshold={self.threshold}: give an integer from 0 to {self.capacity}, the capacity")
-
-    def _check_paired(self, name: str, least: int) -> None:
-        """Check a parameter that only a SimPairedReservoir has."""
-        value = getattr(self, name)
-        if value is not None and not self.pairs:
-            raise ValueError(f"{name}={value}: only a SimPairedReservoir has it, not a {self.kind}; remove it")
-        if value is not None:
-            check_count(name, value, least)
-        elif self.pairs and name != "comm_size":
-            raise ValueError(f"a SimPairedReservoir requires {name}=, which was not given")
 
     @property
     def pairs(self) -> bool:
@@ -150,6 +146,3 @@ _KINDS: dict[str, type[Buffer]] = {
     "BatchReservoir": BatchReservoir,
     "SimPairedReservoir": SimPairedReservoir,
 }
-
-_PAIRED_ONLY = {"sweep_size": 1, "nb_time_steps": 2, "comm_size": 1}
-"""Parameters that only a SimPairedReservoir has, and their least values."""

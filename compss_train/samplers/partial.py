@@ -33,10 +33,6 @@ class PartialShuffleSampler(Sampler[Any]):
     pools. The order is a function of seed, epoch and position. To give all ranks the same number of samples, at
     most ``num_replicas - 1`` samples are used twice, or with ``drop_last`` left out.
 
-    Where ``num_replicas`` and ``rank`` are those of ``torch.distributed``, given or by default, all ranks construct
-    the sampler: the first one reads the first file of a reader that only counts samples, and broadcasts what arrays
-    are in it. With other numbers a process reads it itself, and waits for no other.
-
     The sampler yields the samples themselves. Use it in a ``DataLoader`` as
     ``DataLoader(dataset, sampler=sampler, batch_size=None)``, which converts the arrays to tensors.
 
@@ -127,8 +123,7 @@ class PartialShuffleSampler(Sampler[Any]):
         self.dataset = dataset
         self._files = _as_file_dataset(dataset, reader, files_len).with_reading(threads, cache, cache_bytes)
         check_threads(self._files.threads, file_buffer)
-        # The reference layout must not depend on the file that a rank reads first.
-        _ensure_same_layout(self._files, is_shared=(self.num_replicas, self.rank) == group != (1, 0))
+        self._files.ensure_layout()  # the reference must not depend on the file that a rank reads first
         self._files.check_dtypes(self._files.keys)
         self.total_size = self._files.number_samples
         if total_size is not None and total_size != self.total_size and not self._files.skipped:
@@ -280,28 +275,6 @@ def _as_file_dataset(dataset: Any, reader: Any, files_len: Mapping[str, int] | N
     if not hasattr(dataset, "files"):
         raise TypeError(f"a {type(dataset).__name__} has no list of files in .files; give a FileDataset(files)")
     return FileDataset(list(dataset.files), reader, files_len)
-
-
-def _ensure_same_layout(files: FileDataset, *, is_shared: bool) -> None:
-    """Determine what arrays are in the files; of a group's ranks, the first reads a file if headers do not say it.
-
-    All ranks raise its exception. A collective operation if it ``is_shared``: every rank must call it, also one
-    that knows the layout.
-    """
-    if not is_shared or not isinstance(files.reader, CustomReader):
-        files.ensure_layout()
-        return
-    outcome: list[Any] = [None]
-    if dist.get_rank() == 0:
-        try:
-            files.ensure_layout()
-            outcome = [(files.layout, files.reference)]
-        except Exception as error:
-            outcome = [error]  # the other ranks wait for this one, too
-    dist.broadcast_object_list(outcome, src=0)
-    if isinstance(outcome[0], Exception):
-        raise outcome[0]
-    files.layout, files.reference = outcome[0]
 
 
 class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):

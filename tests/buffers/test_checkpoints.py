@@ -79,11 +79,6 @@ def test_passes_continue_from_a_checkpoint(got):
     assert other.repetitions().tolist() == buffer.repetitions().tolist() == [0, 0, 0, 4]
 
 
-def test_a_state_of_other_passes_is_refused():
-    with pytest.raises(ValueError, match="passes 3, not 1"):
-        FIRO(5, 0, seed=1).load_state_dict(FIRO(5, 0, passes=3).state_dict())
-
-
 def test_statistics_of_pairs_are_in_the_checkpoint():
     buffer, other = make("SimPairedReservoir", 20, 5), make("SimPairedReservoir", 20, 5)
     buffer.put_many([sample(buffer, number) for number in range(18)])

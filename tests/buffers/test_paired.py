@@ -123,15 +123,6 @@ def test_no_unseen_sample_nor_its_only_partner_is_evicted_and_all_with_partners_
     np.testing.assert_array_equal(np.trim_zeros(buffer.repetitions(), "b"), np.trim_zeros(expected, "b"))
 
 
-def test_samples_got_counts_both_of_a_pair():
-    buffer = reservoir(6)
-    buffer.put_many([step(0, 0), step(0, 1), step(0, 2)])
-    buffer.get()
-    buffer.get_batch(4)
-    times = buffer.repetitions()
-    assert buffer.samples_got == times @ np.arange(len(times)) == 10
-
-
 @pytest.mark.parametrize(("sims", "steps", "capacity"), [(3, 5, 10), (5, 10, 20), (10, 20, 100)])
 def test_a_stream_of_simulations_that_run_side_by_side_never_gets_stuck(sims, steps, capacity):
     # The last step of a simulation must find a partner, or it stays unseen and takes its place for good.
@@ -209,13 +200,6 @@ def variation(counts):
     return counts.std() / counts.mean()
 
 
-def test_every_pair_of_a_simulation_comes():
-    buffer = reservoir(6)
-    buffer.put_many([step(3, number) for number in range(5)])
-    first, second = buffer.get_batch(2000)
-    assert len(set(zip(first.step.tolist(), second.step.tolist(), strict=True))) == 10
-
-
 def test_a_get_returns_two_time_steps_and_a_batch_two_stacks():
     buffer = reservoir(4)
     buffer.put_many(TimeStep(np.array([1, 1]), torch.tensor([2, 5]), {"x": torch.tensor([[1.0], [2.0]])}))
@@ -245,14 +229,6 @@ def test_what_can_never_be_paired_is_an_error_and_no_waiting():
     with pytest.raises(BufferFullError, match="above the number of simulations") as raised:
         buffer.put_many([step(simulation, 0) for simulation in range(5)])
     assert raised.value.stored == len(buffer) == 3
-
-
-def test_a_sample_that_waits_for_a_partner_goes_where_no_pair_is_held_and_so_no_get_makes_room():
-    buffer = reservoir(2)
-    buffer.put_many([step(0, 0), step(0, 1)])
-    buffer.get()
-    buffer.put_many([step(1, 0), step(2, 0)], block=False)
-    assert held_in(buffer) == ({(1, 0), (2, 0)}, {(1, 0), (2, 0)})
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,14 @@
 """Buffers have the methods of queue.Queue, with its meaning."""
 
 import queue
-import random
 from collections import Counter
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.buffers.kinds import ALL, PLAIN, Hold, Thread, drain, make, numbers, sample, samples
+from tests.buffers.kinds import ALL, PLAIN, Hold, Thread, make, numbers, sample, samples
 from tests.buffers.kinds import until_waiting as waiting
 
 CALLS = st.sampled_from(["put_nowait", "get_nowait", "task_done"])
@@ -91,15 +89,6 @@ def test_time_steps_that_have_no_partner_at_the_end_are_no_tasks():
     assert buffer.unseen == len(buffer) == 1
 
 
-def test_time_steps_that_were_reported_before_they_were_got_do_not_hold_up_a_join():
-    buffer = make("SimPairedReservoir", 6)
-    buffer.put_many(samples(buffer, [0, 8]))  # of two simulations: no pair
-    buffer.task_done(2)
-    buffer.signal_reception_over()
-    assert buffer.unfinished_tasks == 0
-    Thread(buffer.join).result()
-
-
 def test_a_put_that_fails_after_reception_lets_a_join_go_on():
     buffer = make("SimPairedReservoir", 6)
     buffer.put(sample(buffer, 8))
@@ -141,30 +130,3 @@ def test_how_often_each_sample_was_got_is_in_the_order_of_the_state(kind):
     seen = [times[number] for number in range(5) if number not in held] + buffer.seen_counts().tolist()
     np.testing.assert_array_equal(np.bincount(seen), np.trim_zeros(buffer.repetitions(), "b"))
     assert make(kind, 5).seen_counts().tolist() == []
-
-
-@pytest.mark.parametrize("kind", PLAIN)
-def test_a_pipeline_of_a_loader_and_a_model_ends_when_all_is_processed(kind):
-    """The data pipeline of the page on queues: numbers are loaded, processed one by one, and end at 67."""
-    data_queue, processed = make(kind, 10, batch_size=1, seed=0), []
-
-    def load_data():
-        generator, number = random.Random(5), 0
-        while number != 67:
-            number = generator.randrange(100)
-            data_queue.put(number)
-
-    def process_data():
-        item = data_queue.get()
-        processed.append(int(torch.as_tensor(item)))
-        data_queue.task_done()
-
-    loader, model = Thread(load_data), Thread(drain, process_data)
-    loader.result()
-    data_queue.signal_reception_over()
-    data_queue.join()
-    model.result()
-    assert data_queue.empty()
-    assert 67 in processed
-    assert data_queue.samples_put <= len(processed)
-    assert drain(data_queue.get_nowait) == []

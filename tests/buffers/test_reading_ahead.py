@@ -130,16 +130,6 @@ def test_closing_closes_a_generator_of_items():
     assert closed
 
 
-def test_by_default_every_thread_loads_an_item():
-    together = threading.Barrier(4)
-
-    def load(item):
-        together.wait(10)
-        return item
-
-    assert list(ReadAhead(range(8), load, threads=4)) == list(range(8))
-
-
 def test_an_exception_of_the_items_surfaces_after_those_before_it():
     def items():
         yield 1

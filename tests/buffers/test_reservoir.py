@@ -130,17 +130,3 @@ def test_no_more_objects_than_the_capacity_are_kept_alive(kind):
     gc.collect()
     assert len(alive) == len(buffer) < left
     assert not alive or kind == "SimPairedReservoir"
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_the_memory_of_a_buffer_has_as_many_rows_as_its_capacity(kind):
-    buffer = make(kind, 6, 1, seed=0)
-    for number in range(40):
-        while True:
-            try:
-                buffer.put(sample(buffer, number), block=False)
-                break
-            except queue.Full:
-                buffer.get_batch(1)
-        (column,) = buffer._store._storage._columns
-        assert len(column) == 6 >= len(buffer)

@@ -1,11 +1,9 @@
 """Buffer specifications: valid and invalid parameters, and limits."""
 
-import itertools
-
 import pytest
 
 from compss_train import BufferSpec
-from compss_train.buffers import FIFO, FIRO, BatchReservoir, Reservoir, SimPairedReservoir, TimeStep
+from compss_train.buffers import FIFO, FIRO, BatchReservoir, Reservoir, SimPairedReservoir
 
 
 @pytest.mark.parametrize("kind", [FIFO, FIRO, Reservoir, BatchReservoir])
@@ -59,15 +57,6 @@ def test_a_spec_of_pairs_makes_a_buffer_for_a_sweep_of_simulations(name):
     assert [BufferSpec(kind, 4).pairs for kind in ("fifo", "firo", "reservoir", "batchreservoir")] == [False] * 4
 
 
-def test_every_simulation_and_step_of_a_spec_of_pairs_has_its_place_and_no_other():
-    buffer = BufferSpec("SimPairedReservoir", 40, sweep_size=3, nb_time_steps=5).make(batch_size=5, seed=1)
-    for simulation, step in itertools.product(range(3), range(5)):
-        buffer.put(TimeStep(simulation, step, 0.0))
-    for simulation, step in ((3, 0), (0, 5), (-1, 0), (0, -1), (2, 4)):
-        with pytest.raises(ValueError):
-            buffer.put(TimeStep(simulation, step, 0.0))
-
-
 def test_limits_keep_what_pairs_need():
     spec = BufferSpec("SimPairedReservoir", 400, 10, sweep_size=3, nb_time_steps=5)
     limited = spec.limited(15, 8)
@@ -95,10 +84,3 @@ def test_passes_reach_the_buffer_and_need_room_for_all_samples(passes):
             spec.check_samples(11)
     else:
         spec.check_samples(11)
-
-
-def test_the_buffers_that_share_a_sweep_reach_the_buffer():
-    options = {"sweep_size": 6, "nb_time_steps": 5}
-    for comm_size, rows in ((None, 6), (1, 6), (3, 2)):
-        buffer = BufferSpec("SimPairedReservoir", 40, comm_size=comm_size, **options).make(5, 1)
-        assert len(buffer._samples._slots) == rows

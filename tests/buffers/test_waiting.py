@@ -51,17 +51,6 @@ def test_a_put_waits_while_all_samples_are_unseen_and_continues_after_a_get(kind
     assert (len(buffer), buffer.samples_put) == (4, 5)
 
 
-def test_a_put_waits_while_only_the_partner_of_an_unseen_sample_could_go():
-    buffer = make("SimPairedReservoir", 2)
-    buffer.put_many(samples(buffer, [0, 1]))
-    buffer.get()
-    buffer.put(sample(buffer, 2))
-    putter = Thread(buffer.put, sample(buffer, 8))
-    waiting(buffer)
-    assert 2 in numbers(buffer.get())
-    putter.result()
-
-
 @pytest.mark.parametrize("kind", ALL)
 def test_the_end_of_reception_wakes_all_who_wait(kind):
     full, empty = make(kind, 3), make(kind, 3)
@@ -277,13 +266,3 @@ def test_objects_that_leave_stay_until_an_earlier_get_has_copied_them(kind):
     hold.release()
     assert set(first.result()) <= set(objects)
     assert sorted(last.result()) == objects
-
-
-def test_a_put_that_waited_while_a_state_was_loaded_is_stored_whole():
-    buffer = make("FIFO", 1)
-    buffer.put(torch.tensor(1))
-    putter = Thread(buffer.put, torch.tensor(2))
-    waiting(buffer)
-    buffer.load_state_dict(make("FIFO", 1).state_dict())
-    putter.result()
-    assert buffer.get().item() == 2

@@ -15,8 +15,8 @@ from torch import nn
 from compss_train import DistributedTrainer, Gradients
 from compss_train.model.compilation import Compilation
 from compss_train.model.training_spec import TrainingSpec
-from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, awkward_net, mlp, state_arrays
-from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
+from tests.helpers.models import SGD, assert_close, assert_same_bits, awkward_net, mlp, state_arrays
+from tests.helpers.small_fits import X, Y, fit, trainer_of
 from tests.helpers.tolerances import sgd_error
 
 EAGER = {"backend": "eager"}
@@ -72,37 +72,6 @@ def test_another_network_does_not_use_up_the_compilations_of_the_first():
         trainer = trainer_of(workers=1, net=lambda net=net: net, metric=None, compile={"backend": counting})
         fit(trainer, blocks=1, num_epochs=1, batch_size=57)
     assert counting.graphs == 9
-
-
-def adversarial(model, batch, context):
-    real = batch[0]
-    fake = model["generator"](torch.randn(len(real), 4))
-    softplus, judge = nn.functional.softplus, model["discriminator"]
-    loss = softplus(-judge(real)).mean() + softplus(judge(fake.detach())).mean()
-    context.update("discriminator", loss)
-    context.update("generator", softplus(-judge(fake)).mean())
-    return loss
-
-
-@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch looks at it while it compiles
-def test_modules_of_several_optimizers_are_compiled():
-    counting = Counting()
-    modules = {"generator": mlp(4, 6), "discriminator": mlp(6, 1)}
-    results = []
-    for value in (False, {"backend": counting}):
-        trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
-        optimizers = dict.fromkeys(modules, ADAM)
-        trainer.build(modules, optimizers, training_step=adversarial, compile=value)
-        results.append(trainer.fit(X, Y, num_epochs=2, batch_size=10, progress=False))
-    assert_same_bits(*results)
-    assert counting.graphs >= 2
-
-
-def test_processes_give_the_bits_of_the_serial_engine(shared_local):
-    trainers = [trainer_of(engine, compile=EAGER) for engine in (shared_local, "serial")]
-    for trainer in trainers:
-        fit(trainer, num_epochs=2)
-    assert_alike(*trainers)
 
 
 def test_compiled_copies_are_not_kept():

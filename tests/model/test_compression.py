@@ -75,42 +75,12 @@ def test_int8_is_rounded_to_the_nearest_multiple_of_the_scale(rounds):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64])
-def test_no_change_sends_nothing_and_keeps_no_error(dtype, kind):
-    array = np.linspace(-1, 1, 70_000).astype(kind)  # more than are processed at a time
-    change, error = compress(array, array, dtype)
-    assert not change.codes.any()
-    assert not error.any()
-    assert not decoded(change).any()
-    change, error = compress(array, array, dtype, (array / 3).astype(error.dtype))
-    np.testing.assert_allclose(decoded(change), array / 3, atol=1 / 128)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_parts_are_decoded_as_the_whole(dtype):
-    random = np.random.default_rng(1)
-    before, after = random.normal(size=(2, 70_001)).astype(np.float32)
-    change, error = compress(before, after, dtype)
-    assert change[40_000:50_000].tobytes() == change[:][40_000:50_000].tobytes()
-    np.testing.assert_array_equal((after - before) - change[:], error)
-    for size in ((0,), (3, 0)):
-        assert compress(np.zeros(size), np.zeros(size), dtype)[0][:].size == 0
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 def test_what_is_not_finite_stays_visible(dtype, bad):
     array = np.ones(5, np.float32)
     change, error = compress(array, np.array([1, bad, 1, 1, 2], np.float32), dtype)
     assert not np.isfinite(decoded(change)[1])
     assert not np.isfinite(error[1])
-
-
-def test_what_a_code_cannot_hold_is_visible():
-    before, after = np.full(3, -2e38, np.float32), np.full(3, 2e38, np.float32)
-    for dtype in DTYPES:
-        assert not np.isfinite(compress(before, after, dtype)[1]).all()
-    assert not np.isfinite(compress(np.zeros(3), np.full(3, 1e300), "bf16")[1]).all()
 
 
 def test_integers_scalars_and_other_names_are_left_out():

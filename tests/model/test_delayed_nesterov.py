@@ -1,17 +1,14 @@
 """Steps with the changes of workers that arrive one at a time, against the formula of the paper."""
 
-import itertools
-
 import numpy as np
 import pytest
 import torch
 
-from compss_train import SerialEngine
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.delayed_nesterov import DelayedNesterov, step_on_arrival
 from compss_train.model.metrics import Measured
-from tests.helpers.models import assert_close, assert_same_bits, named
+from tests.helpers.models import assert_same_bits, named
 from tests.helpers.tolerances import sum_error
 
 OUTER = DelayedNesterov(0.7, 0.9)
@@ -37,17 +34,6 @@ def versions(number, dtype=np.float32):
     ]
 
 
-@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_a_learning_rate_of_1_without_momentum_has_the_bits_of_no_optimizer(dtype):
-    base, *trained = versions(4, dtype)
-    plain = ours = base
-    for result, count in zip(trained, COUNTS, strict=True):
-        plain = params.apply_delta(plain, base, result, count, TOTAL, {"v"})
-        ours = arrive(ours, base, result, count, DelayedNesterov(1.0))
-    assert_same_bits(ours, plain)
-    assert ours.samples == plain.samples
-
-
 @pytest.mark.parametrize("order", [(0, 1, 2) * 3, (2, 0, 1, 1, 0, 2, 0, 2, 1), (0, 0, 0, 1, 1, 2, 1, 2, 2)])
 def test_any_order_of_arrivals_follows_the_formula_of_the_paper(order):
     """θ -= lr g at once; every third arrival m = β m + Σ g and θ -= lr β m; bases are as old as the workers."""
@@ -65,19 +51,6 @@ def test_any_order_of_arrivals_follows_the_formula_of_the_paper(order):
             expected -= 0.7 * 0.9 * m
         np.testing.assert_allclose(current["w"], expected, rtol=0, atol=ROUNDING)
     assert current.outer["arrivals"] == 0
-
-
-@pytest.mark.parametrize("order", [*itertools.permutations(range(3))])
-def test_within_a_round_the_order_of_arrival_changes_rounding_only(order):
-    base, *trained = versions(4)
-    current, first = base, base
-    for worker in order:
-        current = arrive(current, base, trained[worker], COUNTS[worker])
-    for worker in range(3):
-        first = arrive(first, base, trained[worker], COUNTS[worker])
-    assert_close({**current, "n": 0}, {**first, "n": 0}, ROUNDING)
-    assert current["n"] == first["n"]
-    assert_close(current.outer["momentum"], first.outer["momentum"], ROUNDING)
 
 
 def test_statistics_and_integers_are_merged_as_without_optimizer():
@@ -106,21 +79,6 @@ def test_arguments_stay_as_they_are():
     assert_same_bits(*again)
     assert_same_bits(again[0].outer["momentum"], again[1].outer["momentum"])
     assert_same_bits(once.outer["momentum"], before)
-
-
-def test_engines_keep_the_state(shared_local):
-    base, *trained = versions(7)
-    states = []
-    for engine in (shared_local, SerialEngine()):
-        target = engine.publish(base)
-        for result in trained:
-            ref = engine.commute(target, step_on_arrival, OUTER, engine.publish(base), result, 1, 6, 3, {"v"})
-            engine.fetch([ref])  # so that they arrive in this order
-        merged = engine.fetch([target])[0]
-        states.append(merged.outer["momentum"] | merged)
-        assert merged.outer["arrivals"] == 0
-        assert merged.samples == 6
-    assert_same_bits(*states)
 
 
 def test_a_saved_state_is_continued_unless_it_is_of_another_optimizer():

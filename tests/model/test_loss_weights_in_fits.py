@@ -121,26 +121,6 @@ def test_every_engine_gives_the_same_bits(shared_local, way):
             assert [r["loss"] for r in trainer.history] == [r["loss"] for r in other.history]
 
 
-@pytest.mark.parametrize("way", ["blocks", "total", "partial", "queue"])
-def test_equal_weights_change_nothing_but_rounding(way):
-    double = {"net": lambda: mlp().double(), "x": X.astype(np.float64), "fit": WAYS[way]}
-    expected, _ = fitted(**double)
-    for options in ({"sample_weight": np.full(SAMPLES, 3)}, {"class_weight": [0.5] * 3}):
-        assert_close(fitted(**double, **options)[0], expected, adam_error(np.float64, 12, 0.01, samples=5))
-    assert_same_bits(fitted(**double)[0], expected)
-
-
-def test_blocks_arrays_and_columns_of_weights_are_the_same():
-    expected, _ = fitted(sample_weight=WEIGHT)
-    for given in (
-        BlockedTensor.from_array(WEIGHT, (7, 1)),
-        BlockedTensor.from_array(torch.from_numpy(WEIGHT[:, None]), (7, 1)),
-        WEIGHT.astype(np.float64)[:, None],
-        torch.from_numpy(WEIGHT),
-    ):
-        assert_same_bits(fitted(sample_weight=given)[0], expected)
-
-
 def test_class_weights_equal_those_of_torch_in_a_plain_loop(engine):
     weights = [0.5, 1.0, 4.0]
     trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
@@ -187,10 +167,6 @@ def test_batches_of_zero_weight_change_nothing():
     assert record["samples"] == 40
 
 
-def only_a_mean(output, target):
-    return (output - target).mean()
-
-
 @pytest.mark.parametrize(
     ("weight", "error", "message"),
     [
@@ -222,18 +198,6 @@ def test_invalid_weights_are_found_before_any_task(weight, error, message):
     trainer.build(mlp(), SGD, "cross_entropy")
     with pytest.raises(error, match=message):
         trainer.fit(*blocked(X, Y, 7), num_epochs=1, batch_size=5, sample_weight=weight)
-
-
-def test_losses_without_weights_are_found_before_any_task(tmp_path):
-    trainer = DistributedTrainer(2, engine=NoTasks(), seed=0, threads=1)
-    with pytest.raises(ValueError, match="the loss only_a_mean returns one number for a batch"):
-        trainer.build(mlp(), SGD, only_a_mean, class_weight=[1, 2, 3])
-    trainer.build(mlp(), SGD, only_a_mean)
-    with pytest.raises(ValueError, match="the loss only_a_mean returns one number for a batch"):
-        trainer.fit(X, Y, num_epochs=1, batch_size=5, sample_weight=WEIGHT)
-    write_files(tmp_path, {"x": X, "y": Y, "w": WEIGHT}, rows=20)
-    with pytest.raises(ValueError, match="the loss only_a_mean returns one number for a batch"):
-        trainer.fit(FileDataset(tmp_path / "*.npz", weight="w"), num_epochs=1, batch_size=5)
 
 
 def test_missing_or_invalid_weights_in_files_are_found_before_any_task(tmp_path):

@@ -98,16 +98,6 @@ def test_one_worker_is_the_plain_loop(engine, kind):
     assert trainer.predict(X).tobytes() == outputs(trainer.model())
 
 
-@pytest.mark.parametrize("merge", ["synchronous", "commutative", "parameter_server"])
-@pytest.mark.parametrize("kind", KINDS)
-def test_several_workers_learn(kind, merge):
-    trainer = DistributedTrainer(3, engine="serial", seed=5, threads=1)
-    trainer.build(net_of(kind), ADAM, "cross_entropy")
-    trainer.fit(*blocked(X, Y, 6), batch_size=5, num_epochs=5, merge=merge, progress=False)
-    first, last = trainer.history[0]["loss"], trainer.history[-1]["loss"]
-    assert last < 0.9 * first
-
-
 @pytest.mark.parametrize("kind", ["spectral_norm", "old spectral_norm"])
 def test_the_mean_of_spectral_vectors_gets_the_length_one(kind):
     """Evaluation divides by u·Wv: a mean of vectors that is shorter than 1 would make the weights too large."""

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from safetensors.torch import load, save
 from torch import nn
 
-from compss_train.model import saved_state
 from compss_train.model.saved_state import EncodedValue, IncrementalListEncoder, from_json, to_json
 from compss_train.training.checkpoints.storage import read_checkpoint, write_checkpoint
 from tests.helpers.models import mlp
@@ -52,12 +51,6 @@ def test_a_round_trip_restores_any_tree(tree):
 )
 def test_similar_paths_are_not_mixed_up(tree):
     assert_same(tree, round_trip(tree))
-
-
-def test_arrays_are_named_by_their_path():
-    tensors: dict[str, torch.Tensor] = {}
-    to_json({"parameters": {"0.weight": np.zeros(2)}, "workers": [{"state": {3: torch.ones(1)}}]}, "", tensors)
-    assert list(tensors) == ["parameters/0.weight", "workers/0/state/3"]
 
 
 Pair = namedtuple("Pair", "first second")
@@ -149,16 +142,6 @@ def test_incremental_encoding_equals_encoding_the_whole_list(steps):
             assert_same(tensor, theirs.tensors[name])
 
 
-def test_each_item_is_encoded_as_the_last_one_and_once_more(monkeypatch):
-    seen = []
-    monkeypatch.setattr(saved_state, "to_json", lambda value, *rest: seen.append(value["round"]))
-    encoder, items = IncrementalListEncoder("history"), []
-    for number in range(4):
-        items = [*items, {"round": number}]
-        encoder.encode(items)
-    assert seen == [0, 0, 1, 1, 2, 2, 3]
-
-
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(trees, max_size=4), trees)
 def test_encoded_values_are_read_like_others(tmp_path, items, other):
@@ -167,9 +150,3 @@ def test_encoded_values_are_read_like_others(tmp_path, items, other):
     assert_same(content, read_checkpoint(tmp_path / "it"))
     write_checkpoint(tmp_path / "it", {"history": IncrementalListEncoder("history").encode(items)})
     assert_same({"history": items}, read_checkpoint(tmp_path / "it"))
-
-
-def test_numpy_numbers_in_records_are_restored(tmp_path):
-    records = [{"round": n, "own": np.float64(n / 3), "all": np.arange(n)} for n in range(3)]
-    write_checkpoint(tmp_path / "it", {"history": IncrementalListEncoder("history").encode(records)})
-    assert_same(records, read_checkpoint(tmp_path / "it")["history"])

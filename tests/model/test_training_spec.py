@@ -12,8 +12,8 @@ from compss_train import DistributedTrainer
 from compss_train.engines.codec import dumps
 from compss_train.model.parameters import from_module
 from compss_train.model.training_spec import TrainingSpec
-from tests.helpers.models import SGD, assert_close, assert_same_bits, blocked, classification, mlp
-from tests.helpers.tolerances import sgd_error, sum_error
+from tests.helpers.models import SGD, assert_close, assert_same_bits, blocked, mlp
+from tests.helpers.tolerances import sum_error
 
 
 class Seen(nn.Module):
@@ -97,17 +97,6 @@ def test_faster_options_learn_the_same_to_their_precision(engine, options):
     assert_close(*results, 8 * 0.05 * 10 * rounding)
     for array in results[1].values():
         assert array.flags.c_contiguous
-
-
-def test_a_transform_sees_raw_batches_in_the_worker(engine):
-    x, y = classification()
-    images = np.clip(x * 20 + 128, 0, 255).astype(np.uint8)
-    trained = []
-    for data, transform in ((images, lambda b: b.float() / 255), (images.astype(np.float32) / 255, None)):
-        trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
-        trainer.build(mlp(), SGD, "cross_entropy", transform=transform)
-        trained.append(trainer.fit(*blocked(data, y, 4), num_epochs=1, batch_size=10))
-    assert_close(*trained, sgd_error(np.float32, 3, 0.05, samples=10, momentum=0.9))
 
 
 def test_transform_and_loss_modules_follow_the_mode():

@@ -15,7 +15,7 @@ from compss_train.samplers import (
     DistributedSamplerViaLocallyShuffleV2,
     PartialShuffleSampler,
 )
-from tests.samplers.numbered_files import EPOCHS, REPLICAS, bounds_of, epoch_of, flat, sampler_of, samples
+from tests.samplers.numbered_files import EPOCHS, REPLICAS, bounds_of, epoch_of, flat, sampler_of
 from tests.samplers.sampler_cases import cases, some
 
 KINDS = [DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2]
@@ -60,25 +60,6 @@ def test_lengths_are_those_of_torch(samples, num_replicas, drop_last, rank):
     batches = sampler_of([samples], PartialShuffleSampler, batch_size=4, **place)
     assert batches.num_samples == len(theirs)
     assert len(batches) == batches.num_batches == ceil(len(theirs) / 4)
-
-
-def test_without_ranks_nothing_is_dropped_and_the_last_batch_may_be_smaller():
-    plain, dropping = (sampler_of([5, 4], batch_size=4, drop_last=drop_last) for drop_last in (False, True))
-    assert samples(dropping) == samples(plain)
-    assert [len(batch) for batch in samples(dropping)] == [4, 4, 1]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_drop_in_classes_take_the_names_of_torch(kind):
-    plain, seeded = (sampler_of([5, 6], kind, shuffle=True, seed=seed, batch_size=3) for seed in (0, 7))
-    orders = [[part["x"].tolist() for batch in sampler for part in batch[0]] for sampler in (plain, seeded)]
-    assert orders[0] != orders[1]
-    whole = sampler_of([5, 6], kind, num_replicas=2, rank=1, shuffle=False)
-    cut = sampler_of([5, 6], kind, num_replicas=2, rank=1, shuffle=False, drop_last=True)
-    assert [len(sampler) for sampler in (whole, cut)] == [6, 5]
-    assert [part["x"].tolist() for batch in cut for part in batch[0]] == [[5], [6], [7], [8], [9]]
-    positional = kind(cut.dataset, None, 2, 1, False, None, None, 1, 10, False, None, 0, True)
-    assert len(positional) == 5
 
 
 def test_fewer_samples_than_ranks_are_an_error():

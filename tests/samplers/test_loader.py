@@ -20,7 +20,6 @@ from tests.samplers.numbered_files import (
     CountingReader,
     assert_threads_end,
     bounds_of,
-    flat,
     names_of,
     reading_threads,
 )
@@ -90,16 +89,6 @@ def test_it_does_read_as_many_ahead_as_it_may(file_buffer):
     assert_threads_end()
 
 
-def test_one_file_at_a_time_is_read_without_a_thread():
-    reader = CountingReader()
-    assert flat(read_all(loader_of([2, 3], 1, reader), whole([2, 3]))) == list(range(5))
-    assert reader.threads == {threading.current_thread()}
-    reader = CountingReader()
-    read_all(loader_of([2, 3], 2, reader), whole([2, 3]))
-    assert len(reader.threads) == 1
-    assert threading.current_thread() not in reader.threads
-
-
 def test_it_counts_what_was_there_and_how_long_the_rest_took():
     reader = CountingReader()
     slow = threading.Event()
@@ -128,44 +117,6 @@ def test_it_counts_what_was_there_and_how_long_the_rest_took():
         "most_held": loader.reads.most_held,
     }
     assert vars(FileReads()) == {"files": 0, "cached": 0, "ahead": 0, "seconds_waited": 0.0, "most_held": 0}
-
-
-def test_without_reading_ahead_all_of_the_reading_is_waited_for():
-    reader, gate = CountingReader(), threading.Event()
-
-    def read(filename, get_data=False):
-        if get_data:
-            gate.wait(0.02)
-        return reader(filename, get_data)
-
-    loader = loader_of([2, 3], 1, read)
-    read_all(loader, whole([2, 3]))
-    assert loader.reads.seconds_waited >= 0.03
-    assert loader.reads.ahead == 0
-
-
-@pytest.mark.parametrize("file_buffer", [1, 2, 9])
-def test_a_file_that_breaks_is_an_error_in_place_of_its_rows(file_buffer):
-    names = names_of([3] * 5)
-    loader = loader_of([3] * 5, file_buffer, CountingReader([names[2]]))
-    with loader.open(whole([3] * 5)) as arrays:
-        assert [next(arrays)["x"][0] for _ in range(2)] == [0, 3]
-        with pytest.raises(BadFileError, match="OSError: the disk is gone") as caught:
-            next(arrays)
-    assert caught.value.file == names[2]
-    assert not loader.skipped
-    assert_threads_end()
-
-
-@pytest.mark.parametrize("file_buffer", [1, 3])
-@pytest.mark.parametrize("bad", [[0], [1, 2], [4], [0, 1, 2, 3, 4]])
-def test_a_bad_file_is_skipped_where_that_is_asked_for(file_buffer, bad):
-    names = names_of([3] * 5)
-    loader = loader_of([3] * 5, file_buffer, CountingReader(names[file] for file in bad), on_bad_file="skip")
-    got = read_all(loader, whole([3] * 5))
-    assert [file for file, rows in enumerate(got) if rows is None] == bad
-    assert set(loader.skipped) == {names[file] for file in bad}
-    assert all("the disk is gone" in reason for reason in loader.skipped.values())
 
 
 @pytest.mark.parametrize("file_buffer", [1, 3])
@@ -204,19 +155,6 @@ def test_files_must_have_the_layout_of_the_first_one_and_the_expected_number_of_
     loader = loader_of([3] * 5, file_buffer, other_numbers, on_bad_file="skip", layout=True)
     assert read_all(loader, whole([3] * 5)) == [[0, 1, 2], [3, 4, 5], None, None, [12, 13, 14]]
     assert "has 2 samples, but 3 were expected" in loader.skipped["numbers://9-12"]
-
-
-@pytest.mark.parametrize("file_buffer", [1, 3])
-def test_what_is_left_or_breaks_does_not_count_as_held_afterwards(file_buffer):
-    names = names_of([3] * 8)
-    reader = CountingReader([names[5]])
-    loader = loader_of([3] * 8, file_buffer, reader)
-    for _ in range(3):
-        with loader.open(whole([3] * 8)) as arrays:
-            next(arrays)
-        with pytest.raises(BadFileError):
-            read_all(loader, whole([3] * 8))
-    assert loader.reads.most_held <= file_buffer
 
 
 def test_what_is_left_early_ends_the_thread_and_reads_no_more():

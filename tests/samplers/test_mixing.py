@@ -8,11 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compss_train.buffers.samples import SampleBatch
 from compss_train.data.order import partial_shuffle_generator
-from compss_train.samplers.mixing import SlotStore, concatenate_rows, shuffled_batches
-from compss_train.samplers.pools import Pools, SlotPlan, partial_order
-from tests.samplers.numbered_files import SIZES, arrays_of, bounds_of, flat
+from compss_train.samplers.mixing import SlotStore, shuffled_batches
+from compss_train.samplers.pools import Pools, partial_order
+from tests.samplers.numbered_files import SIZES, bounds_of, flat
 
 pools = st.builds(Pools, st.integers(1, 15), st.sampled_from([1, 2]))
 epochs = {"seed": st.integers(0, 2**40), "epoch": st.integers(0, 9)}
@@ -94,26 +93,6 @@ def test_it_continues_anywhere_and_reads_again_only_what_was_in_the_pools(sizes,
         assert chunks.requested == chunks.read == sorted({chunk_of[sample] for sample in order[start:]})
 
 
-@given(sizes=SIZES, pools=pools, size=st.integers(1, 9), start=st.floats(0, 1))
-def test_without_a_generator_the_order_stays_as_it_is(sizes, pools, size, start):
-    start = round(start * sum(sizes))
-    pools = Pools(pools.size)
-    got = flat(lists(mix(Chunks(sizes), pools, size=size, start=start, shuffle=False)))
-    assert got == list(range(start, sum(sizes)))
-
-
-@given(**cases, bad=st.sets(st.integers(0, 6)), run=runs)
-def test_missing_chunks_leave_gaps_and_all_else_as_it_was(sizes, pools, seed, epoch, size, bad, run):
-    missing = {sample for chunk in bad if chunk < len(sizes) for sample in range(*bounds_of(sizes)[chunk])}
-    order = order_of(sizes, pools, seed, epoch)
-    for start in {0, min(size, sum(sizes)), sum(sizes) // 2}:
-        with mock.patch("compss_train.samplers.mixing._REFILL", run):
-            got = lists(mix(Chunks(sizes, bad), pools, seed, epoch, size, start))
-        steps = range(start, sum(sizes), size)
-        wanted = [[s for s in order[first : first + size] if s not in missing] for first in steps]
-        assert got == [batch or None for batch in wanted]
-
-
 @given(**cases)
 def test_a_store_has_a_slot_a_sample_of_the_pools_and_serves_again(sizes, pools, seed, epoch, size):
     store = RecordingStore()
@@ -123,59 +102,10 @@ def test_a_store_has_a_slot_a_sample_of_the_pools_and_serves_again(sizes, pools,
         assert store.capacity == min(pools.capacity, sum(sizes))
 
 
-def test_a_store_that_serves_again_needs_no_new_memory():
-    store, chunks, where = RecordingStore(), Chunks([4, 4]), set()
-    for _ in range(3):
-        assert len(list(mix(chunks, Pools(4), store=store))) == 2
-        where.add(id(store._storage))
-    assert len(where) == 1
-    store.reset(9)
-    assert store.read(np.arange(9)) is None  # another capacity: nothing is there
-
-
-def test_more_samples_than_are_copied_at_a_time_come_in_order():
-    sizes = [700] * 9
-    for wide in (Pools(2500), Pools(2500, 2), Pools(1100, 2), Pools(10_000)):
-        batches = lists(mix(Chunks(sizes), wide, size=999))
-        assert flat(batches) == order_of(sizes, wide)
-        resumed = lists(mix(Chunks(sizes), wide, size=999, start=3 * 999))
-        assert resumed == batches[3:]
-
-
 def test_reading_keeps_up_with_what_is_drawn():
     chunks = Chunks([100] * 120)
     for batch, _ in enumerate(mix(chunks, Pools(5000), size=100)):
         assert min(120, 50 + batch - 11) <= len(chunks.read) <= 50 + batch + 1
-
-
-@given(samples=st.integers(1, 120), pools=pools, **epochs, done=st.floats(0, 1))
-def test_a_plan_begins_with_what_came_and_was_not_drawn(samples, pools, seed, epoch, done):
-    start = round(done * samples)
-    plan = SlotPlan(samples, pools, partial_shuffle_generator(seed, epoch), start)
-    order = order_of([samples], pools, seed, epoch)
-    held, slots = plan.held_by_arrival()
-    assert plan.arrived == min(samples, pools.capacity + start)
-    assert held.tolist() == sorted(set(range(plan.arrived)) - set(order[:start]))
-    assert plan.held[slots].tolist() == held.tolist()
-    rest = []
-    while len(rest) < samples - start:
-        drawn = plan.draw(5)
-        rest += plan.held[drawn].tolist()
-        arriving, refilled = plan.refill()
-        plan.held[refilled] = arriving
-    assert rest == order[start:]
-
-
-@given(**cases)
-def test_batches_stay_as_they_are_and_changing_one_changes_no_other(sizes, pools, seed, epoch, size):
-    whole = lists(mix(Chunks(sizes), pools, seed, epoch, size))
-    kept = list(mix(Chunks(sizes), pools, seed, epoch, size))
-    assert lists(kept) == whole
-    changed = []
-    for batch in mix(Chunks(sizes), pools, seed, epoch, size):
-        changed.append(batch.tolist())
-        batch[:] = -7
-    assert changed == whole
 
 
 def structures(start, stop):
@@ -214,26 +144,3 @@ def test_an_iteration_that_is_left_ends_the_reading():
     batches.close()
     assert chunks.closed == 1
     assert chunks.read == [0, 1]  # what fills the pool
-
-
-def test_rows_go_into_slots_with_gaps_and_without():
-    store = SlotStore()
-    store.reset(4)
-    chunk = SampleBatch.from_batch(arrays_of(10, 20))
-    store.write(np.array([3, 0]), chunk, np.array([2, 3]))
-    store.write(np.array([1, 2]), chunk, np.array([0, 9]))
-    assert store.read(np.arange(4))["x"].tolist() == [13, 10, 19, 12]
-    store.mark_missing(np.array([0, 1]))
-    store.write(np.array([1]), chunk, np.array([5]))
-    batch = store.read(np.array([0, 1, 2]))
-    assert batch["x"].tolist() == [15, 19]
-    np.testing.assert_array_equal(batch["y"], arrays_of(10, 20)["y"][[5, 9]])
-    assert store.read(np.array([0])) is None
-
-
-def test_parts_of_a_batch_are_joined_and_nothing_is_none():
-    parts = [arrays_of(0, 2), None, arrays_of(5, 6)]
-    assert concatenate_rows(parts)["x"].tolist() == [0, 1, 5]
-    assert concatenate_rows(parts[:2]) is parts[0]
-    assert concatenate_rows([None]) is None
-    assert concatenate_rows([]) is None

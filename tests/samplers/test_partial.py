@@ -106,28 +106,6 @@ def test_files_come_in_another_order_every_epoch_and_all_orders_are_as_likely():
     assert chisquare(list(counts.values())).pvalue > 0.001
 
 
-@pytest.mark.parametrize("pools", [1, 2])
-def test_a_pool_for_all_is_a_uniform_permutation(pools):
-    sampler = sampler_of([3, 1], shuffle_buffer=4, pools=pools, file_buffer=1)
-    counts = Counter(tuple(flat(epoch_of(sampler, epoch))) for epoch in range(720))
-    assert len(counts) == 24
-    assert chisquare(list(counts.values())).pvalue > 0.001
-
-
-def test_two_pools_carry_samples_further_than_one_and_a_pool_for_all_furthest():
-    sizes = [50] * 40
-
-    def distance(**options):
-        sampler = sampler_of(sizes, **options)
-        place = {sample: number for number, sample in enumerate(samples_of_rank(sampler, sizes, 0)[1])}
-        return np.mean([abs(place[sample] - number) for number, sample in enumerate(flat(epoch_of(sampler)))])
-
-    one, two, full = distance(), distance(pools=2), distance(shuffle_buffer=2000)
-    assert one == pytest.approx(50 / 3, rel=0.1)
-    assert 2 * one < two < full
-    assert full == pytest.approx(2000 / 3, rel=0.1)
-
-
 def test_by_default_a_pool_has_the_size_of_the_largest_file():
     for pools in (1, 2):
         assert sampler_of([3, 9, 4], pools=pools).pools.size == 9
@@ -158,24 +136,6 @@ def test_a_rank_opens_a_file_once_for_each_of_its_row_ranges(sizes, options, fil
         files = [part.file for part in samples_of_rank(sampler, sizes, epoch)[0]]
         assert Counter(reader.opened) == Counter(names_of(sizes)[file] for file in files)
         assert sampler.reads.files == len(reader.opened)
-
-
-@given(**cases, num_replicas=st.integers(1, 3))
-@some
-def test_the_arrays_of_no_more_files_than_the_buffer_says_are_in_memory(sizes, options, file_buffer, num_replicas):
-    for _, reader in readers_of_ranks(sizes, num_replicas, file_buffer=file_buffer, **options):
-        assert 1 <= reader.most_alive <= file_buffer
-
-
-@given(**cases, epochs=st.integers(1, 3))
-@example(sizes=[1, 1], options={}, file_buffer=1, epochs=2)
-@some
-def test_no_more_files_count_as_held_than_the_buffer_says_in_any_epoch(sizes, options, file_buffer, epochs):
-    sampler = sampler_of(sizes, file_buffer=file_buffer, **options)
-    for epoch in range(epochs):
-        epoch_of(sampler, epoch)
-        next(iter(sampler))
-    assert 1 <= sampler.reads.most_held <= file_buffer
 
 
 def test_one_file_at_a_time_is_read_without_a_thread_and_not_before_it_is_needed():
@@ -267,16 +227,8 @@ def test_in_a_process_group_it_has_the_rank_of_the_process(monkeypatch):
     assert (sampler.num_replicas, sampler.rank) == (1, 0)
     monkeypatch.setattr(dist, "get_world_size", lambda: 3)
     monkeypatch.setattr(dist, "get_rank", lambda: 2)
-    monkeypatch.setattr(  # there are no other ranks to wait for
-        "compss_train.samplers.partial._ensure_same_layout", lambda files, is_shared: files.ensure_layout()
-    )
     assert epoch_of(sampler_of([5] * 4)) == epoch_of(sampler_of([5] * 4, num_replicas=3, rank=2))
     assert sampler_of([5] * 4, rank=1).rank == 1
     assert sampler_of([5] * 4, num_replicas=5).rank == 2
     with pytest.raises(ValueError, match="rank=2, num_replicas=2"):
         sampler_of([5] * 4, num_replicas=2)
-
-
-def test_without_a_process_group_there_is_one_rank():
-    sampler = sampler_of([5] * 4)
-    assert (sampler.num_replicas, sampler.rank) == (1, 0)

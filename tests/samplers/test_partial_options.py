@@ -79,20 +79,6 @@ def test_a_dataset_with_its_own_reader_is_not_counted_again(tmp_path, built_in):
     assert counted == []
 
 
-def test_nor_is_one_with_a_method_for_a_reader():
-    class SampleStore:
-        asked = 0
-
-        def read(self, filename, get_data=False):
-            self.asked += not get_data
-            return CountingReader()(filename, get_data)
-
-    store = SampleStore()
-    dataset = FileDataset(names_of([5, 7, 3]), store.read)
-    PartialShuffleSampler(dataset, store.read)
-    assert store.asked == 3
-
-
 @pytest.mark.parametrize(
     "options",
     [{}, {"files_len": {"part-000.npz": 3}}, {"reader": NpzReader()}],

@@ -114,14 +114,6 @@ def test_the_files_of_the_next_epoch_come_while_the_last_rows_are_in_use(tmp_pat
     assert len(reader.opened) == 3
 
 
-def test_without_a_cache_no_file_is_read_that_is_not_needed_now():
-    reader = CountingReader()
-    sampler = sampler_of([3] * 8, reader=reader, num_replicas=4, rank=0)
-    for epoch in range(3):
-        epoch_of(sampler, epoch)
-    assert len(reader.opened) == sampler.reads.files
-
-
 def test_upcoming_files_that_are_bad_are_no_error_yet(tmp_path):
     sizes = [3] * 4
     names = names_of(sizes)
@@ -130,24 +122,6 @@ def test_upcoming_files_that_are_bad_are_no_error_yet(tmp_path):
         assert len(list(arrays)) == 2
         wait_for(lambda: len(os.listdir(loader._part.cache.folder)) == 4)
     assert not loader.skipped
-
-
-def test_a_file_that_changes_is_read_again(tmp_path):
-    names = write_files(tmp_path, [4, 4])
-    dataset = FileDataset(names, cache=tmp_path / "cache")
-    sampler = PartialShuffleSampler(dataset, shuffle=False, batch_size=8)
-    assert flat(samples(sampler)) == list(range(8))
-    np.savez(names[1], x=np.arange(4, 8) * 10, y=np.zeros((4, 2), np.float32))
-    os.utime(names[1], ns=(1, 1))
-    assert flat(samples(sampler)) == [0, 1, 2, 3, 40, 50, 60, 70]
-
-
-def test_only_the_arrays_that_are_asked_for_come_from_the_cache(tmp_path):
-    names = write_files(tmp_path, [4, 4])
-    for keys in (None, ["y", "x"], ["x"], ["y"], None, ["x"]):
-        dataset = FileDataset(names, keys=keys, cache=tmp_path / "cache")
-        (batch,) = PartialShuffleSampler(dataset, batch_size=8)
-        assert list(batch) == list(keys or ["x", "y"])
 
 
 def test_samplers_take_them_for_lists_of_files_and_for_data_sets(tmp_path):

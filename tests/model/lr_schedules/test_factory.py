@@ -10,9 +10,9 @@ from torch.optim import lr_scheduler
 from compss_train import BufferSpec, DistributedTrainer, Simulations
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.schedule import make_schedule
-from tests.helpers.models import SGD, classification, mlp, state_arrays
+from tests.helpers.models import SGD, classification, mlp
 from tests.helpers.serial_engines import NoTasks
-from tests.model.lr_schedules.schedulers import SCHEDULERS, fall
+from tests.model.lr_schedules.schedulers import fall
 
 OTHER = torch.optim.SGD(mlp().parameters(), lr=0.1)
 
@@ -45,25 +45,6 @@ def test_functions_of_the_epoch_and_scheduler_factories_are_distinguished(spec, 
     schedule = schedule_of(spec)
     assert [schedule.lr(epoch) for epoch in range(3)] == pytest.approx(lrs)
     assert type(schedule.at(1)[0]["lr"]) is float
-
-
-def test_epochs_can_be_requested_in_any_order():
-    forwards, backwards = (schedule_of(SCHEDULERS["one cycle"]) for _ in range(2))
-    values = [backwards.at(epoch) for epoch in (5, 0, 3)]
-    assert values == [forwards.at(epoch) for epoch in (5, 0, 3)]
-    assert forwards.during(1) == ((0, forwards.at(1)),)
-    assert set(values[0][0]) == {"lr", "momentum"}
-    assert forwards.state_dict() == {}
-
-
-def test_making_a_schedule_does_not_change_the_network():
-    net = mlp()
-    net(torch.ones(2, 6)).sum().backward()  # with gradients, a step would change something
-    before = state_arrays(mlp())
-    schedule = make_schedule(SCHEDULERS["cosine"], net, optimizer_factory(SGD))
-    schedule.prepare(4)
-    for name, array in state_arrays(net).items():
-        np.testing.assert_array_equal(array, before[name])
 
 
 def nothing(optimizer):

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle, SerialEngine
+from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle
 from compss_train.engines.calls import intra_op_threads
-from compss_train.reports.records import measured_names
 from tests.helpers.models import (
     ADAM,
     MODES,
@@ -21,7 +20,6 @@ from tests.helpers.models import (
     awkward_net,
     blocked,
     classification,
-    mlp,
     state_arrays,
 )
 from tests.helpers.small_fits import combined
@@ -83,14 +81,6 @@ def test_a_second_fit_continues_counting_epochs():
     assert [record["lr"] for record in trainer.history] == lrs
     trainer.build(awkward_net(), SGD, "cross_entropy", schedule=SCHEDULERS["one cycle"])  # begins anew
     assert_same_bits(trainer.fit(*blocked(X, Y, 4), num_epochs=5, **IN_ORDER), expected)
-
-
-@pytest.mark.parametrize("mode", MODES, ids=str)
-def test_the_local_engine_gives_the_bits_of_the_serial_engine(shared_local, mode):
-    options = {"num_epochs": 4, "batch_size": 5, **mode}
-    ours, theirs = (built(one, 3, SCHEDULERS["one cycle"], ADAM) for one in (shared_local, SerialEngine()))
-    assert_same_bits(*(trainer.fit(*blocked(X, Y, 7), **options) for trainer in (ours, theirs)))
-    assert [record["lr"] for record in ours.history] == [record["lr"] for record in theirs.history]
 
 
 # One clock. The gradient is the number of samples, so that those that a learning rate was used for can be counted.
@@ -177,27 +167,3 @@ def test_a_learning_rate_that_is_a_tensor_is_set_in_place():
         assert [type(record["lr"]) for record in trainer.history] == [float] * 4
         assert [record["lr"] for record in trainer.history] == pytest.approx([0.05, 0.05, 0.015, 0.015])
     assert_same_bits(*results)
-
-
-def test_hyperparameters_that_do_not_change_are_left_to_the_optimizer():
-    """Only what the scheduler changes is set: some optimizers keep numbers of their own in their groups."""
-    notes = []
-
-    class Counting(torch.optim.SGD):
-        def step(self, closure=None):
-            notes.append(self.param_groups[0]["weight_decay"])
-            super().step(closure)
-            self.param_groups[0]["weight_decay"] += 1e-6
-
-    trainer = built("serial", 1, SCHEDULERS["one cycle"], partial(Counting, lr=0.1, momentum=0.9), mlp)
-    trainer.fit(X, Y, num_epochs=4, batch_size=31)
-    assert notes == pytest.approx([n * 1e-6 for n in range(8)])
-
-
-def test_the_learning_rate_is_no_measurement():
-    trainer = built("serial", 1, fall)
-    trainer.fit(X, Y, num_epochs=1, batch_size=31)
-    assert measured_names(trainer.history[0]) == ["loss"]
-    trainer.build(mlp(), SGD, "cross_entropy")
-    trainer.fit(X, Y, num_epochs=1, batch_size=31)
-    assert "lr" not in trainer.history[0]

@@ -6,10 +6,10 @@ from functools import partial
 import pytest
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from compss_train import DistributedTrainer, Merge, SerialEngine
+from compss_train import DistributedTrainer
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.schedule import make_schedule
-from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
+from tests.helpers.models import SGD, awkward_net, classification, mlp
 
 X, Y = classification(samples=62)
 PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=0.2)
@@ -39,31 +39,6 @@ def test_plateaus_are_found_by_the_loss_of_the_previous_round(engine, merge, val
     losses = [record["loss" if validation is None else "val_loss"] for record in trainer.history]
     assert [record["lr"] for record in trainer.history] == expected_lrs(losses)
     assert trainer.history[-1]["lr"] < 0.05
-
-
-@pytest.mark.parametrize("way", [{}, {"merge": Merge(every=2)}, {"merge": Merge(unit="blocks")}], ids=str)
-def test_the_local_engine_gives_the_bits_of_the_serial_engine(shared_local, way):
-    options = {"num_epochs": 7, "batch_size": 5, **way}
-    ours, theirs = built(shared_local), built(SerialEngine())
-    assert_same_bits(*(trainer.fit(*blocked(X, Y, 6), **options) for trainer in (ours, theirs)))
-    lrs = [[record["lr"] for record in trainer.history] for trainer in (ours, theirs)]
-    assert lrs[0] == lrs[1]
-    assert lrs[0][-1] < 0.05
-
-
-def test_within_an_epoch_nothing_changes_and_the_last_part_of_it_counts():
-    trainer = built("serial")
-    trainer.fit(*blocked(X, Y, 6), num_epochs=7, batch_size=5, merge=Merge(unit="blocks"))
-    last = {record["epoch"]: record["loss"] for record in trainer.history}
-    lrs = expected_lrs(last.values())
-    assert [record["lr"] for record in trainer.history] == [lrs[r["epoch"] - 1] for r in trainer.history]
-
-
-def test_two_fits_are_one():
-    whole, parts = built("serial"), built("serial")
-    expected = whole.fit(*blocked(X, Y, 6), num_epochs=8, batch_size=5)
-    parts.fit(*blocked(X, Y, 6), num_epochs=3, batch_size=5)
-    assert_same_bits(parts.fit(*blocked(X, Y, 6), num_epochs=5, batch_size=5), expected)
 
 
 def test_a_resumed_schedule_uses_the_new_factor():

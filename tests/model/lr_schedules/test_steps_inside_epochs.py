@@ -13,13 +13,12 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.optim import lr_scheduler
 
-from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle, Schedule, SerialEngine
+from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle, Schedule
 from compss_train.callbacks import Checkpoint
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.schedule import make_schedule
 from tests.helpers.models import (
-    ADAM,
     SGD,
     assert_same_bits,
     awkward_net,
@@ -128,13 +127,6 @@ def test_each_worker_goes_through_the_steps_of_every_epoch(workers, options):
     trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=2, **options)
     rates = [lr for group, lr, *_ in notes if group == 0]
     assert {rate: rates.count(rate) for rate in rates} == {fall(step / 4): 8 for step in range(8)}
-
-
-def test_the_local_engine_gives_the_bits_of_the_serial_engine(shared_local):
-    options = {"num_epochs": 2, "batch_size": 5, "merge": Merge(every=2, unit="batches"), "shuffle": "total"}
-    ours, theirs = (built(one, 3, fall, 6, ADAM) for one in (shared_local, SerialEngine()))
-    assert_same_bits(*(trainer.fit(*blocked(X, Y, 7), **options) for trainer in (ours, theirs)))
-    assert [record["lr"] for record in ours.history] == [record["lr"] for record in theirs.history]
 
 
 @given(st.integers(1, 20), st.integers(0, 3), st.lists(st.fractions(0, 1), min_size=1, max_size=6))

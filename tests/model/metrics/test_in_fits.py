@@ -5,11 +5,10 @@ import json
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassConfusionMatrix
 
 from compss_train import DistributedTrainer, Merge
-from tests.helpers.models import MODES, SGD, assert_same_bits, awkward_net, blocked, classification, mlp
+from tests.helpers.models import MODES, SGD, assert_same_bits, awkward_net, blocked, classification
 
 METRICS = {
     "right": "accuracy",
@@ -82,15 +81,6 @@ def test_a_worker_without_samples_in_a_round_is_left_out():
     trainer.fit(*blocked(x, y, 4), num_epochs=1, batch_size=5, merge=Merge(unit="blocks"), shuffle=None)
     assert [len(record["workers"]) for record in trainer.history] == [3, 1]
     assert [np.sum(record["table"]) for record in trainer.history] == [23, 7]
-
-
-@pytest.mark.filterwarnings("ignore:the outputs of the network are probabilities")
-def test_half_precision_is_measured_in_full_precision():
-    x, y = classification()
-    net = nn.Sequential(mlp(), nn.Softmax(dim=1))
-    trainer = built("serial", metric=METRICS, net=lambda: net, precision="bf16")
-    trainer.fit(x, y, num_epochs=1, batch_size=5, validation_data=(x, y))
-    assert {type(trainer.history[0][f"val_{name}"]) for name in METRICS} == {float, list}
 
 
 def test_an_exception_of_a_metric_in_a_worker_names_it(shared_local):

@@ -9,7 +9,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.nn import functional
 from torchmetrics import Metric
 from torchmetrics.aggregation import CatMetric, MaxMetric, MeanMetric, MinMetric, SumMetric
 from torchmetrics.classification import (
@@ -226,24 +225,6 @@ def test_outputs_and_targets_of_different_shapes_are_matched(output, target, met
     )
     measures = resolve_metrics({"it": metric})
     assert measures.values([measured(measures, [(output, target)])])["it"] == pytest.approx(plain.compute().item())
-
-
-def test_one_hot_targets_are_not_changed():
-    class ShapesOfBatches(Metric):
-        def __init__(self):
-            super().__init__()
-            self.add_state("shapes", [], None)
-
-        def update(self, output, target):
-            self.shapes += [torch.tensor(output.shape), torch.tensor(target.shape)]
-
-        def compute(self):
-            return torch.stack(self.shapes)
-
-    measures = resolve_metrics({"it": ShapesOfBatches()})
-    one_hot = functional.one_hot(torch.tensor([0, 1, 2]), 3)
-    parts = [measured(measures, [(torch.rand(3, 3), one_hot)]), measured(measures, [(torch.rand(2, 3), one_hot)])]
-    assert measures.values(parts)["it"] == [[3, 3], [3, 3], [2, 3], [3, 3]]
 
 
 def test_an_exception_of_a_metric_names_it():
