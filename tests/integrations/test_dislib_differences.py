@@ -11,15 +11,14 @@ import torch
 from torch import nn, optim
 
 from compss_train import BlockedTensor, DistributedTrainer, Merge
-from compss_train.engines import SerialEngine
 from compss_train.integrations.dislib import (
     EDDL_LOSSES,
     OPTIMIZER_DEFAULTS,
     EncapsulatedFunctionsDistributedEddl,
     EncapsulatedFunctionsDistributedPytorch,
 )
-from compss_train.model.losses import categorical_cross_entropy
-from tests.helpers.models import assert_close, assert_same_bits, awkward_net, mlp, state_arrays
+from tests.helpers.models import FITS, assert_same_bits, awkward_net, mlp, state_arrays
+from tests.helpers.small_fits import numbers_of
 from tests.integrations.dislib_tensors import Tensor, tensors, whole
 
 TEXT = (Path(__file__).parents[2] / "docs" / "from-dislib.md").read_text()
@@ -76,16 +75,44 @@ def rows_of(*blocks):
 
 # Both classes
 
+OF_THE_TRAINER = (
+    "parameters that workers exchange",
+    "workers and GPUs",
+    "`n_epocs_sync=0`",
+    "samples of a block",
+    "mean of the workers",
+    "asynchronous merges",
+    "`fit_asynchronous_with_GPU`",
+    "total shuffle",
+    "a failing task",
+    "history, evaluation, prediction, seed",
+)
+"""Rows of what ``DistributedTrainer`` does, which its own tests hold: both classes train as it does."""
 
-@row("parameters that workers exchange")
+
 @CLASSES
-def test_every_entry_of_any_module_is_exchanged(made):
-    encapsulated = made(awkward_net(), 2)
-    encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, progress=False)
-    trained, before = arrays(encapsulated), state_arrays(awkward_net())
-    assert list(trained) == list(before)
-    for name in before:
-        assert (trained[name] != before[name]).any(), name
+@pytest.mark.parametrize("fit", FITS)
+def test_both_classes_train_as_the_trainer_does(made, fit):
+    HELD.extend(name for name in OF_THE_TRAINER if name not in HELD)
+    x, y = rows_of(17, 13, 20, 10)
+    every = (0,) if "n_epochs" in fit else ()
+    encapsulated, trainer = made(awkward_net(), 3), trainer_like(made, awkward_net(), 3)
+    getattr(encapsulated, fit)(x, y, 3, 2, *every, progress=False)
+    renewing = Merge(optimizer_state="reset_blocks")
+    getattr(trainer, fit)(x, y, 3, 2, *every, progress=False, merge=renewing)
+    assert_same_bits(encapsulated.trainer.get_parameters(), trainer.get_parameters())
+    assert numbers_of(list(encapsulated.trainer.history)) == numbers_of(list(trainer.history))
+    assert encapsulated.trainer.seed == trainer.seed
+
+
+def trainer_like(made, net, num_workers):
+    trainer = DistributedTrainer(num_workers, engine="serial", seed=3, threads=1)
+    spec, options = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}, {"transform": torch.Tensor.float}
+    if made is pytorch:
+        trainer.build(net, spec, nn.CrossEntropyLoss(), **options)
+    else:
+        trainer.build(softmax(net), spec, "categorical_cross_entropy", "accuracy", **options)
+    return trainer
 
 
 @row("`num_gpu=0`")
@@ -98,116 +125,13 @@ def test_without_gpus_the_cpu_trains(made, gpus, monkeypatch):
     assert encapsulated.trainer.configuration["build"]["num_gpu"] == 0
 
 
-@row("workers and GPUs")
-@CLASSES
-def test_workers_share_gpus(made):
-    devices = [SerialEngine.device(worker, 2) for worker in range(5)]
-    assert devices == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
-    encapsulated = made(num_workers=5)
-    assert (encapsulated.num_workers, encapsulated.trainer.num_workers) == (5, 5)
-
-
-@row("`n_epocs_sync=0`")
-@CLASSES
-@pytest.mark.parametrize("fit", ["fit_synchronous_every_n_epochs_with_GPU", "fit_asynchronous_n_epochs_with_GPU"])
-def test_no_epochs_between_merges_is_one_merge(made, fit):
-    encapsulated = made(num_workers=2)
-    getattr(encapsulated, fit)(X, Y, 3, 4, n_epocs_sync=0, progress=False)
-    assert len(encapsulated.trainer.history) == 1
-
-
 @row("state of the optimizer")
 @CLASSES
-def test_optimizer_states_stay_or_are_made_anew(made):
-    x, y = rows_of(60)
-    for kept in (True, False):  # by default it is made anew for each block, here the only one
-        encapsulated = made()
-        options = {"merge": Merge(optimizer_state="keep")} if kept else {}
-        encapsulated.fit_synchronous_with_GPU(x, y, 3, 2, **ORDERED, **options)
-        assert_same_bits(arrays(encapsulated), plain_loop(kept=kept, like=made))
-
-
-def plain_loop(*, kept, like):
-    """Train two epochs of three batches; the optimizer keeps its state, or is new in each epoch."""
-    net, loss = (mlp(), nn.CrossEntropyLoss()) if like is pytorch else (softmax(mlp()), categorical_cross_entropy)
-    for epoch in range(2):
-        if epoch == 0 or not kept:
-            optimizer = optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-        for images, labels in zip(whole(X).float().chunk(3), whole(Y).chunk(3), strict=True):
-            optimizer.zero_grad()
-            loss(net(images), labels).backward()
-            optimizer.step()
-    return state_arrays(net if like is pytorch else net[0])
-
-
-@row("samples of a block")
-@CLASSES
-def test_every_sample_is_trained(made):
-    x, y = rows_of(17, 13)
-    encapsulated = made(num_workers=2)
-    encapsulated.fit_synchronous_with_GPU(x, y, 4, 1, progress=False)
-    assert encapsulated.trainer.history[0]["samples"] == 30
-
-
-@row("mean of the workers")
-@CLASSES
-@pytest.mark.filterwarnings("ignore:3 workers share 2 blocks")
-def test_the_mean_is_weighted_by_samples(made):
-    blocks = (30, 10)
-    x, y = rows_of(*blocks)
-    three = made(num_workers=3)  # one has no block, and no vote
-    three.fit_synchronous_with_GPU(x, y, 2, 1, **ORDERED)
-    parts = []
-    for number in range(2):
-        alone = made()
-        alone.fit_synchronous_with_GPU(*(BlockedTensor([each.tensors[number]]) for each in (x, y)), 2, 1, **ORDERED)
-        parts.append(arrays(alone))
-    mean = {name: (30 * parts[0][name] + 10 * parts[1][name]) / 40 for name in parts[0]}
-    assert_close(arrays(three), mean, 1e-6)
-
-
-@row("asynchronous merges")
-@CLASSES
-def test_halving_is_a_keyword(made):
-    base, moved = arrays(made()), made()
-    moved.fit_synchronous_with_GPU(X, Y, 3, 1, **ORDERED)
-    for rule, share in (("weighted", 1.0), ("halving", 0.5)):
-        encapsulated = made()
-        encapsulated.fit_asynchronous_with_GPU(X, Y, 3, 1, merge=Merge(rule=rule), **ORDERED)
-        expected = {name: base[name] + share * (arrays(moved)[name] - base[name]) for name in base}
-        assert_close(arrays(encapsulated), expected, 1e-6)
-
-
-@row("`fit_asynchronous_with_GPU`")
-@CLASSES
-def test_asynchronous_workers_merge_every_epoch_or_every_block(made):
-    encapsulated = made()
-    encapsulated.fit_asynchronous_with_GPU(X, Y, 3, 2, progress=False)
-    assert len(encapsulated.trainer.history) == 2
-    options = {"merge": Merge("commutative", unit="blocks"), "progress": False}
-    encapsulated.fit(X, Y, num_epochs=2, num_batches_per_worker=3, **options)
-    assert len(encapsulated.trainer.history) == 2 + 2 * 4
-
-
-@row("total shuffle")
-@CLASSES
-def test_a_total_shuffle_mixes_all_blocks(made):
-    x, y = rows_of(20, 20, 20)
-    encapsulated = made(transform=keep)
-    KEPT.clear()
-    encapsulated.fit_synchronous_shuffle_with_GPU(x, y, 1, 1, progress=False)
-    numbers = {sample.numpy().tobytes(): number for number, sample in enumerate(x.collect().float())}
-    blocks = [sorted({numbers[sample.numpy().tobytes()] // 20 for sample in batch}) for batch in KEPT]
-    assert blocks == [[0, 1, 2]] * 3
-
-
-KEPT = []
-
-
-def keep(batch):
-    """A transform that keeps what it gets; tasks run in this process."""
-    KEPT.append(batch.float())
-    return batch.float()
+def test_optimizer_states_are_kept_where_that_is_asked_for(made):
+    encapsulated, trainer = made(), trainer_like(made, mlp(), 1)
+    encapsulated.fit_synchronous_with_GPU(X, Y, 3, 2, progress=False, merge=Merge(optimizer_state="keep"))
+    trainer.fit_synchronous_with_GPU(X, Y, 3, 2, progress=False)
+    assert_same_bits(encapsulated.trainer.get_parameters(), trainer.get_parameters())
 
 
 @row("type of x")
@@ -227,28 +151,6 @@ def test_x_is_converted(made):
     double = made(Probe(6, 3).double(), transform=torch.Tensor.double)
     double.fit_synchronous_with_GPU(X, Y, 3, 1, progress=False)
     assert dtypes[-1] == torch.float64
-
-
-@row("a failing task")
-@CLASSES
-def test_exceptions_of_the_network_reach_the_script(made):
-    class Broken(nn.Linear):
-        def forward(self, x):
-            raise ZeroDivisionError("in forward")
-
-    with pytest.raises(ZeroDivisionError, match="in forward"):
-        made(Broken(6, 3)).fit_synchronous_with_GPU(X, Y, 3, 1, progress=False)
-
-
-@row("history, evaluation, prediction, seed")
-@CLASSES
-def test_the_trainer_has_the_rest(made):
-    encapsulated = made()
-    encapsulated.fit_synchronous_with_GPU(X, Y, 3, 2, progress=False)
-    assert len(encapsulated.trainer.history) == 2
-    assert encapsulated.trainer.evaluate(X, Y)["loss"] > 0
-    assert encapsulated.trainer.predict(X).shape == (60, 3)
-    assert encapsulated.trainer.seed == 3
 
 
 # The numbers of dislib.eddl
@@ -287,12 +189,6 @@ def test_x_is_divided_by_255():
     whole, scaled = built(SGD), of_trainer(SGD, transform=by_255)
     assert whole.trainer.evaluate(X, Y) == scaled.evaluate(X, Y)
     np.testing.assert_array_equal(whole.trainer.predict(X), scaled.predict(X))
-    net = mlp()
-    unscaled = DistributedTrainer(1, engine="serial", seed=3, threads=1)
-    unscaled.build(
-        net, {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}, nn.CrossEntropyLoss(), transform=torch.Tensor.float
-    )
-    assert_same_bits(fitted(pytorch(net)), fitted(unscaled))
 
 
 @row("`cross_entropy`, `ce`, `softmax_cross_entropy`")
@@ -345,8 +241,8 @@ def test_the_class_for_torch_leaves_the_numbers_to_torch():
     made = EncapsulatedFunctionsDistributedPytorch(1, engine="serial", seed=3, threads=1)
     made.build(mlp(), optim.RMSprop, nn.CrossEntropyLoss, {"lr": 0.01})
     trainer = DistributedTrainer(1, engine="serial", seed=3, threads=1)
-    options = {"transform": torch.Tensor.float}
-    trainer.build(mlp(), lambda parameters: optim.RMSprop(parameters, lr=0.01), nn.CrossEntropyLoss(), **options)
+    rmsprop, options = {"optimizer": optim.RMSprop, "lr": 0.01}, {"transform": torch.Tensor.float}
+    trainer.build(mlp(), rmsprop, nn.CrossEntropyLoss(), **options)
     assert_same_bits(fitted(made), fitted(trainer))
 
 
@@ -423,12 +319,8 @@ def test_a_learning_rate_gives_the_gradients_of_eddl(loss):
 def test_results_have_the_shapes_of_torch():
     made = built(SGD)
     made.fit_synchronous_with_GPU(X, Y, 3, 1, progress=False)
-    assert [[array.shape for array in layer] for layer in made.get_parameters()] == [
-        [(16, 6), (16,)],
-        [],
-        [(3, 16), (3,)],
-        [],
-    ]
+    shapes = [[array.shape for array in layer] for layer in made.get_parameters()]
+    assert shapes == [[(16, 6), (16,)], [], [(3, 16), (3,)], []]
 
 
 def test_each_row_of_the_tables_has_a_test():

@@ -90,12 +90,8 @@ def test_a_script_for_dislib_eddl(fit):
     x_tensor, y_tensor = images()
     encaps_function = EncapsulatedFunctionsDistributedEddl(num_workers=2)
     optimizer = {"optimizer": "sgd", "lr": 0.3, "momentum": 0.9}
-    assert (
-        encaps_function.build(
-            soft_network(), optimizer, "softmax_cross_entropy", "categorical_accuracy", num_gpu=0, num_nodes=1
-        )
-        is None
-    )
+    names = ("softmax_cross_entropy", "categorical_accuracy")
+    assert encaps_function.build(soft_network(), optimizer, *names, num_gpu=0, num_nodes=1) is None
     before = encaps_function.get_parameters()
     parameters = call(encaps_function, fit, x_tensor, y_tensor)
     assert isinstance(parameters, np.ndarray)
@@ -148,22 +144,14 @@ def test_attributes_of_an_object_that_is_built(made):
     encapsulated = made(num_workers=4, net=net, num_gpu=3, num_nodes=2)
     assert (encapsulated.num_workers, encapsulated.num_gpu, encapsulated.num_gpus_per_worker) == (4, 3, 1)
     assert len(encapsulated.compss_object) == 4
-    assert all(each.model is net for each in encapsulated.compss_object)
+    own = encapsulated.compss_object[0]
+    assert own.model is net
     if made is eddl_class:
         assert encapsulated.num_gpus.tolist() == [1, 1, 1]
-        assert encapsulated.new_lr == 0.05
-        own = encapsulated.compss_object[0]
-        assert (own.loss, own.metric, own.num_gpu, own.initialized) == (
-            "softmax_cross_entropy",
-            "accuracy",
-            3,
-            True,
-        )
-        assert own.optimizer["optimizer"] == "sgd"
+        assert (encapsulated.new_lr, own.optimizer["optimizer"], own.initialized) == (0.05, "sgd", True)
+        assert (own.loss, own.metric, own.num_gpu) == ("softmax_cross_entropy", "accuracy", 3)
     else:
-        own = encapsulated.compss_object[0]
-        assert own.optimizer is optim.SGD
-        assert own.optimizer_parameters == {"lr": 0.05, "momentum": 0.9}
+        assert (own.optimizer, own.optimizer_parameters) == (optim.SGD, {"lr": 0.05, "momentum": 0.9})
         assert isinstance(own.loss, nn.CrossEntropyLoss)
 
 
@@ -226,21 +214,25 @@ def test_after_an_exception_the_last_complete_round_is_kept(made):
     assert_same_bits(kept, state_arrays(now))
 
 
+STEP = {"num_epochs": 1, "num_batches_per_worker": 3, "shuffle": None, "shuffle_block_data": False}
+
+
+def trained_alone(net, loss, x, y):
+    alone = DistributedTrainer(1, engine="serial")
+    alone.build(net, {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}, loss)
+    return alone.fit(x, y, progress=False, **STEP)
+
+
 def test_the_steps_of_dislibs_objects():
     x, y = tensors()
     block, labels = x.tensors[0][0].float(), y.tensors[0][0]
     encapsulated = pytorch_class(num_workers=2)
     own = encapsulated.compss_object[0]
     trained = own.train_cnn_batch_GPU(encapsulated.model_parameters, block, labels, 3, shuffle_block_data=False)
-    alone = DistributedTrainer(1, engine="serial")
-    alone.build(TwoLinear(), {"optimizer": optim.SGD, "lr": 0.05, "momentum": 0.9}, nn.CrossEntropyLoss())
-    options = {"shuffle": None, "shuffle_block_data": False, "progress": False}
-    expected = alone.fit(block, labels, num_epochs=1, num_batches_per_worker=3, **options)
-    assert_same_bits(state_arrays(trained), expected)
+    assert_same_bits(state_arrays(trained), trained_alone(TwoLinear(), nn.CrossEntropyLoss(), block, labels))
     base = TwoLinear()
-    merged = own.aggregate_parameters_async(base, trained)
-    assert merged is base
-    torch.testing.assert_close(merged[0].weight, (TwoLinear()[0].weight + trained[0].weight) / 2)
+    assert own.aggregate_parameters_async(base, trained) is base
+    torch.testing.assert_close(base[0].weight, (TwoLinear()[0].weight + trained[0].weight) / 2)
 
 
 def test_the_steps_of_dislibs_objects_for_eddl():
@@ -249,11 +241,8 @@ def test_the_steps_of_dislibs_objects_for_eddl():
     encapsulated = eddl_class(num_workers=2)
     own, before = encapsulated.compss_object[0], encapsulated.get_parameters()
     trained = own.train_batch_GPU(before, block, labels, x.dtype, 3, shuffle_block_data=False)
-    alone = DistributedTrainer(1, engine="serial")
     net = nn.Sequential(TwoLinear(), nn.Softmax(dim=1))
-    alone.build(net, {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}, categorical_cross_entropy)
-    options = {"shuffle": None, "shuffle_block_data": False, "progress": False}
-    expected = alone.fit(block.float() / 255, labels, num_epochs=1, num_batches_per_worker=3, **options)
+    expected = trained_alone(net, categorical_cross_entropy, block.float() / 255, labels)
     flat = [array for layer in trained for array in layer]
     assert_same_bits(dict(zip(expected, flat, strict=True)), expected)
     mean = (before[0][0] + trained[0][0]) / 2
@@ -311,28 +300,12 @@ def test_errors(error, message, call):
         call()
 
 
-def test_training_equals_the_trainer_on_float32():
-    x, y = tensors()
-    theirs = DistributedTrainer(2, seed=5, threads=1)
-    theirs.build(TwoLinear(), {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}, nn.CrossEntropyLoss())
-    x32, _ = tensors(torch.float32)
-    renewing = Merge(optimizer_state="reset_blocks")
-    assert_same_bits(
-        state_arrays(pytorch_class(seed=5).fit_synchronous_with_GPU(x, y, 3, 2)),
-        theirs.fit_synchronous_with_GPU(x32, y, 3, 2, merge=renewing),
-    )
-
-
-def test_a_loss_of_torch_may_be_made_already():
+def test_a_loss_of_torch_is_made_already_or_a_name():
     encapsulated = EncapsulatedFunctionsDistributedPytorch(2)
     loss = nn.CrossEntropyLoss()
     encapsulated.build(TwoLinear(), optim.SGD, loss, {"lr": 0.05})
     assert encapsulated.compss_object[0].loss is loss
-
-
-def test_a_loss_of_torch_may_be_a_name():
-    net = nn.Sequential(TwoLinear(), nn.Softmax(dim=1))
-    results = []
+    net, results = nn.Sequential(TwoLinear(), nn.Softmax(dim=1)), []
     for loss in ("categorical_cross_entropy", lambda: categorical_cross_entropy):
         encapsulated = EncapsulatedFunctionsDistributedPytorch(2, seed=3, threads=1)
         encapsulated.build(net, optim.SGD, loss, {"lr": 0.05})

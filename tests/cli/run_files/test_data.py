@@ -7,12 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from compss_train import BlockedTensor, DistributedTrainer, FileDataset, Samples, write_files
+from compss_train import BlockedTensor, FileDataset, PartialShuffleSampler, Samples, write_files
 from compss_train.cli.run_files import Errors
 from compss_train.cli.run_files.data import Dataset, read_section, split_validation
 from compss_train.data.block_passes import Place
 from compss_train.training.data_source import as_data_source
-from tests.helpers.models import SGD, mlp
 
 X = np.arange(60, dtype=np.float32).reshape(20, 3)
 Y = np.arange(20)
@@ -34,66 +33,69 @@ def many():
     return X, Y, Y, Y
 
 
-def read(**table):
-    return read_section(table)
-
-
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     np.save("x.npy", X)
     np.save("y.npy", Y)
+    np.save("w.npy", Y / 20)
     np.savez("both.npz", x=X, y=Y, z=Y)
     np.savez("one.npz", images=X)
     torch.save({"x": torch.from_numpy(X), "y": torch.from_numpy(Y)}, "both.pt")
 
 
-@pytest.mark.parametrize(
-    "table",
-    [
-        {"x": "x.npy", "y": "y.npy"},
-        {"x": "both.npz", "y": "both.npz"},
-        {"x": "one.npz", "y": {"file": "both.npz", "key": "z"}},
-        {"x": "both.pt", "y": "both.pt"},
-        {"x": {"import": "numpy:load", "file": "x.npy"}, "y": {"file": "y.npy"}},
-        {"x": f"import:{__name__}:X", "y": f"import:{__name__}:Y"},
-        {"import": f"{__name__}:pair"},
-    ],
-    ids=str,
-)
-def test_all_forms_of_naming_arrays_are_equivalent(table):
-    x, y, weight = read(**table)
-    assert np.array_equal(x, X)
-    assert np.array_equal(y, Y)
-    assert weight is None
-    x, y, _ = read(**table, blocks=4)
-    assert isinstance(x, BlockedTensor)
-    assert (x.shape, y.shape) == ((4, 1), (4, 1))
-    assert np.array_equal(x.collect(), X)
+FORMS = [
+    {"x": "x.npy", "y": "y.npy"},
+    {"x": "both.npz", "y": "both.npz"},
+    {"x": "one.npz", "y": {"file": "both.npz", "key": "z"}},
+    {"x": "both.pt", "y": "both.pt"},
+    {"x": {"import": "numpy:load", "file": "x.npy"}, "y": {"file": "y.npy"}},
+    {"x": f"import:{__name__}:X", "y": f"import:{__name__}:Y"},
+    {"import": f"{__name__}:pair"},
+]
+WEIGHTED = [{"x": "x.npy", "y": "y.npy", "weight": "w.npy"}, {"import": f"{__name__}:triple"}]
+
+
+def test_all_forms_of_naming_arrays_are_equivalent():
+    for table in (*FORMS, *WEIGHTED):
+        plain, cut = read_section(table), read_section({**table, "blocks": 4})
+        weights = Y / 20 if table in WEIGHTED else None
+        for part, blocked, expected in zip(plain, cut, (X, Y, weights), strict=True):
+            if expected is None:
+                assert part is blocked is None
+            else:
+                np.testing.assert_array_equal(part, expected)
+                np.testing.assert_array_equal(blocked.collect(), expected)
+                assert blocked.shape == (4, 1)
 
 
 def test_y_and_weights_are_optional():
-    assert isinstance(read(x="x.npy").x, np.memmap)
-    assert read(x="x.npy").y is None
-    assert read(**{"import": f"{__name__}:single"}).y is None
-    dataset = read(x="x.npy", y="none", weight="none", blocks="none")
-    assert dataset[1:] == (None, None)
-    assert np.array_equal(dataset.x, X)
-    np.save("w.npy", Y / 20)
-    for table in ({"x": "x.npy", "y": "y.npy", "weight": "w.npy"}, {"import": f"{__name__}:triple"}):
-        assert np.array_equal(read(**table).weight, Y / 20)
-        assert np.array_equal(read(**table, blocks=4).weight.collect(), Y / 20)
+    for table in ({"x": "x.npy"}, {"import": f"{__name__}:single"}):
+        for nothing in ({}, {"y": "none", "weight": "none", "blocks": "none"} if "x" in table else {}):
+            dataset = read_section({**table, **nothing})
+            assert dataset[1:] == (None, None)
+            np.testing.assert_array_equal(dataset.x, X)
+    assert isinstance(read_section({"x": "x.npy"}).x, np.memmap)
 
 
 def test_files_are_a_data_set_with_its_options():
     write_files("train", {"a": X, "b": Y}, rows=6)
-    x, y, _ = read(files="train/*.npz", x="a", y="b", index="index.json")
-    assert isinstance(x, FileDataset)
+    options = {"index": "index.json", "threads": 3, "cache": "kept", "cache_bytes": 10_000}
+    x, y, _ = read_section({"files": "train/*.npz", "x": "a", "y": "b", **options})
     assert (x.sizes, x.x, x.y, y) == ((6, 6, 6, 2), "a", "b", None)
+    assert (x.threads, x.cache.max_bytes) == (3, 10_000)
     assert Path("index.json").exists()
-    cached, *_ = read(files="train/*.npz", x="a", y="b", threads=3, cache="kept", cache_bytes=10_000)
-    assert (cached.threads, cached.cache.max_bytes) == (3, 10_000)
-    assert list(Path("kept").iterdir()) == [Path(cached.cache.folder).relative_to(Path.cwd())]
+    assert list(Path("kept").iterdir()) == [Path(x.cache.folder).relative_to(Path.cwd())]
+
+
+def test_a_table_whose_reader_has_options_is_read():
+    pytest.importorskip("pyarrow")
+    for number in range(2):
+        Path(f"{number}.csv").write_text("a;b;kind\n1;2;x\n3;4;y\n5;6;x\n")
+    reader = {"import": "compss_train.data.readers:CsvReader", "delimiter": ";"}
+    dataset = read_section({"files": "*.csv", "x": ["a", "b"], "y": "kind", "reader": reader}).x
+    assert (dataset.sizes, dataset.classes) == ((3, 3), {"kind": ("x", "y")})
+    assert dataset.layout["x"].shape == (2,)
 
 
 @pytest.mark.parametrize(
@@ -113,10 +115,7 @@ def test_files_are_a_data_set_with_its_options():
         ({"files": "x.npy", "blocks": 3}, "unknown key blocks"),
         ({"files": "none/*.npz"}, "files='none/*.npz': no files found"),
         ({"files": "x.npy", "on_bad_file": "shout"}, "on_bad_file='shout': choose one of"),
-        (
-            {"import": f"{__name__}:many"},
-            "many returned 4 values; give x and y, x alone, or x, y and weights",
-        ),
+        ({"import": f"{__name__}:many"}, "many returned 4 values; give x and y, x alone, or x, y and weights"),
         ({"import": f"{__name__}:pair", "n": 3}, "pair: unknown argument n"),
     ],
     ids=str,
@@ -155,24 +154,17 @@ def test_the_seed_chooses_validation_samples_and_blocks_stay_as_many():
     assert sorted([*training.x.collect(), *validation.x]) == list(range(40))
 
 
-def test_a_split_of_files_keeps_them_whole_with_their_options(tmp_path):
-    x, y = np.random.default_rng(0).normal(size=(20, 6)).astype(np.float32), np.arange(20) % 3
-    write_files(tmp_path / "parts", {"a": x, "b": y}, rows=2)
-    files = FileDataset(f"{tmp_path}/parts/*.npz", x="a", y="b")
-    both = split_validation(Dataset(files, weight=x), 0.3, 0)
-    assert all(part.weight is x for part in both)  # which is an error of fit, with or without a fraction
+def test_a_split_of_files_keeps_them_whole_with_their_options():
+    write_files("parts", {"a": X, "b": Y}, rows=2)
+    files = FileDataset("parts/*.npz", x="a", y="b")
+    both = split_validation(Dataset(files, weight=X), 0.3, 0)
+    assert all(part.weight is X for part in both)  # which is an error of fit, with or without a fraction
     training, validation = (part.x for part in both)
     assert (len(training.files), len(validation.files), len(files.files)) == (7, 3, 10)
     assert sorted([*training.files, *validation.files]) == files.files
     assert (validation.x, validation.y, validation.number_samples) == ("a", "b", 6)
-    again = FileDataset(training.files, x="a", y="b")
-    outputs = []
-    for dataset in (training, again):
-        with DistributedTrainer(1, engine="serial", seed=0, threads=1) as trainer:
-            trainer.build(mlp(), SGD, "cross_entropy")
-            trainer.fit(dataset, num_epochs=1, batch_size=2, progress=False)
-            outputs.append(trainer.predict(validation))
-    assert np.array_equal(*outputs)
+    read = [batch["b"] for batch in PartialShuffleSampler(training, shuffle=False, batch_size=2)]
+    np.testing.assert_array_equal(read, [np.load(name)["b"] for name in training.files])
 
 
 class Pairs(torch.utils.data.Dataset):
@@ -181,6 +173,11 @@ class Pairs(torch.utils.data.Dataset):
 
     def __getitem__(self, number):
         return np.float32(number), number % 2
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __iter__(self):
+        return iter(())
 
 
 def hugging_face():
@@ -192,8 +189,7 @@ def hugging_face():
     "make", [Pairs, lambda: Samples(Pairs(), blocks=2), lambda: DataLoader(Pairs(), batch_size=3), hugging_face]
 )
 def test_a_split_data_set_keeps_samples_with_their_weights(make):
-    dataset = Dataset(make(), weight=np.arange(10) / 4)
-    training, validation = split_validation(dataset, 0.3, 0)
+    training, validation = split_validation(Dataset(make(), weight=np.arange(10) / 4), 0.3, 0)
     found = []
     for part, size in ((training, 7), (validation, 3)):
         reader = part.x.reader(1, "float32")
@@ -204,16 +200,8 @@ def test_a_split_data_set_keeps_samples_with_their_weights(make):
     assert sorted(found) == list(range(10))
 
 
-class Stream(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        return iter(())
-
-
 SPLITS = [
-    *(
-        (Dataset(np.arange(10)), each, "give a number above 0 and below 1")
-        for each in (0, 1, -0.5, 2, True, "half")
-    ),
+    *((Dataset(np.arange(10)), each, "give a number above 0 and") for each in (0, 1, -0.5, 2, True, "half")),
     (Dataset(np.arange(10), np.arange(9)), 0.5, "have different lengths: x 10, y 9"),
     (Dataset(Pairs(), weight=np.arange(11)), 0.3, "different lengths: x 10, weight 11"),
     (Dataset(Stream()), 0.3, "no samples by number to take a fraction of"),
@@ -234,14 +222,3 @@ def test_what_cannot_be_selected_is_an_error():
     for part in split_validation(Dataset(Pairs(), y=np.arange(10)), 0.3, 0):
         with pytest.raises(TypeError, match="whose samples have targets in them"):
             as_data_source(part.x, part.y, num_workers=1)
-
-
-def test_a_run_reads_a_table_whose_reader_has_options(tmp_path, monkeypatch):
-    pytest.importorskip("pyarrow")
-    monkeypatch.chdir(tmp_path)
-    for number in range(2):
-        Path(f"{number}.csv").write_text("a;b;kind\n1;2;x\n3;4;y\n5;6;x\n")
-    reader = {"import": "compss_train.data.readers:CsvReader", "delimiter": ";"}
-    dataset = read(files="*.csv", x=["a", "b"], y="kind", reader=reader).x
-    assert (dataset.sizes, dataset.classes) == ((3, 3), {"kind": ("x", "y")})
-    assert dataset.layout["x"].shape == (2,)

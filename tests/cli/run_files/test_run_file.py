@@ -21,27 +21,24 @@ def test_a_dumped_file_has_all_values_seed_and_home(table):
     assert tomllib.loads(run_file.dumps(3)) == expected
 
 
-@pytest.mark.parametrize(
-    ("setting", "value"),
-    [
-        ("fit.num_epochs=3", 3),
-        ("fit.merge=commutative", "commutative"),
-        ('fit.merge="commutative"', "commutative"),
-        ("fit.a = true", True),
-        ("fit.lr=1e-3", 0.001),
-        ("fit.sizes=[1, 2]", [1, 2]),
-        ("fit.buffer={type='FIRO', size=3}", {"type": "FIRO", "size": 3}),
-        ("fit.import=import:a.b:c", "import:a.b:c"),
-        ("fit.text=a=b", "a=b"),
-        ("fit.two=1\nthree=2", "1\nthree=2"),
-    ],
-)
-def test_settings_are_toml_or_strings(setting, value):
-    key = setting.partition("=")[0].strip().partition(".")[2]
-    assert apply_settings({"fit": {"x": 1}}, [setting]) == {"fit": {"x": 1, key: value}}
+SETTINGS = {
+    "fit.num_epochs=3": 3,
+    "fit.merge=commutative": "commutative",
+    'fit.merge="commutative"': "commutative",
+    "fit.a = true": True,
+    "fit.lr=1e-3": 0.001,
+    "fit.sizes=[1, 2]": [1, 2],
+    "fit.buffer={type='FIRO', size=3}": {"type": "FIRO", "size": 3},
+    "fit.import=import:a.b:c": "import:a.b:c",
+    "fit.text=a=b": "a=b",
+    "fit.two=1\nthree=2": "1\nthree=2",
+}
 
 
-def test_settings_add_tables_and_leave_the_original_unchanged():
+def test_settings_are_toml_or_strings_and_leave_the_original_unchanged():
+    for setting, value in SETTINGS.items():
+        key = setting.partition("=")[0].strip().partition(".")[2]
+        assert apply_settings({"fit": {"x": 1}}, [setting]) == {"fit": {"x": 1, key: value}}
     table = {"build": {"optimizer": {"lr": 1}}}
     changed = apply_settings(table, ["build.optimizer.lr=2", "fit.buffer.capacity=3"])
     assert changed == {"build": {"optimizer": {"lr": 2}}, "fit": {"buffer": {"capacity": 3}}}
