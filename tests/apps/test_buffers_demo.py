@@ -66,23 +66,20 @@ def test_a_seed_fixes_the_run_of_a_fast_stream_too(demo):
     assert rows(demo(*options[:-1], 4).stdout) != rows(first)
 
 
-@pytest.mark.parametrize(
-    ("options", "parts"),
-    [
-        (("--buffer-size", 0), ("--buffer-size=0", "at least 1")),
-        (("--batches-per-chunk", -1), ("--batches-per-chunk=-1", "at least 1")),
-        (("--threshold", -1), ("--threshold=-1", "at least 0")),
-        (("--threshold", 101, "--buffer-size", 100), ("--threshold=101", "larger buffer")),
-        (("--lr", "nan"), ("--lr=nan", "above 0")),
-        (("--seed", -1), ("seed=-1", "at least 0")),
-        (("--chunk", "many"), ("--chunk", "'many'")),
-    ],
-)
-def test_wrong_options_are_errors_of_the_command_line(demo, options, parts):
-    assert_wrong_option(demo(*options), *parts)
+WRONG = {
+    "--buffer-size 0": ("--buffer-size=0", "at least 1"),
+    "--batches-per-chunk -1": ("--batches-per-chunk=-1", "at least 1"),
+    "--threshold -1": ("--threshold=-1", "at least 0"),
+    "--threshold 101 --buffer-size 100": ("--threshold=101", "larger buffer"),
+    "--lr nan": ("--lr=nan", "above 0"),
+    "--seed -1": ("seed=-1", "at least 0"),
+    "--chunk many": ("--chunk", "'many'"),
+}
 
 
-def test_what_fails_is_said_in_one_line(demo, tmp_path, monkeypatch):
+def test_what_is_wrong_is_said_in_one_line(demo, tmp_path, monkeypatch):
+    for options, parts in WRONG.items():
+        assert_wrong_option(demo(*options.split()), *parts)
     (tmp_path / "file").write_text("")
     assert_one_line_error(demo("--output", tmp_path / "file"), "--output", "file")
     assert_one_line_error(demo("--data", "nowhere"), "nowhere", "apt install dataset-fashion-mnist")
@@ -130,20 +127,12 @@ def test_the_pace_is_so_many_batches_a_chunk(producer):
     assert put[:9] == [10] * 4 + [20] * 4 + [30]
 
 
-def test_what_the_thread_raises_comes_out_of_the_batches(producer):
+def test_exceptions_of_either_thread_end_both(producer):
     buffer = FIFO(50)
     buffer.put((torch.zeros(3), torch.tensor(0)))
     with pytest.raises(ValueError, match="one structure"), producer(buffer, STREAM, 10) as stream:
         list(stream.batches(1, 1))
     assert buffer.reception_over
-
-
-def test_the_thread_ends_where_the_main_thread_raises(producer):
-    buffer = FIFO(5)
-
-    def train(x):
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError), producer(buffer, STREAM, 10) as stream:
-        [train(x) for x, _ in stream.batches(2, 1)]
+    with pytest.raises(ZeroDivisionError), producer(FIFO(5), STREAM, 10) as stream:
+        [1 / 0 for _ in stream.batches(2, 1)]
     assert "producer" not in [thread.name for thread in threading.enumerate()]

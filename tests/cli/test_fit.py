@@ -39,14 +39,20 @@ def saved(folder):
     return {name: arrays[name] for name in sorted(arrays)}
 
 
-def test_a_run_equals_the_same_calls_of_the_library(run_file, command):
-    done = command("fit", run_file, settings=["fit.progress=true"])
+@pytest.mark.parametrize("samples", [data, weighted])
+def test_a_run_equals_the_same_calls_of_the_library(run_file, command, samples):
+    settings = [
+        "fit.progress=true",
+        f"data.import={USER_OBJECTS}:{samples.__name__}",
+        "build.class_weight=[1, 2, 0.5]",
+    ]
+    done = command("fit", run_file, settings=settings)
     folder = run_file.parent / "runs" / "small"
-    x, y = (BlockedTensor.from_array(part, (4, 1)) for part in data())
-    training, validation = split_validation(Dataset(x, y), 0.25, seed=3)
-    options = {"num_epochs": 3, "batch_size": 8, "progress": False}
+    dataset = Dataset(*(BlockedTensor.from_array(part, (4, 1)) for part in samples()))
+    training, validation = split_validation(dataset, 0.25, seed=3)
+    options = {"num_epochs": 3, "batch_size": 8, "progress": False, "sample_weight": training.weight}
     with DistributedTrainer(2, engine="serial", seed=3, threads=1) as trainer:
-        trainer.build(mlp(), SGD, "cross_entropy", "accuracy")
+        trainer.build(mlp(), SGD, "cross_entropy", "accuracy", class_weight=[1, 2, 0.5])
         expected = trainer.fit(training.x, training.y, validation_data=validation[:2], **options)
         measured = trainer.evaluate(*validation[:2])
     assert_same_bits(saved(folder), {name: expected[name] for name in sorted(expected)})
@@ -57,16 +63,6 @@ def test_a_run_equals_the_same_calls_of_the_library(run_file, command):
     assert "3 epochs in 3 rounds, 2 workers" in done.out
     assert "in runs/small: parameters.safetensors, history.jsonl" in done.out
     assert done.err.count("round ") == 3
-
-
-def test_sample_weights_are_split_with_the_samples_and_used(run_file, command, tmp_path):
-    command("fit", run_file, settings=[f"data.import={USER_OBJECTS}:weighted", "build.class_weight=[1, 2, 0.5]"])
-    dataset = Dataset(*(BlockedTensor.from_array(part, (4, 1)) for part in weighted()))
-    x, y, weight = split_validation(dataset, 0.25, seed=3)[0]
-    with DistributedTrainer(2, engine="serial", seed=3, threads=1) as trainer:
-        trainer.build(mlp(), SGD, "cross_entropy", class_weight=[1, 2, 0.5])
-        expected = trainer.fit(x, y, num_epochs=3, batch_size=8, sample_weight=weight, progress=False)
-    assert_same_bits(saved(tmp_path / "runs" / "small"), {name: expected[name] for name in sorted(expected)})
 
 
 @pytest.mark.parametrize("seed", ["seed = 3\n", ""], ids=["given", "drawn"])
@@ -175,14 +171,6 @@ def test_a_resumed_run_equals_an_uninterrupted_one(run_file, trained, command, t
     assert_same_bits(saved(tmp_path / "ended"), saved(trained))
 
 
-def test_resume_keeps_an_ended_run_without_checkpoints(run_file, fitted, command):
-    before = saved(fitted)
-    shutil.rmtree(fitted / "checkpoints")
-    output = command("fit", run_file, "--resume", code=2).err
-    assert "runs/small holds a run that has ended, and no checkpoint to resume it from; --overwrite" in output
-    assert_same_bits(saved(fitted), before)
-
-
 @pytest.mark.parametrize("place", ["", "/checkpoints"])
 @pytest.mark.parametrize("how", ["--overwrite", "--resume"])
 def test_a_folder_that_another_program_locks_is_unchanged(run_file, fitted, command, how, place):
@@ -205,6 +193,9 @@ def test_a_run_is_replaced_only_with_overwrite(run_file, fitted, command):
     (fitted / "notes.txt").write_text("mine")
     output = command("fit", run_file, "--set", "trainer.seed=4", code=2)
     assert "runs/small holds a run: --resume continues it, --overwrite removes it" in output.err
+    shutil.rmtree(fitted / "checkpoints")
+    output = command("fit", run_file, "--resume", code=2).err
+    assert "runs/small holds a run that has ended, and no checkpoint to resume it from; --overwrite" in output
     assert_same_bits(saved(fitted), before)
     command("fit", run_file, "--set", "trainer.seed=4", "--overwrite")
     assert any((saved(fitted)[name] != before[name]).any() for name in before)
@@ -223,20 +214,16 @@ def test_keys_are_printed_and_the_example_trains_as_it_is(command, tmp_path, mon
     assert history(Path("runs/spirals"))[-1]["val_accuracy"] > 0.9
 
 
-@pytest.mark.parametrize("again", [(), ("--overwrite",), ("--resume",)], ids=["", "overwrite", "resume"])
-def test_a_run_file_of_the_user_is_not_overwritten(run_file, command, again):
+def test_files_of_the_user_are_not_overwritten_or_removed(run_file, command, tmp_path):
     text = f'# mine\n{run_file.read_text()}folder = "."\n'
-    own = run_file.rename(run_file.with_name("config.toml"))
+    own = run_file.with_name("config.toml")
     own.write_text(text)
-    refused = command("fit", own, *again, code=2)
-    assert f"{own} was not written by a run" in refused.err
+    for again in ((), ("--overwrite",), ("--resume",)):
+        assert f"{own} was not written by a run" in command("fit", own, *again, code=2).err
     assert own.read_text() == text
-
-
-def test_other_files_are_not_removed(run_file, command, tmp_path):
+    own.unlink()
     (tmp_path / "tensorboard").mkdir()
-    mine = tmp_path / "tensorboard" / "events"
-    mine.write_text("mine")
+    (mine := tmp_path / "tensorboard" / "events").write_text("mine")
     refused = command("fit", run_file, "--output", tmp_path, code=2)
     assert f"{mine.parent} exists, and this run would replace it" in refused.err
     assert mine.read_text() == "mine"

@@ -45,9 +45,8 @@ def test_array_names_in_files_are_those_of_the_training_data(run_file, command, 
     x, y = data(40)
     np.savez("both.npz", a=x, b=y)
     text = run_file.read_text().replace('import = "tests.cli.user_objects:data"\nblocks = 4', "FILES")
-    run_file.write_text(
-        text.replace("FILES", 'files = ["both.npz"]\nx = "a"\ny = "b"').replace("fraction = 0.25", "")
-    )
+    files = text.replace("FILES", 'files = ["both.npz"]\nx = "a"\ny = "b"').replace("fraction = 0.25", "")
+    run_file.write_text(files)
     command("fit", run_file, "--workers", 1)
     assert command("evaluate", "runs/small", "--data", "both.npz").out.startswith("loss ")
     output = command("evaluate", "runs/small", code=2).err
@@ -58,42 +57,38 @@ ARRAYS = """x = { file = "train.npz", key = "images" }
 y = { file = "train.npz", key = "labels" }"""
 
 
-@pytest.fixture
-def fitted_arrays(run_file, command):
-    """The folder of a run with named arrays; test.npz has the same names, both.npz others."""
+def test_array_names_are_the_keys_of_the_training_data(run_file, command):
     x, y = data(40)
-    np.savez("train.npz", images=x, labels=y)
-    np.savez("test.npz", images=x, labels=y)
+    for name in ("train.npz", "test.npz"):
+        np.savez(name, images=x, labels=y)
     np.savez("both.npz", a=x, b=y)
     np.savez("alone.npz", x)
     np.save("x.npy", x)
     run_file.write_text(run_file.read_text().replace('import = "tests.cli.user_objects:data"', ARRAYS))
     command("fit", run_file)
-    return run_file.parent / "runs" / "small"
-
-
-def test_array_names_are_the_keys_of_the_training_data(fitted_arrays, command):
-    trained = parsed(command("evaluate", fitted_arrays, "--json", "--data", "test.npz"))
+    trained = parsed(command("evaluate", "runs/small", "--json", "--data", "test.npz"))
     others = ("--set", "data.x.key=a", "--set", "data.y.key=b")
-    assert trained == parsed(command("evaluate", fitted_arrays, "--json", "--data", "both.npz", *others))
+    assert trained == parsed(command("evaluate", "runs/small", "--json", "--data", "both.npz", *others))
     for samples in ("test.npz", "alone.npz", "x.npy"):
-        command("predict", fitted_arrays, "--input", samples, "--output", f"of-{samples}.npy")
+        command("predict", "runs/small", "--input", samples, "--output", f"of-{samples}.npy")
         assert np.array_equal(np.load(f"of-{samples}.npy"), np.load("of-test.npz.npy"))
-    output = command("evaluate", fitted_arrays, "--data", "both.npz", code=2).err
-    assert "both.npz has no array 'images' for x, it has 'a', 'b'; choose one" in output
-    assert "For a run: --set data.x=NAME where [data] has files, --set data.x.key=NAME where" in output
-    output = command("evaluate", fitted_arrays, "--data", "alone.npz", code=2).err
-    assert "alone.npz has no array 'images' for x" in output
+    for wrong in ("both.npz", "alone.npz"):
+        output = command("evaluate", "runs/small", "--data", wrong, code=2).err
+        assert f"{wrong} has no array 'images' for x" in output
+        assert "For a run: --set data.x=NAME where [data] has files, --set data.x.key=NAME where" in output
 
 
 def test_x_alone_may_be_its_own_target(run_file, fitted, command):
     x, _ = data(40)
     np.save("x.npy", x)
     text = run_file.read_text().replace('import = "tests.cli.user_objects:data"', 'x = "x.npy"')
-    text = text.replace("tests.helpers.models:mlp", "tests.cli.user_objects:same").replace(
-        'metric = "accuracy"', ""
-    )
-    run_file.write_text(text.replace("cross_entropy", "mse"))
+    for old, new in (
+        ("helpers.models:mlp", "cli.user_objects:same"),
+        ('metric = "accuracy"', ""),
+        ("cross_entropy", "mse"),
+    ):
+        text = text.replace(old, new)
+    run_file.write_text(text)
     command("fit", run_file, "--overwrite")
     alone = command("evaluate", fitted, "--data", "x.npy").out
     assert alone == command("evaluate", fitted, "--data", "x.npy", "x.npy").out
