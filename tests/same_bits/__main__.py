@@ -1,4 +1,4 @@
-"""``python -m tests.same_bits``; COMPSs starts this file."""
+"""``python -m tests.same_bits``."""
 
 import sys
 
