@@ -1,17 +1,21 @@
-"""The arguments of each subcommand of ``compss-train``. What runs it, and may need torch, is not imported here."""
+"""The arguments of each subcommand of ``compss-train``. What runs it, and may need torch, is not imported here.
+
+A subcommand is a function that adds its arguments to a parser; its docstring is what ``--help`` prints.
+"""
 
 import argparse
+import inspect
 import json
 import os
 import sys
-import textwrap
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from compss_train._utils import __version__
 from compss_train._utils.imports import import_optional
+
+Parser = argparse.ArgumentParser
 
 ENGINES = ("auto", "serial", "local", "compss")
 AXES = ("round", "epoch", "samples", "seconds")
@@ -34,270 +38,290 @@ class _Setting(argparse.Action):
         namespace.settings = [*namespace.settings, f"{self.const}={text}"]
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """Return the parser of all subcommands.
 
     Parsed options hold it as ``parser``, and as ``module`` the module of ``compss_train.cli`` whose function of the
     command's name runs it with them.
     """
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="compss-train",
         description="Train PyTorch models with many workers, on this machine or on a COMPSs cluster.",
         epilog="compss-train COMMAND --help describes a command. To start: compss-train fit --example",
     )
     parser.add_argument("--version", action="version", version=f"compss_train {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    groups = {"fit": _add_fit, "inference": _add_inference, "reports": _add_reports, "data": _add_data}
-    for module, add_commands in {**groups, "doctor": _add_doctor, "arguments": _add_completion}.items():
-        add_commands(partial(_add_command, subparsers, module))
+    for module, commands in COMMANDS.items():
+        for add_arguments in commands:
+            description, _, examples = (inspect.getdoc(add_arguments) or "").partition("\n\n")
+            command = subparsers.add_parser(
+                add_arguments.__name__.removesuffix("_arguments"),
+                help=f"{description[:1].lower()}{description[1:].rstrip('.')}",
+                description=description,
+                epilog=examples,
+                formatter_class=argparse.RawDescriptionHelpFormatter,
+            )
+            command.set_defaults(module=module)
+            add_arguments(command)
     parser.set_defaults(parser=parser)
     return parser
 
 
-AddCommand = Callable[..., argparse.ArgumentParser]
+def fit_arguments(parser: Parser) -> None:
+    """Train a network as described by a TOML file.
 
+    examples:
+      compss-train fit --example > spirals.toml
+      compss-train fit spirals.toml
+      compss-train fit spirals.toml --dry-run
+      compss-train fit spirals.toml --workers 4 --set fit.num_epochs=50 --set build.optimizer.lr=0.003
+      compss-train fit spirals.toml --resume
 
-def _add_command(
-    subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]",
-    module: str,
-    name: str,
-    help: str,
-    *examples: str,
-) -> argparse.ArgumentParser:
-    """Return the parser of a new command; the lines of examples end its ``--help``."""
-    command = subparsers.add_parser(
-        name,
-        help=help,
-        description=textwrap.fill(f"{help[0].upper()}{help[1:]}."),
-        epilog="\n  ".join(["examples:", *examples]) if examples else None,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    command.set_defaults(module=module)
-    return command
-
-
-def _add_fit(add: AddCommand) -> None:
-    fit = add(
-        "fit",
-        "train a network as described by a TOML file",
-        "compss-train fit --example > spirals.toml",
-        "compss-train fit spirals.toml",
-        "compss-train fit spirals.toml --dry-run",
-        "compss-train fit spirals.toml --workers 4 --set fit.num_epochs=50 --set build.optimizer.lr=0.003",
-        "compss-train fit spirals.toml --resume\n",
-    )
-    fit.epilog = f"""{fit.epilog}
-Exit codes: 0 done, 1 training failed, 2 invalid input, 75 stopped by max_time, 130 after Ctrl-C, 143 after SIGTERM.
-After 1, 75, 130 and 143, --resume continues from the last checkpoint."""
-    fit.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a TOML file, or the folder of a run")
-    fit.add_argument("--example", action="store_true", help="print a TOML file that trains, with comments")
-    fit.add_argument(
-        "--keys", action="store_true", help="print the keys of all sections, with their defaults and types"
-    )
-    _add_settings(fit)
-    folder = "folder of the run's files (output.folder)"
-    fit.add_argument(
-        "--output", action=_Setting, const="output.folder", type=os.path.abspath, metavar="FOLDER", help=folder
-    )
-    again = fit.add_mutually_exclusive_group()
-    resume = "continue the run in the folder from its last checkpoint; start one if there is none"
+    Exit codes: 0 done, 1 training failed, 2 invalid input, 75 stopped by max_time, 130 after Ctrl-C, 143 after
+    SIGTERM. After 1, 75, 130 and 143, --resume continues from the last checkpoint.
+    """
+    parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a TOML file, or the folder of a run")
+    parser.add_argument("--example", action="store_true", help="print a TOML file that trains, with comments")
+    keys = "print the keys of all sections, with their defaults and types"
+    parser.add_argument("--keys", action="store_true", help=keys)
+    _add_settings(parser)
+    folder: dict[str, Any] = {"const": "output.folder", "type": os.path.abspath, "metavar": "FOLDER"}
+    parser.add_argument("--output", action=_Setting, help="folder of the run's files (output.folder)", **folder)
+    again = parser.add_mutually_exclusive_group()
+    resume = "continue the run in the folder from its last checkpoint, or start one"
     again.add_argument("--resume", action="store_true", help=resume)
     again.add_argument("--overwrite", action="store_true", help="replace the run in the folder")
     dry_run = "check everything, train on one batch in this process, print the plan"
-    fit.add_argument("--dry-run", action="store_true", help=dry_run)
+    parser.add_argument("--dry-run", action="store_true", help=dry_run)
 
 
-def _add_settings(parser: argparse.ArgumentParser) -> None:
+def _add_settings(parser: Parser) -> None:
     """Add arguments that change values of a run file."""
     text = "set a key of the file, the value as in TOML, strings also without quotes; may be repeated"
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="SECTION.KEY=VALUE", dest="settings", help=text
-    )
-    set_key = partial(parser.add_argument, action=_Setting)
-    set_key(
-        "--workers", const="trainer.num_workers", type=int, metavar="N", help="model copies (trainer.num_workers)"
-    )
-    set_key("--engine", const="trainer.engine", choices=ENGINES, help="where tasks run (trainer.engine)")
+    setting: dict[str, Any] = {"default": [], "metavar": "SECTION.KEY=VALUE", "dest": "settings"}
+    parser.add_argument("--set", action="append", help=text, **setting)
+    workers: dict[str, Any] = {"const": "trainer.num_workers", "type": int, "metavar": "N"}
+    parser.add_argument("--workers", action=_Setting, help="model copies (trainer.num_workers)", **workers)
+    engine: dict[str, Any] = {"const": "trainer.engine", "choices": ENGINES}
+    parser.add_argument("--engine", action=_Setting, help="where tasks run (trainer.engine)", **engine)
     parser.add_argument("--traceback", action="store_true", help="print the traceback of an error")
 
 
-def _add_inference(add: AddCommand) -> None:
-    evaluate = add(
-        "evaluate",
-        "compute the loss and metrics of a run's network on its validation data or other data",
-        "compss-train evaluate runs/spirals",
-        'compss-train evaluate runs/spirals --best --data "test/*.npz" --json',
-        "compss-train evaluate runs/spirals --data test-x.npy test-y.npy",
-    )
-    predict = add(
-        "predict",
-        "write the outputs of a run's network for samples in files",
-        "compss-train predict runs/spirals --input x.npy --output y.npy",
-        'compss-train predict runs/spirals --best --input "new/*.npz" --output classes.npy --classes',
-    )
-    export = add(
-        "export",
-        "write a run's network as ONNX, or its parameters, for other programs",
-        "compss-train export runs/spirals -o spirals.onnx",
-        "compss-train export runs/spirals -o spirals.safetensors --best",
-    )
-    for parser in (evaluate, predict, export):
-        parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run: output of compss-train fit")
-        best = "use its best checkpoint (default: final parameters)"
-        parser.add_argument("--best", action="store_true", help=best)
-        trust = "import the modules that the run's file names without saying so, also if it belongs to another user"
-        parser.add_argument("--trust", action="store_true", help=trust)
-        _add_settings(parser)
+def evaluate_arguments(parser: Parser) -> None:
+    """Compute the loss and metrics of a run's network on its validation data or other data.
+
+    examples:
+      compss-train evaluate runs/spirals
+      compss-train evaluate runs/spirals --best --data "test/*.npz" --json
+      compss-train evaluate runs/spirals --data test-x.npy test-y.npy
+    """
+    _add_run(parser)
     data = (
         "files with x and y (.npz, .pt, .h5; quoted patterns), or two .npy files, x and y "
         "(default: the run's validation data)"
     )
-    evaluate.add_argument("--data", nargs="+", default=(), metavar="FILE", help=data)
-    evaluate.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--data", nargs="+", default=(), metavar="FILE", help=data)
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def predict_arguments(parser: Parser) -> None:
+    """Write the outputs of a run's network for samples in files.
+
+    examples:
+      compss-train predict runs/spirals --input x.npy --output y.npy
+      compss-train predict runs/spirals --best --input "new/*.npz" --output classes.npy --classes
+    """
+    _add_run(parser)
     files = "files with samples: .npy, or .npz, .pt, .h5 with an array x; quoted patterns"
-    predict.add_argument("--input", nargs="+", required=True, metavar="FILE", help=files)
+    parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help=files)
     output = "a .npy file, or .npz with an array called output; in the order of the samples"
-    predict.add_argument("--output", type=Path, required=True, metavar="FILE", help=output)
+    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=output)
     classes = "write the index of each sample's largest output instead of the outputs"
-    predict.add_argument("--classes", action="store_true", help=classes)
+    parser.add_argument("--classes", action="store_true", help=classes)
+
+
+def export_arguments(parser: Parser) -> None:
+    """Write a run's network as ONNX, or its parameters, for other programs.
+
+    examples:
+      compss-train export runs/spirals -o spirals.onnx
+      compss-train export runs/spirals -o spirals.safetensors --best
+    """
+    _add_run(parser)
     output = "a name that ends in .onnx (the network), .safetensors or .npz (its parameters)"
-    export.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=output)
+    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=output)
     example = "for .onnx: a file with at least one sample, for shape and dtype (default: the run's data)"
-    export.add_argument("--input", metavar="FILE", help=example)
+    parser.add_argument("--input", metavar="FILE", help=example)
 
 
-def _add_reports(add: AddCommand) -> None:
-    report = add(
-        "report",
-        "write an HTML page about a run: curves, timeline of the workers, configuration",
-        "compss-train report runs/spirals",
-        "compss-train report history.jsonl -o report.html",
-        "compss-train report runs/* -o comparison.html",
-    )
-    plot = add(
-        "plot",
-        "plot losses, metrics, samples/s and how the workers spent their time",
-        "compss-train plot runs/spirals",
-        "compss-train plot history.jsonl -o curves.svg --against epoch",
-        "compss-train plot runs/a runs/b -o both.png",
-    )
-    compare = add(
-        "compare",
-        "print what differs between runs and what they reached; draw their curves together",
-        "compss-train compare runs/*",
-        "compss-train compare runs/a runs/b -o comparison.html --against seconds\n",
-    )
-    compare.epilog = f"""{compare.epilog}
-Runs that differ only in their seed are drawn as one: their median, and a band from the lowest to the highest."""
+def _add_run(parser: Parser) -> None:
+    """Add the run whose network is used."""
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run: output of compss-train fit")
+    best = "use its best checkpoint (default: final parameters)"
+    parser.add_argument("--best", action="store_true", help=best)
+    trust = "import the modules that the run's file names without saying so, also if it belongs to another user"
+    parser.add_argument("--trust", action="store_true", help=trust)
+    _add_settings(parser)
+
+
+def report_arguments(parser: Parser) -> None:
+    """Write an HTML page about a run: curves, timeline of the workers, configuration.
+
+    examples:
+      compss-train report runs/spirals
+      compss-train report history.jsonl -o report.html
+      compss-train report runs/* -o comparison.html
+    """
     page = "report.html in the folder of a run, else an .html file next to the history"
-    outputs = {
-        report: f"an .html file (default: {page}; of several runs, comparison.html here)",
-        plot: "a .png, .svg or .pdf file (default: plot.png next to the history; of several runs, comparison.png)",
-        compare: "also write an .html page, or a .png, .svg or .pdf image, with all curves",
-    }
-    for parser, output in outputs.items():
-        text = "folder of a run, or a file of JSON lines: history.jsonl, or one of the callback JsonLines"
-        parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=text)
-        parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
-    for parser in (plot, compare):
-        axis = "the horizontal axis of curves (default: round)"
-        parser.add_argument("--against", choices=AXES, default=AXES[0], help=axis)
-    runs = add(
-        "runs",
-        "list runs: their state, rounds, last losses and metrics",
-        "compss-train runs",
-        "compss-train runs /scratch/experiments",
-    )
+    _add_runs(parser, f"an .html file (default: {page}; of several runs, comparison.html here)")
+
+
+def plot_arguments(parser: Parser) -> None:
+    """Plot losses, metrics, samples/s and how the workers spent their time.
+
+    examples:
+      compss-train plot runs/spirals
+      compss-train plot history.jsonl -o curves.svg --against epoch
+      compss-train plot runs/a runs/b -o both.png
+    """
+    image = "plot.png next to the history; of several runs, comparison.png"
+    _add_runs(parser, f"a .png, .svg or .pdf file (default: {image})", axis=True)
+
+
+def compare_arguments(parser: Parser) -> None:
+    """Print what differs between runs and what they reached; draw their curves together.
+
+    examples:
+      compss-train compare runs/*
+      compss-train compare runs/a runs/b -o comparison.html --against seconds
+
+    Runs that differ only in their seed are drawn as one: their median, and a band from the lowest to the highest.
+    """
+    _add_runs(parser, "also write an .html page, or a .png, .svg or .pdf image, with all curves", axis=True)
+
+
+def _add_runs(parser: Parser, output: str, *, axis: bool = False) -> None:
+    """Add the runs that are drawn, the file, and whether the horizontal axis can be chosen."""
+    text = "folder of a run, or a file of JSON lines: history.jsonl, or one of the callback JsonLines"
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=text)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
+    if axis:
+        text = "the horizontal axis of curves (default: round)"
+        parser.add_argument("--against", choices=AXES, default=AXES[0], help=text)
+
+
+def runs_arguments(parser: Parser) -> None:
+    """List runs: their state, rounds, last losses and metrics.
+
+    examples:
+      compss-train runs
+      compss-train runs /scratch/experiments
+    """
     text = "folder with the folders of runs (default: runs)"
-    runs.add_argument("folder", type=Path, nargs="?", default=Path("runs"), metavar="FOLDER", help=text)
-    advise = add(
-        "advise",
-        "predict the seconds of a round with 1 to 64 workers from the history of a run",
-        "compss-train advise runs/8",
-        "compss-train advise runs/8 --processes 32",
-    )
+    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs"), metavar="FOLDER", help=text)
+
+
+def advise_arguments(parser: Parser) -> None:
+    """Predict the seconds of a round with 1 to 64 workers from the history of a run.
+
+    examples:
+      compss-train advise runs/8
+      compss-train advise runs/8 --processes 32
+    """
     run = "folder of a run, or its history in JSON lines, of an epoch or two"
-    advise.add_argument("run", type=Path, metavar="RUN", help=run)
+    parser.add_argument("run", type=Path, metavar="RUN", help=run)
     processes = "workers that train at the same time (default: as many as in the run)"
-    advise.add_argument("--processes", type=int, metavar="N", help=processes)
+    parser.add_argument("--processes", type=int, metavar="N", help=processes)
 
 
-def _add_data(add: AddCommand) -> None:
-    shard = add(
-        "shard",
-        "write arrays, or files of one size, as files of another size or format, from which workers train",
-        "compss-train shard x=images.npy y=labels.npy --rows 5000 --output train",
-        'compss-train shard "train/*.npz" --rows 20000 --format h5 --shuffle-buffer 50000 --output mixed',
-        'compss-train shard "plants/*.csv" --keys height,width,kind --rows 5000 --output plants',
-    )
+def shard_arguments(parser: Parser) -> None:
+    """Write arrays, or files of one size, as files of another size or format, from which workers train.
+
+    examples:
+      compss-train shard x=images.npy y=labels.npy --rows 5000 --output train
+      compss-train shard "train/*.npz" --rows 20000 --format h5 --shuffle-buffer 50000 --output mixed
+      compss-train shard "plants/*.csv" --keys height,width,kind --rows 5000 --output plants
+    """
     kinds = ".npz, .npy, .pt, .h5, .parquet, .arrow, .csv"
     inputs = f"files of one kind ({kinds}) or quoted patterns, or NAME=FILE.npy for each array"
-    shard.add_argument("inputs", nargs="+", metavar="INPUT", help=inputs)
-    shard.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder of the new files")
-    shard.add_argument("--rows", type=int, required=True, help="samples per file")
+    parser.add_argument("inputs", nargs="+", metavar="INPUT", help=inputs)
+    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder of the new files")
+    parser.add_argument("--rows", type=int, required=True, help="samples per file")
     keys = "arrays or columns to write (default: all); strings become the numbers of their classes"
-    shard.add_argument("--keys", type=_comma_separated, metavar="NAME,...", help=keys)
-    shard.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="format of the files (default: npz)")
+    parser.add_argument("--keys", type=_comma_separated, metavar="NAME,...", help=keys)
+    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="format of the files (default: npz)")
     buffer = "shuffle the samples, in two buffers of this size (default: keep their order)"
-    shard.add_argument("--shuffle-buffer", type=int, metavar="SAMPLES", help=buffer)
-    shard.add_argument("--seed", type=int, default=0, help="seed of --shuffle-buffer (default: 0)")
+    parser.add_argument("--shuffle-buffer", type=int, metavar="SAMPLES", help=buffer)
+    parser.add_argument("--seed", type=int, default=0, help="seed of --shuffle-buffer (default: 0)")
 
-    send = add("send", "send samples that a solver writes to standard output to a fit_online, through a pipe")
-    send.add_argument("address", help="address= of fit_online, tcp://HOST:PORT")
-    send.add_argument("--x", required=True, metavar="SHAPE", help="shape of a sample's x, such as 6 or 3x64x64")
-    send.add_argument("--y", metavar="SHAPE", help="shape of its y (default: no y)")
+
+def send_arguments(parser: Parser) -> None:
+    """Send samples that a solver writes to standard output to a fit_online, through a pipe."""
+    parser.add_argument("address", help="address= of fit_online, tcp://HOST:PORT")
+    parser.add_argument("--x", required=True, metavar="SHAPE", help="shape of a sample's x, such as 6 or 3x64x64")
+    parser.add_argument("--y", metavar="SHAPE", help="shape of its y (default: no y)")
     dtype = "dtype of x and y, in this machine's byte order (default: float32)"
-    send.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help=dtype)
-    send.add_argument("--steps", action="store_true", help="each record starts with its time step, an int64")
+    parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help=dtype)
+    parser.add_argument("--steps", action="store_true", help="each record starts with its time step, an int64")
     name = "name of this stream: samples that arrived under it before are not sent again"
-    send.add_argument("--name", help=name)
-    send.add_argument("--token", help=f"token= of fit_online (default: environment variable {TOKEN_VARIABLE})")
+    parser.add_argument("--name", help=name)
+    token = f"token= of fit_online (default: environment variable {TOKEN_VARIABLE})"
+    parser.add_argument("--token", help=token)
     timeout = "seconds to wait for the fit to start (default: 60)"
-    send.add_argument("--timeout", type=float, default=60.0, help=timeout)
+    parser.add_argument("--timeout", type=float, default=60.0, help=timeout)
 
 
-def _add_doctor(add: AddCommand) -> None:
-    doctor = add(
-        "doctor", "check what the compss engine needs, here and on the nodes, with advice for what is missing"
-    )
-    doctor.add_argument("--project", type=Path, metavar="FILE", help="the project.xml for runcompss")
-    doctor.add_argument("--resources", type=Path, metavar="FILE", help="the resources.xml for runcompss")
+def doctor_arguments(parser: Parser) -> None:
+    """Check what the compss engine needs, here and on the nodes, with advice for what is missing."""
+    parser.add_argument("--project", type=Path, metavar="FILE", help="the project.xml for runcompss")
+    parser.add_argument("--resources", type=Path, metavar="FILE", help="the resources.xml for runcompss")
     nodes = "hosts to check (default: those of --project)"
-    doctor.add_argument("--nodes", type=_comma_separated, default=(), metavar="HOST,...", help=nodes)
+    parser.add_argument("--nodes", type=_comma_separated, default=(), metavar="HOST,...", help=nodes)
     python = "the Python of the nodes (default: this one)"
-    doctor.add_argument("--python", metavar="FILE", default=sys.executable, help=python)
-    doctor.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--python", metavar="FILE", default=sys.executable, help=python)
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
-    configure = add(
-        "configure", "write project.xml and resources.xml for runcompss: workers, their units, GPUs and ports"
-    )
-    where = configure.add_mutually_exclusive_group()
+
+def configure_arguments(parser: Parser) -> None:
+    """Write project.xml and resources.xml for runcompss: workers, their units, GPUs and ports."""
+    where = parser.add_mutually_exclusive_group()
     nodes = "workers on this machine, on loopback addresses (default: 1)"
     where.add_argument("--nodes", type=int, default=1, help=nodes)
     hosts = "one worker on each of these machines"
     where.add_argument("--hosts", type=_comma_separated, metavar="HOST,...", help=hosts)
     units = "CPU units of a worker (default: its share of the physical cores)"
-    configure.add_argument("--units", type=int, help=units)
-    configure.add_argument("--gpus", type=int, default=0, help="GPUs of a worker (default: 0)")
+    parser.add_argument("--units", type=int, help=units)
+    parser.add_argument("--gpus", type=int, default=0, help="GPUs of a worker (default: 0)")
     folder = "folder of the two files (default: the current one)"
-    configure.add_argument("--folder", type=Path, metavar="FOLDER", default=Path(), help=folder)
+    parser.add_argument("--folder", type=Path, metavar="FOLDER", default=Path(), help=folder)
     install = "installation folder of COMPSs on the workers (default: as on this machine)"
-    configure.add_argument("--install-dir", type=Path, metavar="FOLDER", help=install)
+    parser.add_argument("--install-dir", type=Path, metavar="FOLDER", help=install)
     working = "working folder of the workers (default: a folder of your own in /tmp)"
-    configure.add_argument("--working-dir", type=Path, metavar="FOLDER", help=working)
+    parser.add_argument("--working-dir", type=Path, metavar="FOLDER", help=working)
     port = "first port of the first worker (default: free ports here, 44001 on --hosts)"
-    configure.add_argument("--first-port", type=int, help=port)
+    parser.add_argument("--first-port", type=int, help=port)
 
 
-def _add_completion(add: AddCommand) -> None:
-    shell = add(
-        "completion",
-        "print a script that lets the shell complete this command",
-        "bash:  compss-train completion bash > ~/.local/share/bash-completion/completions/compss-train",
-        "zsh:   compss-train completion zsh > ~/.zsh/completions/_compss-train    (a folder in $fpath)",
-        "tcsh:  compss-train completion tcsh > ~/.compss-train.csh; echo source ~/.compss-train.csh >> ~/.tcshrc",
-    )
-    shell.add_argument("shell", choices=SHELLS, help="the shell that runs the script")
+def completion_arguments(parser: Parser) -> None:
+    """Print a script that lets the shell complete this command.
+
+    examples:
+      bash:  compss-train completion bash > ~/.local/share/bash-completion/completions/compss-train
+      zsh:   compss-train completion zsh > ~/.zsh/completions/_compss-train    (a folder in $fpath)
+      tcsh:  compss-train completion tcsh > ~/.compss-train.csh; echo source ~/.compss-train.csh >> ~/.tcshrc
+    """
+    parser.add_argument("shell", choices=SHELLS, help="the shell that runs the script")
+
+
+COMMANDS: dict[str, tuple[Callable[[Parser], None], ...]] = {
+    "fit": (fit_arguments,),
+    "inference": (evaluate_arguments, predict_arguments, export_arguments),
+    "reports": (report_arguments, plot_arguments, compare_arguments, runs_arguments, advise_arguments),
+    "data": (shard_arguments, send_arguments),
+    "doctor": (doctor_arguments, configure_arguments),
+    "arguments": (completion_arguments,),
+}
+"""The commands of each module of ``compss_train.cli``, in the order of ``--help``."""
 
 
 def _comma_separated(text: str) -> tuple[str, ...]:

@@ -15,16 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train import callbacks
-from compss_train.cli.run_files import (
-    RunFileError,
-    RunFolder,
-    append_notes,
-    format_exception,
-    read_run_file,
-    training,
-)
-from compss_train.cli.run_files.data import ARRAYS, FILES, FRACTION, Dataset
-from compss_train.cli.run_files.objects import CALL, NONE, TABLES, parameters_of
+from compss_train.cli import run_files
+from compss_train.cli.run_files import data, objects, training
 from compss_train.data import BlockedTensor, FileDataset
 from compss_train.reports.records import measured_names
 from compss_train.trainer import DistributedTrainer
@@ -44,7 +36,7 @@ def fit(options: argparse.Namespace) -> int:
         return 0
     if options.file is None:
         raise ValueError("name a TOML file; compss-train fit --example prints one to start with")
-    run_file = read_run_file(options.file, options.settings, "compss-train fit --example prints one")
+    run_file = run_files.read_run_file(options.file, options.settings, "compss-train fit --example prints one")
     with run_file.working_directory():
         run = training.prepare_run(run_file, resume=options.resume, overwrite=options.overwrite)
         return _dry_run(run) if options.dry_run else _train(run, show_traceback=options.traceback)
@@ -56,7 +48,7 @@ def _dry_run(run: training.TrainingRun) -> int:
         try:
             trainer.check_fit(**run.arguments)
         except Exception as error:  # the network and other code of the user may raise any kind
-            message = append_notes(f"the fit would fail: {format_exception(error)}", error)
+            message = run_files.append_notes(f"the fit would fail: {run_files.format_exception(error)}", error)
             print(f"compss-train fit: {message}", file=sys.stderr)
             return 2
     print(plan)
@@ -66,7 +58,7 @@ def _dry_run(run: training.TrainingRun) -> int:
 def _train(run: training.TrainingRun, *, show_traceback: bool) -> int:
     try:
         trainer = training.train(run)
-    except RunFileError:
+    except run_files.RunFileError:
         raise
     except (KeyboardInterrupt, SystemExit):
         print(f"compss-train fit: {_format_interrupted(run.folder)}", file=sys.stderr)
@@ -79,7 +71,7 @@ def _train(run: training.TrainingRun, *, show_traceback: bool) -> int:
             lines[0] += "; --traceback shows where it failed"
         if isinstance(error, ModuleNotFoundError):
             lines.insert(0, f"Workers of COMPSs find modules by a flag: runcompss --pythonpath={run.file.home}")
-        message = append_notes(format_exception(error), error, *lines)
+        message = run_files.append_notes(run_files.format_exception(error), error, *lines)
         print(f"compss-train fit: training failed: {message}", file=sys.stderr)
         return FAILED
     print(_format_result(trainer, run.folder))
@@ -100,21 +92,24 @@ def spirals(
 
 def format_keys() -> str:
     """Return all keys of all sections, with their defaults, and the types that they have in Python."""
-    call = {CALL: Parameter("name", Parameter.KEYWORD_ONLY, annotation='"module:name"')}
-    fraction = Parameter(FRACTION, Parameter.KEYWORD_ONLY, annotation=float)
+    call = {objects.CALL: Parameter("name", Parameter.KEYWORD_ONLY, annotation='"module:name"')}
+    fraction = Parameter(data.FRACTION, Parameter.KEYWORD_ONLY, annotation=float)
     sections: dict[str, Mapping[str, Parameter]] = {
         "[trainer]": training.TRAINER,
         "[network], with arguments of what is called as other keys": call,
-        "[data] and [validation], of files": FILES,
-        "[data] and [validation], of arrays": ARRAYS,
+        "[data] and [validation], of files": data.FILES,
+        "[data] and [validation], of arrays": data.ARRAYS,
         "[data] and [validation], of a function, with its arguments as other keys": {
             **call,
-            "blocks": ARRAYS["blocks"],
+            "blocks": data.ARRAYS["blocks"],
         },
-        "[validation], of a part of [data]": {FRACTION: fraction},
+        "[validation], of a part of [data]": {data.FRACTION: fraction},
         "[build]": training.BUILD,
         "[fit]": training.FIT,
-        **{f"{name}, a table of [build] or [fit]": parameters_of(kind) for name, kind in TABLES.items()},
+        **{
+            f"{name}, a table of [build] or [fit]": objects.parameters_of(kind)
+            for name, kind in objects.TABLES.items()
+        },
         "early_stopping, a table of [fit]": training.callback_options(callbacks.EarlyStopping),
         "[output]": training.OUTPUT,
         **{
@@ -134,7 +129,7 @@ def format_keys() -> str:
 
 def _format_value(value: Any) -> str:
     """Return a default as it is written in a run file."""
-    return json.dumps(NONE if value is None else value)
+    return json.dumps(objects.NONE if value is None else value)
 
 
 def _format_type(annotation: Any) -> str:
@@ -164,19 +159,19 @@ def format_plan(run: training.TrainingRun, trainer: DistributedTrainer) -> str:
     return "\n".join([*lines, "No errors found; run without --dry-run to train."])
 
 
-def _format_size(data: Dataset) -> str:
-    source = as_data_source(data.x, data.y, 1)
-    samples, parts = _count(source.number_samples, "sample"), len(source.sizes)
-    if isinstance(data.x, FileDataset):
-        return f"{samples} in {_count(parts, 'file')}"
-    return f"{samples} in {_count(parts, 'block')}" if isinstance(data.x, BlockedTensor) else samples
+def _format_size(samples: data.Dataset) -> str:
+    source = as_data_source(samples.x, samples.y, 1)
+    count, parts = _count(source.number_samples, "sample"), len(source.sizes)
+    if isinstance(samples.x, FileDataset):
+        return f"{count} in {_count(parts, 'file')}"
+    return f"{count} in {_count(parts, 'block')}" if isinstance(samples.x, BlockedTensor) else count
 
 
 def _format_options(options: dict[str, Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
-def _format_result(trainer: DistributedTrainer, folder: RunFolder) -> str:
+def _format_result(trainer: DistributedTrainer, folder: run_files.RunFolder) -> str:
     """Return the last metrics of a run, why it has stopped, and its files."""
     lines = []
     if history := trainer.history:
@@ -190,7 +185,7 @@ def _format_result(trainer: DistributedTrainer, folder: RunFolder) -> str:
     return "\n".join([*lines, f"in {_relative(folder.path)}: {names}"])
 
 
-def _format_interrupted(folder: RunFolder) -> str:
+def _format_interrupted(folder: run_files.RunFolder) -> str:
     """Return which results an interrupted run has left, and how to continue it."""
     if not folder.has_results:
         return "no round was completed"

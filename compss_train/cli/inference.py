@@ -11,19 +11,9 @@ from typing import Any
 import numpy as np
 
 from compss_train._utils.files import atomic_path
+from compss_train.cli import run_files
 from compss_train.cli.fit import format_metrics
-from compss_train.cli.run_files import (
-    Errors,
-    RunFile,
-    RunFileError,
-    RunFolder,
-    Table,
-    append_notes,
-    check_parent_folder,
-    read_run_file,
-)
-from compss_train.cli.run_files.data import FRACTION, Dataset, load_array, read_data, read_section
-from compss_train.cli.run_files.objects import NONE, check_trust, resolve
+from compss_train.cli.run_files import data, objects
 from compss_train.cli.run_files.training import read_trainer
 from compss_train.data import FileDataset
 from compss_train.data.block import Block, load_block
@@ -42,9 +32,9 @@ def evaluate(options: argparse.Namespace) -> int:
     """Print loss and metrics."""
     files = _absolute_names(options.data)
     with _open_run(options) as (file, trainer):
-        data = read_pair(files, file) if files else _validation_data(file, trainer)
+        samples = read_pair(files, file) if files else _validation_data(file, trainer)
         with _rejected_samples("evaluated"):
-            result = trainer.evaluate(data.x, data.y)
+            result = trainer.evaluate(samples.x, samples.y)
     print(json.dumps(result) if options.json else format_metrics(result))
     return 0
 
@@ -54,7 +44,7 @@ def predict(options: argparse.Namespace) -> int:
     files, target = _absolute_names(options.input), options.output.absolute()
     if target.suffix not in PREDICTION_SUFFIXES:
         raise ValueError(f"--output {options.output}: give a name that ends in {' or '.join(PREDICTION_SUFFIXES)}")
-    check_parent_folder(options.output)
+    run_files.check_parent_folder(options.output)
     with _open_run(options) as (file, trainer):
         samples = read_samples(files, file)
         with _rejected_samples("predicted"):
@@ -71,7 +61,7 @@ def predict(options: argparse.Namespace) -> int:
 
 def export(options: argparse.Namespace) -> int:
     """Write the file and print its path."""
-    check_parent_folder(options.output)
+    run_files.check_parent_folder(options.output)
     target, example = options.output.absolute(), None
     files = _absolute_names([options.input] if options.input else [])
     with _open_run(options) as (file, trainer):
@@ -83,16 +73,18 @@ def export(options: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _open_run(options: argparse.Namespace) -> Iterator[tuple[RunFile, DistributedTrainer]]:
+def _open_run(options: argparse.Namespace) -> Iterator[tuple[run_files.RunFile, DistributedTrainer]]:
     """Yield the file of the run in a folder, and its trainer with the final parameters, or the best ones.
 
     Of a run that was killed they are those of its last checkpoint. In the block, the current folder is the run's
     home. Unless the run is trusted, the modules that its file imports are named before, and another user's file is
     an error. Raises ``RunFileError`` if the run has saved no parameters.
     """
-    file = read_run_file(options.run, options.settings, "give the folder that compss-train fit printed at its end")
-    check_trust(file, trusted=options.trust)
-    folder, errors = RunFolder(file.path.parent), Errors()
+    file = run_files.read_run_file(
+        options.run, options.settings, "give the folder that compss-train fit printed at its end"
+    )
+    objects.check_trust(file, trusted=options.trust)
+    folder, errors = run_files.RunFolder(file.path.parent), run_files.Errors()
     with file.working_directory():
         trainer = read_trainer(file, errors)
         errors.check(file.path)
@@ -105,28 +97,28 @@ def _open_run(options: argparse.Namespace) -> Iterator[tuple[RunFile, Distribute
         else:
             also = "" if options.best else f" and no {folder.parameters.name}"
             missing = f"{folder.path} has no {folder.checkpoints.name}{also}"
-            raise RunFileError(f"{missing}; has a round of this run ended?")
+            raise run_files.RunFileError(f"{missing}; has a round of this run ended?")
         with trainer:
             yield file, trainer
 
 
-def _read_data(file: RunFile, trainer: DistributedTrainer) -> tuple[Dataset, Dataset | None]:
+def _read_data(file: run_files.RunFile, trainer: DistributedTrainer) -> tuple[data.Dataset, data.Dataset | None]:
     """Return the training data and validation data of a run."""
-    errors = Errors()
-    data = read_data(file, errors, num_workers=trainer.num_workers, seed=trainer.seed)
+    errors = run_files.Errors()
+    found = data.read_data(file, errors, num_workers=trainer.num_workers, seed=trainer.seed)
     errors.check(file.path)
-    return data
+    return found
 
 
-def _validation_data(file: RunFile, trainer: DistributedTrainer) -> Dataset:
+def _validation_data(file: run_files.RunFile, trainer: DistributedTrainer) -> data.Dataset:
     """Return the validation data; reads training data only to split them."""
     section = file.section("validation")
     if not section:
         raise ValueError(f"{file.path}: the run has no validation data to evaluate on; give --data")
-    if FRACTION not in section:
-        return read_section(section)
+    if data.FRACTION not in section:
+        return data.read_section(section)
     _, validation = _read_data(file, trainer)
-    return validation or Dataset(None)
+    return validation or data.Dataset(None)
 
 
 @contextmanager
@@ -135,7 +127,7 @@ def _rejected_samples(verb: str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ArithmeticError, LookupError) as error:
-        raise ValueError(append_notes(f"these samples cannot be {verb}: {error}", error)) from error
+        raise ValueError(run_files.append_notes(f"these samples cannot be {verb}: {error}", error)) from error
 
 
 def _absolute_names(names: Sequence[str]) -> list[str]:
@@ -143,29 +135,29 @@ def _absolute_names(names: Sequence[str]) -> list[str]:
     return [name if "://" in name else os.path.abspath(name) for name in names]
 
 
-def read_pair(names: Sequence[str], run_file: RunFile) -> Dataset:
+def read_pair(names: Sequence[str], run_file: run_files.RunFile) -> data.Dataset:
     """Return x and y: two ``.npy`` files, or files that hold both under the array names of ``[data]``.
 
     Raises ``ValueError`` if y is missing, unless ``[data]`` has none: samples are their own targets then.
     """
     arrays = all(name.endswith(".npy") for name in names)
     if arrays and len(names) == 2:
-        return Dataset(load_array(names[0], "x"), load_array(names[1], "y"))
+        return data.Dataset(data.load_array(names[0], "x"), data.load_array(names[1], "y"))
     if arrays and (len(names) > 2 or _array_names(run_file.section("data")).get("y", "y") is not None):
         raise ValueError(
             f"{names[0]} is x alone: name one other .npy file, y; the same one if samples are their own targets"
         )
-    return Dataset(read_samples(names, run_file, targets=not arrays))
+    return data.Dataset(read_samples(names, run_file, targets=not arrays))
 
 
-def read_samples(names: Sequence[str], run_file: RunFile, *, targets: bool = False) -> FileDataset:
+def read_samples(names: Sequence[str], run_file: run_files.RunFile, *, targets: bool = False) -> FileDataset:
     """Return files that hold x, and with ``targets`` y; a single array is x if no targets are needed."""
-    data = run_file.section("data")
-    options = _array_names(data)
+    section = run_file.section("data")
+    options = _array_names(section)
     # Other files need the classes as well, and a reader of their format.
-    if "files" in data and "classes" in data:
-        options["classes"] = data["classes"]
-    reader = resolve(data["reader"]) if "reader" in data else None
+    if "files" in section and "classes" in section:
+        options["classes"] = section["classes"]
+    reader = objects.resolve(section["reader"]) if "reader" in section else None
     if isinstance(reader, TableReader | ImageFolderReader) and type(reader) is type(as_reader(None, names)):
         options["reader"] = reader
     if not targets and isinstance(options.get("x"), list):  # the table need not have the targets
@@ -182,14 +174,14 @@ def read_samples(names: Sequence[str], run_file: RunFile, *, targets: bool = Fal
     return dataset
 
 
-def _array_names(data: Table) -> dict[str, Any]:
+def _array_names(section: run_files.Table) -> dict[str, Any]:
     """Return the names that ``[data]`` gives to x and y in files, ``None`` for data without y."""
-    given: dict[str, Any] = {role: data[role] for role in ("x", "y") if role in data}
-    if "files" in data:
-        return {role: None if name == NONE else name for role, name in given.items()}
+    given: dict[str, Any] = {role: section[role] for role in ("x", "y") if role in section}
+    if "files" in section:
+        return {role: None if name == objects.NONE else name for role, name in given.items()}
     tables = {role: value for role, value in given.items() if isinstance(value, dict)}
     names = {role: table["key"] for role, table in tables.items() if "file" in table and "key" in table}
-    return {"y": None, **names} if "x" in given and given.get("y", NONE) == NONE else names
+    return {"y": None, **names} if "x" in given and given.get("y", objects.NONE) == objects.NONE else names
 
 
 def _first_samples(x: Any) -> Block:

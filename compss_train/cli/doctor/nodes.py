@@ -16,13 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from compss_train._utils import __version__
-from compss_train.engines.compss.configuration import (
-    UNREADABLE,
-    compss_home,
-    presumed_home,
-    read_project,
-    read_resources,
-)
+from compss_train.engines.compss import configuration
 from compss_train.engines.nodes import Node, is_local, physical_cores
 
 T = TypeVar("T")
@@ -70,22 +64,22 @@ class Request:
     @cached_property
     def installations(self) -> dict[str, Path | None]:
         """The installation folders on the nodes of the project file, empty if it cannot be read."""
-        return _read_or(read_project, self.project, {})
+        return _read_or(configuration.read_project, self.project, {})
 
     @cached_property
     def declared(self) -> dict[str, Node]:
         """The nodes of the resources file, empty if it cannot be read."""
-        return _read_or(read_resources, self.resources, {})
+        return _read_or(configuration.read_resources, self.resources, {})
 
     def install_dir(self, node: str) -> Path:
         """Return the installation folder on a node, by default the same as on this machine."""
-        return self.installations.get(node) or presumed_home()
+        return self.installations.get(node) or configuration.presumed_home()
 
 
 def _read_or(read: Callable[[Path], T], path: Path | None, default: T) -> T:
     try:
         return default if path is None else read(path)
-    except UNREADABLE:  # which ``check_files`` reports
+    except configuration.UNREADABLE:  # which ``check_files`` reports
         return default
 
 
@@ -137,13 +131,13 @@ def installed_version(package: str) -> str | None:
 def check_files(request: Request) -> Iterator[Finding]:
     """Check that the two XML files can be read and name the same nodes."""
     for name, path, read in (
-        ("project file", request.project, read_project),
-        ("resources file", request.resources, read_resources),
+        ("project file", request.project, configuration.read_project),
+        ("resources file", request.resources, configuration.read_resources),
     ):
         try:
             if path is not None:
                 yield Finding(name, "ok", f"{path}: {', '.join(read(path)) or 'no nodes'}")
-        except UNREADABLE as error:
+        except configuration.UNREADABLE as error:
             yield Finding(name, "missing", f"{path}: {error}", "compss-train configure writes one")
     if request.declared and (unknown := set(request.installations) - set(request.declared)):
         found = f"{', '.join(sorted(unknown))} of the project file not in the resources file"
@@ -155,7 +149,7 @@ def check_resources(request: Request) -> Iterator[Finding]:
 
     Without a file COMPSs uses its default one, which declares four units on every machine.
     """
-    home, given = compss_home(), request
+    home, given = configuration.compss_home(), request
     if home is not None and request.resources is None:
         given = Request(resources=home / "Runtime/configuration/xml/resources/default_resources.xml")
     listed = run_program(["nvidia-smi", "-L"])
