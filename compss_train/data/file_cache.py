@@ -15,7 +15,6 @@ import weakref
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import torch
@@ -23,8 +22,8 @@ from filelock import FileLock
 
 from compss_train._utils.files import SHARED_MEMORY, TemporaryFolder, atomic_path
 from compss_train._utils.validation import check_count
-from compss_train.data.block import Block, rows_of_bytes
-from compss_train.data.layout import Field, FileContentError, Layout, check_same_layout, field_of
+from compss_train.data.block import Block, DType, rows_of_bytes
+from compss_train.data.layout import Field, Layout
 from compss_train.data.readers import Arrays, NpzReader
 from compss_train.data.readers.arrays import write_npz
 
@@ -55,7 +54,24 @@ def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> F
         raise TypeError(f"cache={cache!r}: give 'memory', a folder on a local disk, or None")
     default = MEMORY_BYTES if cache == "memory" else FOLDER_BYTES
     max_bytes = default if max_bytes is None else check_count("cache_bytes", max_bytes)
-    return FileCache.in_memory(max_bytes) if cache == "memory" else FileCache.in_folder(Path(cache), max_bytes)
+    if cache == "memory":
+        free = shutil.disk_usage(SHARED_MEMORY).free if os.access(SHARED_MEMORY, os.W_OK) else 0
+        folder = TemporaryFolder(str(SHARED_MEMORY) if free >= max_bytes else tempfile.gettempdir())
+        folder.create()
+        made = FileCache(folder.path, max_bytes, temporary=True)
+        weakref.finalize(made, _remove, folder, os.getpid())
+        return made
+    path = Path(cache)
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"cache={str(path)!r} is no folder; give a folder on a local disk, or 'memory'")
+    user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
+    made = FileCache(str(path.absolute() / f"compss_train-files{user}"), max_bytes)
+    try:
+        made.open()
+    except OSError as error:
+        hint = "give a folder on a local disk that you may write to"
+        raise ValueError(f"cache={str(path)!r} cannot be used: {error}; {hint}") from error
+    return made
 
 
 @dataclass(frozen=True)
@@ -72,35 +88,16 @@ class FileCache:
     temporary: bool = False
     """Whether the folder is removed with the process that made it."""
 
-    @classmethod
-    def in_folder(cls, path: Path, max_bytes: int) -> Self:
-        """Make a folder for this user in the one of this name."""
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"cache={str(path)!r} is no folder; give a folder on a local disk, or 'memory'")
-        user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
-        made = cls(str(path.absolute() / f"compss_train-files{user}"), max_bytes)
-        try:
-            made.open()
-        except OSError as error:
-            hint = "give a folder on a local disk that you may write to"
-            raise ValueError(f"cache={str(path)!r} cannot be used: {error}; {hint}") from error
-        return made
-
-    @classmethod
-    def in_memory(cls, max_bytes: int) -> Self:
-        """Make a folder in shared memory if that has the room, else in the temporary folder."""
-        free = shutil.disk_usage(SHARED_MEMORY).free if os.access(SHARED_MEMORY, os.W_OK) else 0
-        folder = TemporaryFolder(str(SHARED_MEMORY) if free >= max_bytes else tempfile.gettempdir())
-        folder.create()
-        made = cls(folder.path, max_bytes, temporary=True)
-        weakref.finalize(made, _remove, folder, os.getpid())
-        return made
-
     def open(self) -> Path:
         """Return the folder; make it where it is missing, as on another node."""
         folder = Path(self.folder)
-        if not folder.is_dir():
-            self._make_folder(folder)
+        if not folder.is_dir() and self.temporary:
+            made = TemporaryFolder(str(folder.parent), folder.name)
+            with suppress(FileExistsError):  # another process of this machine was faster
+                made.create()
+                atexit.register(_remove, made, os.getpid())
+        elif not folder.is_dir():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
         own = not hasattr(os, "getuid") or status.st_uid == os.getuid()
         if not (stat.S_ISDIR(status.st_mode) and own) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
@@ -108,15 +105,6 @@ class FileCache:
                 f"cache folder {folder}: others could write to it; give a folder of your own, or remove this one"
             )
         return folder
-
-    def _make_folder(self, folder: Path) -> None:
-        if not self.temporary:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            return
-        made = TemporaryFolder(str(folder.parent), folder.name)
-        with suppress(FileExistsError):  # another process of this machine was faster
-            made.create()
-            atexit.register(_remove, made, os.getpid())
 
     def entry(self, file: str, stamp: list[int], reader: str, rows: int, layout: Layout) -> CacheEntry | None:
         """Return the entry of a file with these arrays, ``None`` if it is larger than the whole cache.
@@ -164,7 +152,9 @@ class CacheEntry:
         """Return the arrays in the order of the layout; ``None`` if they are not in the cache, or damaged."""
         path = self.cache.open() / self.name
         try:
-            arrays = self._decode(NpzReader().read(str(path), 0, self.rows)[0])
+            stored = NpzReader().read(str(path), 0, self.rows)[0]
+            numbers = {key: str(number) for number, key in enumerate(sorted(self.layout))}
+            arrays = {key: _decoded(stored[numbers[key]], self.rows, field) for key, field in self.layout.items()}
             os.utime(path)  # used now
         except FileNotFoundError:
             return None
@@ -175,7 +165,7 @@ class CacheEntry:
             with suppress(OSError):
                 path.unlink()
             return None
-        return {key: arrays[key] for key in self.layout}
+        return arrays
 
     def store(self, arrays: Arrays) -> None:
         """Keep all rows of these arrays; log why that is impossible, as on a full disk.
@@ -189,45 +179,31 @@ class CacheEntry:
                     return
                 self.cache.make_room(entry_bytes(self.rows, self.layout))
                 with atomic_path(folder / self.name) as temporary:
-                    write_npz(temporary, self._encode(arrays))
+                    keys = enumerate(sorted(self.layout))
+                    write_npz(temporary, {str(number): rows_of_bytes(arrays[key]) for number, key in keys})
         except OSError as error:
             _LOG.warning("a file is not kept in the cache in %s: %s", folder, error)
-
-    def _encode(self, arrays: Arrays) -> Arrays:
-        """Return arrays that numpy can write, by the places of their names in the sorted layout."""
-        names = sorted(self.layout)
-        return {
-            str(names.index(key)): rows_of_bytes(array) if isinstance(array, torch.Tensor) else array
-            for key, array in arrays.items()
-        }
-
-    def _decode(self, stored: Arrays) -> Arrays:
-        fields = sorted(self.layout.items())
-        arrays = {fields[int(place)][0]: _decode(array, fields[int(place)][1]) for place, array in stored.items()}
-        check_same_layout({key: field_of(array) for key, array in arrays.items()}, self.layout, "the data set")
-        if any(len(array) != self.rows for array in arrays.values()):
-            raise FileContentError(f"lacks some of its {self.rows} rows")
-        return arrays
-
-
-def _decode(array: Block, field: Field) -> Block:
-    """Return an array as it was before it was stored: numpy has no name for some dtypes of tensors."""
-    name = field.dtype.removeprefix("torch.")
-    if name == field.dtype:
-        return array
-    flat = torch.from_numpy(np.asarray(array)).reshape(-1)
-    return flat.view(getattr(torch, name)).reshape(len(array), *field.shape)
 
 
 def entry_bytes(rows: int, layout: Layout) -> int:
     """Return the most bytes that an entry with these arrays takes."""
-    return _HEADER_BYTES * (1 + len(layout)) + rows * sum(map(_bytes_of_sample, layout.values()))
+    row = sum(_dtype_of(field).itemsize * math.prod(field.shape) for field in layout.values())
+    return _HEADER_BYTES * (1 + len(layout)) + rows * row
 
 
-def _bytes_of_sample(field: Field) -> int:
+def _dtype_of(field: Field) -> DType:
     name = field.dtype.removeprefix("torch.")
-    itemsize = np.dtype(name).itemsize if name == field.dtype else getattr(torch, name).itemsize
-    return int(itemsize * math.prod(field.shape))
+    torch_dtype: torch.dtype = getattr(torch, name, torch.uint8)
+    return np.dtype(name) if name == field.dtype else torch_dtype
+
+
+def _decoded(stored: Block, rows: int, field: Field) -> Block:
+    """Return an array of which the bytes were stored: numpy has no name for some dtypes of tensors."""
+    dtype, flat = _dtype_of(field), np.asarray(stored).reshape(-1)
+    if isinstance(dtype, torch.dtype):
+        return torch.from_numpy(flat).view(dtype).reshape(rows, *field.shape)
+    array: Block = flat.view(dtype).reshape(rows, *field.shape)
+    return array
 
 
 def _remove(folder: TemporaryFolder, process: int) -> None:
