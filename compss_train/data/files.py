@@ -15,18 +15,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from compss_train._utils.validation import check_choice, check_count, warn_user
+from compss_train.data import layout as layouts
 from compss_train.data.block import Block
 from compss_train.data.file_cache import make_cache
 from compss_train.data.file_index import describe_files
-from compss_train.data.layout import (
-    UNSUPPORTED_HINT,
-    Description,
-    Layout,
-    check_same_layout,
-    check_weight_shape,
-    is_supported,
-    quote_names,
-)
+from compss_train.data.layout import Description, Layout
 from compss_train.data.locations import FileNames, absolute, file_names
 from compss_train.data.order import RowRange
 from compss_train.data.readers import Reader, as_reader
@@ -182,7 +175,7 @@ class FileDataset:
                 reference, first = next(iter(good.items()), (name, each))
                 if each.layout is not None and first.layout is not None:
                     with bad_file_errors(path):
-                        check_same_layout(each.layout, first.layout, reference)
+                        layouts.check_same_layout(each.layout, first.layout, reference)
             except BadFileError as error:
                 if self.on_bad_file == "raise":
                     raise
@@ -313,7 +306,9 @@ class FileDataset:
         if self.weight is not None:
             self.ensure_layout()
             self._check_key("weight", self.weight)
-            check_weight_shape(f"{self.weight!r} in {self.files[0]}", (self.layout or {})[self.weight].shape)
+            layouts.check_weight_shape(
+                f"{self.weight!r} in {self.files[0]}", (self.layout or {})[self.weight].shape
+            )
         return self.weight
 
     def _check_key(self, role: str, name: str) -> None:
@@ -321,16 +316,16 @@ class FileDataset:
         if name not in names:
             hint = "weight=...)" if role == "weight" else "x=..., y=...), y=None for no targets"
             raise ValueError(
-                f"{self.files[0]} has no array {name!r} for {role}, it has {quote_names(names)}; choose "
+                f"{self.files[0]} has no array {name!r} for {role}, it has {layouts.quote_names(names)}; choose "
                 f"one with FileDataset(..., {hint}"
             )
 
     def check_dtypes(self, keys: Collection[str] | None) -> None:
         """Raise ``BadFileError`` if torch cannot hold one of these arrays, all by default."""
         for key, field in (self.layout or {}).items():
-            if (keys is None or key in keys) and not is_supported(field):
+            if (keys is None or key in keys) and not layouts.is_supported(field):
                 raise BadFileError(
-                    self._blocks[self.reference].path, f"holds {field} in {key!r}, {UNSUPPORTED_HINT}"
+                    self._blocks[self.reference].path, f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}"
                 )
 
     def ensure_layout(self) -> None:

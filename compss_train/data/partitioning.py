@@ -10,23 +10,15 @@ do not change the batches: they are those that the worker would have in a round 
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import accumulate, chain, count, pairwise, zip_longest
 from typing import Literal, TypeAlias
 
 import numpy as np
 
 from compss_train._utils.validation import check_count
-from compss_train.data.block_passes import (
-    BlockPass,
-    BufferedEpoch,
-    Draws,
-    PutCounts,
-    WorkerAssignment,
-    batch_sizes,
-    cut_assignment,
-    join_parts,
-)
+from compss_train.data import block_passes
+from compss_train.data.block_passes import BlockPass, Draws, PutCounts, WorkerAssignment, batch_sizes
 from compss_train.data.order import Batching, block_order, partition_files, sample_order
 
 Shuffle = Literal["blocks", "total", "partial"] | None
@@ -176,17 +168,18 @@ class RoundPlan:
                     )
                 else:
                     own = (units[first:stop][worker :: self.num_workers] for worker in range(self.num_workers))
-                    assignments = tuple(join_parts(chain.from_iterable(of_worker)) for of_worker in own)
+                    assignments = tuple(
+                        block_passes.join_parts(chain.from_iterable(of_worker)) for of_worker in own
+                    )
                 yield Round(next(numbers), epoch + 1, assignments, end_position, spans, draws)
 
-    def _buffered_epochs(self, epoch: int) -> list[BufferedEpoch | None]:
+    def _buffered_epochs(self, epoch: int) -> list[block_passes.BufferedEpoch | None]:
         """Return each worker's epoch, ``None`` for one without samples; an empty list if merges empty buffers."""
         if self.put_counts is None:
             return []
-        return [
-            BufferedEpoch(passes, Draws.of_epoch(passes, self.batching, self.put_counts)) if passes else None
-            for passes in self._epoch_assignments(epoch, self.num_workers)
-        ]
+        draws = partial(Draws.of_epoch, batching=self.batching, put_counts=self.put_counts)
+        workers = self._epoch_assignments(epoch, self.num_workers)
+        return [block_passes.BufferedEpoch(passes, draws(passes)) if passes else None for passes in workers]
 
     def _counted_batches(self, units: list[WorkerAssignment]) -> list[int]:
         """Return for each unit the batches of its worker up to its end; before them a zero for each worker."""
@@ -231,7 +224,7 @@ class RoundPlan:
         """Return the batches of a worker's epoch; with a buffer, what it would draw if it kept the order."""
         if self.put_counts is not None:
             bounds = pairwise(accumulate(batch_sizes(assignment, self.batching), initial=0))
-            return [cut_assignment(assignment, start, stop) for start, stop in bounds] * self._passes
+            return [block_passes.cut_assignment(assignment, start, stop) for start, stop in bounds] * self._passes
         return [
             (block_pass.part(start, stop),)
             for block_pass in assignment

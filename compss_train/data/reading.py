@@ -12,15 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from compss_train.data import layout as layouts
 from compss_train.data.file_cache import CacheEntry, FileCache
-from compss_train.data.layout import (
-    UNSUPPORTED_HINT,
-    FileContentError,
-    Layout,
-    check_same_layout,
-    field_of,
-    is_supported,
-)
+from compss_train.data.layout import FileContentError, Layout, field_of
 from compss_train.data.locations import is_remote
 from compss_train.data.order import RowRange
 from compss_train.data.readers import Arrays, Reader
@@ -163,16 +157,16 @@ class FilePart:
             if incomplete:
                 missing = f"{incomplete[0]!r} lacks some of the rows {first} to {stop}"
                 raise FileContentError(f"was read incorrectly: {missing}")
-            if unsupported := [key for key, array in arrays.items() if not is_supported(field_of(array))]:
+            if unsupported := [key for key, array in arrays.items() if not layouts.is_supported(field_of(array))]:
                 key = unsupported[0]
-                raise FileContentError(f"holds {field_of(arrays[key])} in {key!r}, {UNSUPPORTED_HINT}")
+                raise FileContentError(f"holds {field_of(arrays[key])} in {key!r}, {layouts.UNSUPPORTED_HINT}")
             if rows != block.file_rows:
                 raise FileContentError(
                     f"has {rows} samples, but {block.file_rows} were expected: check whether it changed, or "
                     "files_len is wrong"
                 )
             if self.layout is not None:
-                check_same_layout(layout_of(arrays), self.layout, self.reference)
+                layouts.check_same_layout(layout_of(arrays), self.layout, self.reference)
         return arrays
 
     def _reader_of(self, block: FileBlock) -> Reader:

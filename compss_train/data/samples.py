@@ -7,18 +7,8 @@ from copy import copy
 from itertools import pairwise
 from typing import Any
 
-from torch.utils.data import (
-    BatchSampler,
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    SubsetRandomSampler,
-    TensorDataset,
-    default_collate,
-)
+from torch.utils import data as torch_data
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from compss_train._utils.validation import check_count
 from compss_train.data.arrow_rows import arrow_rows, is_hugging_face
@@ -100,14 +90,13 @@ class Samples:
     def reader(self, blocks: int, floats: str | None) -> SampleReader:
         """Return what workers read the samples with, in so many blocks; columns of tables become ``floats``."""
         if self.is_stream:
-            counted = self.size is not None
             return StreamReader(
                 self.dataset,
                 self.roles,
                 self.collate,
                 shards=blocks,
                 initialize=self.worker_init_fn,
-                counted=counted,
+                counted=self.size is not None,
                 drop_last=self.drop_last,
             )
         rows = None
@@ -118,10 +107,11 @@ class Samples:
     @property
     def tensors(self) -> tuple[Any, Any] | None:
         """x and y, if the data set is a ``TensorDataset`` of these alone; ``None`` for others."""
-        if type(self.dataset) is not TensorDataset or self.collate or self.blocks or self.roles != Roles():
+        kind, plain = type(self.dataset), not (self.collate or self.blocks) and self.roles == Roles()
+        if not plain or kind is not torch_data.TensorDataset or len(self.dataset.tensors) > 2:
             return None
-        tensors = self.dataset.tensors
-        return (tensors[0], tensors[1] if len(tensors) == 2 else None) if len(tensors) <= 2 else None
+        x, *y = self.dataset.tensors
+        return x, y[0] if y else None
 
     def select(self, numbers: Sequence[int]) -> Samples:
         """Return these samples only, by number.
@@ -173,12 +163,12 @@ def as_samples(value: Any) -> Samples | None:
         return value
     if isinstance(value, DataLoader):
         return _taken_apart(value)
-    return Samples(value) if isinstance(value, Dataset) or is_hugging_face(value) else None
+    return Samples(value) if isinstance(value, torch_data.Dataset) or is_hugging_face(value) else None
 
 
 def _taken_apart(loader: DataLoader[Any]) -> Samples:
     dataset, batches = loader.dataset, loader.batch_sampler
-    if type(batches) is not BatchSampler:
+    if type(batches) is not torch_data.BatchSampler:
         given = "batch_size=None" if batches is None else f"batch_sampler={type(batches).__name__}(...)"
         raise ValueError(
             f"the DataLoader has {given}, so that it makes batches by itself, and workers make their own: give "
@@ -193,7 +183,7 @@ def _taken_apart(loader: DataLoader[Any]) -> Samples:
             )
     samples = Samples(
         dataset,
-        collate=None if loader.collate_fn is default_collate else loader.collate_fn,
+        collate=None if loader.collate_fn is torch_data.default_collate else loader.collate_fn,
         worker_init_fn=loader.worker_init_fn,
         drop_last=batches.drop_last,
     )
@@ -204,10 +194,11 @@ def _taken_apart(loader: DataLoader[Any]) -> Samples:
 def _sampled(dataset: Any, sampler: Any) -> Any:
     """Return the part of a data set that a sampler draws from."""
     kind = type(sampler)
-    drawn_once = kind is RandomSampler and not sampler.replacement and sampler.num_samples == len(dataset)
-    if kind is SequentialSampler or drawn_once:
+    is_random = kind is torch_data.RandomSampler
+    drawn_once = is_random and not sampler.replacement and sampler.num_samples == len(dataset)
+    if kind is torch_data.SequentialSampler or drawn_once:
         return dataset
-    if kind is SubsetRandomSampler:
+    if kind is torch_data.SubsetRandomSampler:
         return Subset(dataset, list(sampler.indices))
     instead = {
         "WeightedRandomSampler": "sample_weight=, which weights samples in the loss,",
