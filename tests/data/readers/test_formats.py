@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from compss_train import FileDataset
 from compss_train.data.reading import bad_file_errors, layout_of
-from tests.data.readers.checks import filled, in_every, names, same
+from tests.data.readers.checks import filled, in_every, names, overwritten, same
 from tests.data.readers.formats import FORMATS, NAMED, OWN, read_file
 
 DTYPES = [np.uint8, np.int64, np.float32, np.float16, np.bool_, np.complex64]
-
 SHAPES = [(5,), (5, 3), (5, 2, 2), (1,), (4, 0)]
 
 
@@ -63,21 +62,16 @@ def test_rows_of_a_file_are_the_slice(long_files, kind, bounds):
 
 
 @in_every(NAMED)
-def test_several_arrays_are_read_by_name(tmp_path, form):
+def test_arrays_are_read_by_name_in_the_order_of_keys(tmp_path, form):
     saved = {"y": np.arange(5), "x": filled((5, 2)), "weights": filled((5,), np.float16)}
-    arrays, rows = form.reader.read(form.saved(tmp_path, **saved), 1, 4)
+    path = form.saved(tmp_path, **saved)
+    arrays, rows = form.reader.read(path, 1, 4)
     assert (set(arrays), rows) == (set(saved), 5)
     for key, array in saved.items():
         same(arrays[key], array[1:4])
-
-
-@in_every(NAMED)
-def test_keys_chooses_arrays_in_its_order(tmp_path, form):
-    path = form.saved(tmp_path, a=filled((5, 2)), b=np.arange(5), c=np.arange(5))
-    arrays, _ = form.reader.read(path, 0, 5, ("c", "a"))
-    assert list(arrays) == ["c", "a"]
-    described = form.reader.describe(path, ("c", "a")).layout
-    assert described is None or list(described) == ["c", "a"]
+    assert list(form.reader.read(path, 0, 5, ("weights", "y"))[0]) == ["weights", "y"]
+    described = form.reader.describe(path, ("weights", "y")).layout
+    assert described is None or list(described) == ["weights", "y"]
 
 
 @in_every(FORMATS)
@@ -97,27 +91,25 @@ def test_arrays_that_are_not_selected_can_be_anything(tmp_path, form):
 
 
 @in_every(FORMATS)
-def test_a_reader_is_called_as_the_users_own_are(tmp_path, form):
+def test_a_reader_is_called_as_the_users_own_are_and_gives_copies(tmp_path, form):
     array = filled((6, 2))
     path = form.saved(tmp_path, x=array)
-    assert form.reader(path) == 6
-    assert form.reader(path, get_data=False) == 6
-    arrays, rows = form.reader(path, True)
-    assert rows == 6
-    same(arrays["x"], array)
+    assert form.reader(path) == form.reader(path, get_data=False) == 6
+    content = Path(path).read_bytes()
+    for _ in range(2):
+        arrays, rows = form.reader(path, True)
+        assert rows == 6
+        same(arrays["x"], array)
+        arrays["x"][...] = 0
+    assert Path(path).read_bytes() == content
 
 
-@in_every(FORMATS)
-def test_what_is_read_is_not_the_files(tmp_path, form):
-    array = filled((6, 2))
-    path = form.saved(tmp_path, x=array)
-    with open(path, "rb") as file:
-        content = file.read()
-    arrays, _ = form.reader.read(path, 0, 6)
-    arrays["x"][...] = 0
-    with open(path, "rb") as file:
-        assert file.read() == content
-    same(form.reader.read(path, 0, 6)[0]["x"], array)
+@in_every({name: form for name, form in OWN.items() if name in ("npz", "npy", "pt", "hdf5")})
+def test_counting_does_not_see_the_data(tmp_path, form):
+    path = form.saved(tmp_path, x=(array := filled((3_000, 3))))
+    before = form.reader.describe(path)
+    overwritten(path, array)
+    assert form.reader.describe(path) == before
 
 
 @in_every(OWN)
@@ -158,40 +150,35 @@ def open_files():
     return [Path(os.readlink(each)) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
 
 
-@in_every(FORMATS)
-def test_a_file_without_rows_is_an_error(tmp_path, form):
-    path = form.saved(tmp_path, x=np.zeros((0, 3)))
-    with names(path, "holds no samples"):
-        FileDataset([path], form.function)
+def without_rows(form, folder):
+    form.saved(folder, x=np.zeros((0, 3)))
 
 
+def empty(form, folder):
+    Path(form.path(folder)).touch()
+
+
+def a_folder(form, folder):
+    os.mkdir(form.path(folder))
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (without_rows, "holds no samples"),
+        (empty, "is empty$"),
+        (a_folder, "cannot be read: IsADirectoryError"),
+        (lambda form, folder: None, "does not exist"),
+        (lambda form, folder: form.saved(folder, x=np.float32(3)), "holds a single value in 'x' instead of a row"),
+        (lambda form, folder: form.named and form.saved(folder), "holds no arrays"),
+    ],
+    ids=["no rows", "empty", "folder", "missing", "single value", "no arrays"],
+)
 @in_every(OWN)
-def test_a_single_value_is_an_error(tmp_path, form):
-    path = form.saved(tmp_path, x=np.float32(3))
-    with names(path, "holds a single value in 'x' instead of a row per sample"):
-        FileDataset([path])
-
-
-@in_every({name: form for name, form in OWN.items() if form.named})
-def test_a_file_without_arrays_is_an_error(tmp_path, form):
-    path = form.saved(tmp_path)
-    with names(path, "holds no arrays"):
-        FileDataset([path])
-
-
-@in_every(FORMATS)
-def test_an_empty_file_is_an_error_that_says_so(tmp_path, form):
-    path = form.path(tmp_path)
-    open(path, "w").close()
-    with names(path, "is empty$"):
-        FileDataset([path], form.function)
-
-
-@in_every(FORMATS)
-def test_a_missing_file_is_an_error_that_says_so(tmp_path, form):
-    path = form.path(tmp_path)
-    with names(path, "does not exist"):
-        FileDataset([path], form.function)
+def test_a_file_without_samples_is_an_error_that_says_so(tmp_path, form, make, reason):
+    made = make(form, tmp_path)
+    with names(form.path(tmp_path), reason if made is not False else "does not exist"):
+        FileDataset([form.path(tmp_path)])
 
 
 @in_every(FORMATS)
@@ -200,14 +187,6 @@ def test_a_file_that_is_gone_when_it_is_read_is_an_error_that_says_so(tmp_path, 
     os.remove(form.path(tmp_path))
     with names(form.path(tmp_path), "does not exist"), bad_file_errors(part.blocks[0].path):
         part.reader.read(part.blocks[0].path, 0, 3)
-
-
-@in_every(FORMATS)
-def test_a_folder_is_an_error(tmp_path, form):
-    path = form.path(tmp_path)
-    os.mkdir(path)
-    with names(path, "cannot be read: IsADirectoryError"):
-        FileDataset([path], form.function)
 
 
 @pytest.mark.parametrize("content", [b"garbage" * 30, bytes(300), b"\x93NUMPY\x01\x00", b"\x89HDF\r\n\x1a\n"])

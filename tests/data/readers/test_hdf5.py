@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from compss_train import FileDataset
+from compss_train.data.readers import Hdf5Reader
 from tests.data.readers.checks import X, Y, names, overwritten, same
 from tests.data.readers.formats import read_file, save_hdf5
 
@@ -16,6 +17,15 @@ def test_data_sets_in_groups_are_called_by_their_path(tmp_path):
     arrays = read_file(path)
     assert set(arrays) == {"a/b/x", "y"}
     same(arrays["a/b/x"], X)
+    with h5py.File(path, "r+") as file:  # which HDF5 would not open while someone reads it
+        file["y"][0] = 0
+
+
+def test_a_data_set_of_many_times_the_memory_is_counted_and_read_by_rows(tmp_path):
+    with h5py.File(path := str(tmp_path / "f.h5"), "w") as file:
+        file.create_dataset("x", (2**34, 32), np.float64, chunks=(4, 32))[2**33] = 7
+    assert Hdf5Reader().describe(path).rows == 2**34
+    assert Hdf5Reader().read(path, 2**33 - 1, 2**33 + 1)[0]["x"][:, 0].tolist() == [0, 7]
 
 
 def test_compressed_data_sets_are_read(tmp_path):
@@ -33,23 +43,13 @@ def test_the_checksum_of_a_data_set_that_has_one_is_checked(tmp_path):
         read_file(path)
 
 
-def test_a_file_is_closed_again(tmp_path):
-    save_hdf5(path := str(tmp_path / "f.h5"), x=X)
-    read_file(path)
-    with h5py.File(path, "r+") as file:  # which HDF5 would not open while someone reads it
-        file["x"][0] = 0
-
-
-def test_strings_in_hdf5_are_an_error(tmp_path):
-    save_hdf5(path := str(tmp_path / "f.h5"), x=["a", "b"])
-    with names(path, "holds Python objects in 'x'"):
-        FileDataset(path)
-
-
-def test_a_data_set_without_a_shape_is_an_error(tmp_path):
+@pytest.mark.parametrize(
+    ("value", "reason"), [(["a", "b"], "holds Python objects in 'x'"), (h5py.Empty("f4"), "holds no arrays")]
+)
+def test_strings_and_data_sets_without_a_shape_are_errors(tmp_path, value, reason):
     with h5py.File(path := str(tmp_path / "f.h5"), "w") as file:
-        file["x"] = h5py.Empty("f4")
-    with names(path):
+        file["x"] = value
+    with names(path, reason):
         FileDataset(path)
 
 
