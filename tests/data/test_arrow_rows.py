@@ -90,13 +90,28 @@ def test_lists_in_rows_that_are_not_used_may_have_another_length():
     assert rows_of(dataset, [0, 1, 1]).x.tolist() == [[6, 7], [1, 2], [1, 2]]
 
 
-@pytest.mark.parametrize("odd", [[[1.0], [2.0, 3.0]], [[1.0, None], [2.0, 3.0]], None])
-def test_lists_in_rows_that_are_not_used_may_be_unreadable(odd):
-    rows = [[[1.0, 2.0], [3.0, 4.0]], odd, [[5.0, 6.0], [7.0, 8.0]]]
+UNREADABLE = [
+    (
+        [[[1.0, 2.0]], [[1.0], [2.0, 3.0]], [[5.0, 6.0]]],
+        "holds lists of different lengths within those of 'x': pad",
+    ),
+    ([[[1.0, 2.0]], [[1.0, None]], [[5.0, 6.0]]], "lacks values within lists of 'x'"),
+    ([[1.0, 2.0], [None, 2.0], [5.0, 6.0]], "lacks values within lists of 'x'"),
+    ([[[1.0, 2.0]], None, [[5.0, 6.0]]], "lacks a value in 'x', the first in row 1"),
+    ([1.0, None, 3.0], "the data set lacks a value in 'x', the first in row 1: fill them in"),
+]
+
+
+@pytest.mark.parametrize(("rows", "message"), UNREADABLE)
+def test_values_are_errors_where_they_cannot_be_read_and_are_not_left_out(rows, message):
     dataset = datasets.Dataset.from_dict({"x": rows, "label": [0, 1, 0]})
-    assert rows_of(dataset.select([2, 0]), [0, 1, 1]).x.tolist() == [rows[2], rows[0], rows[0]]
-    with pytest.raises(ValueError, match=r"pad them|fill them in"):
-        rows_of(dataset.select([2, 1]), [0])
+    for complete in (dataset.select([2, 0]), dataset.filter(lambda row: row["label"] == 0).select([1, 0])):
+        assert rows_of(complete, [0, 1, 1], x="x", y="label").x.tolist() == [rows[2], rows[0], rows[0]]
+        same = rows_of(complete, [0, 1], x="x", y="x")
+        assert same.x.tolist() == same.y.tolist()
+    for broken in (dataset, dataset.select([2, 1])):
+        with pytest.raises(ValueError, match=message if broken is dataset else "pad them|fill them in"):
+            rows_of(broken, [0])
 
 
 def test_the_names_of_columns_say_what_x_and_y_are(table):
@@ -120,20 +135,12 @@ def test_what_arrow_has_no_numbers_for_is_read_by_the_data_set(table):
         rows_of(table, [3], x="name", y="label")
 
 
-def test_missing_values_are_an_error():
-    broken = datasets.Dataset.from_dict({"x": [1.0, None, 3.0], "label": [0, 1, 0]})
-    with pytest.raises(ValueError, match="the data set lacks a value in 'x', the first in row 1: fill them in"):
-        rows_of(broken, [0])
-    within = datasets.Dataset.from_dict({"x": [[1.0, None], [2.0, 3.0]], "label": [0, 1]})
-    with pytest.raises(ValueError, match="lacks values within lists of 'x'"):
-        rows_of(within, [0])
+def test_missing_lists_of_a_fixed_size_are_not_left_out():
     kind = datasets.Features({"x": datasets.List(datasets.List(datasets.Value("float32"), length=2))})
     lists = datasets.Dataset.from_dict({"x": [[[1, 2], [3, 4]], [None, None], [[5, 6], [7, 8]]]}, features=kind)
     with pytest.raises(ValueError, match="lacks values within lists of 'x'"):
         rows_of(lists, [0, 2], x="x", y=None)
     assert rows_of(lists.select([2, 0]), [0, 1], x="x", y=None).x.tolist() == [[[5, 6], [7, 8]], [[1, 2], [3, 4]]]
-    same = rows_of(broken.select([2, 0]), [0, 1], x="x", y="x")
-    assert same.x.tolist() == same.y.tolist() == [3.0, 1.0]
 
 
 def test_nothing_but_the_paths_of_files_is_pickled(table):
@@ -156,11 +163,3 @@ def test_fingerprints_see_other_rows(table):
 
     assert of(table) == of(table.with_format("numpy"))
     assert of(table) != of(table.shuffle(seed=1))
-
-
-def test_rows_that_were_left_out_may_lack_values():
-    dataset = datasets.Dataset.from_dict({"x": [1.0, None, 3.0], "y": [0, 1, 2]})
-    complete = dataset.filter(lambda row: row["x"] is not None)
-    assert rows_of(complete, [1, 0], x="x", y="y").x.tolist() == [3.0, 1.0]
-    with pytest.raises(ValueError, match=r"lacks a value in 'x'"):
-        rows_of(dataset, [0], x="x", y="y")

@@ -49,7 +49,7 @@ FORMS = {
 }
 
 
-def trainer_of(engine="serial", workers=1, **options):
+def trainer_of(engine="serial", workers=1, loss=loss, **options):
     trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
     trainer.build(Towers(), SGD, loss, **options)
     return trainer
@@ -101,8 +101,7 @@ def test_engines_agree_whatever_the_batches_are(engine, options):
 
     results = []
     for each in (engine, "serial"):
-        trainer = DistributedTrainer(2, engine=each, seed=3, threads=1)
-        trainer.build(Towers(), SGD, weighable)
+        trainer = trainer_of(each, 2, weighable)
         trainer.fit(X, Y, num_epochs=2, batch_size=7, progress=False, validation_data=(X, Y), **options)
         results.append((trainer.get_parameters(), trainer.history[-1]["val_loss"]))
     assert_same_bits(results[0][0], results[1][0])
@@ -169,47 +168,45 @@ class Sums(nn.Module):
 def test_onnx_has_every_input_and_output(tmp_path, kind):
     onnxruntime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
+    named = {"left": ITEMS, "right": ITEMS[::-1].copy()}
+
+    def transform(x):
+        left, right = x.values() if kind is dict else x
+        return {"left": left, "right": 2 * right} if kind is dict else (left, 2 * right)
+
     trainer = DistributedTrainer(1, engine="serial", threads=1)
-    trainer.build(
-        Sums(),
-        SGD,
-        loss,
-        transform=lambda x: (
-            kind({"left": x["left"], "right": 2 * x["right"]}) if kind is dict else (x[0], 2 * x[1])
-        ),
-    )
-    x = {"left": ITEMS, "right": ITEMS[::-1].copy()} if kind is dict else (ITEMS, ITEMS[::-1].copy())
+    trainer.build(Sums(), SGD, loss, transform=transform)
+    x = named if kind is dict else tuple(named.values())
     trainer.export(tmp_path / "net.onnx", x)
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
-    assert [each.name for each in session.get_inputs()] == ["left", "right"]
+    assert [each.name for each in session.get_inputs()] == list(named)
     assert [each.name for each in session.get_outputs()] == ["output_0", "output_1"]
-    found = session.run(None, {"left": ITEMS, "right": ITEMS[::-1].copy()})
-    for one, other in zip(found, trainer.predict(x), strict=True):
+    for one, other in zip(session.run(None, named), trainer.predict(x), strict=True):
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_what_is_several_columns_and_what_is_one_array():
     array = np.zeros((3, 2), np.float32)
-    same, mixed = [array, array], [array, np.zeros(3)]
-    assert isinstance(structured(same), np.ndarray)
-    assert structured(same).shape == (2, 3, 2)
-    assert isinstance(structured(mixed), list)
-    assert isinstance(structured((array, array)), tuple)
-    assert isinstance(structured([[1.0, 2.0], [3.0, 4.0]]), np.ndarray)
-    assert isinstance(structured(((1.0, 2.0), (3.0, 4.0))), np.ndarray)
+    assert structured([array, array]).shape == (2, 3, 2)
+    for one in ([array, array], [[1.0, 2.0], [3.0, 4.0]], ((1.0, 2.0), (3.0, 4.0))):
+        assert isinstance(structured(one), np.ndarray)
+    for several in ([array, np.zeros(3)], (array, array), [BlockedTensor.from_array(array, 1)] * 2):
+        assert type(structured(several)) is type(several)
     assert structured({"a": (array, array)})["a"][1] is array
-    assert isinstance(structured([BlockedTensor.from_array(array, 1)] * 2), list)
     assert ColumnStructure.of({"a": array}, (array, [array])).y == (None, [None])
 
 
-def test_columns_that_do_not_fit_are_named():
-    trainer = trainer_of()
-    with pytest.raises(ValueError, match=r"x\['item'\] .*61"):
-        trainer.fit({"user": BlockedTensor.from_array(USERS, 4), "item": ITEMS[:61]}, Y, num_epochs=1, batch_size=7)
-    with pytest.raises(ValueError, match=r"in x and 61 in y\['like'\]|y\['like'\]"):
-        trainer.fit(X, {**Y, "like": LIKES[:61]}, num_epochs=1, batch_size=7)
-    with pytest.raises(ValueError, match="an empty dict has no samples"):
-        trainer.predict({})
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        ({"user": BlockedTensor.from_array(USERS, 4), "item": ITEMS[:61]}, Y, r"x\['item'\] .*61"),
+        (X, {**Y, "like": LIKES[:61]}, r"in x and 61 in y\['like'\]|y\['like'\]"),
+        ({}, Y, "an empty dict has no samples"),
+    ],
+)
+def test_columns_that_do_not_fit_are_named(x, y, message):
+    with pytest.raises(ValueError, match=message):
+        trainer_of().fit(x, y, num_epochs=1, batch_size=7)
 
 
 def test_arguments_that_the_network_lacks_are_explained():

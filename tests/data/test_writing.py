@@ -41,16 +41,11 @@ def test_blocks_are_split_again(tmp_path_factory, sizes, rows):
 
 
 def test_one_array_can_be_npy_files_which_are_mapped(tmp_path):
-    names = write_files(tmp_path, {"x": np.arange(10)}, rows=4, format="npy")
-    tensor = BlockedTensor.from_files(names)
+    names = write_files(tmp_path, {"x": np.arange(12)}, rows=1, format="npy")
+    assert names == [str(tmp_path / f"part-{number:06d}.npy") for number in range(12)]
+    tensor = BlockedTensor.from_files(f"{tmp_path}/*.npy")
     assert all(isinstance(block, np.memmap) for block in tensor.blocks())
-    assert tensor.collect().tolist() == list(range(10))
-
-
-def test_files_are_numbered_with_six_digits(tmp_path):
-    names = write_files(tmp_path, {"x": np.arange(12)}, rows=1)
-    assert names == [str(tmp_path / f"part-{number:06d}.npz") for number in range(12)]
-    assert FileDataset(f"{tmp_path}/*.npz").files == names
+    assert tensor.collect().tolist() == list(range(12))
 
 
 @pytest.mark.parametrize("error", [OSError("no space left"), KeyboardInterrupt()])

@@ -143,10 +143,13 @@ class TableReader(Reader):
         dtype, sizes = tables.number_type(kind)
         if dtype is None:
             return str(kind), ()
-        if None in sizes:  # lists are as long as the first one, which is checked when they are read
-            first = table.rows(0, 1, [name])[name].combine_chunks()
-            sizes = tables.number_blocks(name, [first])[0].shape[1:]
-        return dtype, tuple(size or 0 for size in sizes)
+        if None not in sizes:
+            return dtype, sizes  # type: ignore[return-value]
+        values, shape = table.rows(0, 1, [name])[name].to_pylist(), []
+        for _ in sizes:  # lists are as long as the first one, which is checked when they are read
+            values = (values[0] if values else None) or ()
+            shape.append(len(values))
+        return dtype, tuple(shape)
 
     def _array(self, rows: Any, key: str, first: int) -> NDArray[Any]:
         columns = [self._values(rows[name].combine_chunks(), name, first) for name in self._columns([key])]

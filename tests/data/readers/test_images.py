@@ -47,12 +47,8 @@ def test_images_and_classes_are_those_of_the_subfolders(folder):
     same(arrays["y"], np.array([dataset.classes["y"].index(name.split("/")[0]) for name in images]))
 
 
-def test_a_folder_is_read_without_a_reader(folder):
-    assert FileDataset(str(folder)).layout["x"].shape == (3, 4, 6)
-    assert FileDataset(str(folder)).sizes == (15,)
-
-
 def test_blocks_have_images_of_several_classes(folder):
+    assert FileDataset(str(folder)).sizes == (15,)  # without a reader
     dataset = FileDataset(folder, ImageFolderReader(rows=5))
     for number in range(3):
         labels = dataset.part([number]).read(RowRange(number, 0, 5))["y"]
@@ -96,24 +92,18 @@ def test_images_of_different_sizes_are_an_error_that_says_how_to_resize(folder):
         read_all(FileDataset(folder, ImageFolderReader()))
 
 
-def test_a_damaged_image_is_an_error_that_names_it(folder):
+@pytest.mark.parametrize("damage", [lambda content: content[:40], lambda content: b"no image"])
+def test_a_damaged_image_is_an_error_that_names_it(folder, damage):
     damaged = folder / "dog" / "1.png"
-    damaged.write_bytes(damaged.read_bytes()[:40])
-    with names(folder, r"holds dog/1\.png, which cannot be read as an image"):
-        read_all(FileDataset(folder, ImageFolderReader((4, 6))))
-    damaged.unlink()
-    (folder / "dog" / "1.png").write_bytes(b"no image")
+    damaged.write_bytes(damage(damaged.read_bytes()))
     with names(folder, r"holds dog/1\.png, which cannot be read as an image"):
         read_all(FileDataset(folder, ImageFolderReader((4, 6))))
 
 
 @pytest.mark.parametrize("given", [0, (3,), (3, 4, 5), (3, 0), (2.5, 3), "ab"])
-def test_sizes_that_are_none_are_errors(given):
+def test_sizes_that_are_none_and_unknown_modes_are_errors(given):
     with pytest.raises(ValueError, match="give a height and a width"):
         ImageFolderReader(given)
-
-
-def test_unknown_modes_are_errors_that_list_the_others():
     with pytest.raises(ValueError, match="mode='CMYK': choose one of 'RGB', 'L', 'RGBA'"):
         ImageFolderReader(mode="CMYK")
 

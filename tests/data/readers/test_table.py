@@ -1,5 +1,6 @@
 """Tables: columns as arrays, in every format."""
 
+import datetime
 import re
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compss_train import FileDataset
+from compss_train import BlockedTensor, FileDataset, PartialShuffleSampler
 from compss_train.data.layout import Field
 from compss_train.data.order import RowRange
 from compss_train.data.readers import CsvReader
@@ -90,13 +91,6 @@ def test_lists_of_a_fixed_size_are_rows(tmp_path, form):
 
 
 @in_every(TYPED)
-def test_lists_that_differ_in_length_are_an_error(tmp_path, form):
-    path = form.saved(tmp_path, x=pa.array([[1, 2], [3, 4], [5]]))
-    with names(path, "lists of different lengths in 'x', 2 and 1 in row 2: pad them"):
-        read_all(FileDataset(path, y=None))
-
-
-@in_every(TYPED)
 def test_dictionaries_of_arrow_are_classes_whatever_their_order(tmp_path, form):
     first = form.saved(tmp_path, "1", x=np.arange(3), y=pa.array(["b", "c", "b"]).dictionary_encode())
     second = form.saved(tmp_path, "2", x=np.arange(2), y=pa.array(["c", "a"]).dictionary_encode())
@@ -134,16 +128,24 @@ def test_a_missing_column_is_an_error_that_lists_the_others(tmp_path, form):
         FileDataset(path, y="target").training_keys()
 
 
-@in_every(TYPED)
-def test_columns_of_something_else_are_an_error_where_they_are_used(tmp_path, form):
-    import datetime
+DAY = datetime.datetime(2024, 1, 1)
+WRONG = [
+    ({"x": [[1, 2], [3, 4], [5]]}, {}, "lists of different lengths in 'x', 2 and 1 in row 2: pad them"),
+    ({"x": [[[1], [2, 3]]] * 3}, {}, "lists of different lengths within those of 'x': pad them"),
+    ({"x": [[1, None]] * 3}, {}, "lacks values within lists of 'x': fill them in"),
+    ({"x": [1.0, 2.0], "z": [DAY] * 2}, {"x": ["x", "z"]}, r"holds timestamp\[us\] in 'z', which are no numbers"),
+    ({"x": [1.0, 2.0], "z": [[1], [2]]}, {"x": ["x", "z"]}, "holds lists in 'z', which cannot be beside other"),
+    ({"x": [DAY] * 2}, {}, r"holds timestamp\[us\] in 'x', which are no numbers: convert them"),
+]
 
-    path = form.saved(tmp_path, x=np.arange(2.0), y=np.arange(2), when=[datetime.datetime(2024, 1, 1)] * 2)
-    assert FileDataset(path).training_keys() == ("x", "y")
-    with names(path, r"holds timestamp\[us\] in 'when', which are no numbers: convert them"):
-        FileDataset(path, x=["x", "when"])
-    with names(path, r"holds timestamp\[us\] \(\) in 'when', which torch cannot hold"):
-        FileDataset(path, y="when").check_dtypes(["when"])
+
+@pytest.mark.parametrize(("held", "options", "reason"), WRONG)
+@in_every(TYPED)
+def test_columns_that_are_no_rows_of_numbers_are_errors_where_they_are_used(tmp_path, form, held, options, reason):
+    path = form.saved(tmp_path, y=np.arange(len(held["x"])), **held)
+    assert FileDataset(path, x="y", y=None).training_keys() == ("y",)
+    with names(path, reason):
+        read_all(FileDataset(path, y=None, **options))
 
 
 @in_every(TYPED)
@@ -196,17 +198,11 @@ def test_a_file_cut_short_is_an_error(tmp_path, form):
 
 
 @in_every(TABLES)
-def test_an_index_keeps_blocks_and_classes(tmp_path, form):
-    path, index = form.saved(tmp_path, **columns()), tmp_path / "index.json"
-    options = {"x": ["a", "b"], "y": "kind", "index": index}
-    first, second = FileDataset(path, **options), FileDataset(path, **options)
-    assert (first.classes, first.sizes, first.layout) == (second.classes, second.sizes, second.layout)
-    same(read_all(second)["kind"], np.arange(ROWS) % 3)
-
-
-@in_every(TABLES)
-def test_blocks_are_kept_in_a_cache(tmp_path, form):
-    dataset = FileDataset(form.saved(tmp_path, **columns()), x=["a"], y="kind", cache=tmp_path / "cache")
+def test_blocks_and_classes_are_kept_in_an_index_and_a_cache(tmp_path, form):
+    options = {"x": ["a", "b"], "y": "kind", "index": tmp_path / "index.json", "cache": tmp_path / "cache"}
+    path = form.saved(tmp_path, **columns())
+    first, dataset = FileDataset(path, **options), FileDataset(path, **options)
+    assert (first.classes, first.sizes, first.layout) == (dataset.classes, dataset.sizes, dataset.layout)
     for number, size in enumerate(dataset.sizes):
         entry = dataset.part([number]).cache_entry(number)
         assert entry.load() is None
@@ -231,3 +227,50 @@ def test_numbers_of_other_dtypes_in_another_csv_file_are_the_same_in_one_array(t
     (tmp_path / "1.csv").write_text("a,b,y\n1,2,0\n")
     (tmp_path / "2.csv").write_text("a,b,y\n1.5,2,1\n")
     same(read_all(FileDataset(str(tmp_path / "*.csv"), x=["a", "b"]))["x"], np.array([[1, 2], [1.5, 2]]))
+
+
+# Samplers and skipped files
+
+OPTIONS = {"x": ["a", "b"], "y": "kind"}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return TABLES["parquet"].saved(tmp_path, **columns())
+
+
+def sampler(path, **options):
+    return PartialShuffleSampler(FileDataset(path, **OPTIONS), shuffle_buffer=8, batch_size=5, seed=0, **options)
+
+
+def test_a_sampler_yields_each_row_once_and_resumes_within_row_groups(path):
+    batches = list(sampler(path))
+    assert sorted(x for batch in batches for x in batch["x"][:, 0]) == sorted(columns()["a"])
+    interrupted, resumed = sampler(path), sampler(path)
+    next(iter(interrupted))
+    resumed.load_state_dict(interrupted.state_dict())
+    for ours, theirs in zip(resumed, batches[1:], strict=True):
+        np.testing.assert_array_equal(ours["x"], theirs["x"])
+        np.testing.assert_array_equal(ours["kind"], theirs["kind"])
+
+
+def test_the_cache_of_a_sampler_keeps_row_groups(path, tmp_path):
+    cached = sampler(path, cache=str(tmp_path / "cache"))
+    for _ in range(2):
+        for ours, theirs in zip(cached, sampler(path), strict=True):
+            np.testing.assert_array_equal(ours["x"], theirs["x"])
+
+
+def test_a_data_set_with_other_lengths_keeps_columns_and_classes(path):
+    np.testing.assert_array_equal(BlockedTensor.from_files([path], key="a").collect(), columns()["a"])
+    assert FileDataset([path], None, {path: ROWS}, **OPTIONS).sizes == (ROWS,)  # a file is a block
+    dataset = FileDataset(path, **OPTIONS)
+    again = dataset.with_reader(None, None)
+    assert (again.sizes, again.classes, again.layout) == (dataset.sizes, dataset.classes, dataset.layout)
+
+
+def test_a_damaged_table_is_skipped_where_that_is_wanted(path, tmp_path):
+    (damaged := tmp_path / "bad.parquet").write_bytes(b"PAR1 no more")
+    with pytest.warns(UserWarning, match=r"skipped .*bad\.parquet"):
+        dataset = FileDataset([path, str(damaged)], on_bad_file="skip", **OPTIONS)
+    assert (dataset.number_samples, list(dataset.skipped)) == (ROWS, [str(damaged)])
