@@ -6,13 +6,10 @@ import re
 import subprocess
 import sys
 import threading
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-from filelock import Timeout
 
-from compss_train._utils import files
 from compss_train._utils.files import LOCK_FILE, FolderLock
 from compss_train.callbacks import Callback, Checkpoint
 from tests.helpers.small_fits import fit, trainer_of
@@ -170,25 +167,3 @@ class Raising(Callback):
 
     def on_round_start(self, trainer, number):
         raise ZeroDivisionError
-
-
-class RacingLock:
-    """A lock whose first attempts time out."""
-
-    def __init__(self, timeouts):
-        self.attempts, self.timeouts = 0, timeouts
-
-    def acquire(self, blocking):
-        self.attempts += 1
-        if self.attempts <= self.timeouts:
-            raise Timeout("lock")
-
-
-@pytest.mark.parametrize(("held", "timeouts", "attempts"), [(False, 2, 3), (False, 9, 5), (True, 9, 1)])
-def test_a_lock_that_is_released_during_the_attempt_is_tried_again(tmp_path, held, timeouts, attempts):
-    path, lock = tmp_path / ".lock", RacingLock(timeouts)
-    if held:
-        path.touch()
-    with nullcontext() if attempts > timeouts else pytest.raises(Timeout):
-        files._acquire(lock, path)
-    assert lock.attempts == attempts

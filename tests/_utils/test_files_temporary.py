@@ -13,15 +13,6 @@ from compss_train.engines.local import store
 from compss_train.engines.local.store import StoreFolders
 from compss_train.online.workers import CheckpointStore
 
-HOLDER = """
-import sys
-from compss_train._utils.files import TemporaryFolder
-held = TemporaryFolder(sys.argv[1])
-held.create()
-print(held.path, flush=True)
-sys.stdin.read()
-"""
-
 
 @pytest.fixture
 def parent(tmp_path, monkeypatch):
@@ -125,18 +116,6 @@ def test_new_folders_and_those_of_others_stay(parent, monkeypatch):
     remove_abandoned(str(parent))
     assert not new.exists()
     assert all(path.is_dir() for path in others)
-
-
-def test_a_lock_ends_with_the_process_and_not_before(parent):
-    command = [sys.executable, "-c", HOLDER, str(parent)]
-    with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as holder:
-        path = holder.stdout.readline().strip()
-        remove_abandoned(str(parent))
-        assert os.path.isdir(path)
-        holder.kill()
-        holder.wait(30)
-    remove_abandoned(str(parent))
-    assert os.listdir(parent) == []
 
 
 def test_removing_twice_does_nothing_more(parent):

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping, Report
 from compss_train.training.checkpoints import storage
 from compss_train.training.checkpoints.snapshot import Snapshot
-from compss_train.training.checkpoints.storage import list_checkpoints, read_checkpoint, write_checkpoint
+from compss_train.training.checkpoints.storage import list_checkpoints, write_checkpoint
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import SGD, assert_same_bits, mlp
 from tests.helpers.small_fits import X, Y, fit, trainer_of
@@ -73,14 +73,6 @@ def test_due_checkpoints_are_written_and_the_latest_and_best_kept(tmp_path_facto
     assert [name for name in os.listdir(callback.folder) if not name.startswith("round-")] == []
 
 
-def test_the_two_latest_are_kept_by_default(tmp_path):
-    trainer = trainer_of()
-    fit(trainer, Checkpoint(tmp_path), num_epochs=4)
-    assert list(list_checkpoints(tmp_path)) == [2, 3]
-    for number, path in list_checkpoints(tmp_path).items():
-        assert_same_bits(read_checkpoint(path)["parameters"], fit(trainer_of(), num_epochs=number + 1))
-
-
 def test_the_best_checkpoint_has_the_best_value(tmp_path):
     trainer, restored = trainer_of(), trainer_of()
     callback = Checkpoint(tmp_path, every=3, keep=1, best="val_loss")
@@ -132,16 +124,6 @@ def test_checkpoints_after_the_resumed_round_are_replaced(tmp_path):
     assert list(list_checkpoints(tmp_path)) == [0, 1]
 
 
-def test_two_callbacks_resume_in_their_folders(tmp_path):
-    def both():
-        return [Checkpoint(tmp_path / "often"), Checkpoint(tmp_path / "seldom", every=2, keep=9)]
-
-    fit(trainer_of(), *both(), num_epochs=2)
-    fit(trainer_of(), *both(), num_epochs=5, resume=True)
-    assert list(list_checkpoints(tmp_path / "often")) == [3, 4]
-    assert list(list_checkpoints(tmp_path / "seldom")) == [1, 3, 4]
-
-
 def test_a_branch_of_a_run_is_not_replaced_by_another(tmp_path):
     folder, branch = tmp_path / "whole", tmp_path / "branch"
     fit(trainer_of(), Checkpoint(folder), num_epochs=3)
@@ -188,15 +170,6 @@ def test_snapshots_between_fits_are_current(tmp_path):
         assert_same_bits(other.get_parameters(), trainer.get_parameters())
         assert list(other.history) == list(trainer.history)
         fit(trainer, num_epochs=1)
-
-
-def test_the_best_checkpoint_is_not_that_of_early_stopping(tmp_path):
-    stopping = EarlyStopping("loss", mode="max", patience=9)  # whose best round, the first one, is not kept
-    trainer = trainer_of()
-    fit(trainer, stopping, Checkpoint(tmp_path, keep=1, best="val_loss"), num_epochs=4, **VALIDATION)
-    assert stopping.best_round == 0
-    trainer.restore(tmp_path, best=True)
-    assert trainer.history[-1]["round"] == 3
 
 
 @pytest.mark.parametrize("keep", [1, 9])
@@ -264,11 +237,6 @@ def test_an_error_of_the_checkpoint_folder_leaves_the_report(tmp_path):
 def test_invalid_counts_are_errors(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}: give an integer of at least 1"):
         Checkpoint("x", **{name: value})
-
-
-def test_a_missing_field_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"no 'val_loss' but loss, accuracy; give fit validation_data="):
-        fit(trainer_of(), Checkpoint(tmp_path, best="val_loss"))
 
 
 def test_rounds_without_a_snapshot_need_no_state():

@@ -164,10 +164,6 @@ def test_invalid_arguments_are_errors():
     for delta in ("a", -1, float("nan"), True):
         with pytest.raises(ValueError, match=f"min_delta={delta!r}: give a number of at least 0"):
             EarlyStopping("loss", min_delta=delta)
-    with pytest.raises(
-        ValueError, match=r"records have no 'val_loss' but loss, accuracy; give fit validation_data="
-    ):
-        fit(trainer_of(), EarlyStopping())
     with pytest.raises(ValueError, match=r"'recall' is \[0.5\]; monitoring needs a single number"):
         ScriptedTrainer().run(EarlyStopping("recall", mode="max"), [[0.5]], name="recall")
 

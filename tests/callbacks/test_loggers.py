@@ -1,6 +1,7 @@
 """The callbacks that write the history to files and to TensorBoard folders."""
 
 import csv
+import itertools
 import json
 import math
 import os
@@ -166,17 +167,6 @@ def test_a_killed_fit_that_resumes_has_no_round_twice(trainer, tmp_path, positio
         assert rounds_of(tmp_path / name) == list(range(6))
 
 
-@pytest.mark.parametrize("logger", FILES)
-def test_an_incomplete_line_is_removed(tmp_path, logger):
-    path = tmp_path / f"history.{'csv' if logger is Csv else 'jsonl'}"
-    records = [online_record(number) for number in range(3)]
-    call_hooks(logger(path), records)
-    path.write_bytes(path.read_bytes()[:-30])
-    call_hooks(logger(path), records[2:])
-    assert rounds_of(path) == [0, 1, 2]
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
-
-
 @pytest.mark.parametrize(
     ("logger", "text", "message"),
     [
@@ -197,12 +187,14 @@ def test_a_file_with_other_contents_is_not_changed(trainer, tmp_path, logger, te
     assert trainer.history == []
 
 
-@pytest.mark.parametrize("text", ['{"r', '{"round": 0, "epo', ""])
-def test_a_first_line_that_was_cut_is_replaced(tmp_path, text):
-    path = tmp_path / "history.jsonl"
-    path.write_text(text)
-    call_hooks(JsonLines(path), records_of(1))
+@pytest.mark.parametrize(("logger", "left"), [(JsonLines, 3), *itertools.product(FILES, (0, 17, -30))])
+def test_a_line_that_was_cut_is_replaced(tmp_path, logger, left):
+    path = path_of(tmp_path, logger)
+    call_hooks(logger(path), records_of(1, 3))
+    path.write_bytes(path.read_bytes()[:left])
+    call_hooks(logger(path), records_of(1)[2 if left < 0 else 0 :])
     assert rounds_of(path) == [*range(6)]
+    assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("logger", [*FILES, TensorBoard])
@@ -259,15 +251,6 @@ def test_tensorboard_shows_lists_nan_and_rounds_of_a_resumed_fit(tmp_path):
     assert [(each.step, each.value) for each in scalars["loss"]] == [(0, 0.5), (1, 1.5), (2, 102.0), (3, 103.0)]
     assert [each.value for each in scalars["val_recall/0"]] == [0.5] * 2
     assert all(math.isnan(each.value) for each in scalars["val_recall/1"])
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tensorboard_closes_its_file_when_a_fit_fails(trainer, tmp_path):
-    board = TensorBoard(tmp_path)
-    with pytest.raises(RuntimeError, match="enough"):
-        fit(trainer, board, Failing())
-    assert not board._writer.all_writers
-    assert len(events(tmp_path)[0]["loss"]) == 1
 
 
 @pytest.mark.parametrize("kind", [JsonLines, Csv])

@@ -41,6 +41,7 @@ def fetch(engine, ref):
         torch.rand(4, 3, 50, 50).contiguous(memory_format=torch.channels_last),
         torch.rand(50, 60)[::2, ::3],
         torch.tensor(2.5),
+        torch.arange(8).reshape(2, 4)[:1, 1],  # contiguous, whatever its strides
         torch.zeros(0, 3),
     ],
     ids=lambda value: type(value).__name__,

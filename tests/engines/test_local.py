@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-import torch
 from joblib.externals.loky.backend.context import LokyContext as JoblibContext
 from loky.backend.process import LokyProcess
 
@@ -20,7 +19,7 @@ from compss_train._utils import files
 from compss_train.engines import Resources
 from compss_train.engines.base import ONE_CPU
 from compss_train.engines.local import scheduler
-from compss_train.engines.local.store import StoreFolders, store
+from compss_train.engines.local.store import store
 from compss_train.exceptions import EngineClosedError, WorkerTraceback
 from tests.engines import tasks
 from tests.helpers.processes import children, leftovers
@@ -100,13 +99,9 @@ def test_a_memory_mapped_array_is_sent_as_a_path(local, tmp_path):
     part = local.publish(mapped[100:110])
     assert stored(local) == before
     np.testing.assert_array_equal(local.fetch([local.submit(tasks.total, [part])])[0], mapped[100:110])
-
-
-def test_private_changes_of_a_memory_map_are_sent(local, tmp_path):
-    np.save(tmp_path / "x.npy", np.zeros(100))
-    mapped = np.load(tmp_path / "x.npy", mmap_mode="c")
-    mapped += 5
-    assert local.fetch([local.submit(tasks.total, [local.publish(mapped)])])[0].sum() == 500
+    changed = np.load(tmp_path / "x.npy", mmap_mode="c")
+    changed += 5  # in this process alone
+    np.testing.assert_array_equal(local.fetch([local.publish(changed)])[0], mapped + 5)
 
 
 def test_a_thousand_values_in_one_task_need_no_thousand_descriptors(local):
@@ -134,16 +129,6 @@ def test_a_full_shared_memory_falls_back_to_the_temporary_folder(tmp_path, monke
         store(np.ones(10_000), "value", [str(full), str(full)])
 
 
-def test_folders_are_removed_once():
-    folders = StoreFolders()
-    folders.create()
-    paths = list(folders.paths)
-    assert all(map(os.path.isdir, paths))
-    folders.remove()
-    folders.remove()
-    assert not any(map(os.path.exists, paths))
-
-
 def test_tasks_with_priority_overtake_waiting_ones(local, tmp_path):
     order, gate, other = tmp_path / "order", tmp_path / "gate", tmp_path / "other"
     blockers = [local.submit(tasks.wait_for, held, 0) for held in (gate, other)]
@@ -154,16 +139,6 @@ def test_tasks_with_priority_overtake_waiting_ones(local, tmp_path):
     other.touch()
     local.fetch(blockers)
     assert order.read_text().splitlines() == ["urgent", "0", "1", "2"]
-
-
-def test_updates_run_in_the_order_that_their_arguments_are_ready(local, tmp_path):
-    gate = tmp_path / "gate"
-    target = local.publish("")
-    slow = local.commute(target, tasks.plus, local.submit(tasks.wait_for, gate, "slow"))
-    fast = local.commute(target, tasks.plus, "fast")
-    assert local.fetch([fast]) == ["fast"]
-    gate.touch()
-    assert local.fetch([slow]) == ["fastslow"]
 
 
 def test_a_task_takes_as_many_cpus_as_it_asks_for(local, tmp_path):
@@ -222,10 +197,7 @@ def test_a_task_that_cannot_be_loaded_harms_no_other(shared_local, tmp_path):
         shared_local.fetch([shared_local.submit(tasks.add, tasks.Unloadable())])
     (tmp_path / "gate").touch()
     assert shared_local.fetch([beside, *(shared_local.submit(tasks.add, n) for n in range(3))]) == [
-        "unharmed",
-        0,
-        1,
-        2,
+        *("unharmed", 0, 1, 2)
     ]
 
 
@@ -463,10 +435,3 @@ def test_a_dead_scheduler_is_an_error_not_a_hang(monkeypatch):
         with pytest.raises(EngineClosedError):
             engine.submit(tasks.add, 1)
         engine.shutdown(kill=True)
-
-
-def test_a_single_element_with_any_strides_is_encoded(shared_local):
-    column = torch.arange(8).reshape(2, 4)[:1, 1]
-    assert column.is_contiguous()
-    assert column.stride() == (4,)
-    assert torch.equal(shared_local.fetch([shared_local.publish(column)])[0], column)

@@ -84,10 +84,6 @@ def test_an_update_replaces_the_target_and_returns_it():
     assert isinstance(target.load(), Failure)
 
 
-def test_a_task_has_its_threads():
-    assert [run_task(1, cpus, call(tasks.threads), []).load() for cpus in (1, 2)] == [1, 2]
-
-
 def test_a_value_comes_back_from_its_pickle():
     value = {"array": np.arange(6.0).reshape(2, 3), "tensor": torch.arange(4), "text": ["a", None]}
     back = pickle.loads(pickle.dumps(SerializedValue.of(value), protocol=5)).load()
@@ -103,16 +99,6 @@ def test_packing_neither_copies_arrays_nor_pickles_them():
     assert len(serialized.data) < 1000
     array[7] = 3
     assert serialized.load()[0][7] == 3
-
-
-def test_each_is_an_object_of_its_own():
-    assert SerializedValue.of(1) is not SerializedValue.of(1)
-
-
-def test_an_update_in_place():
-    serialized = SerializedValue.of(1)
-    serialized.assign(SerializedValue.of(2))
-    assert serialized.load() == 2
 
 
 def test_tasks_are_named_by_functions_of_the_package():
