@@ -128,24 +128,27 @@ class FolderLock:
             return True
         path = self._folder.absolute() / (LOCK_FILE if self._file is None else f".{self._file}{LOCK_FILE}")
         lock = FileLock(path, thread_local=False, fallback_to_soft=False, on_acquired=_write_owner)
-        try:
-            _acquire(lock, path)
-        except Timeout as error:
-            raise self._error(path) from error
-        except OSError as error:
-            if error.filename is not None:  # the file could not be opened
-                raise
-            return False
+        for attempt in reversed(range(5)):  # the holder may remove the file between its opening and its locking
+            try:
+                lock.acquire(blocking=False)
+                break
+            except Timeout as error:
+                if path.exists() or not attempt:
+                    owner = ""
+                    with suppress(OSError):
+                        owner = path.read_text(encoding="utf-8", errors="replace")[:200]
+                    what = (
+                        f"this {'folder' if self._file is None else 'file'}; wait until it ends, or choose another"
+                    )
+                    reason = f"{owner or 'another program'} is writing to {what}"
+                    named = str(self._folder / (self._file or ""))
+                    raise BlockingIOError(errno.EWOULDBLOCK, reason, named) from error
+            except OSError as error:
+                if error.filename is not None:  # the file could not be opened
+                    raise
+                return False
         self._lock = lock
         return True
-
-    def _error(self, path: Path) -> BlockingIOError:
-        owner = ""
-        with suppress(OSError):
-            owner = path.read_text(encoding="utf-8", errors="replace")[:200]
-        what = "folder" if self._file is None else "file"
-        reason = f"{owner or 'another program'} is writing to this {what}; wait until it ends, or choose another"
-        return BlockingIOError(errno.EWOULDBLOCK, reason, str(self._folder / (self._file or "")))
 
     def release(self) -> None:
         """Release the lock, also for forked processes, and remove its file; do nothing if it is not held."""
@@ -155,17 +158,6 @@ class FolderLock:
         with suppress(OSError):  # a folder that has become read-only
             Path(lock.lock_file).unlink()
         lock.release()
-
-
-def _acquire(lock: FileLock, path: Path, attempts: int = 5) -> None:
-    """Acquire a lock; try again if the holder removed the file between its opening and its locking."""
-    for attempt in range(attempts):
-        try:
-            lock.acquire(blocking=False)
-            return
-        except Timeout:
-            if path.exists() or attempt == attempts - 1:
-                raise
 
 
 def _write_owner(descriptor: int) -> None:

@@ -2,45 +2,47 @@
 
 import sys
 import warnings
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from difflib import get_close_matches
+from math import inf
 from numbers import Integral, Real
 from typing import Any
 
 
+def _number(name: str, value: Any, kind: type, is_accepted: Callable[[Any], bool], accepted: str) -> Any:
+    if isinstance(value, bool) or not isinstance(value, kind) or not is_accepted(value):
+        raise ValueError(f"{name}={value!r}: give {accepted}")
+    return value
+
+
 def check_count(name: str, value: Any, least: int = 1) -> int:
     """Return ``value`` as an int; raise ``ValueError`` unless it is an integer of at least ``least``."""
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name}={value!r}: give an integer of at least {least}")
-    return int(value)
+    return int(_number(name, value, Integral, lambda given: given >= least, f"an integer of at least {least}"))
 
 
 def check_integer(name: str, value: Any) -> int:
     """Return ``value`` as an int; raise ``ValueError`` unless it is an integer."""
-    if isinstance(value, bool) or not isinstance(value, Integral):
-        raise ValueError(f"{name}={value!r}: give an integer")
-    return int(value)
+    return int(_number(name, value, Integral, lambda _: True, "an integer"))
 
 
 def check_positive(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < float("inf"):
-        raise ValueError(f"{name}={value!r}: give a number above 0, or None")
-    return float(value)
+    return float(_number(name, value, Real, lambda given: 0 < given < inf, "a number above 0, or None"))
+
+
+def check_seconds(name: str, value: Any) -> float:
+    """Return ``value`` as seconds; raise ``ValueError`` unless it is a finite number above 0."""
+    return float(_number(name, value, Real, lambda given: 0 < given < inf, "a number of seconds above 0"))
 
 
 def check_at_least_0(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < float("inf"):
-        raise ValueError(f"{name}={value!r}: give a number of at least 0")
-    return float(value)
+    return float(_number(name, value, Real, lambda given: 0 <= given < inf, "a number of at least 0"))
 
 
 def check_fraction(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a number between 0 and 1."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < 1:
-        raise ValueError(f"{name}={value!r}: give a number above 0 and below 1")
-    return float(value)
+    return float(_number(name, value, Real, lambda given: 0 < given < 1, "a number above 0 and below 1"))
 
 
 def check_seed(value: Any) -> int:
@@ -54,13 +56,6 @@ def check_choice(name: str, value: Any, accepted: Collection[Any]) -> None:
     """Raise ``ValueError`` unless ``value`` is one of the accepted ones, listing them."""
     if not any(value is choice or (isinstance(value, str) and value == choice) for choice in accepted):
         raise ValueError(f"{name}={value!r}: choose one of {', '.join(map(repr, accepted))}")
-
-
-def check_seconds(name: str, value: Any) -> float:
-    """Return ``value`` as seconds; raise ``ValueError`` unless it is a number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
-        raise ValueError(f"{name}={value!r}: give a number of seconds above 0")
-    return float(value)
 
 
 def check_dense(name: str, tensor: Any) -> None:

@@ -130,7 +130,6 @@ class Engine(ABC):
         Each call makes a separate value, even for the same object.
         """
 
-    @abstractmethod
     def submit(
         self,
         function: Callable[..., Any],
@@ -143,7 +142,17 @@ class Engine(ABC):
 
         Returns a reference to its result, or with ``returns=n`` a list of n references to the items of the
         tuple that it returns. ``priority`` is a hint: an engine that can runs the task before those without.
+
+        Raises ``ValueError`` if the task needs more than the engine ever has, since it could never run.
         """
+        refs = self._submit(function, args, returns, resources, priority)
+        return refs[0] if returns == 1 else refs
+
+    @abstractmethod
+    def _submit(
+        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
+    ) -> Sequence[Ref]:
+        """Submit the task, and return references to its results."""
 
     @abstractmethod
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
 from compss_train.engines import liveness
-from compss_train.engines.base import ONE_CPU, Engine, Ref, Resources, Traits, map_refs
+from compss_train.engines.base import Engine, Ref, Resources, Traits, map_refs
 from compss_train.engines.calls import exited, intra_op_threads, results_of
 from compss_train.exceptions import EngineClosedError
 
@@ -36,23 +36,17 @@ class SerialEngine(Engine):
         self._check_open()
         return _SerialRef(value)
 
-    def submit(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        returns: int = 1,
-        resources: Resources = ONE_CPU,
-        priority: bool = False,
-    ) -> Any:
+    def _submit(
+        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
+    ) -> Sequence[Ref]:
         """Run the task immediately."""
         self._check_open()
         values = map_refs(args, lambda ref: _serial(ref).value)
         with intra_op_threads(resources.cpus), liveness.reporting_to(self._heartbeat):
             try:
-                refs = [_SerialRef(result) for result in results_of(function, values, returns)]
+                return [_SerialRef(result) for result in results_of(function, values, returns)]
             except SystemExit as error:  # else the program would end, without a word
                 raise exited(error) from error
-        return refs[0] if returns == 1 else refs
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
         """Update immediately, in the order of submission."""

@@ -11,27 +11,20 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint, Csv, JsonLines, TensorBoard
 from compss_train.reports.history import History
 from compss_train.reports.records import flatten
 from tests.helpers.histories import histories, online_record
-from tests.helpers.models import SGD, blocked, classification, mlp
+from tests.helpers.models import SGD, mlp
 from tests.helpers.shared_engine import other_process
+from tests.helpers.small_fits import X, Y, fit, trainer_of
 
 FILES = [JsonLines, Csv]
 
 
 @pytest.fixture
 def trainer():
-    with DistributedTrainer(2, engine="serial", seed=0, threads=1) as built:
-        built.build(mlp(), SGD, "cross_entropy", "accuracy")
-        yield built
-
-
-def fit(trainer, *callbacks, epochs=2, **options):
-    x, y = classification()
-    trainer.fit(*blocked(x, y, 4), num_epochs=epochs, batch_size=10, progress=False, callbacks=callbacks, **options)
+    return trainer_of(workers=2, net=mlp, optimizer=SGD)
 
 
 class Failing(Callback):
@@ -93,11 +86,10 @@ def test_csv_appends_to_an_existing_file(trainer, tmp_path):
     before = path.read_text()
     fit(trainer, Csv(path))
     assert path.read_text().startswith(before)
-    x, y = classification()
-    fit(trainer, Csv(path), validation_data=(x, y))
+    fit(trainer, Csv(path), validation_data=(X, Y))
     rows = rows_of(path)
     assert [cells["loss"] for cells in rows] == [str(record["loss"]) for record in trainer.history]
-    assert [cells["val_loss"] for cells in rows[:4]] == [""] * 4
+    assert [cells["val_loss"] for cells in rows[:6]] == [""] * 6
     assert float(rows[-1]["val_loss"]) == trainer.history[-1]["val_loss"]
 
 
@@ -156,13 +148,12 @@ def test_a_killed_fit_that_resumes_has_no_round_twice(trainer, tmp_path, positio
         return loggers
 
     with pytest.raises(RuntimeError, match="enough"):
-        fit(trainer, *callbacks(Failing(after=2)), epochs=6)
+        fit(trainer, *callbacks(Failing(after=2)), num_epochs=6)
     shutil.rmtree(max((tmp_path / "checkpoints").glob("round-*")))  # as if it had not been written yet
     assert rounds_of(tmp_path / "history.csv") == [0, 1, 2]
-    with DistributedTrainer(2, engine="serial", seed=0, threads=1) as again:
-        again.build(mlp(), SGD, "cross_entropy", "accuracy")
-        fit(again, *callbacks(), epochs=6, resume=tmp_path / "checkpoints")
-        assert [record["round"] for record in again.history] == list(range(6))
+    again = trainer_of(workers=2, net=mlp, optimizer=SGD)
+    fit(again, *callbacks(), num_epochs=6, resume=tmp_path / "checkpoints")
+    assert [record["round"] for record in again.history] == list(range(6))
     for name in ("history.jsonl", "history.csv"):
         assert rounds_of(tmp_path / name) == list(range(6))
 

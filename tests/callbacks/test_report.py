@@ -1,25 +1,20 @@
 """The callback that writes the report."""
 
 import math
+from contextlib import suppress
 
 import pytest
 
-from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Report
-from tests.helpers.models import SGD, blocked, classification, mlp
+from tests.helpers.callbacks import StopAfter
+from tests.helpers.models import SGD, mlp
+from tests.helpers.small_fits import fit, trainer_of
 from tests.reports.page_reader import PageReader
 
 
 @pytest.fixture
 def trainer():
-    with DistributedTrainer(2, engine="serial", seed=0, threads=1) as built:
-        built.build(mlp(), SGD, "cross_entropy", "accuracy")
-        yield built
-
-
-def fit(trainer, *callbacks, epochs=4):
-    x, y = classification()
-    trainer.fit(*blocked(x, y, 4), num_epochs=epochs, batch_size=10, progress=False, callbacks=callbacks)
+    return trainer_of(net=mlp, optimizer=SGD)
 
 
 class Reading(Callback):
@@ -50,13 +45,13 @@ def test_reports_are_written_during_a_fit_and_at_its_end(trainer, tmp_path, monk
     monkeypatch.setattr("compss_train.callbacks.loggers.MAX_SHARE", math.inf)
     path = tmp_path / "made" / "report.html"
     reading = Reading(path)
-    fit(trainer, Report(path, every), reading)
+    fit(trainer, Report(path, every), reading, num_epochs=4)
     assert reading.seen == [(rounds, True, refreshed) for rounds, refreshed in seen]
     assert reading._read() == (4, False, False)
     text = path.read_text()
     assert ">complete<" in text
     assert all(part in text for part in ("Training of Sequential", "num_epochs", "torch.optim.sgd.SGD", "Report"))
-    fit(trainer, Report(path, every))
+    fit(trainer, Report(path, every), num_epochs=4)
     assert len(PageReader(path.read_text()).rows(-1)) == 8
     assert list(path.parent.iterdir()) == [path]
 
@@ -67,19 +62,9 @@ def test_reports_that_take_too_much_time_are_skipped(trainer, tmp_path, monkeypa
     monkeypatch.setattr("compss_train.callbacks.loggers.MIN_SECONDS", 0.0)
     monkeypatch.setattr(f"compss_train.callbacks.loggers.{name}", value)
     reading = Reading(tmp_path / "report.html")
-    fit(trainer, Report(reading.path, every=1), reading)
+    fit(trainer, Report(reading.path, every=1), reading, num_epochs=4)
     assert reading.seen == [(0, True, True)] * 5
     assert reading._read() == (4, False, False)
-
-
-class Stopping(Callback):
-    def on_round_end(self, trainer, record):
-        trainer.stop("enough")
-
-
-def test_reports_show_why_a_fit_stopped(trainer, tmp_path):
-    fit(trainer, Report(tmp_path / "report.html"), Stopping())
-    assert "stopped: enough" in PageReader((tmp_path / "report.html").read_text()).texts
 
 
 class Failing(Callback):
@@ -88,12 +73,16 @@ class Failing(Callback):
             raise RuntimeError("enough of <this>\nand that")
 
 
-def test_reports_show_why_a_fit_failed(trainer, tmp_path):
-    with pytest.raises(RuntimeError, match="enough"):
-        fit(trainer, Report(tmp_path / "report.html"), Failing())
+@pytest.mark.parametrize(
+    ("ending", "why", "rounds"),
+    [(StopAfter(0), "stopped: enough", 1), (Failing(), "failed: RuntimeError: enough of <this>", 3)],
+)
+def test_reports_show_why_a_fit_ended_early(trainer, tmp_path, ending, why, rounds):
+    with suppress(RuntimeError):
+        fit(trainer, Report(tmp_path / "report.html"), ending)
     reader = PageReader((tmp_path / "report.html").read_text())
-    assert "failed: RuntimeError: enough of <this>" in reader.texts
-    assert len(reader.rows(-1)) == 3
+    assert why in reader.texts
+    assert len(reader.rows(-1)) == rounds
 
 
 def test_unwritable_files_are_errors_before_training(trainer, tmp_path):

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any, ClassVar, Self
 
 from compss_train.data.block import Block, BlockDescription, RemoteBlock, describe
-from compss_train.engines.base import ONE_CPU, Engine, Ref, Resources, Traits, map_refs
+from compss_train.engines.base import Engine, Ref, Resources, Traits, map_refs
 from compss_train.engines.calls import Failure
 from compss_train.engines.compss import runtime
 from compss_train.engines.compss.task_body import Call, LostInputError, Placeholder, SerializedValue
@@ -123,18 +123,10 @@ class CompssEngine(Engine):
         self._check_open()
         return self._new_ref(future, external=True)
 
-    def submit(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        returns: int = 1,
-        resources: Resources = ONE_CPU,
-        priority: bool = False,
-    ) -> Any:
-        """Submit a task of PyCOMPSs.
-
-        Raises ``ValueError`` if it needs more than any node has, since COMPSs would never run it.
-        """
+    def _submit(
+        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
+    ) -> Sequence[Ref]:
+        """Submit a task of PyCOMPSs."""
         self._check_open()
         runtime.check_size(resources, self._nodes)
         gpu = bool(resources.gpus)
@@ -147,8 +139,7 @@ class CompssEngine(Engine):
         else:
             made = task(resources.cpus, returns, call, inputs, returns=returns)
             futures = [made] if returns == 1 else made
-        refs = [self._new_ref(future) for future in futures]
-        return refs[0] if returns == 1 else refs
+        return [self._new_ref(future) for future in futures]
 
     def _submit_on_gpu(
         self, task: Callable[..., Any], resources: Resources, returns: int, call: SerializedValue, inputs: list[Any]

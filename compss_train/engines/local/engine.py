@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from compss_train._utils.validation import check_count
-from compss_train.engines.base import ONE_CPU, Ref, Resources, Traits
+from compss_train.engines.base import Ref, Resources, Traits
 from compss_train.engines.local.scheduler import Scheduler
 from compss_train.engines.local.store import StoreFolders, store
 from compss_train.engines.local.task_graph import GraphEngine, GraphRef, Value
@@ -112,23 +112,15 @@ class LocalEngine(GraphEngine):
         published.future.set_result(store(value, f"{next(self._numbers)}-published", self._folders.paths))
         return GraphRef(published)
 
-    def submit(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        returns: int = 1,
-        resources: Resources = ONE_CPU,
-        priority: bool = False,
-    ) -> Any:
-        """Run the task in a worker process.
-
-        Raises ``ValueError`` if it needs more CPUs than all processes have, since it could never run.
-        """
+    def _submit(
+        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
+    ) -> Sequence[Ref]:
+        """Run the task in a worker process."""
         self._check_open()
         if resources.cpus > self.cpus:
             raise ValueError(f"a task asks for {resources.cpus} CPUs and this engine has {self.cpus}")
         self._widest = max(self._widest, resources.cpus)
-        return super().submit(function, *args, returns=returns, resources=resources, priority=priority)
+        return super()._submit(function, args, returns, resources, priority)
 
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Wait, and raise as soon as any has failed; large arrays are mapped from shared memory, not copied."""

@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from compss_train.engines.base import ONE_CPU, Engine, Ref, Resources, map_refs
+from compss_train.engines.base import Engine, Ref, Resources, map_refs
 from compss_train.engines.calls import map_args
 from compss_train.engines.local.store import StoredValue, discard
 
@@ -254,14 +254,9 @@ class GraphEngine(Engine):
     def _post(self, function: Callable[..., None], *args: Any) -> None:
         """Call a method of the graph, in the thread that it belongs to."""
 
-    def submit(
-        self,
-        function: Callable[..., Any],
-        *args: Any,
-        returns: int = 1,
-        resources: Resources = ONE_CPU,
-        priority: bool = False,
-    ) -> Any:
+    def _submit(
+        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
+    ) -> Sequence[Ref]:
         """Queue the task."""
         self._check_open()
         task = Task(
@@ -273,8 +268,7 @@ class GraphEngine(Engine):
             priority=priority,
         )
         self._post(self._graph.add, task)
-        refs = [GraphRef(value) for value in task.outputs]
-        return refs[0] if returns == 1 else refs
+        return [GraphRef(value) for value in task.outputs]
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
         """Queue the update, with priority."""

@@ -132,6 +132,8 @@ def test_nothing_is_checked_where_nothing_runs_or_nobody_watches(folder):
 
 
 def test_a_hanging_task_is_shown_with_its_stack_and_ended(shared_local, tmp_path, monkeypatch, capsys):
+    every = range(shared_local.processes)  # all processes import the module of the tasks before
+    shared_local.fetch([shared_local.submit(tasks.meet, tmp_path, number, len(every)) for number in every])
     monkeypatch.setattr(liveness, "WARN_SECONDS", 0.3)
     monkeypatch.setattr(liveness, "WARN_FACTOR", 0)
     monkeypatch.setattr(scheduler, "MAX_RUNS", 1)
