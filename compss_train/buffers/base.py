@@ -121,7 +121,7 @@ class Buffer(QueueInterface):
 
     def _evict(self, slots: Slots) -> None:
         """Free slots that a get may still be copying; their contents are not dropped, but overwritten later."""
-        self._store.usage.remove(slots)
+        self._store.count_removals(slots)
         self._store.free(slots)
 
     def _deadlock_reason(self) -> str | None:
@@ -179,7 +179,7 @@ class Buffer(QueueInterface):
                     self._in_flight -= len(slots)
                     if written:
                         self._add(slots)
-                        self._store.usage.samples_put += len(slots)
+                        self._store.samples_put += len(slots)
                     else:
                         self._abandon(slots)
                     self._notify()
@@ -229,8 +229,8 @@ class Buffer(QueueInterface):
             try:
                 with self._lock:
                     slots, removed = self._draw(self._await_samples(size, until))
-                    self._store.usage.count_gets(slots)
-                    self._store.usage.remove(removed)
+                    self._store.count_gets(slots)
+                    self._store.count_removals(removed)
                     reads = self._active_reads.copy() if len(removed) else []
                     self._active_reads.append(read)
                     self._notify()
@@ -296,17 +296,17 @@ class Buffer(QueueInterface):
     @property
     def samples_put(self) -> int:
         """Number of samples put so far."""
-        return self._store.usage.samples_put
+        return self._store.samples_put
 
     @property
     def samples_got(self) -> int:
         """Number of samples got so far, including repetitions."""
-        return self._store.usage.samples_got
+        return self._store.samples_got
 
     def repetitions(self) -> NDArray[np.int64]:
         """Return a histogram: at index n, the number of samples put so far that were got n times."""
         with self._lock:
-            return self._store.usage.histogram(self._held_slots())
+            return self._store.repetitions(self._held_slots())
 
     def seen_counts(self) -> NDArray[np.int64]:
         """Return how often each sample held was got, in the order of ``state_dict()["samples"]``.
@@ -314,7 +314,7 @@ class Buffer(QueueInterface):
         That of a ``FIFO`` is the order of the puts. ``repetitions`` also counts samples that are not held any more.
         """
         with self._lock:
-            return self._store.usage.times_got(self._held_slots())
+            return self._store.times_got(self._held_slots())
 
     def _count_tasks(self) -> int:
         is_drained = self._all_received() and not self._available()

@@ -8,8 +8,8 @@ import queue
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Any, Generic, Self, TypeVar
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from typing import Any, Generic, Self, TypeAlias, TypeVar
 
 from compss_train._utils.validation import check_count
 from compss_train.buffers.base import Buffer
@@ -17,6 +17,9 @@ from compss_train.exceptions import BufferDrainedError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
+
+_Tasks: TypeAlias = "queue.SimpleQueue[tuple[Future[Result], Item] | None]"
+"""What the threads have to load; ``None`` follows the last item."""
 
 _POLL_SECONDS = 0.02  # how often a thread that waits for samples checks whether any will come
 _JOIN_SECONDS = 1.0  # how long closing waits for threads that are loading
@@ -61,25 +64,29 @@ class ReadAhead(Iterator[Result], Generic[Result]):
             raise ValueError(
                 f"depth={depth}, threads={threads}: each thread loads a result; give a depth of at least {threads}"
             )
-        self._items, self._load, self._depth, self._ordered = iter(items), load, depth, ordered
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="read-ahead")
+        self._items, self._depth, self._ordered = iter(items), depth, ordered
+        self._tasks: _Tasks[Result, Any] = queue.SimpleQueue()
         self._ahead: list[Future[Result]] = []
         self._exhausted = False
-        # The threads refer to the pool only, not to this object.
-        self._stop = weakref.finalize(self, self._pool.shutdown, wait=False, cancel_futures=True)
+        # The threads refer to their tasks only, not to this object.
+        self._stop = weakref.finalize(self, _cancel, self._ahead, self._tasks)
+        for number in range(threads):  # not a pool's threads, for which Python would wait at its exit
+            args = self._tasks, load
+            threading.Thread(target=_work, args=args, name=f"read-ahead-{number}", daemon=True).start()
         self._start_loading()
 
     def _start_loading(self) -> None:
         while not self._exhausted and len(self._ahead) < self._depth:
+            future: Future[Result] = Future()
             try:
-                self._ahead.append(self._pool.submit(self._load, next(self._items)))
-            except StopIteration:
-                self._exhausted = True
-                self._pool.shutdown(wait=False)
+                self._tasks.put((future, next(self._items)))
             except BaseException as error:
                 self._exhausted = True
-                self._ahead.append(Future())
-                self._ahead[-1].set_exception(error)
+                self._tasks.put(None)
+                if isinstance(error, StopIteration):
+                    break
+                future.set_exception(error)
+            self._ahead.append(future)
 
     def __iter__(self) -> Self:
         return self
@@ -117,6 +124,25 @@ class ReadAhead(Iterator[Result], Generic[Result]):
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _work(tasks: "_Tasks[Result, Item]", load: Callable[[Item], Result]) -> None:
+    """Load items until there are no more, and let the other threads know."""
+    while (task := tasks.get()) is not None:
+        future, item = task
+        if future.set_running_or_notify_cancel():
+            try:
+                future.set_result(load(item))
+            except BaseException as error:
+                future.set_exception(error)
+        del task, future, item  # nothing is kept while the thread waits
+    tasks.put(None)
+
+
+def _cancel(ahead: list[Future[Any]], tasks: "_Tasks[Any, Any]") -> None:
+    for future in ahead:
+        future.cancel()
+    tasks.put(None)
 
 
 def batches_through(

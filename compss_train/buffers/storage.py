@@ -19,66 +19,6 @@ NO_COUNTS = np.empty(0, np.int64)
 _MOST_UNCOUNTED = 1000
 
 
-class UsageCounts:
-    """How often samples were got: counts by slot for the samples held, and one histogram for removed samples."""
-
-    def __init__(self, capacity: int) -> None:
-        self._times = np.zeros(capacity, np.int64)
-        self._removed = np.zeros(1, np.int64)
-        self._uncounted: list[NDArray[np.int64]] = []  # counts of removed samples that are not in the histogram yet
-        self.samples_put = 0
-        self.samples_got = 0
-
-    def count_gets(self, slots: Slots) -> None:
-        """Count a get for each of these slots; a slot may occur more than once."""
-        if slots.size == 1:
-            self._times[slots[0]] += 1  # in a fifth of the time
-        else:
-            np.add.at(self._times, slots, 1)
-        self.samples_got += slots.size
-
-    def remove(self, slots: Slots) -> None:
-        """Move the counts of these slots to the histogram of removed samples."""
-        if len(slots):
-            self._uncounted.append(self._times[slots])
-            self._times[slots] = 0
-            if len(self._uncounted) == _MOST_UNCOUNTED:
-                self._count_removed()
-
-    def _count_removed(self) -> None:
-        """Add removed samples to their histogram, many at a time, which takes little more than one."""
-        self._removed = _add_to_histogram(self._removed, np.concatenate([NO_COUNTS, *self._uncounted]))
-        self._uncounted.clear()
-
-    def times_got(self, slots: Slots) -> NDArray[np.int64]:
-        """Return the counts of these slots."""
-        return self._times[slots]
-
-    def histogram(self, held: Slots) -> NDArray[np.int64]:
-        """Return how many samples, held or removed, were got 0, 1, 2, ... times."""
-        self._count_removed()
-        return _add_to_histogram(self._removed, self._times[held])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return all counts except those of the samples held."""
-        self._count_removed()
-        return {"gone": self._removed.tolist(), "put": self.samples_put, "got": self.samples_got}
-
-    def load_state_dict(self, state: dict[str, Any], slots: Slots, times: list[int]) -> None:
-        """Restore the counts of ``state_dict``, and ``times``, those of the samples held in ``slots``."""
-        self._times[:] = 0
-        self._times[slots] = times
-        self._removed = np.array(state["gone"], np.int64)
-        self._uncounted.clear()
-        self.samples_put, self.samples_got = state["put"], state["got"]
-
-
-def _add_to_histogram(histogram: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
-    added = np.bincount(times, minlength=len(histogram))
-    added[: len(histogram)] += histogram
-    return added
-
-
 class ObjectStorage:
     """Stores references to Python objects in slots; batches are lists."""
 
@@ -156,12 +96,15 @@ class SampleStore:
 
     def __init__(self, capacity: int, pin_memory: bool) -> None:
         self.capacity = capacity
-        self.usage = UsageCounts(capacity)
         self._pin_memory = pin_memory
         self._storage: ObjectStorage | ColumnStorage | None = None
         self._free_slots: Slots = np.arange(capacity)[::-1].copy()  # a stack
         self.num_free = capacity
         """Number of free slots."""
+        self._times_got = np.zeros(capacity, np.int64)  # of the sample in each slot
+        self._removed = np.zeros(1, np.int64)  # of samples not held any more, a histogram
+        self._uncounted: list[NDArray[np.int64]] = []  # counts that are not in the histogram yet
+        self.samples_put = self.samples_got = 0
 
     @property
     def template(self) -> Any:
@@ -202,12 +145,43 @@ class SampleStore:
             self._storage.clear(slots)
             self.free(slots)
 
+    # How often samples were got
+
+    def count_gets(self, slots: Slots) -> None:
+        """Count a get for each of these slots; a slot may occur more than once."""
+        if slots.size == 1:
+            self._times_got[slots[0]] += 1  # in a fifth of the time
+        else:
+            np.add.at(self._times_got, slots, 1)
+        self.samples_got += slots.size
+
+    def count_removals(self, slots: Slots) -> None:
+        """Count the samples in these slots as removed."""
+        if len(slots):
+            self._uncounted.append(self._times_got[slots])
+            self._times_got[slots] = 0
+            if len(self._uncounted) == _MOST_UNCOUNTED:  # many take little more time than one
+                self.repetitions(NO_SLOTS)
+
+    def times_got(self, slots: Slots) -> NDArray[np.int64]:
+        """Return how often the samples in these slots were got."""
+        return self._times_got[slots]
+
+    def repetitions(self, held: Slots) -> NDArray[np.int64]:
+        """Return how many samples, those in these slots and removed ones, were got 0, 1, 2, ... times."""
+        self._removed = _add_to_histogram(self._removed, np.concatenate([NO_COUNTS, *self._uncounted]))
+        self._uncounted.clear()
+        return _add_to_histogram(self._removed, self._times_got[held])
+
+    # Checkpoints
+
     def state_dict(self, held: Slots) -> dict[str, Any]:
         """Return the samples in these slots, in order, and all counts."""
+        removed = self.repetitions(NO_SLOTS)
         return {
             "samples": self._storage.read(held) if self._storage is not None and len(held) else [],
-            "times_got": self.usage.times_got(held).tolist(),
-            "usage": self.usage.state_dict(),
+            "times_got": self._times_got[held].tolist(),
+            "usage": {"gone": removed.tolist(), "put": self.samples_put, "got": self.samples_got},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> Slots:
@@ -220,5 +194,15 @@ class SampleStore:
             incoming = SampleBatch.from_batch(state["samples"])
             self.check(incoming)
             self.write(slots, incoming, 0)
-        self.usage.load_state_dict(state["usage"], slots, state["times_got"])
+        self._times_got[:] = 0
+        self._times_got[slots] = state["times_got"]
+        self._removed = np.array(state["usage"]["gone"], np.int64)
+        self._uncounted.clear()
+        self.samples_put, self.samples_got = state["usage"]["put"], state["usage"]["got"]
         return slots
+
+
+def _add_to_histogram(histogram: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
+    added = np.bincount(times, minlength=len(histogram))
+    added[: len(histogram)] += histogram
+    return added

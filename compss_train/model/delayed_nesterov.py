@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_at_least_0
 from compss_train.model import parameters as params
-from compss_train.model.compression import CompressedChange, Contribution
+from compss_train.model.compression import Contribution
 from compss_train.model.parameters import Count, MergedParameters, Parameters
 
 _KIND = "delayed Nesterov"
@@ -80,31 +79,24 @@ def step_on_arrival(
         merged = params.apply_delta(current, base, trained, count, total, buffers, optimizer.lr)
         if optimizer.momentum:
             outer = getattr(current, "outer", None) or {"momentum": {}, "arrivals": 0}
-            # momentum · m, and the gradients since m was applied
-            momentum = {
-                name: _gather(outer["momentum"].get(name), array, trained[name], count / total)
-                for name, array in base.items()
-                if array.dtype.kind in "fc" and name not in buffers
-            }
-            arrivals = outer["arrivals"] + 1
-            if arrivals >= workers:
-                for name, m in momentum.items():
+            is_applied = outer["arrivals"] + 1 >= workers
+            momentum = {}  # momentum · m, and the gradients since m was applied
+            for name, array in base.items():
+                if array.dtype.kind not in "fc" or name in buffers:
+                    continue
+                gradient = params.change(array, trained[name])
+                gradient *= -(count / total)
+                if name in outer["momentum"]:
+                    gradient += outer["momentum"][name]
+                m = np.asarray(gradient).astype(np.result_type(array.dtype, np.float32), copy=False)
+                if is_applied:
                     wide = np.result_type(m.dtype, np.float64)
                     step = np.multiply(m, optimizer.lr * optimizer.momentum, dtype=wide)
                     moved = np.asarray(np.subtract(merged[name], step, dtype=wide))
                     merged[name] = moved.astype(merged[name].dtype, copy=False)
-                    momentum[name] = np.asarray(m * m.dtype.type(optimizer.momentum))  # decays for the next ones
-                arrivals = 0
+                    m = np.asarray(m * m.dtype.type(optimizer.momentum))  # decays for the next ones
+                momentum[name] = m
+            arrivals = 0 if is_applied else outer["arrivals"] + 1
             merged.outer = {"kind": _KIND, "momentum": momentum, "arrivals": arrivals}
     params.check_outer_step(merged, current, trained)
     return merged
-
-
-def _gather(
-    before: NDArray[Any] | None, base: NDArray[Any], trained: NDArray[Any] | CompressedChange, fraction: float
-) -> NDArray[Any]:
-    gradient = params.change(base, trained)
-    gradient *= -fraction
-    if before is not None:
-        gradient += before
-    return np.asarray(gradient).astype(np.result_type(base.dtype, np.float32), copy=False)

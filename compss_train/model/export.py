@@ -97,13 +97,6 @@ def _names(value: Any, name: str) -> list[str]:
     return [name]
 
 
-def _input_names(net: nn.Module, batch: Any) -> list[str]:
-    if isinstance(batch, tuple | list):
-        arguments = [*inspect.signature(net.forward).parameters]
-        return arguments[: len(batch)] if len(arguments) >= len(batch) else _names(batch, INPUT)
-    return _names(batch, INPUT)
-
-
 def _example_batch(example: Any) -> Tensor:
     samples = example if isinstance(example, Tensor) else np.asanyarray(example)
     if samples.ndim == 0:
@@ -118,6 +111,8 @@ def _example_batch(example: Any) -> Tensor:
 def _write_onnx(net: _TransformedNet, batch: Any, path: Path) -> None:
     samples, inputs = torch.export.Dim("samples", min=1), tuple(leaves(batch))
     net.template = template_of(batch)
+    arguments = [*inspect.signature(net.net.forward).parameters] if isinstance(batch, tuple | list) else []
+    fit_arguments = isinstance(batch, tuple | list) and len(arguments) >= len(batch)
     with _silence_exporter():
         try:
             with torch.no_grad():
@@ -127,16 +122,20 @@ def _write_onnx(net: _TransformedNet, batch: Any, path: Path) -> None:
                 inputs,
                 path,
                 dynamo=True,
-                input_names=_input_names(net.net, batch),
+                input_names=arguments[: len(batch)] if fit_arguments else _names(batch, INPUT),
                 output_names=_names(output, OUTPUT),
                 dynamic_shapes=(tuple({0: samples} for _ in inputs),),
                 external_data=False,
                 verbose=False,
             )
         except torch.onnx.OnnxExporterError as error:
+            cause: BaseException = error  # the error's own message has pages
+            while cause.__cause__ is not None:
+                cause = cause.__cause__
+            first_line = f": {str(cause).strip().splitlines()[0]}" if str(cause) else ""
             raise ValueError(
                 "torch cannot export this network to ONNX, which has no Python code that depends on values of x: "
-                f"{_root_cause(error)}"
+                f"{type(cause).__name__}{first_line}"
             ) from error
 
 
@@ -151,10 +150,3 @@ def _silence_exporter() -> Iterator[None]:
             yield
     finally:
         logging.disable(disabled)
-
-
-def _root_cause(error: BaseException) -> str:
-    """Return the first line of the root cause of an exporter's error, whose own message has pages."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return f"{type(error).__name__}: {str(error).strip().splitlines()[0]}" if str(error) else type(error).__name__

@@ -39,7 +39,16 @@ class TrainingLoss:
         if weight is None and self._class_weight is None:
             return _as_loss(self._loss(output, target))
         samples = len(leaves(target)[0])
-        weights = [] if weight is None else [_check_sample_weight(weight, samples)]
+        weights = []
+        if weight is not None:
+            if weight.numel() != samples or len(weight) != samples:
+                raise ValueError(
+                    f"the weights of {samples} samples have shape {tuple(weight.shape)}; give one number for each "
+                    "sample"
+                )
+            if not _are_weights(weight):
+                raise ValueError("a sample weight is negative, NaN or infinite; give finite numbers of at least 0")
+            weights.append(weight)
         if self._class_weight is not None:
             weights.append(class_weights(self._class_weight, output, target, self._ignore_index))
         if self._elementwise is None:
@@ -52,7 +61,8 @@ class TrainingLoss:
                 "weighted loss must return one or more values for each sample"
             )
         product = _multiply(weights, output, losses.shape)
-        if self._ignore_index is not None and _are_indices(target, losses):
+        are_indices = not target.is_floating_point() and target.numel() == losses.numel()
+        if self._ignore_index is not None and are_indices:
             product = product * (target.reshape(losses.shape) != self._ignore_index)
         total = product.sum()
         return (losses * product).sum() / torch.where(total > 0, total, torch.ones_like(total))
@@ -77,16 +87,6 @@ def _as_loss(value: object) -> Tensor:
     )
 
 
-def _check_sample_weight(weight: Tensor, samples: int) -> Tensor:
-    if weight.numel() != samples or len(weight) != samples:
-        raise ValueError(
-            f"the weights of {samples} samples have shape {tuple(weight.shape)}; give one number for each sample"
-        )
-    if not _are_weights(weight):
-        raise ValueError("a sample weight is negative, NaN or infinite; give finite numbers of at least 0")
-    return weight
-
-
 def _are_weights(numbers: Tensor) -> bool:
     """Return whether all numbers are finite and not negative."""
     return bool(((numbers >= 0) & numbers.isfinite()).all())
@@ -107,11 +107,6 @@ def _multiply(weights: Sequence[Tensor], output: object, shape: torch.Size) -> T
     return product
 
 
-def _are_indices(target: Tensor, losses: Tensor) -> bool:
-    """Return whether targets are numbers of classes, one for each loss."""
-    return not target.is_floating_point() and target.numel() == losses.numel()
-
-
 def class_weights(weights: Tensor, output: object, target: Tensor, ignore_index: int | None = None) -> Tensor:
     """Return the weight of the class of each target, in the shape (N, ...) of the targets without classes.
 
@@ -124,7 +119,13 @@ def class_weights(weights: Tensor, output: object, target: Tensor, ignore_index:
         mixed: Tensor = torch.tensordot(target.to(weights.dtype), weights, dims=([1], [0]))
         return mixed
     if not target.is_floating_point():
-        selected: Tensor = weights[_class_indices(target, len(weights), ignore_index)]
+        indices = target.long()
+        if ignore_index is not None:
+            indices = indices.masked_fill(indices == ignore_index, 0)
+        first, last = (int(bound) for bound in indices.aminmax()) if indices.numel() else (0, 0)
+        if first < 0 or last >= len(weights):
+            raise ValueError(f"class_weight has {len(weights)} classes, and targets go from {first} to {last}")
+        selected: Tensor = weights[indices]
         return selected
     if len(weights) == 2 and shape is not None and shape.numel() == target.numel():
         return torch.lerp(weights[0], weights[1], target.to(weights.dtype))
@@ -132,17 +133,6 @@ def class_weights(weights: Tensor, output: object, target: Tensor, ignore_index:
         f"class_weight has {len(weights)} classes, but targets of {target.dtype} {tuple(target.shape)} have no "
         f"classes for outputs {None if shape is None else tuple(shape)}; give class indices, or one-hot targets"
     )
-
-
-def _class_indices(target: Tensor, classes: int, ignore_index: int | None) -> Tensor:
-    indices = target.long()
-    if ignore_index is not None:
-        indices = indices.masked_fill(indices == ignore_index, 0)
-    if indices.numel():
-        first, last = (int(bound) for bound in indices.aminmax())
-        if first < 0 or last >= classes:
-            raise ValueError(f"class_weight has {classes} classes, and targets go from {first} to {last}")
-    return indices
 
 
 # Checks of the arguments

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compss_train.model import devices
+from compss_train.model.devices import is_gpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,16 @@ class RandomState:
     def capture(cls, device: str) -> RandomState:
         """Return the current states."""
         numpy: dict[str, Any] = np.random.get_state(legacy=False)
-        return cls(torch.get_rng_state(), numpy, random.getstate(), devices.generator_state(device))
+        cuda = torch.cuda.get_rng_state(device) if is_gpu(device) else None
+        return cls(torch.get_rng_state(), numpy, random.getstate(), cuda)
 
     def restore(self, device: str) -> None:
         """Set the generators to these states."""
         torch.set_rng_state(self.cpu)
         np.random.set_state(self.numpy)
         random.setstate(self.python)
-        devices.set_generator_state(device, self.cuda)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, device)
 
     def is_same(self, other: RandomState) -> bool:
         """Return whether all generators have the same states."""
@@ -49,7 +51,10 @@ class RandomState:
 
 def seed_generators(seed: int, device: str) -> None:
     """Seed the generators of torch, numpy and Python, and that of the device."""
-    devices.seed_torch(seed, device)
+    torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs that others use, too
+    if is_gpu(device):
+        with torch.cuda.device(device):
+            torch.cuda.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
 

@@ -9,13 +9,12 @@ schedule is in a worker's state.
 
 import math
 import warnings
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
 from numbers import Real
-from typing import Any, ClassVar, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import nn
@@ -36,178 +35,6 @@ WHOLE = Fraction(0), Fraction(1)
 
 PREPARED_STEPS = 20_000
 """The steps of a schedule that are computed before a fit: a second's work."""
-
-
-class LrSchedule(ABC):
-    """The hyperparameters of each step of the schedule; epochs are counted from 0 over all fits of a trainer."""
-
-    waits: ClassVar[bool] = False
-    """Whether the hyperparameters of an epoch depend on the metrics of the rounds before it."""
-
-    steps: int = 1
-    """Number of steps an epoch."""
-
-    @abstractmethod
-    def at(self, step: int) -> Hyperparameters:
-        """Return the hyperparameters of a step, counted over all epochs."""
-
-    def during(self, epoch: int, start: Fraction = WHOLE[0], stop: Fraction = WHOLE[1]) -> TimedHyperparameters:
-        """Return the hyperparameters of the steps between two fractions of an epoch, in turn."""
-        return tuple(
-            (
-                max(Fraction(0), (Fraction(step, self.steps) - start) / (stop - start)),
-                self.at(epoch * self.steps + step),
-            )
-            for step in range(math.floor(self.steps * start), math.ceil(self.steps * stop))
-        )
-
-    def lr(self, epoch: int, stop: Fraction = WHOLE[1]) -> float:
-        """Return the learning rate of the first parameter group in the last step before a fraction of an epoch."""
-        return float(self.at(epoch * self.steps + math.ceil(self.steps * stop) - 1)[0]["lr"])
-
-    def prepare(self, stop: int) -> None:
-        """Raise ``ValueError`` unless all epochs before ``stop`` have hyperparameters."""
-        return
-
-    def observe(self, record: Mapping[str, Any]) -> None:
-        """Process the record of a round that has ended."""
-        return
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state that does not follow from the epoch: numbers and strings, in dicts and lists."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state."""
-        return
-
-
-class ParameterGroups:
-    """The parameter groups of an optimizer, whose hyperparameters a scheduler changes.
-
-    It is created before the scheduler, which changes some as soon as it is created.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._groups = optimizer.param_groups
-        self._initial = [_numeric_values(group) for group in self._groups]
-        self._changed = [{"lr"} for _ in self._groups]
-
-    def set_lrs(self, lrs: Iterable[float]) -> None:
-        """Set the learning rate of each group."""
-        for group, lr in zip(self._groups, lrs, strict=True):
-            if isinstance(group["lr"], torch.Tensor):
-                group["lr"].fill_(lr)
-            else:
-                group["lr"] = lr
-
-    def hyperparameters(self) -> Hyperparameters:
-        """Return the values of ``lr`` and of those that have ever changed, of each group of the optimizer.
-
-        Raises ``ValueError`` for a learning rate that is negative or not finite.
-        """
-        current = [_numeric_values(group) for group in self._groups]
-        for initial, values, changed in zip(self._initial, current, self._changed, strict=True):
-            changed.update(name for name, value in initial.items() if values[name] != value)
-            if not 0 <= values["lr"] < math.inf:
-                raise ValueError(
-                    f"schedule= sets the learning rate to {values['lr']}; it must be finite and at least 0"
-                )
-        both = zip(current, self._changed, strict=True)
-        return tuple({name: values[name] for name in sorted(changed)} for values, changed in both)
-
-
-def _numeric_values(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters of a group that are numbers or tuples, which are those that schedulers change."""
-    values = {
-        name: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
-        for name, value in group.items()
-    }
-    return {name: value for name, value in values.items() if isinstance(value, Real | tuple)}
-
-
-class EpochSchedule(LrSchedule):
-    """A torch scheduler that is stepped at equal fractions of each epoch without arguments."""
-
-    def __init__(self, scheduler: LRScheduler, groups: ParameterGroups, steps: int = 1) -> None:
-        self._scheduler, self._groups, self.steps = scheduler, groups, steps
-        self._known = [groups.hyperparameters()]
-        self._failure: Exception | None = None
-
-    def at(self, step: int) -> Hyperparameters:
-        """Return the hyperparameters after as many steps."""
-        while len(self._known) <= step and self._failure is None:
-            try:
-                with warnings.catch_warnings():  # torch misses the steps of the optimizer, which workers make
-                    warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")
-                    self._scheduler.step()
-                self._known.append(self._groups.hyperparameters())
-            except Exception as error:
-                self._failure = error  # a step that failed half-way cannot be repeated
-        if step < len(self._known):
-            return self._known[step]
-        epoch = f"{len(self._known) / self.steps:g}"
-        raise ValueError(
-            f"schedule= fails in epoch {epoch} (counted from 0 over all fits since build): {self._failure}"
-        ) from self._failure
-
-    def prepare(self, stop: int) -> None:
-        """Compute the hyperparameters of all epochs before ``stop``, at most of the first ``PREPARED_STEPS`` steps.
-
-        Those of later steps are computed when they are reached, and raise an error then.
-        """
-        self.at(min(stop * self.steps, PREPARED_STEPS) - 1)
-
-
-_CONSTRUCTOR_ARGUMENTS = (
-    *("mode", "mode_worse", "factor", "patience", "threshold", "threshold_mode", "cooldown"),
-    *("min_lrs", "default_min_lr", "eps"),
-)
-"""Attributes that the constructor of a scheduler sets, which may differ in a resumed fit; others are its state."""
-
-
-class PlateauSchedule(LrSchedule):
-    """``ReduceLROnPlateau``: stepped with the loss of the last round when the next epoch begins.
-
-    So it is stepped once an epoch, or once for a round of several epochs, which then have the same hyperparameters.
-    """
-
-    waits = True
-
-    def __init__(self, scheduler: ReduceLROnPlateau, groups: ParameterGroups) -> None:
-        self._scheduler, self._groups = scheduler, groups
-        self._epoch = 0
-        self._measured: float | None = None
-
-    def at(self, step: int) -> Hyperparameters:
-        """Return the hyperparameters; steps, which are epochs, are requested in order."""
-        if step > self._epoch:
-            if self._measured is not None:
-                self._scheduler.step(self._measured)
-            self._epoch, self._measured = step, None
-        return self._groups.hyperparameters()
-
-    def observe(self, record: Mapping[str, Any]) -> None:
-        """Remember the validation loss, or the training loss without validation data."""
-        self._measured = record.get("val_loss", record["loss"])
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the scheduler, the learning rates, and the loss of the last round."""
-        state = self._scheduler.state_dict()
-        return {
-            "scheduler": {name: value for name, value in state.items() if name not in _CONSTRUCTOR_ARGUMENTS},
-            "lrs": [values["lr"] for values in self._groups.hyperparameters()],
-            "epoch": self._epoch,
-            "measured": self._measured,
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state; do nothing if the state is empty, which is that of another kind of schedule."""
-        if not state:
-            return
-        self._scheduler.load_state_dict(dict(state["scheduler"]))
-        self._groups.set_lrs(state["lrs"])
-        self._epoch, self._measured = state["epoch"], state["measured"]
 
 
 ScheduleFunction: TypeAlias = (
@@ -272,29 +99,140 @@ ScheduleSpec: TypeAlias = ScheduleFunction | Schedule
 """What ``build(schedule=...)`` takes."""
 
 
+_CONSTRUCTOR_ARGUMENTS = (
+    *("mode", "mode_worse", "factor", "patience", "threshold", "threshold_mode", "cooldown"),
+    *("min_lrs", "default_min_lr", "eps"),
+)
+"""Attributes that the constructor of a scheduler sets, which may differ in a resumed fit; others are its state."""
+
+
+class LrSchedule:
+    """The hyperparameters of each step of the schedule; epochs are counted from 0 over all fits of a trainer.
+
+    A scheduler is stepped without arguments at equal fractions of each epoch. ``ReduceLROnPlateau`` is stepped with
+    the loss of the last round when the next epoch begins: once an epoch, or once for a round of several epochs,
+    which then have the same hyperparameters.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer, schedule: Schedule) -> None:
+        self._groups = optimizer.param_groups
+        self._initial = [_numeric_values(group) for group in self._groups]  # the scheduler changes some at once
+        self._changed = [{"lr"} for _ in self._groups]
+        self._scheduler = _make_scheduler(schedule, optimizer)
+        self.waits = isinstance(self._scheduler, ReduceLROnPlateau)
+        """Whether the hyperparameters of an epoch depend on the metrics of the rounds before it."""
+        self.steps = schedule.steps
+        """Number of steps an epoch."""
+        self._known = [self._current()]
+        self._failure: Exception | None = None
+        self._epoch = 0
+        self._measured: float | None = None
+
+    def at(self, step: int) -> Hyperparameters:
+        """Return the hyperparameters of a step, counted over all epochs; those that wait are requested in order."""
+        if self.waits:
+            if step > self._epoch:
+                if self._measured is not None:
+                    self._scheduler.step(self._measured)  # type: ignore[arg-type]
+                self._epoch, self._measured = step, None
+            return self._current()
+        while len(self._known) <= step and self._failure is None:
+            try:
+                with warnings.catch_warnings():  # torch misses the steps of the optimizer, which workers make
+                    warnings.filterwarnings("ignore", r"Detected call of `lr_scheduler.step\(\)` before")
+                    self._scheduler.step()
+                self._known.append(self._current())
+            except Exception as error:
+                self._failure = error  # a step that failed half-way cannot be repeated
+        if step < len(self._known):
+            return self._known[step]
+        epoch = f"{len(self._known) / self.steps:g}"
+        raise ValueError(
+            f"schedule= fails in epoch {epoch} (counted from 0 over all fits since build): {self._failure}"
+        ) from self._failure
+
+    def during(self, epoch: int, start: Fraction = WHOLE[0], stop: Fraction = WHOLE[1]) -> TimedHyperparameters:
+        """Return the hyperparameters of the steps between two fractions of an epoch, in turn."""
+        return tuple(
+            (
+                max(Fraction(0), (Fraction(step, self.steps) - start) / (stop - start)),
+                self.at(epoch * self.steps + step),
+            )
+            for step in range(math.floor(self.steps * start), math.ceil(self.steps * stop))
+        )
+
+    def lr(self, epoch: int, stop: Fraction = WHOLE[1]) -> float:
+        """Return the learning rate of the first parameter group in the last step before a fraction of an epoch."""
+        return float(self.at(epoch * self.steps + math.ceil(self.steps * stop) - 1)[0]["lr"])
+
+    def prepare(self, stop: int) -> None:
+        """Raise ``ValueError`` unless all epochs before ``stop`` have hyperparameters.
+
+        At most the first ``PREPARED_STEPS`` steps are computed; later ones when they are reached.
+        """
+        if not self.waits:
+            self.at(min(stop * self.steps, PREPARED_STEPS) - 1)
+
+    def observe(self, record: Mapping[str, Any]) -> None:
+        """Remember the validation loss of a round that has ended, or the training loss without validation data."""
+        self._measured = record.get("val_loss", record["loss"])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state that does not follow from the epoch: numbers and strings, in dicts and lists."""
+        if not self.waits:
+            return {}
+        state = self._scheduler.state_dict()
+        return {
+            "scheduler": {name: value for name, value in state.items() if name not in _CONSTRUCTOR_ARGUMENTS},
+            "lrs": [values["lr"] for values in self._current()],
+            "epoch": self._epoch,
+            "measured": self._measured,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore such a state, unless it is that of another kind of schedule."""
+        if not self.waits or not state:
+            return
+        self._scheduler.load_state_dict(dict(state["scheduler"]))
+        for group, lr in zip(self._groups, state["lrs"], strict=True):
+            if isinstance(group["lr"], torch.Tensor):
+                group["lr"].fill_(lr)
+            else:
+                group["lr"] = lr
+        self._epoch, self._measured = state["epoch"], state["measured"]
+
+    def _current(self) -> Hyperparameters:
+        """Return the values of ``lr`` and of those that have ever changed, of each group of the optimizer.
+
+        Raises ``ValueError`` for a learning rate that is negative or not finite.
+        """
+        current = [_numeric_values(group) for group in self._groups]
+        for initial, values, changed in zip(self._initial, current, self._changed, strict=True):
+            changed.update(name for name, value in initial.items() if values[name] != value)
+            if not 0 <= values["lr"] < math.inf:
+                raise ValueError(
+                    f"schedule= sets the learning rate to {values['lr']}; it must be finite and at least 0"
+                )
+        both = zip(current, self._changed, strict=True)
+        return tuple({name: values[name] for name in sorted(changed)} for values, changed in both)
+
+
+def _numeric_values(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters of a group that are numbers or tuples, which are those that schedulers change."""
+    values = {
+        name: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
+        for name, value in group.items()
+    }
+    return {name: value for name, value in values.items() if isinstance(value, Real | tuple)}
+
+
 def make_schedule(spec: ScheduleSpec, net: nn.Module, optimizer_factory: NetOptimizer) -> LrSchedule:
     """Return the schedule; ``net`` is any copy of the network, which is not changed.
 
     Raises ``TypeError`` and ``ValueError`` for an object that is neither a function of the epoch nor a factory of a
     scheduler, and the exceptions of the scheduler's class.
     """
-    schedule = Schedule.of(spec)
-    optimizer = make_optimizer(optimizer_factory, net)
-    groups = ParameterGroups(optimizer)
-    scheduler = _make_scheduler(schedule, optimizer)
-    if not isinstance(scheduler, ReduceLROnPlateau):
-        return EpochSchedule(scheduler, groups, schedule.steps)
-    if schedule.steps != 1:
-        raise ValueError(
-            f"Schedule(steps={schedule.steps}): a ReduceLROnPlateau is stepped once an epoch, with its loss; leave "
-            "steps= out"
-        )
-    if scheduler.mode != "min":
-        raise ValueError(
-            f"schedule= is a ReduceLROnPlateau with mode={scheduler.mode!r}; it is stepped with the validation "
-            "loss, or the training loss without validation data, so leave mode='min'"
-        )
-    return PlateauSchedule(scheduler, groups)
+    return LrSchedule(make_optimizer(optimizer_factory, net), Schedule.of(spec))
 
 
 def _make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRScheduler:
@@ -320,6 +258,16 @@ def _make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRS
         raise ValueError(
             "schedule= returns a scheduler of another optimizer than the one it is called with, which would have "
             "no effect; write lambda optimizer: StepLR(optimizer, step_size=10)"
+        )
+    if isinstance(result, ReduceLROnPlateau) and schedule.steps != 1:
+        raise ValueError(
+            f"Schedule(steps={schedule.steps}): a ReduceLROnPlateau is stepped once an epoch, with its loss; leave "
+            "steps= out"
+        )
+    if isinstance(result, ReduceLROnPlateau) and result.mode != "min":
+        raise ValueError(
+            f"schedule= is a ReduceLROnPlateau with mode={result.mode!r}; it is stepped with the validation "
+            "loss, or the training loss without validation data, so leave mode='min'"
         )
     return result
 

@@ -15,14 +15,8 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
+from compss_train.model import optimizers
 from compss_train.model.losses import BatchFunction
-from compss_train.model.optimizers import (
-    ConfiguredOptimizer,
-    NetOptimizer,
-    OptimizerSpec,
-    SeveralOptimizers,
-    net_optimizer,
-)
 from compss_train.reports.records import BOOKKEEPING
 
 _HOOKS = {
@@ -157,7 +151,7 @@ def as_step(value: Any, net: nn.Module, name: str) -> Step | None:
 class TrainingSteps(NamedTuple):
     """How a model is trained and evaluated."""
 
-    optimizer: NetOptimizer
+    optimizer: optimizers.NetOptimizer
     training: Step | None
     """``None`` for the outputs of the network and the loss."""
     validation: Step | None
@@ -165,7 +159,7 @@ class TrainingSteps(NamedTuple):
 
 def training_steps(
     net: nn.Module,
-    optimizer: OptimizerSpec | Mapping[str, OptimizerSpec] | None,
+    optimizer: optimizers.OptimizerSpec | Mapping[str, optimizers.OptimizerSpec] | None,
     loss: str | BatchFunction | None,
     training_step: Step | str | None,
     validation_step: Step | str | None,
@@ -187,8 +181,8 @@ def training_steps(
             validation = ModuleStep("validation_step")
     if optimizer is None and not lightning_style:
         raise TypeError('build needs an optimizer, for example {"optimizer": "sgd", "lr": 0.05}')
-    factory = ConfiguredOptimizer() if optimizer is None else net_optimizer(optimizer, net)
-    if validation is None and loss is None and not isinstance(factory, SeveralOptimizers):
+    factory = optimizers.ConfiguredOptimizer() if optimizer is None else optimizers.net_optimizer(optimizer, net)
+    if validation is None and loss is None and not isinstance(factory, optimizers.SeveralOptimizers):
         validation = training
     return TrainingSteps(factory, training, validation)
 

@@ -186,24 +186,3 @@ def test_a_get_is_allowed_with_as_many_samples_as_the_threshold_or_after_recepti
                 buffer.get_batch(1, block=False)
             buffer.signal_reception_over()
         buffer.get_batch(1, block=False)
-
-
-@pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
-@pytest.mark.parametrize("threshold", [0, 1])
-def test_thresholds_of_0_and_1_allow_gets_of_any_sample(kind, threshold):
-    buffer = make(kind, 2, threshold)
-    with pytest.raises(queue.Empty):
-        buffer.get(block=False)
-    buffer.put(7)
-    assert buffer.get(block=False) == 7
-
-
-def test_a_get_that_removes_samples_is_allowed_by_those_held_before_it():
-    buffer = make("FIRO", 4, threshold=4)
-    buffer.put_many([0, 1, 2, 3])
-    assert len(buffer.get_batch(3, block=False)) == 3
-    buffer.put_many([4, 5])
-    with pytest.raises(queue.Empty):  # three are held
-        buffer.get(block=False)
-    buffer.put(6)
-    buffer.get(block=False)

@@ -186,16 +186,6 @@ def test_time_differences_are_covered_more_evenly_than_by_uniform_pairs(steps):
     assert chisquare(drawn).pvalue > 0.999
 
 
-def test_small_time_differences_come_first_each_half_as_likely_as_the_one_before():
-    firsts = Counter()
-    for seed in range(1000):
-        buffer = reservoir(4, seed=seed)
-        buffer.put_many([step(0, number) for number in range(4)])
-        first, second = buffer.get()
-        firsts[int(second.step - first.step)] += 1
-    assert chisquare([firsts[1], firsts[2], firsts[3]], [500, 250, 250]).pvalue > 1e-4
-
-
 def variation(counts):
     return counts.std() / counts.mean()
 

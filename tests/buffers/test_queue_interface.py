@@ -34,18 +34,6 @@ def test_a_fifo_is_a_queue(capacity, calls):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_sizes_are_those_of_what_is_held(kind):
-    buffer = make(kind, 3)
-    assert (buffer.maxsize, buffer.qsize(), buffer.empty(), buffer.full()) == (3, 0, True, False)
-    buffer.put_nowait(sample(buffer, 0))
-    assert (buffer.qsize(), buffer.empty(), buffer.full()) == (1, False, False)
-    buffer.put_many(samples(buffer, [1, 2]))
-    assert (buffer.qsize(), buffer.empty(), buffer.full()) == (3, False, True)
-    with pytest.raises(queue.Full):
-        buffer.put_nowait(sample(buffer, 3))
-
-
-@pytest.mark.parametrize("kind", ALL)
 def test_a_join_waits_for_every_sample_and_every_get(kind):
     buffer = make(kind, 6, seed=3)
     buffer.put_many(samples(buffer, range(4)))
@@ -59,18 +47,6 @@ def test_a_join_waits_for_every_sample_and_every_get(kind):
     assert buffer.unfinished_tasks == 0
     with pytest.raises(ValueError, match=r"task_done\(\) called too many times: number=1, and 0 unfinished"):
         buffer.task_done()
-
-
-@pytest.mark.parametrize("kind", ["Reservoir", "BatchReservoir"])
-def test_each_get_of_a_sample_that_was_got_before_is_a_task_more(kind):
-    buffer = make(kind, 2)
-    buffer.put_many([0, 1])
-    while buffer.unseen:
-        buffer.get_batch(1)
-    buffer.get_batch(2)
-    assert buffer.unfinished_tasks == buffer.samples_got
-    buffer.task_done(buffer.samples_got)
-    buffer.join()
 
 
 def test_time_steps_that_have_no_partner_at_the_end_are_no_tasks():

@@ -13,15 +13,6 @@ from compss_train.buffers import FIRO, BufferFullError
 from tests.buffers.kinds import drain, make, numbers
 
 
-def test_samples_come_in_the_order_in_which_they_were_put():
-    fifo = make("FIFO", 4)
-    got = []
-    for number in range(0, 30, 3):
-        fifo.put_many([number, number + 1, number + 2])
-        got += [fifo.get(), *fifo.get_batch(2)]
-    assert got == list(range(30))
-
-
 def test_a_batch_waits_for_all_of_its_samples_until_reception_is_over():
     fifo = make("FIFO", 4)
     fifo.put_many([0, 1, 2])
@@ -40,17 +31,6 @@ def test_each_of_those_held_is_equally_likely_to_come_first_and_second():
         pairs[tuple(order[2:4])] += 1
     assert chisquare([firsts[i] for i in range(6)]).pvalue > 1e-4
     assert chisquare([pairs[i, j] for i in range(6) for j in range(6) if i != j]).pvalue > 1e-4
-
-
-def test_a_sample_that_has_just_come_is_as_likely_as_one_that_waited():
-    ages = Counter()
-    for seed in range(3000):
-        buffer = FIRO(5, 2, seed=seed)
-        buffer.put_many(["old", "old", "old"])
-        buffer.get()
-        buffer.put_many(["new", "new"])
-        ages[buffer.get()] += 1
-    assert chisquare([ages["old"], ages["new"]]).pvalue > 1e-4
 
 
 @settings(max_examples=60)
@@ -81,17 +61,6 @@ def test_passes_differ_and_are_uniform():
         firsts[got[5]] += 1
     assert len(orders) > 100
     assert chisquare([firsts[i] for i in range(5)]).pvalue > 1e-4
-
-
-def test_samples_stay_until_the_last_pass():
-    buffer = FIRO(4, 0, passes=3, seed=0)
-    buffer.put_many(list(range(4)))
-    buffer.signal_reception_over()
-    lengths = []
-    for _ in range(12):
-        buffer.get()
-        lengths.append(len(buffer))
-    assert lengths == [4] * 8 + [3, 2, 1, 0]
 
 
 def test_more_samples_than_passes_have_room_for_are_an_error_and_no_waiting():

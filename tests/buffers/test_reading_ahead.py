@@ -51,19 +51,6 @@ def test_results_wait_for_those_before_them():
         assert list(loaded) == [0, 1]
 
 
-def test_results_come_as_they_are_ready_where_no_order_is_asked_for():
-    gate = threading.Event()
-
-    def load(item):
-        assert item or gate.wait(10)
-        return item
-
-    with ReadAhead([0, 1], load, threads=2, ordered=False) as loaded:
-        assert next(loaded) == 1
-        gate.set()
-        assert next(loaded) == 0
-
-
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_it_never_runs_further_ahead_than_its_depth(threads, ordered):

@@ -77,19 +77,6 @@ def test_each_sample_that_was_seen_is_equally_likely_to_be_evicted():
     assert chisquare([two[i] for i in range(5)]).pvalue > 1e-4
 
 
-def test_draining_takes_seen_and_unseen_samples_in_a_uniform_order():
-    firsts = Counter()
-    for seed in range(2000):
-        buffer = Reservoir(6, 0, seed=seed)
-        buffer.put_many([0, 1, 2])
-        while buffer.unseen:
-            buffer.get()
-        buffer.put_many([3, 4, 5])
-        buffer.signal_reception_over()
-        firsts[buffer.get()] += 1
-    assert chisquare([firsts[i] for i in range(6)]).pvalue > 1e-4
-
-
 def test_a_batch_reservoir_waits_for_a_batch_and_its_last_may_be_smaller():
     buffer = BatchReservoir(7, 1, 4, seed=0)
     buffer.put_many(list(range(3)))

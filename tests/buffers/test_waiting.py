@@ -110,34 +110,6 @@ def test_a_write_that_fails_leaves_its_room_to_a_put_that_waits(kind):
     assert sorted(numbers(buffer.get_batch(1 if kind == "SimPairedReservoir" else 2))) == [0, 2]
 
 
-@pytest.mark.parametrize("kind", ALL)
-def test_a_write_that_fails_at_the_end_of_reception_leaves_nobody_waiting(kind):
-    buffer = make(kind, 2)
-    write = Hold(buffer._store, "write", BrokenError())
-    putter = Thread(buffer.put, sample(buffer, 1))
-    write.entered()
-    buffer.signal_reception_over()
-    getter = Thread(buffer.get)
-    waiting(buffer)
-    write.release()
-    with pytest.raises(BrokenError):
-        putter.result()
-    with pytest.raises(BufferDrainedError):
-        getter.result()
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_a_time_step_whose_write_failed_can_be_put_again(kind):
-    buffer = make(kind, 2)
-    write = Hold(buffer._store, "write", BrokenError())
-    write.release()
-    with pytest.raises(BrokenError):
-        buffer.put_many(samples(buffer, [0, 1]))
-    assert (len(buffer), buffer.samples_put) == (0, 0)
-    buffer.put_many(samples(buffer, [0, 1]), block=False)
-    assert len(buffer) == 2
-
-
 @pytest.mark.parametrize(("kind", "first"), [("FIRO", [0, 1]), ("SimPairedReservoir", [0, 8])])
 def test_a_put_that_waits_learns_that_no_room_will_come(kind, first):
     buffer = make(kind, 2, pseudo_epochs=2)
@@ -222,20 +194,6 @@ def test_a_checkpoint_loaded_during_a_get_is_refused_or_complete():
     assert put_some(buffer, [9, 10, 11]) == 2 - len(expected)
     buffer.signal_reception_over()
     assert [numbers(got) for got in drain(buffer.get)] == [[7], [8]][-len(expected) :] + [[9]] * (2 - len(expected))
-
-
-def test_a_batch_reservoir_is_ready_when_a_whole_batch_is_there():
-    buffer = make("BatchReservoir", 8, 1, batch_size=4)
-    put_some(buffer, range(3))
-    assert not buffer.is_ready()
-    put_some(buffer, [3])
-    assert buffer.is_ready()
-    buffer.get()
-    buffer.signal_reception_over()
-    buffer.get_batch(3)
-    assert buffer.is_ready()
-    assert len(buffer.get()) == 1
-    assert not buffer.is_ready()
 
 
 def test_a_time_step_that_is_held_is_refused_before_any_waiting_and_before_others_are_stored():

@@ -27,7 +27,7 @@ from tests.helpers.models import (
 )
 from tests.helpers.plain_loop import plain_loop
 from tests.helpers.serial_engines import CopyingEngine, NoTasks
-from tests.helpers.tolerances import adam_error, loss_error, sum_error
+from tests.helpers.tolerances import adam_error, loss_error
 
 SAMPLES = 47
 NUMBERS = np.arange(SAMPLES, dtype=np.float32)[:, None]
@@ -87,19 +87,6 @@ def test_a_weight_stays_with_its_sample_in_files(tmp_path, way, arrays, form):
     check_conserved("serial", x, way, y, weight)
 
 
-def test_files_are_evaluated_and_predicted_without_weights(tmp_path):
-    write_files(tmp_path, {"x": NUMBERS, "y": NUMBERS, "w": -NUMBERS}, rows=20)
-    dataset = FileDataset(tmp_path / "*.npz", weight="w")
-    trainer = DistributedTrainer(2, engine="serial", seed=0)
-    torch.manual_seed(0)
-    trainer.build(nn.Linear(1, 1), SGD, "mse")
-    assert trainer.predict(dataset).shape == (SAMPLES, 1)
-    expected = trainer.evaluate(NUMBERS, NUMBERS)["loss"]
-    assert trainer.evaluate(dataset)["loss"] == pytest.approx(expected, rel=sum_error(np.float32, SAMPLES))
-    with pytest.raises(ValueError, match="a sample weight is negative"):
-        trainer.fit(dataset, num_epochs=1, batch_size=5, progress=False)
-
-
 X, Y = classification(samples=SAMPLES)
 WEIGHT = np.random.default_rng(1).uniform(0, 2, SAMPLES).astype(np.float32)
 
@@ -109,16 +96,6 @@ def fitted(engine="serial", workers=2, sample_weight=None, net=mlp, loss="cross_
     trainer.build(net(), ADAM, loss, "accuracy", **build)
     options = {"num_epochs": 2, "batch_size": 5, "progress": False, **(fit or {})}
     return trainer.fit(*blocked(x, Y, 7), sample_weight=sample_weight, **options), trainer
-
-
-@pytest.mark.parametrize("way", ["blocks", "total", "partial", "queue"])
-def test_every_engine_gives_the_same_bits(shared_local, way):
-    for options in ({"sample_weight": WEIGHT}, {"class_weight": [1.0, 3.0, 0.5]}):
-        ours, trainer = fitted(shared_local, 3, net=awkward_net, fit=WAYS[way], **options)
-        for engine in (SerialEngine(), CopyingEngine()):
-            theirs, other = fitted(engine, 3, net=awkward_net, fit=WAYS[way], **options)
-            assert_same_bits(ours, theirs)
-            assert [r["loss"] for r in trainer.history] == [r["loss"] for r in other.history]
 
 
 def test_class_weights_equal_those_of_torch_in_a_plain_loop(engine):

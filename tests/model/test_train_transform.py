@@ -11,7 +11,7 @@ from compss_train.data.order import transform_seed
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.random_state import random_state
 from compss_train.model.train_transform import as_train_transform
-from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
+from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, state_arrays
 from tests.helpers.small_fits import fit, trainer_of
 
 X, Y = classification(samples=62)
@@ -100,22 +100,6 @@ def test_resumed_fits_draw_what_they_would_have_drawn(tmp_path, given):
         resumed = trainer_of(train_transform=given, metric=None)
         fit(resumed, resume=folder, **options)
         assert_same_bits(whole.get_parameters(), resumed.get_parameters())
-
-
-def test_draws_by_sample_do_not_depend_on_the_size_of_batches():
-    """Each sample trained is that of its place; batches of one and of three hold the same samples."""
-    seen = {}
-
-    def noting(x, y):
-        seen[size].append((noisy(x), y))
-        return seen[size][-1]
-
-    for size in (1, 3):
-        seen[size] = []
-        given = TrainTransform(noting, by_sample=True)
-        trainer = trainer_of(workers=1, train_transform=given, net=mlp, metric=None)
-        trainer.fit(X[:9], Y[:9], num_epochs=2, batch_size=size, progress=False)
-    assert all(map(torch.equal, *([x for x, _ in seen[size]] for size in (1, 3))))
 
 
 def test_evaluation_prediction_and_exports_leave_it_out(tmp_path):

@@ -11,7 +11,6 @@ from torch.nn import functional
 from compss_train import DistributedTrainer, Gradients, Merge, StepContext
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.engines.calls import intra_op_threads
-from compss_train.model.optimizers import JoinedOptimizer
 from compss_train.model.random_state import random_state
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
 from tests.helpers.plain_loop import plain_loop
@@ -218,42 +217,6 @@ def test_all_modules_are_merged_and_each_optimizers_state_is_resumed(tmp_path, s
         resumed = gan(workers=2)
         fit(resumed, resume=folder, **options)
         assert_alike(whole, resumed)
-
-
-def test_a_schedule_changes_the_rates_of_all_optimizers():
-    trainers = [gan(schedule=schedule) for schedule in (None, lambda epoch: 0.0)]
-    for trainer in trainers:
-        trainer.fit(X, Y, **STILL)
-    still = trainers[1].get_parameters()
-    assert_same_bits(
-        {name: array for name, array in still.items() if "weight" in name},
-        {name: array for name, array in gan().get_parameters().items() if "weight" in name},
-    )
-    assert (
-        trainers[0].get_parameters()["discriminator.0.weight"].tobytes()
-        != still["discriminator.0.weight"].tobytes()
-    )
-
-
-def test_joined_optimizers_save_and_load_the_states_of_all():
-    def joined():
-        nets = mlp(), awkward_net()
-        makes = torch.optim.Adam, lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9)
-        return nets, JoinedOptimizer(
-            {str(n): make(net.parameters()) for n, (make, net) in enumerate(zip(makes, nets, strict=True))}
-        )
-
-    (_, one), (_, other) = joined(), joined()
-    for group in one.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.ones_like(parameter)
-    one.step()
-    one.param_groups[1]["lr"] = 0.7
-    other.load_state_dict(copy.deepcopy(one.state_dict()))
-    assert str(other.state_dict()) == str(one.state_dict())
-    assert other.optimizers["1"].param_groups[0]["lr"] == 0.7
-    other.param_groups[1]["lr"] = 0.1
-    assert other.optimizers["1"].param_groups[0]["lr"] == 0.1
 
 
 # Lightning's style

@@ -4,10 +4,8 @@ import inspect
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader
 
 from compss_train.data.files import FileDataset
 from compss_train.exceptions import BadFileError
@@ -149,27 +147,6 @@ def test_a_program_of_its_page_uses_it_like_torchs_sampler(kind, tmp_path):
             trained += mine
         assert sorted(set(trained)) == list(range(21))
     assert dataset.epochs == 4
-
-
-def test_a_data_loader_returns_lists_of_tensors(tmp_path):
-    dataset = FileDataset(write_files(tmp_path, [5, 7, 3]))
-    sampler = DistributedSamplerViaLocallyShuffleV2(dataset, batch_size=4)
-    got = []
-    for parts, nothing, files in DataLoader(dataset, sampler=sampler, batch_size=None):
-        assert nothing is None
-        assert all(isinstance(rows, torch.Tensor) for part in parts for rows in part.values())
-        got.append([(name, part["x"].tolist()) for part, name in zip(parts, files, strict=True)])
-    assert got == by_file(sampler)
-
-
-def test_tensors_are_taken_apart_too(tmp_path):
-    names = [str(tmp_path / f"{number}.pt") for number in range(3)]
-    for number, name in enumerate(names):
-        torch.save({"x": torch.arange(4) + 4 * number}, name)
-    for parts, _, files in DistributedSamplerViaLocallyShuffle(FileDataset(names), batch_size=6):
-        for part, name in zip(parts, files, strict=True):
-            assert isinstance(part["x"], torch.Tensor)
-            assert set((part["x"] // 4).tolist()) == {names.index(name)}
 
 
 def test_invalid_files_are_errors_or_skipped():

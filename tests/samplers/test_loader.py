@@ -6,14 +6,12 @@ import logging
 import threading
 import time
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
 from compss_train.data.order import RowRange
-from compss_train.exceptions import BadFileError
 from compss_train.samplers.loader import FileLoader, FileReads
 from tests.samplers.numbered_files import (
     SIZES,
@@ -136,25 +134,6 @@ def test_an_error_of_the_machine_is_raised_and_no_file_skipped_for_it(file_buffe
     assert caught.value.__notes__ == [f"while reading {names[2]}"]
     assert not loader.skipped
     assert_threads_end()
-
-
-def other_numbers(filename, get_data=False):
-    """Read a third file with other arrays, and a fourth with more rows than expected."""
-    returned = CountingReader()(filename, get_data)
-    if get_data and filename == "numbers://6-9":
-        return {"x": returned[0]["x"].astype(np.float32)}, 3
-    if get_data and filename == "numbers://9-12":
-        return {key: rows[:2] for key, rows in returned[0].items()}, 2
-    return returned
-
-
-@pytest.mark.parametrize("file_buffer", [1, 3])
-def test_files_must_have_the_layout_of_the_first_one_and_the_expected_number_of_samples(file_buffer):
-    with pytest.raises(BadFileError, match="numbers://6-9 holds arrays 'x', but numbers://0-3 holds 'x', 'y'"):
-        read_all(loader_of([3] * 5, file_buffer, other_numbers, layout=True), whole([3] * 5))
-    loader = loader_of([3] * 5, file_buffer, other_numbers, on_bad_file="skip", layout=True)
-    assert read_all(loader, whole([3] * 5)) == [[0, 1, 2], [3, 4, 5], None, None, [12, 13, 14]]
-    assert "has 2 samples, but 3 were expected" in loader.skipped["numbers://9-12"]
 
 
 def test_what_is_left_early_ends_the_thread_and_reads_no_more():

@@ -79,24 +79,6 @@ def test_a_dataset_with_its_own_reader_is_not_counted_again(tmp_path, built_in):
     assert counted == []
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"files_len": {"part-000.npz": 3}}, {"reader": NpzReader()}],
-    ids=lambda options: next(iter(options), "alone"),
-)
-def test_a_dataset_of_relative_names_is_read_where_it_was_made_whatever_else_is_given(
-    tmp_path, monkeypatch, options
-):
-    for folder, sizes in {"here": [3], "there": [3, 3]}.items():
-        (tmp_path / folder).mkdir()
-        write_files(tmp_path / folder, sizes)
-    (tmp_path / "there" / "part-001.npz").rename(tmp_path / "there" / "part-000.npz")
-    monkeypatch.chdir(tmp_path / "here")
-    dataset = FileDataset("part-*.npz")
-    monkeypatch.chdir(tmp_path / "there")
-    assert sorted(flat(samples(PartialShuffleSampler(dataset, **options)))) == [0, 1, 2]
-
-
 def test_lengths_that_are_given_save_opening_files_and_wrong_ones_are_found():
     names, counted = names_of([5, 7, 3]), []
 
@@ -120,16 +102,6 @@ def test_a_total_that_is_right_is_of_no_consequence_and_a_wrong_one_is_an_error(
     for wrong in (8, 10, 0):
         with pytest.raises(ValueError, match=f"total_size={wrong}, but the 2 files hold 9 samples"):
             sampler_of([4, 5], total_size=wrong)
-
-
-def test_a_total_counts_skipped_files_too_so_that_it_cannot_be_checked(tmp_path):
-    names = write_files(tmp_path, [4, 5])
-    (tmp_path / "part-000.npz").write_bytes(b"")
-    with pytest.warns(UserWarning, match=r"part-000\.npz is empty"):
-        dataset = FileDataset(names, on_bad_file="skip")
-    sampler = PartialShuffleSampler(dataset, total_size=9)
-    assert sampler.num_samples == 5
-    assert list(sampler.skipped) == [names[0]]
 
 
 @pytest.mark.parametrize(

@@ -169,14 +169,3 @@ def test_a_copy_of_a_sampler_returns_the_same_remaining_batches(sizes, options, 
     assert samples(other) == whole
     assert sampler.state_dict()["step"] == min(step, len(whole))  # they go on each for itself
     assert samples(sampler) == whole[step:]
-
-
-@pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-@pytest.mark.parametrize("pools", [1, 2])
-def test_so_does_one_of_a_sampler_that_has_been_iterated(copied, pools):
-    sampler = sampler_of([4, 5, 6], batch_size=3, shuffle_buffer=4, pools=pools)
-    whole = epoch_of(sampler)
-    assert samples(copied(sampler)) == whole
-    next(iteration := iter(sampler))
-    assert samples(copied(sampler)) == whole
-    assert samples(iteration) == whole[1:]

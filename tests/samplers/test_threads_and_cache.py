@@ -128,11 +128,7 @@ def test_samplers_take_them_for_lists_of_files_and_for_data_sets(tmp_path):
     names = write_files(tmp_path, [4, 4, 4])
     dataset = FileDataset(names)
     assert PartialShuffleSampler(dataset)._files is dataset
-    for kind in (
-        PartialShuffleSampler,
-        DistributedSamplerViaLocallyShuffle,
-        DistributedSamplerViaLocallyShuffleV2,
-    ):
+    for kind in (PartialShuffleSampler, DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2):
         sampler = kind(dataset, threads=3, cache=tmp_path / "cache", cache_bytes=10**6)
         assert (sampler._files.threads, sampler._files.cache.max_bytes) == (3, 10**6)
         assert len(list(sampler)) == len(list(kind(dataset)))

@@ -153,7 +153,7 @@ def test_blocks_on_file_are_read_ahead_and_give_the_same(kind, tmp_path, monkeyp
     )
     (work,) = works(x, 1, Batching(size=5), BufferSpec(kind, 20))
     ours = trained(work, mapped, y)
-    assert threads == {"read-ahead_0"}
+    assert threads == {"read-ahead-0"}
     if kind == "FIRO":
         assert ours == trained(work, x, y)
     else:

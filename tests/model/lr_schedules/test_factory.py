@@ -57,28 +57,16 @@ def nothing(optimizer):
         (0.9, TypeError, "schedule=0.9 is not callable; give a function of the epoch"),
         ("cosine", TypeError, "schedule='cosine' is not callable"),
         (lr_scheduler.StepLR(OTHER, 3), TypeError, "is a StepLR of an optimizer that the trainer does not use"),
-        (
-            lambda _: lr_scheduler.StepLR(OTHER, 3),
-            ValueError,
-            "of another optimizer than the one it is called",
-        ),
+        (lambda _: lr_scheduler.StepLR(OTHER, 3), ValueError, "of another optimizer than the one it is called"),
         (lr_scheduler.StepLR, TypeError, "step_size"),
         (partial(lr_scheduler.OneCycleLR, max_lr=0.1), ValueError, "total_steps"),
-        (
-            lambda o: lr_scheduler.StepLR(o),
-            ValueError,
-            "raised TypeError .*step_size.* an optimizer, and raised",
-        ),
+        (lambda o: lr_scheduler.StepLR(o), ValueError, "raised TypeError .*step_size.* an optimizer, and raised"),
         (nothing, ValueError, "returned None when called with an optimizer, and raised TypeError"),
         (lambda epoch: "fast", ValueError, "returned 'fast' when called with epoch 0"),
         (lambda epoch: 1 / epoch, ValueError, "raised ZeroDivisionError .* with epoch 0"),
         (lambda epoch: float("nan"), ValueError, "schedule= sets the learning rate to nan"),
         (lambda epoch: -1.0, ValueError, "schedule= sets the learning rate to -0.05"),
-        (
-            partial(lr_scheduler.ReduceLROnPlateau, mode="max"),
-            ValueError,
-            "mode='max'; it is stepped with the",
-        ),
+        (partial(lr_scheduler.ReduceLROnPlateau, mode="max"), ValueError, "mode='max'; it is stepped with the"),
     ],
 )
 def test_invalid_schedules_are_errors(spec, error, message):

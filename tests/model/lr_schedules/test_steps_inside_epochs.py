@@ -19,6 +19,7 @@ from compss_train.engines.calls import intra_op_threads
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.schedule import make_schedule
 from tests.helpers.models import (
+    ADAM,
     SGD,
     assert_same_bits,
     awkward_net,
@@ -28,7 +29,7 @@ from tests.helpers.models import (
     state_arrays,
 )
 from tests.helpers.small_fits import combined
-from tests.model.lr_schedules.schedulers import Notes, Noting
+from tests.model.lr_schedules.schedulers import SCHEDULERS, Notes, Noting
 
 X, Y = classification(samples=62)
 SIZES = [len(part) for block in np.array_split(X, 4) for part in np.array_split(block, 3)]
@@ -60,10 +61,17 @@ SCHEDULES = {
 }
 
 
-def plain_loop(make_scheduler, steps, epochs):
+SCHEDULES |= {f"torch's {name}": (scheduler, lambda _, s=scheduler: s) for name, scheduler in SCHEDULERS.items()}
+PLAIN = {
+    "sgd": (SGD, partial(torch.optim.SGD, lr=0.05, momentum=0.9)),
+    "adam": (ADAM, partial(torch.optim.Adam, lr=0.01)),
+}
+
+
+def plain_loop(make_optimizer, make_scheduler, steps, epochs):
     """Train as anybody would; returns the parameters, and the learning rate of each batch."""
     net, lrs = copy.deepcopy(awkward_net()), []
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    optimizer = make_optimizer(net.parameters())
     scheduler = make_scheduler(optimizer)
     torch.manual_seed(3)
     stepped = 0
@@ -90,14 +98,20 @@ def built(engine, workers, schedule, steps, optimizer=SGD, net=awkward_net):
     return trainer
 
 
-@pytest.mark.parametrize("steps", [1, 4, 5, 12])
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize(
+    ("name", "steps", "optimizer"),
+    [
+        *((name, 1, "sgd") for name in SCHEDULES),
+        *((name, steps, "sgd") for name in ("function", "warm-up", "one cycle") for steps in (4, 5, 12)),
+        ("one cycle", 1, "adam"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
-def test_one_worker_is_the_plain_loop_that_steps_the_scheduler_at_those_batches(name, steps):
-    schedule, scheduler = SCHEDULES[name]
-    expected, lrs = plain_loop(scheduler(steps), steps, 3)
+def test_one_worker_is_the_plain_loop_that_steps_the_scheduler_at_those_batches(name, steps, optimizer):
+    (schedule, scheduler), (spec, make_optimizer) = SCHEDULES[name], PLAIN[optimizer]
+    expected, lrs = plain_loop(make_optimizer, scheduler(steps), steps, 3)
     for way in WAYS:
-        trainer = built("serial", 1, schedule, steps)
+        trainer = built("serial", 1, schedule, steps, spec)
         given = {"shuffle": None, "shuffle_block_data": False, "num_batches_per_worker": 3, "num_epochs": 3}
         assert_same_bits(trainer.fit(*blocked(X, Y, 4), **combined(given, way)), expected)
         if BATCHES % steps == 0:  # else a step begins in the middle of the last batch

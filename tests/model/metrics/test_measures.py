@@ -49,11 +49,7 @@ def test_names_in_the_history(metric, names):
     [
         ("acc", ValueError, "unknown metric 'acc'; choose one of mse"),
         ([own, "mae", own], ValueError, "two metrics are called 'own'; .* metric={'own_a': ..., 'own_b': ...}"),
-        (
-            MulticlassF1Score,
-            TypeError,
-            "F1Score is a class that needs arguments; call it: .*num_classes",
-        ),
+        (MulticlassF1Score, TypeError, "F1Score is a class that needs arguments; call it: .*num_classes"),
         ([R2Score(), COLLECTION, R2Score()], ValueError, "two metrics are called 'r2_score'"),
         ({"loss": own}, ValueError, "'loss' has another meaning in the history; .* metric={'my_loss': ...}"),
         ({"seconds": own}, ValueError, "'seconds' has another meaning"),

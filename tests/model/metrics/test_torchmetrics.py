@@ -180,31 +180,6 @@ def test_states_are_copies(metric):
     assert measures.values([accumulator.measured()])["it"] != before
 
 
-class Shapes(Metric):
-    """Tells what its state looks like, which has no reduction."""
-
-    def __init__(self):
-        super().__init__()
-        self.add_state("seen", torch.tensor(-1), None)
-
-    def update(self, output, target):
-        self.seen = torch.tensor(len(output))
-
-    def compute(self):
-        return {"seen": self.seen, "dimensions": torch.tensor(self.seen.dim())}
-
-
-def test_states_without_reduction_of_several_workers_are_stacked():
-    measures = resolve_metrics(Shapes())
-    one, other, none = (measured(measures, [(torch.rand(n), torch.rand(n))] if n else []) for n in (2, 3, 0))
-    for parts, expected in (
-        ([one], {"seen": 2, "dimensions": 0}),
-        ([none, other, none], {"seen": 3, "dimensions": 0}),
-        ([one, none, other], {"seen": [2, 3], "dimensions": 1}),
-    ):
-        assert measures.values(parts)["shapes"] == expected
-
-
 @pytest.mark.parametrize(
     ("output", "target", "metric"),
     [
