@@ -200,7 +200,7 @@ def _column(name: str, values: Any, number: int, stop: int) -> NDArray[np.int64]
 
 
 class Trajectories:
-    """The time steps held: a table of slots, with a row for each simulation with samples and a column for each step.
+    """The time steps held: a table of slots with a row for each simulation and a column for each step.
 
     The choice of pairs is that of Melissa: simulations and time differences that were used less often are likelier.
     The table starts with ``rows`` rows and grows if needed. The row of a simulation without samples is reused.
