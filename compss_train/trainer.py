@@ -5,7 +5,6 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from compss_train._utils.imports import import_optional
@@ -15,25 +14,17 @@ from compss_train.callbacks.checks import callback_list
 from compss_train.data import FileDataset
 from compss_train.model.parameters import Parameters
 from compss_train.online.simulations import Simulations
+from compss_train.training import data_source, description, fit_options, lr_finder, planning, resuming, rounds
 from compss_train.training.callback import AnyCallback
-from compss_train.training.checkpoints.snapshot import Snapshot
-from compss_train.training.data_source import as_data_source
-from compss_train.training.description import described_fit
-from compss_train.training.fit import FitOfEpochs
-from compss_train.training.fit_options import ShuffleLike
-from compss_train.training.lr_finder import LearningRates, growing_rates, work_of_steps
-from compss_train.training.merge import MergeLike
+from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.named_fits import NamedFits
-from compss_train.training.planning import fit_options, planned_fit, try_fit
-from compss_train.training.predictor import Predictor
-from compss_train.training.resuming import restore, snapshot_of
-from compss_train.training.running import resume as resume_fit
-from compss_train.training.running import run_rounds
 from compss_train.training.stopping import Stopping
+from compss_train.training.trained_model import FitOfEpochs
+from compss_train.training.trainer_base import TrainerBase
 from compss_train.worker import losses_by_rate
 
 
-class DistributedTrainer(Predictor, NamedFits[Parameters]):
+class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
     """Trains one PyTorch model with ``num_workers`` model copies that are merged from time to time.
 
     Parameters
@@ -73,7 +64,7 @@ class DistributedTrainer(Predictor, NamedFits[Parameters]):
         batch_size: int | None = None,
         num_batches_per_worker: int | None = None,
         merge: MergeLike = "synchronous",
-        shuffle: ShuffleLike = "blocks",
+        shuffle: fit_options.ShuffleLike = "blocks",
         shuffle_block_data: bool = True,
         buffer: BufferSpec | None = None,
         sample_weight: Any = None,
@@ -145,35 +136,13 @@ class DistributedTrainer(Predictor, NamedFits[Parameters]):
         the program handles SIGTERM itself. After an exception or Ctrl-C the parameters are those after the last
         complete round (with later changes if workers merge commutatively; on COMPSs then those before the fit).
         """
-        fit = self._planned(
-            "fit",
-            x,
-            y,
-            num_epochs=num_epochs,
-            batch_size=batch_size,
-            num_batches_per_worker=num_batches_per_worker,
-            merge=merge,
-            shuffle=shuffle,
-            shuffle_block_data=shuffle_block_data,
-            buffer=buffer,
-            sample_weight=sample_weight,
-            validation_data=validation_data,
-            callbacks=callbacks,
-            progress=progress,
-            resume=resume,
-            max_time=max_time,
-        )
-        resume_fit(fit, self._model, self._workplace)
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        fit = self._planned("fit", **arguments)
+        resuming.begin(fit, self._model, self._workplace)
         traces = [str(each.path) for each in fit.callbacks.callbacks if isinstance(each, Profile)]
-        self._model.last_fit = described_fit(
-            "fit",
-            fit.options,
-            fit.callbacks.all,
-            data=fit.data,
-            validation_data=fit.validation,
-            profile=next(iter(traces), None),
-        )
-        run_rounds(fit, self._model, self._workplace)
+        data = {"data": fit.data, "validation_data": fit.validation, "profile": next(iter(traces), None)}
+        self._model.last_fit = description.described_fit("fit", fit.options, fit.callbacks.all, **data)
+        rounds.run_rounds(fit, self._model, self._workplace)
         return self.get_parameters()
 
     def check_fit(self, x: Any, y: Any = None, **options: Any) -> None:
@@ -185,39 +154,24 @@ class DistributedTrainer(Predictor, NamedFits[Parameters]):
         """
         bound = inspect.signature(self.fit).bind(x, y, **options)  # raises TypeError for unknown names
         bound.apply_defaults()
-        try_fit(self._planned("check_fit", **bound.arguments), self._model)
+        planning.try_fit(self._planned("check_fit", **bound.arguments), self._model)
 
     def _planned(
         self,
         method: str,
-        x: Any,
-        y: Any,
         *,
         callbacks: Sequence[AnyCallback],
         progress: bool,
         validation_data: Any,
-        sample_weight: Any,
-        resume: str | os.PathLike[str] | bool,
-        max_time: float | timedelta | None,
-        **given: Any,
+        merge: MergeLike,
+        **arguments: Any,
     ) -> FitOfEpochs:
         """Check the arguments of ``fit``; changes nothing."""
-        options = fit_options(self._model, self.num_workers, x, y, **given)
         self._model.ready(method)
-        measured = {"validated": validation_data is not None, "averaged": options.merge.averaging is not None}
-        return planned_fit(
-            self._model,
-            self._workplace,
-            options,
-            callback_list(self, callbacks, progress, **measured),
-            x=x,
-            y=y,
-            sample_weight=sample_weight,
-            validation_data=validation_data,
-            resume=resume,
-            max_time=max_time,
-            clock=self._clock,
-        )
+        measured = {"validated": validation_data is not None, "averaged": Merge.of(merge).averaging is not None}
+        called = callback_list(self, callbacks, progress, **measured)
+        arguments |= {"validation_data": validation_data, "merge": merge}
+        return planning.planned_fit(self._model, self._workplace, called, self._clock, **arguments)
 
     def fit_online(
         self,
@@ -294,7 +248,7 @@ class DistributedTrainer(Predictor, NamedFits[Parameters]):
         lowest: float = 1e-6,
         highest: float = 10.0,
         steps: int = 100,
-    ) -> LearningRates:
+    ) -> lr_finder.LearningRates:
         """Return the losses of one worker whose learning rate grows with each batch, and a rate to begin with.
 
         This is the range test of Smith 2017: from the trainer's parameters, which stay as they are, one worker
@@ -305,54 +259,14 @@ class DistributedTrainer(Predictor, NamedFits[Parameters]):
         Raises ``ValueError`` for a range that is none, and for unsuitable data.
         """
         built = self._model.ready("find_lr")
-        rates = growing_rates(lowest, highest, steps)
-        data = as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
-        work = work_of_steps(data, steps, batch_size, self.seed)
+        rates = lr_finder.growing_rates(lowest, highest, steps)
+        data = data_source.as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
+        work = lr_finder.work_of_steps(data, steps, batch_size, self.seed)
         with self._workplace.inference(built, self._model.current(), data, batch_size) as (inference, parameters):
             ref = inference.submit(losses_by_rate, parameters, work, rates)
             losses = inference.engine.fetch([ref])[0]
             inference.engine.delete([ref])
-        return LearningRates(rates[: len(losses)], losses)
-
-    def trained_samples(self) -> int | None:
-        """Return how many samples workers have reported since the engine started; for displays of progress.
-
-        Repeated tasks count again. ``None`` if the engine does not know it, as that of COMPSs.
-        """
-        session = self._workplace.session
-        return None if session is None else session.engine.trained_samples()
-
-    def stop(self, reason: str) -> None:
-        """End the fit after the current round; for callbacks. ``reason`` becomes the value of ``stopped``.
-
-        Later rounds that were already submitted are cancelled. Only if workers merge without waiting for each other
-        are these still trained and recorded.
-        """
-        if self._model.fit is None:
-            raise RuntimeError("stop was called while no fit is running; call it from a callback")
-        self._model.fit.stopping.request(reason)
-
-    @property
-    def stopping(self) -> str | None:
-        """Why the running fit is about to stop, ``None`` if it is not; for callbacks."""
-        return None if self._model.fit is None else self._model.fit.stopping.reason
-
-    @property
-    def stopped(self) -> str | None:
-        """Why the last fit ended early: the argument of ``stop``, ``"max_time"``, ``"SIGTERM"``; else ``None``."""
-        return self._model.stopped
-
-    @property
-    def resumed_from(self) -> Path | None:
-        """The checkpoint that the current or last fit was resumed from."""
-        return self._model.resumed_from
-
-    def snapshot(self) -> Snapshot:
-        """Return the state that a later fit can resume from.
-
-        In a callback it is the state after the last complete round; see ``Callback.needs_state``.
-        """
-        return snapshot_of(self._model, self._workplace)
+        return lr_finder.LearningRates(rates[: len(losses)], losses)
 
     def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
         """Load parameters, history, counters and the workers' states from a checkpoint; call ``build`` first.
@@ -365,4 +279,4 @@ class DistributedTrainer(Predictor, NamedFits[Parameters]):
         or optimizer, or of another seed than that of the trainer.
         """
         self._model.ready("restore")
-        restore(self._model, self._workplace, folder, best=best)
+        resuming.restore(self._model, self._workplace, folder, best=best)

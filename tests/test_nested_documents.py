@@ -10,7 +10,7 @@ from compss_train.callbacks import JsonLines
 from compss_train.cli.run_files import RunFileError, read_toml
 from compss_train.net.messages import MessageError, unpack_lazily
 from compss_train.reports.history import History
-from compss_train.training.checkpoints.storage import STATE, read_checkpoint, write_checkpoint
+from compss_train.training.checkpoints import STATE, read_checkpoint, write_checkpoint
 
 DEEP = "[" * 100_000 + "]" * 100_000
 

@@ -12,8 +12,9 @@ from compss_train._utils.validation import check_choice, check_count
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model.saved_state import IncrementalListEncoder
-from compss_train.training.callback import Callback, TrainerProtocol
-from compss_train.training.checkpoints import storage
+from compss_train.training import checkpoints as storage
+from compss_train.training.callback import Callback
+from compss_train.training.trainer_base import TrainerBase
 
 
 class Checkpoint(Callback):
@@ -100,7 +101,7 @@ class Checkpoint(Callback):
     def _is_due(self, number: int) -> bool:
         return (number + 1) % self.every == 0
 
-    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Lock the folder, check the disk space, and check or remove checkpoints of other runs."""
         make_folders(self.folder, self._disk)
         self._lock.acquire()
@@ -118,7 +119,7 @@ class Checkpoint(Callback):
             storage.prune_checkpoints(self.folder, own, self._disk)
         self._scan_rounds(trainer.history, own)
 
-    def _own_rounds(self, trainer: TrainerProtocol) -> set[int]:
+    def _own_rounds(self, trainer: TrainerBase) -> set[int]:
         """Return the rounds of this run's checkpoints in the folder, including those after a resumed round."""
         rounds = set(storage.list_checkpoints(self.folder))
         is_resumed, self._is_resumed = self._is_resumed, False
@@ -149,7 +150,7 @@ class Checkpoint(Callback):
             if self.best in history[number]:
                 self._is_best(history[number])
 
-    def _check_disk_space(self, trainer: TrainerProtocol) -> None:
+    def _check_disk_space(self, trainer: TrainerBase) -> None:
         """Raise ``OSError`` if the disk has no space for a checkpoint, before the first round is trained."""
         values = sum(array.nbytes for array in trainer.get_parameters().values())
         needed = values * (1 + 2 * trainer.num_workers) + 2**16  # as for Adam: two moments per worker
@@ -172,7 +173,7 @@ class Checkpoint(Callback):
         """Return the folder and the best round, for ``restore(best=True)``."""
         return {"folder": str(self.folder), "best_round": self.best_round}
 
-    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Write a checkpoint if it is due or the round is the best."""
         number = record["round"]
         if self._is_best(record) or self._is_due(number):
@@ -184,7 +185,7 @@ class Checkpoint(Callback):
         self._best_value, self.best_round = value, record["round"]
         return True
 
-    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+    def on_fit_end(self, trainer: TrainerBase) -> None:
         """Write the last complete round unless it is written already, and release the lock."""
         if trainer.history and self._last_written != (number := trainer.history[-1]["round"]):
             self._write(trainer, number)
@@ -192,11 +193,11 @@ class Checkpoint(Callback):
             self._prune(number)  # a program that was killed may have written it, and not come to that
         self._lock.release()
 
-    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
         """Release the lock."""
         self._lock.release()
 
-    def _write(self, trainer: TrainerProtocol, number: int) -> None:
+    def _write(self, trainer: TrainerBase, number: int) -> None:
         previous, self._last_written = self._last_written, number
         try:
             snapshot = trainer.snapshot()

@@ -9,7 +9,8 @@ from compss_train._utils.validation import check_choice, suggestion, warn_user
 from compss_train.callbacks.progress import with_progress
 from compss_train.reports.records import NUMERIC, NUMERIC_ONLINE
 from compss_train.training.build_arguments import check_picklable
-from compss_train.training.callback import AnyCallback, Callback, CallbackList, TrainerProtocol
+from compss_train.training.callback import AnyCallback, Callback, CallbackList
+from compss_train.training.trainer_base import TrainerBase
 from compss_train.worker import WorkerCallback
 
 HOOKS, WORKER_HOOKS = (
@@ -23,7 +24,7 @@ _MOMENTS = frozenset(
 
 
 def callback_list(
-    trainer: TrainerProtocol, callbacks: Iterable[object], progress: bool, **records: bool
+    trainer: TrainerBase, callbacks: Iterable[object], progress: bool, **records: bool
 ) -> CallbackList:
     """Return the callbacks of a fit, with one that shows the progress unless it is off.
 

@@ -16,8 +16,9 @@ from compss_train._utils.validation import check_count
 from compss_train.reports import html
 from compss_train.reports.history import line_of
 from compss_train.reports.records import flatten
-from compss_train.training.callback import Callback, TrainerProtocol
+from compss_train.training.callback import Callback
 from compss_train.training.stopping import TERMINATED
+from compss_train.training.trainer_base import TrainerBase
 
 RoundId: TypeAlias = tuple[int, float | None]
 """The number of a round in a file, -1 in a line without one, and the time at which it ended, which is unique."""
@@ -34,7 +35,7 @@ class _HistoryFile(Callback):
         """Return the file."""
         return self.path
 
-    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Create the file, or check that it can be appended to; raise ``OSError`` if it cannot.
 
         Raises ``BlockingIOError`` if another fit writes to it, of this program or another one.
@@ -56,11 +57,11 @@ class _HistoryFile(Callback):
         if (rest := "".join(f"{line}\n" for line in lines[:kept])) != text:
             write_atomic(self.path, rest)
 
-    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+    def on_fit_end(self, trainer: TrainerBase) -> None:
         """Let others write to the file."""
         self._lock.release()
 
-    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
         """Let others write to the file."""
         self._lock.release()
 
@@ -79,7 +80,7 @@ class JsonLines(_HistoryFile):
     Several runs may append to the same file one after another.
     """
 
-    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Append the record."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line_of(record))
@@ -110,7 +111,7 @@ class Csv(_HistoryFile):
         super().__init__(path)
         self._columns: list[str] = []
 
-    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Append the row."""
         cells = {
             name: json.dumps(value) if isinstance(value, list | tuple) else value
@@ -156,7 +157,7 @@ MIN_SECONDS = 5.0
 """Shortest time from one report to the next."""
 
 
-def status_of(trainer: TrainerProtocol, error: BaseException | None = None) -> str:
+def status_of(trainer: TrainerBase, error: BaseException | None = None) -> str:
     """Return how a fit has ended: ``"complete"``, ``"stopped by ..."``, ``"stopped: ..."`` or ``"failed: ..."``."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped by Ctrl-C"
@@ -192,32 +193,32 @@ class Report(Callback):
         """Return the file."""
         return self.path
 
-    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Write a report without rounds, which checks that the file can be written."""
         self._rounds = 0
         check_writable(self.path)
         self._write_running(trainer)
 
-    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Write the report if it is due."""
         self._rounds += 1
         is_due = self.every is not None and self._rounds % self.every == 0
         if is_due and time.monotonic() >= self._next_report:
             self._write_running(trainer)
 
-    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+    def on_fit_end(self, trainer: TrainerBase) -> None:
         """Write the report."""
         self._write(trainer, status_of(trainer))
 
-    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
         """Write the report with the exception."""
         self._write(trainer, status_of(trainer, error))
 
-    def _write_running(self, trainer: TrainerProtocol) -> None:
+    def _write_running(self, trainer: TrainerBase) -> None:
         start = time.monotonic()
         self._write(trainer, "running", refresh=self.every is not None)
         now = time.monotonic()
         self._next_report = now + max(MIN_SECONDS, (now - start) / MAX_SHARE)
 
-    def _write(self, trainer: TrainerProtocol, status: str, *, refresh: bool = False) -> None:
+    def _write(self, trainer: TrainerBase, status: str, *, refresh: bool = False) -> None:
         html.write(self.path, trainer.history, trainer.configuration, status=status, refresh=refresh)

@@ -9,8 +9,9 @@ from typing import Any, Literal
 from compss_train._utils.validation import check_at_least_0, check_choice, check_count, suggestion, warn_user
 from compss_train.model.parameters import Parameters
 from compss_train.reports.records import measured_names
-from compss_train.training.callback import Callback, TrainerProtocol
+from compss_train.training.callback import Callback
 from compss_train.training.rounds import AVERAGED
+from compss_train.training.trainer_base import TrainerBase
 
 Mode = Literal["min", "max"]
 
@@ -106,7 +107,7 @@ class EarlyStopping(Callback):
         self._parameters: Parameters | None = None
         self._resumed = False
 
-    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Reset, as another fit may have other data; or stop a resumed fit that had been stopped."""
         if trainer.resumed_from is None or not self._resumed:
             self._reset()
@@ -138,7 +139,7 @@ class EarlyStopping(Callback):
             "parameters": self._parameters,
         }
 
-    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Compare with the best value, and stop the fit after ``patience`` rounds without improvement."""
         value = value_of(record, self.monitor)
         if is_better(value, self.best, self.mode, self.min_delta):
@@ -149,11 +150,11 @@ class EarlyStopping(Callback):
             self._waited += 1
         self._stop_if_due(trainer)
 
-    def _stop_if_due(self, trainer: TrainerProtocol) -> None:
+    def _stop_if_due(self, trainer: TrainerBase) -> None:
         if self._waited >= self.patience:
             trainer.stop(f"{self.monitor} has not improved for {self._waited} rounds")
 
-    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+    def on_fit_end(self, trainer: TrainerBase) -> None:
         """Restore the best parameters."""
         if self._parameters is not None:
             trainer.set_parameters(self._parameters)

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from compss_train._utils.files import atomic_path, is_special_file
 from compss_train._utils.validation import check_count, warn_user
-from compss_train.training.callback import Callback, TrainerProtocol
+from compss_train.training.callback import Callback
+from compss_train.training.trainer_base import TrainerBase
 
 
 class Profile(Callback):
@@ -36,7 +37,7 @@ class Profile(Callback):
         self._first = 0
         self._written = False
 
-    def check(self, trainer: TrainerProtocol) -> None:
+    def check(self, trainer: TrainerBase) -> None:
         """Raise ``ValueError`` for a worker that there is not, ``OSError`` if the file cannot be written."""
         workers = trainer.num_workers
         if self.worker >= workers:
@@ -51,7 +52,7 @@ class Profile(Callback):
         """Return the file of the trace."""
         return self.path
 
-    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Count the rounds of the fit from here."""
         self._first, self._written = len(trainer.history), False
 
@@ -59,14 +60,14 @@ class Profile(Callback):
         """Return the worker, in the round that is traced."""
         return self.worker if number == self._first + self.round - 1 else None
 
-    def write_trace(self, trainer: TrainerProtocol, worker: int, trace: bytes) -> None:
+    def write_trace(self, trainer: TrainerBase, worker: int, trace: bytes) -> None:
         """Write the trace."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_path(self.path) as temporary:
             temporary.write_bytes(trace if self.path.suffix == ".gz" else gzip.decompress(trace))
         self._written = True
 
-    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+    def on_fit_end(self, trainer: TrainerBase) -> None:
         """Warn if the fit has ended without a trace."""
         if not self._written:
             warn_user(

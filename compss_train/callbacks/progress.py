@@ -12,7 +12,8 @@ from typing import Any, TextIO
 from tqdm.auto import tqdm
 
 from compss_train.reports.records import measured_names
-from compss_train.training.callback import Callback, TrainerProtocol
+from compss_train.training.callback import Callback
+from compss_train.training.trainer_base import TrainerBase
 
 _INTERVAL = 0.2
 """Seconds between two moves of a bar within a round."""
@@ -26,26 +27,26 @@ class _Progress(Callback):
         self._first = 0
         """Rounds that the trainer has had before this fit."""
 
-    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Print the checkpoint from which the fit is resumed."""
         self._first = len(trainer.history)
         if trainer.resumed_from is not None:
             left = "; nothing is left to train, raise num_epochs to train on" if total_samples == 0 else ""
             self._print(f"resumed from {trainer.resumed_from}{left}")
 
-    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+    def on_fit_end(self, trainer: TrainerBase) -> None:
         """Print why the fit was stopped, if it was."""
         if trainer.stopped is not None:
             last = self._last_round(trainer)
             self._print(f"stopped after {'no round' if last is None else f'round {last}'}: {trainer.stopped}")
 
-    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
         """Print the round whose parameters the trainer has after Ctrl-C."""
         if isinstance(error, KeyboardInterrupt):
             last = self._last_round(trainer)
             self._print(f"interrupted {'in the first round' if last is None else f'after round {last}'}")
 
-    def _last_round(self, trainer: TrainerProtocol) -> int | None:
+    def _last_round(self, trainer: TrainerBase) -> int | None:
         return trainer.history[-1]["round"] if len(trainer.history) > self._first else None
 
     def _print(self, line: str) -> None:
@@ -63,14 +64,14 @@ class ProgressBar(_Progress):
     _pending: dict[str, Any] | None = None
     """The newest record of an epoch whose line is not printed yet."""
 
-    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Show an empty bar, and that workers are starting."""
         super().on_fit_start(trainer, total_samples)
         self._pending = None
         self._rounds_are_epochs = trainer.configuration["fit"].get("merge", {}).get("unit") == "epochs"
         self._bar = _Bar(f"starting {_workers(trainer)}", total_samples, self._file, trainer.trained_samples)
 
-    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Advance the bar by the samples of the round; print a line if an epoch has ended."""
         if self._bar is None:
             return
@@ -91,12 +92,12 @@ class ProgressBar(_Progress):
             tqdm.write(_line(self._pending), file=self._file or sys.stderr)
             self._pending = None
 
-    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+    def on_fit_end(self, trainer: TrainerBase) -> None:
         """Close the bar, and print why the fit was stopped, if it was."""
         self._close()
         super().on_fit_end(trainer)
 
-    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
         """Close the bar; after Ctrl-C, print the round whose parameters the trainer has."""
         self._close()
         super().on_exception(trainer, error)
@@ -152,13 +153,13 @@ class _Bar:
 class RoundLines(_Progress):
     """Prints a line per round, by default on standard error, and first that workers start; suited to log files."""
 
-    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Print that workers are starting, which may take seconds."""
         super().on_fit_start(trainer, total_samples)
         if total_samples != 0:
             self._print(f"starting {_workers(trainer)}")
 
-    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Print the line."""
         self._print(f"round {record['round']}, {_line(record)}")
 
@@ -181,7 +182,7 @@ def _shows_bars() -> bool:
     return True
 
 
-def _workers(trainer: TrainerProtocol) -> str:
+def _workers(trainer: TrainerBase) -> str:
     return f"{trainer.num_workers} worker{'s' * (trainer.num_workers > 1)}"
 
 

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import warn_user
 from compss_train.reports.records import flatten, measured_numbers
-from compss_train.training.callback import Callback, TrainerProtocol
+from compss_train.training.callback import Callback
+from compss_train.training.trainer_base import TrainerBase
 
 _RATES = ("samples_per_second", "batches_per_second")
 MOST_PARAMETERS = 100
@@ -48,21 +49,21 @@ class _Tracker(Callback):
         """Continue the run of the fit that is resumed."""
         self.run_id = state["run"]
 
-    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Start a run, or continue that of an earlier fit; raises what the tracker raises."""
         self.run_id = self._start(trainer.configuration, len(trainer.history))
         self._logs = True
 
-    def on_round_end(self, trainer: TrainerProtocol, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Log the numbers of the round."""
         numbers = measured_numbers(record) | {name: record[name] for name in _RATES if name in record}
         self._try(self._log, _tagged(numbers), record)
 
-    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+    def on_fit_end(self, trainer: TrainerBase) -> None:
         """End the run."""
         self._try(self._end, True)
 
-    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
         """End the run as failed."""
         self._try(self._end, False)
 

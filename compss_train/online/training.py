@@ -16,14 +16,12 @@ from compss_train.training.build_arguments import check_outer_factory
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described_fit
-from compss_train.training.fit import Fit
 from compss_train.training.inference import Inference
-from compss_train.training.merging.server import GlobalParameters
+from compss_train.training.merging.on_arrival import GlobalParameters
 from compss_train.training.planning import validation_source
-from compss_train.training.running import running
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
-from compss_train.training.trained_model import TrainedModel
+from compss_train.training.trained_model import Fit, TrainedModel
 from compss_train.training.workplace import Workplace
 
 
@@ -51,7 +49,7 @@ def train_online(
     model.resumed_from = None
     model.last_fit = described_fit("fit_online", options, callbacks.callbacks, validation_data=validation)
     fit = Fit(callbacks=callbacks, stopping=stopping, validation=validation)
-    with running(fit, model, workplace, None) as session, ExitStack() as stack:
+    with workplace.fitting(fit, model, None) as session, ExitStack() as stack:
         model.averaged = None
         online = _online_fit(model, session, options, validation, callbacks, stopping, stack)
         fit.running = online

@@ -32,7 +32,7 @@ from compss_train.net.connection import Address, ConnectionLostError, Header
 from compss_train.online.options import OnlineJob
 from compss_train.online.receiver import Offsets, Receiver
 from compss_train.online.values import decode_value, encode_value
-from compss_train.training.checkpoints.snapshot import worker_from_dict, worker_to_dict
+from compss_train.training.training_state import worker_from_dict, worker_to_dict
 from compss_train.worker import GroupState, Reading, Step, Work, WorkerState
 from compss_train.worker.batches import PlacedBatch
 from compss_train.worker.learner import Learner

@@ -28,8 +28,8 @@ from compss_train.online.records import Progress, Report
 from compss_train.online.simulation_queue import Simulation, SimulationQueue
 from compss_train.online.values import decode_value
 from compss_train.online.worker_task import train_online
-from compss_train.training.checkpoints.snapshot import worker_from_dict
 from compss_train.training.session import Session
+from compss_train.training.training_state import worker_from_dict
 
 FAILURE_SECONDS = 10.0
 """How long the task of a worker may take to end after it has reported an exception."""

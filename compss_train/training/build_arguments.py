@@ -11,30 +11,15 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from compss_train._utils.validation import check_choice, check_dense
-from compss_train.model.compilation import Compilation, check_not_compiled
-from compss_train.model.copies import copy_network
-from compss_train.model.loss_weights import ClassWeight, check_class_weight, check_weightable
-from compss_train.model.losses import BatchFunction, resolve_loss
-from compss_train.model.metrics import MetricSpec, resolve_metrics
-from compss_train.model.optimizers import (
-    Gradients,
-    JoinedOptimizer,
-    NetOptimizer,
-    OptimizerSpec,
-    SeveralOptimizers,
-    make_optimizer,
-    needs_closure,
-    optimizer_factory,
-)
+from compss_train.model import compilation, copies, loss_weights, losses, metrics, optimizers
+from compss_train.model.optimizers import Gradients
 from compss_train.model.schedule import LrSchedule, Schedule, ScheduleSpec, make_schedule
 from compss_train.model.train_transform import TrainTransform, as_train_transform
-from compss_train.model.training_spec import (
-    MEMORY_FORMATS,
-    MemoryFormat,
-    Precision,
-    TrainingSpec,
-)
+from compss_train.model.training_spec import MEMORY_FORMATS, MemoryFormat, Precision, TrainingSpec
 from compss_train.model.training_step import Step, no_loss, training_steps
+
+PICKLED = ("net", "optimizer", "loss", "transform", "collate", "compile", "training_step", "validation_step")
+"""What is sent to workers and may be something that cannot be."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +34,9 @@ class BuildArguments:
 
 def build_arguments(
     net: nn.Module | Mapping[str, nn.Module],
-    optimizer: OptimizerSpec | Mapping[str, OptimizerSpec] | None,
-    loss: str | BatchFunction | None,
-    metric: MetricSpec,
+    optimizer: optimizers.OptimizerSpec | Mapping[str, optimizers.OptimizerSpec] | None,
+    loss: str | losses.BatchFunction | None,
+    metric: metrics.MetricSpec,
     *,
     num_gpu: int,
     transform: Callable[[torch.Tensor], torch.Tensor] | None,
@@ -60,55 +45,40 @@ def build_arguments(
     precision: Precision,
     memory_format: MemoryFormat,
     compile: bool | Mapping[str, Any],
-    class_weight: ClassWeight | None,
+    class_weight: loss_weights.ClassWeight | None,
     schedule: ScheduleSpec | None,
-    gradients: Gradients,
+    gradients: Gradients | None,
     training_step: Step | str | None,
     validation_step: Step | str | None,
 ) -> BuildArguments:
     """Check the arguments of ``DistributedTrainer.build``, which documents them; the network is copied."""
     net = nn.ModuleDict(net) if isinstance(net, Mapping) and not isinstance(net, nn.Module) else net
+    gradients = Gradients() if gradients is None else gradients
     check_network(net)
     steps = training_steps(net, optimizer, loss, training_step, validation_step)
     factory = steps.optimizer
-    measures = resolve_metrics(metric)
-    loss_function = no_loss if loss is None else resolve_loss(loss)
-    if isinstance(factory, SeveralOptimizers):
-        _check_several(steps.training, gradients)
+    measures = metrics.resolve_metrics(metric)
+    loss_function = no_loss if loss is None else losses.resolve_loss(loss)
     check_choice("precision", precision, get_args(Precision))
     check_choice("memory_format", memory_format, tuple(MEMORY_FORMATS))
     if not isinstance(gradients, Gradients):
         raise TypeError(f"gradients={gradients!r}: give Gradients(...), such as Gradients(clip_norm=1.0)")
-    weights = check_class_weight(class_weight)
+    weights = loss_weights.check_class_weight(class_weight)
     if weights is not None and loss is None:
         raise ValueError("class_weight= belongs to loss=, which was not given; weight classes in the training step")
     if weights is not None:
-        check_weightable(loss_function)
+        loss_weights.check_weightable(loss_function)
     if transform is not None and not callable(transform):
         raise TypeError(f"transform={transform!r}: give a function of a batch of x, or None")
     if collate is not None and not callable(collate):
         raise TypeError(f"collate={collate!r}: give a function of a list of samples, (x, y) or x, or None")
     augment = as_train_transform(train_transform)
-    compilation = Compilation.of(compile)
-    own = _own_copy(net)
-    check_picklable(
-        net=own,
-        optimizer=factory,
-        loss=loss_function,
-        metric=measures.metrics,
-        transform=transform,
-        train_transform=augment and augment.function,
-        collate=collate,
-        compile=compilation,
-        training_step=steps.training,
-        validation_step=steps.validation,
-    )
-    if precision == "fp16" and any(parameter.dtype == torch.float16 for parameter in own.parameters()):
-        raise ValueError("precision='fp16' keeps the parameters in float32, and the network has float16 ones")
-    check_optimizer(own, factory, _no_closures(factory, gradients, precision))
-    chosen = None if schedule is None else Schedule.of(schedule)
-    lr_schedule = None if chosen is None else make_schedule(chosen, own, factory)
-    training_spec = TrainingSpec(
+    try:
+        own = copies.copy_network(net).cpu()
+    except Exception:
+        check_picklable(net=net)  # names the attribute
+        raise
+    spec = TrainingSpec(
         net=own,
         optimizer=factory,
         loss=loss_function,
@@ -117,47 +87,34 @@ def build_arguments(
         train_transform=augment,
         collate=collate,
         precision=precision,
-        compile=compilation,
+        compile=compilation.Compilation.of(compile),
         memory_format=memory_format,
         class_weight=weights,
         gradients=gradients,
         training_step=steps.training,
         validation_step=steps.validation,
     )
-    return BuildArguments(training_spec, num_gpu, chosen, lr_schedule)
-
-
-def _own_copy(net: nn.Module) -> nn.Module:
-    """Return a copy on the CPU; raise ``TypeError`` for a network that cannot be copied or pickled."""
-    try:
-        return copy_network(net).cpu()
-    except Exception:
-        check_picklable(net=net)  # names the attribute
-        raise
-
-
-def _no_closures(factory: NetOptimizer, options: Gradients, precision: Precision) -> str:
-    """Return what does not go with an optimizer that evaluates the loss itself, an empty text if all does."""
-    if isinstance(factory, SeveralOptimizers):
-        return "one of several optimizers"
-    if options.accumulate > 1:
-        return f"accumulate={options.accumulate}"
-    if precision == "fp16":
-        return "precision='fp16'"
-    return "on_nan='skip'" if options.on_nan == "skip" else ""
-
-
-def _check_several(training_step: Step | None, options: Gradients) -> None:
-    """Raise ``ValueError`` for what several optimizers do not support."""
-    if training_step is None:
+    parts = {"metric": measures.metrics, "train_transform": augment and augment.function}
+    check_picklable(**{each: getattr(spec, each) for each in PICKLED}, **parts)
+    if precision == "fp16" and any(parameter.dtype == torch.float16 for parameter in own.parameters()):
+        raise ValueError("precision='fp16' keeps the parameters in float32, and the network has float16 ones")
+    several = isinstance(factory, optimizers.SeveralOptimizers)
+    given = [f"accumulate={gradients.accumulate}"] if gradients.accumulate > 1 else []
+    given += ["on_nan='skip'"] if gradients.on_nan == "skip" else []
+    if several and steps.training is None:
         raise ValueError(
             "several optimizers need training_step=, a function that updates them: docs/models.md has an example"
         )
-    if options.accumulate > 1 or options.on_nan == "skip":
-        given = f"accumulate={options.accumulate}" if options.accumulate > 1 else "on_nan='skip'"
+    if several and given:
         raise ValueError(
-            f"{given} belongs to one optimizer; with several, the training step decides when each is updated"
+            f"{given[0]} belongs to one optimizer; with several, the training step decides when each is updated"
         )
+    given += ["precision='fp16'"] if precision == "fp16" else []
+    unsupported = ["one of several optimizers"] if several else given
+    check_optimizer(own, factory, next(iter(unsupported), ""))
+    chosen = None if schedule is None else Schedule.of(schedule)
+    lr_schedule = None if chosen is None else make_schedule(chosen, own, factory)
+    return BuildArguments(spec, num_gpu, chosen, lr_schedule)
 
 
 def check_network(net: object) -> None:
@@ -169,24 +126,24 @@ def check_network(net: object) -> None:
         raise ValueError(f"{type(net).__name__} has no parameters, so there is nothing to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):
         raise ValueError(f"all parameters of {type(net).__name__} are frozen; set requires_grad on some")
-    check_not_compiled(net)
+    compilation.check_not_compiled(net)
     for name, tensor in net.state_dict(keep_vars=True).items():
         if isinstance(tensor, torch.Tensor) and not is_lazy(tensor):
             check_dense(f"{name!r} of the network", tensor)
 
 
-def check_optimizer(net: nn.Module, factory: NetOptimizer, unsupported: str = "") -> None:
+def check_optimizer(net: nn.Module, factory: optimizers.NetOptimizer, unsupported: str = "") -> None:
     """Raise unless the factory makes an optimizer of the parameters that it is called with.
 
     ``net`` is a copy, as every worker trains a copy: an optimizer of the original's parameters would train nothing.
     ``unsupported`` names what does not go with an optimizer that evaluates the loss itself, for the message.
     Errors of the optimizer itself (a negative learning rate, say) are raised unchanged.
     """
-    optimizer = make_optimizer(factory, net)
+    optimizer = optimizers.make_optimizer(factory, net)
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"the optimizer callable returned a {type(optimizer).__name__}, no torch.optim.Optimizer")
-    parts = optimizer.optimizers.values() if isinstance(optimizer, JoinedOptimizer) else [optimizer]
-    needing = [type(part).__name__ for part in parts if needs_closure(part)]
+    parts = optimizer.optimizers.values() if isinstance(optimizer, optimizers.JoinedOptimizer) else [optimizer]
+    needing = [type(part).__name__ for part in parts if optimizers.needs_closure(part)]
     if needing and unsupported:
         raise ValueError(
             f"{unsupported} does not go with {needing[0]}, which evaluates the loss several times a step; "
@@ -201,19 +158,19 @@ def check_optimizer(net: nn.Module, factory: NetOptimizer, unsupported: str = ""
         )
 
 
-def check_outer_factory(net: nn.Module, spec: OptimizerSpec) -> None:
+def check_outer_factory(net: nn.Module, spec: optimizers.OptimizerSpec) -> None:
     """Raise as ``check_optimizer`` and ``check_picklable``, with a message that names ``outer_optimizer``."""
-    factory = optimizer_factory(spec)
+    factory = optimizers.optimizer_factory(spec)
     with _naming_outer(spec):
         check_optimizer(net, factory, "an outer step, which has one gradient,")
     check_picklable(outer_optimizer=factory)
 
 
-def check_outer_optimizer(spec: OptimizerSpec | None) -> None:
+def check_outer_optimizer(spec: optimizers.OptimizerSpec | None) -> None:
     """Raise ``TypeError`` or ``ValueError`` unless the value is a valid ``outer_optimizer``; needs no network."""
     with _naming_outer(spec):
         if spec is not None:
-            optimizer_factory(spec)
+            optimizers.optimizer_factory(spec)
 
 
 @contextmanager
@@ -231,8 +188,8 @@ def check_picklable(**values: object) -> None:
         if (error := _pickling_error(value)) is not None:
             where = _culprit(name, value) or name
             raise TypeError(
-                f"{where} cannot be pickled, so it cannot be sent to other processes ({error}); create it "
-                "in forward on first use, or exclude it in __getstate__"
+                f"{where} cannot be pickled, so it cannot be sent to other processes ({error}); "
+                "create it in forward on first use, or exclude it in __getstate__"
             )
 
 
@@ -252,21 +209,17 @@ def _culprit(name: str, value: object, seen: frozenset[int] = frozenset()) -> st
     failing = [(part, inner) for part, inner in _parts(value) if _pickling_error(inner) is not None]
     if not failing:
         return f"{name} ({type(value).__module__}.{type(value).__qualname__})"
-    seen = seen | {id(value)}
+    seen |= {id(value)}
     found = (_culprit(name + part, inner, seen) for part, inner in failing if id(inner) not in seen)
     return next(filter(None, found), None)
 
 
-def _parts(value: object) -> list[tuple[str, Any]]:
-    if isinstance(value, nn.Module):
-        own = {key: item for key, item in vars(value).items() if key != "_modules"}
-        return [*((f".{key}", child) for key, child in value.named_children()), *_attributes(own)]
+def _parts(value: object) -> Iterator[tuple[str, Any]]:
     if isinstance(value, dict):
-        return [(f"[{key!r}]", item) for key, item in value.items()]
-    if isinstance(value, list | tuple):
-        return [(f"[{index}]", item) for index, item in enumerate(value)]
-    return _attributes(getattr(value, "__dict__", {})) if not isinstance(value, type) else []
-
-
-def _attributes(attributes: dict[str, Any]) -> list[tuple[str, Any]]:
-    return [(f".{key}", item) for key, item in attributes.items()]
+        yield from ((f"[{key!r}]", item) for key, item in value.items())
+    elif isinstance(value, list | tuple):
+        yield from ((f"[{index}]", item) for index, item in enumerate(value))
+    elif not isinstance(value, type):
+        if isinstance(value, nn.Module):
+            yield from ((f".{key}", child) for key, child in value.named_children())
+        yield from ((f".{key}", item) for key, item in getattr(value, "__dict__", {}).items() if key != "_modules")

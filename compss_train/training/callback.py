@@ -1,72 +1,12 @@
-"""Callbacks: their base class, what they may use of a trainer, and the list that calls them."""
+"""Callbacks: their base class, and the list that calls them."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
-from compss_train.model.parameters import Parameters
-from compss_train.reports.history import History
-from compss_train.training.checkpoints.snapshot import Snapshot
 from compss_train.worker import WorkerCallback
-
-
-class TrainerProtocol(Protocol):
-    """The attributes and methods of a ``DistributedTrainer`` that callbacks may use during a fit."""
-
-    num_workers: int
-    threads: int
-
-    @property
-    def seed(self) -> int:
-        """The seed of all random numbers."""
-
-    @property
-    def history(self) -> History:
-        """The records of all rounds."""
-
-    @property
-    def stopped(self) -> str | None:
-        """Why the last fit ended early, ``None`` if it did not."""
-
-    @property
-    def resumed_from(self) -> Path | None:
-        """The checkpoint that the fit was resumed from."""
-
-    @property
-    def configuration(self) -> dict[str, Any]:
-        """The arguments of the trainer, of ``build`` and of the fit."""
-
-    @property
-    def measures(self) -> tuple[str, ...]:
-        """The names of the loss and the metrics in each record."""
-
-    @property
-    def measures_in_steps(self) -> bool:
-        """Whether records may have other measures, which a training step names."""
-
-    @property
-    def stopping(self) -> str | None:
-        """The reason why the fit is about to stop, ``None`` if it is not."""
-
-    def trained_samples(self) -> int | None:
-        """Return how many samples workers have reported since the engine started, ``None`` if it does not know.
-
-        Other threads may call it during a round.
-        """
-
-    def stop(self, reason: str) -> None:
-        """Stop the fit after the current round."""
-
-    def snapshot(self) -> Snapshot:
-        """Return the state from which a later fit can resume."""
-
-    def get_parameters(self, *, averaged: bool = False) -> Parameters:
-        """Return a copy of the global parameters, or of the average that ``Merge(averaging=...)`` keeps."""
-
-    def set_parameters(self, parameters: Parameters) -> None:
-        """Replace the global parameters."""
 
 
 class Callback:
@@ -148,7 +88,7 @@ class CallbackList:
     def __init__(
         self,
         callbacks: Sequence[Callback],
-        trainer: TrainerProtocol,
+        trainer: Any,
         in_workers: Sequence[WorkerCallback] = (),
     ) -> None:
         self.callbacks = tuple(sorted(callbacks, key=lambda callback: callback.keeps_state))
@@ -164,7 +104,9 @@ class CallbackList:
     def fit(self, total_samples: int | None) -> Iterator[None]:
         """Call the hooks for the start of a fit, and for its end or exception."""
         try:
-            self._load_states()
+            for name, callback in self._by_name():
+                if name in self.saved:
+                    self._call(callback, "load_state_dict", self.saved[name])
             state_first = sorted(self.callbacks, key=lambda callback: not callback.keeps_state)
             for callback in state_first:
                 self._started.append(callback)
@@ -172,7 +114,11 @@ class CallbackList:
             yield
             self._call_hook(state_first, "on_fit_end")
         except BaseException as error:
-            self._exception(error)
+            for callback in [callback for callback in self.callbacks if callback in self._started]:
+                try:
+                    callback.on_exception(self._trainer, error)
+                except Exception as another:
+                    error.add_note(f"And {type(callback).__name__}.on_exception raised {another!r}.")
             raise
 
     def needs_state(self, number: int) -> bool:
@@ -202,11 +148,6 @@ class CallbackList:
         states = {name: self._call(callback, "state_dict") for name, callback in self._by_name()}
         return {name: state for name, state in states.items() if state}
 
-    def _load_states(self) -> None:
-        for name, callback in self._by_name():
-            if name in self.saved:
-                self._call(callback, "load_state_dict", self.saved[name])
-
     def _by_name(self) -> Iterator[tuple[str, Callback]]:
         """Iterate over pairs of a unique name and a callback: class, monitored field and a number."""
         seen: Counter[str] = Counter()
@@ -223,14 +164,6 @@ class CallbackList:
     def _call(self, callback: Callback, method: str, *args: Any) -> Any:
         with _noting_callback(callback, method):
             return getattr(callback, method)(*args)
-
-    def _exception(self, error: BaseException) -> None:
-        """Call ``on_exception`` of the started callbacks; add their own exceptions as notes to ``error``."""
-        for callback in [callback for callback in self.callbacks if callback in self._started]:
-            try:
-                callback.on_exception(self._trainer, error)
-            except Exception as another:
-                error.add_note(f"And {type(callback).__name__}.on_exception raised {another!r}.")
 
 
 @contextmanager

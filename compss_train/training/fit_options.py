@@ -7,8 +7,8 @@ from typing import Any, Literal, TypeAlias
 
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
+from compss_train.data import partitioning
 from compss_train.data.order import Batching
-from compss_train.data.partitioning import MergeEvery, Position, RoundPlan, Shuffle, units_between_merges
 from compss_train.samplers import PartialShuffle
 from compss_train.samplers.loader import check_threads
 from compss_train.training.data_source import DataSource
@@ -51,14 +51,12 @@ class FitOptions:
         if check_count("num_epochs", self.num_epochs) > MAX_EPOCHS:
             raise ValueError(f"num_epochs={self.num_epochs}: give at most {MAX_EPOCHS} epochs, and max_time=")
         object.__setattr__(self, "merge", self.merge.filled())
+        check_batches(self.num_batches_per_worker, self.batch_size)
         if (self.num_batches_per_worker is None) == (self.batch_size is None):
             raise ValueError(
                 f"num_batches_per_worker={self.num_batches_per_worker} and batch_size={self.batch_size}: "
                 "give exactly one of them, batches a block or samples a batch"
             )
-        for name in ("num_batches_per_worker", "batch_size"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
         check_choice("shuffle_block_data", self.shuffle_block_data, (True, False))
         self._check_shuffle()
         self._check_buffer()
@@ -99,7 +97,7 @@ class FitOptions:
         }
 
     @property
-    def every(self) -> MergeEvery:
+    def every(self) -> partitioning.MergeEvery:
         """The number of units between two merges, or a function of the epoch that returns it."""
         return 1 if self.merge.every is None else self.merge.every
 
@@ -119,7 +117,7 @@ class FitOptions:
         return isinstance(self.shuffle, PartialShuffle)
 
     @property
-    def order(self) -> Shuffle:
+    def order(self) -> partitioning.Shuffle:
         """The order of blocks and samples, by name."""
         return "partial" if isinstance(self.shuffle, PartialShuffle) else self.shuffle
 
@@ -152,7 +150,7 @@ class FitOptions:
         """
         every = self.every
         for epoch in epochs[: CHECKED_EPOCHS if callable(every) else 1]:
-            units = units_between_merges(epoch, every)
+            units = partitioning.units_between_merges(epoch, every)
             if self.merge.unit == "epochs" or not units:
                 self._check_passes(min(units or len(epochs), len(epochs)), blocks)
 
@@ -233,10 +231,10 @@ class FitOptions:
         seed: int,
         first_epoch: int,
         first_round: int,
-        start: Position | None = None,
-    ) -> RoundPlan:
+        start: partitioning.Position | None = None,
+    ) -> partitioning.RoundPlan:
         """Return the rounds over blocks of these sizes."""
-        return RoundPlan(
+        return partitioning.RoundPlan(
             sizes=sizes,
             num_workers=num_workers,
             num_epochs=self.num_epochs,
@@ -250,3 +248,10 @@ class FitOptions:
             start=start,
             put_counts=self.buffer.put_counts if self.carries_buffers and self.buffer else None,
         )
+
+
+def check_batches(num_batches_per_worker: int | None, batch_size: int | None) -> None:
+    """Raise ``ValueError`` unless what is given is an integer of at least 1."""
+    for name, value in (("num_batches_per_worker", num_batches_per_worker), ("batch_size", batch_size)):
+        if value is not None:
+            check_count(name, value)

@@ -5,15 +5,20 @@ Epochs are counted from 0 over all fits of a trainer, as in learning-rate schedu
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, get_args
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from compss_train._utils.validation import check_at_least_0, check_choice, check_count, check_fraction
+from compss_train.data.order import Batching
 from compss_train.data.partitioning import MergeEvery, MergeUnit
 from compss_train.model.compression import MergeDtype
 from compss_train.model.delayed_nesterov import DelayedNesterov
-from compss_train.model.optimizers import OptimizerSpec
+from compss_train.model.optimizers import NetOptimizer, OptimizerSpec, make_optimizer
 from compss_train.parameter_server import check_installed
 from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.worker import OptimizerState
@@ -248,3 +253,78 @@ class Quadratic:
                 "schedule later, or give warm_up= if it begins with 0"
             )
         return max(self.least, int((self.growth / lr) ** 2))
+
+
+NESTEROV: Mapping[str, Any] = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+SLOW_MOMENTUM: Mapping[str, Any] = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.7}
+
+BATCH = 100
+"""The local batch of few workers: the learning rate is meant to be chosen for one worker with such batches."""
+JOINT_BATCH = 800
+"""The samples of all workers' batches together, which many workers share."""
+SMALLEST_BATCH = 16
+"""Smaller local batches cost more time than they are worth."""
+SAMPLES_PER_MERGE = 15_000
+"""Samples of all workers between two merges; a quarter of an epoch if that is less."""
+SAMPLES_PER_MERGE_WITH_BATCH_NORM = 3_200
+MANY_WORKERS = 8
+"""With BatchNorm, fewer workers learn more from the mean, with their momentum, than from outer steps."""
+
+
+def with_preset(
+    merge: Merge,
+    sizes: Sequence[int],
+    *,
+    num_workers: int,
+    num_epochs: int,
+    batches: Batching,
+    net: nn.Module,
+    optimizer: NetOptimizer,
+) -> tuple[Merge, int | None]:
+    """Return the merge with the options of its preset where it has none, and the batch size.
+
+    ``sizes`` are the samples of each block, ``batches`` what the caller says of batches. The size is the given one,
+    or that of ``"auto"``; ``None`` for neither.
+    """
+    if merge.preset is None:
+        return merge, batches.size
+    asked = replace(merge, kind="synchronous")
+    if merge.preset != "auto":
+        return asked.filled(_published(merge.preset, num_epochs)), batches.size
+    batch = batches.size or min(BATCH, max(SMALLEST_BATCH, JOINT_BATCH // num_workers))
+    if batches.number is not None:
+        batch = -(-max(sizes) // batches.number)
+    chosen = Merge() if num_workers == 1 else _auto(sum(sizes), batch, num_workers, net, optimizer)
+    return asked.filled(chosen), batch if batches.number is None else None
+
+
+def _published(preset: Preset, num_epochs: int) -> Merge:
+    """Return the options of a paper, all for image classification.
+
+    Douillard et al. 2023, "DiLoCo", arXiv 2311.08105, whose inner optimizer is AdamW. Wang et al. 2020, "SlowMo",
+    arXiv 1910.00643. Lin et al. 2020, "Don't use large mini-batches, use local SGD", arXiv 1808.07217.
+    """
+    if preset == "diloco":
+        return Merge(every=500, unit="batches", outer_optimizer=NESTEROV, optimizer_state="keep")
+    if preset == "slowmo":
+        return Merge(every=12, unit="batches", outer_optimizer=SLOW_MOMENTUM, optimizer_state="reset")
+    every = PostLocal(epochs=max(1, num_epochs // 2), then=16)
+    return Merge(every=every, unit="batches", optimizer_state="keep")
+
+
+def _auto(samples: int, batch: int, num_workers: int, net: nn.Module, optimizer: NetOptimizer) -> Merge:
+    """Return when several workers merge, with which outer optimizer, and what happens to the workers' momentum.
+
+    Frequent merges add up both kinds of momentum, which networks with BatchNorm do not stand: they have one of
+    them, the outer one with many workers, or the workers' own, as Adam without its moments is no Adam.
+    """
+    batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
+    adaptive = not isinstance(make_optimizer(optimizer, net), torch.optim.SGD)
+    most = SAMPLES_PER_MERGE_WITH_BATCH_NORM if batch_norm else SAMPLES_PER_MERGE
+    every = max(1, round(min(most, samples / 4) / (batch * num_workers)))
+    # Steps in one direction add up to lr / (1 - momentum) times the mean change: as far as these workers would have
+    # moved one after another, up to 7 of them.
+    momentum = round(min(NESTEROV["momentum"], 1 - NESTEROV["lr"] / num_workers), 3)
+    outer = None if batch_norm and (adaptive or num_workers < MANY_WORKERS) else {**NESTEROV, "momentum": momentum}
+    state: OptimizerState = "reset" if batch_norm and outer is not None else "average"
+    return Merge(every=every, unit="batches", outer_optimizer=outer, optimizer_state=state)

@@ -103,28 +103,20 @@ class NamedFits(Generic[Fitted]):
     def fit(self, *args: Any, **kwargs: Any) -> Fitted:
         """Train; see ``DistributedTrainer.fit``."""
 
-    def _fit(
-        self,
-        name: str,
-        data: tuple[Any, Any, int, int],
-        given: FitKeywords,
-        order: tuple[bool, bool] | None = None,
-        every: int = 1,
-    ) -> Fitted:
-        """Call ``fit`` with what the name fixes, the arguments of the named fit, and the ``given`` keywords.
-
-        ``order`` says whether blocks, and the samples of each, are shuffled; ``None`` for all samples together.
-        """
-        x, y, batches, num_epochs = data
-        check_keywords(name, given)
-        check_count("num_batches_per_worker", batches)
+    def _named(self, name: str, given: Mapping[str, Any]) -> Fitted:
+        """Call ``fit`` with what the name fixes, and the arguments ``given`` to the named fit, by name."""
+        options, every = given["options"], given.get("n_epocs_sync", 1)
+        check_keywords(name, options)
+        check_count("num_batches_per_worker", given["num_batches_per_worker"])
         check_count("n_epocs_sync", every, least=0)
-        options: dict[str, Any] = {**given, "shuffle": "total", "shuffle_block_data": True}
-        if order is not None:
-            check_choice("shuffle_blocks", order[0], (True, False))
-            options |= {"shuffle": "blocks" if order[0] else None, "shuffle_block_data": order[1]}
-        options["merge"] = merge_of(name, given.get("merge"), every)
-        return self.fit(x, y, num_batches_per_worker=batches, num_epochs=num_epochs, **options)
+        order = _IN_TOTAL
+        if "shuffle_blocks" in given:
+            check_choice("shuffle_blocks", given["shuffle_blocks"], (True, False))
+            shuffle = "blocks" if given["shuffle_blocks"] else None
+            order = {"shuffle": shuffle, "shuffle_block_data": given["shuffle_block_data"]}
+        size = {key: given[key] for key in ("num_batches_per_worker", "num_epochs")}
+        merge = merge_of(name, options.get("merge"), every)
+        return self.fit(given["x_train"], given["y_train"], **{**options, **order, **size, "merge": merge})
 
     def fit_synchronous_with_GPU(
         self,
@@ -137,9 +129,7 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers at the end of every epoch."""
-        data = x_train, y_train, num_batches_per_worker, num_epochs
-        order = shuffle_blocks, shuffle_block_data
-        return self._fit("fit_synchronous_with_GPU", data, options, order)
+        return self._named("fit_synchronous_with_GPU", locals())
 
     def fit_synchronous_shuffle_with_GPU(
         self,
@@ -150,8 +140,7 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers at the end of every epoch; all samples are shuffled together before each."""
-        data = x_train, y_train, num_batches_per_worker, num_epochs
-        return self._fit("fit_synchronous_shuffle_with_GPU", data, options)
+        return self._named("fit_synchronous_shuffle_with_GPU", locals())
 
     def fit_synchronous_every_n_epochs_with_GPU(
         self,
@@ -165,9 +154,7 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers every ``n_epocs_sync`` epochs and after the last."""
-        data = x_train, y_train, num_batches_per_worker, num_epochs
-        order = shuffle_blocks, shuffle_block_data
-        return self._fit("fit_synchronous_every_n_epochs_with_GPU", data, options, order, every=n_epocs_sync)
+        return self._named("fit_synchronous_every_n_epochs_with_GPU", locals())
 
     def fit_synchronous_shuffle_every_n_epochs_with_GPU(
         self,
@@ -179,8 +166,7 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers every ``n_epocs_sync`` epochs; all samples are shuffled together every epoch."""
-        data = x_train, y_train, num_batches_per_worker, num_epochs
-        return self._fit("fit_synchronous_shuffle_every_n_epochs_with_GPU", data, options, every=n_epocs_sync)
+        return self._named("fit_synchronous_shuffle_every_n_epochs_with_GPU", locals())
 
     def fit_asynchronous_with_GPU(
         self,
@@ -193,9 +179,7 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Each worker adds its change to the global parameters after every epoch and continues at once."""
-        data = x_train, y_train, num_batches_per_worker, num_epochs
-        order = shuffle_blocks, shuffle_block_data
-        return self._fit("fit_asynchronous_with_GPU", data, options, order)
+        return self._named("fit_asynchronous_with_GPU", locals())
 
     def fit_asynchronous_shuffle_with_GPU(
         self,
@@ -206,8 +190,7 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Merge commutatively after every epoch; all samples are shuffled together before each."""
-        data = x_train, y_train, num_batches_per_worker, num_epochs
-        return self._fit("fit_asynchronous_shuffle_with_GPU", data, options)
+        return self._named("fit_asynchronous_shuffle_with_GPU", locals())
 
     def fit_asynchronous_n_epochs_with_GPU(
         self,
@@ -221,9 +204,7 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Merge commutatively every ``n_epocs_sync`` epochs, by default once at the end."""
-        data = x_train, y_train, num_batches_per_worker, num_epochs
-        order = shuffle_blocks, shuffle_block_data
-        return self._fit("fit_asynchronous_n_epochs_with_GPU", data, options, order, every=n_epocs_sync)
+        return self._named("fit_asynchronous_n_epochs_with_GPU", locals())
 
     def fit_asynchronous_shuffle_n_epochs_with_GPU(
         self,
@@ -235,5 +216,4 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Merge commutatively every ``n_epocs_sync`` epochs; all samples are shuffled together every epoch."""
-        data = x_train, y_train, num_batches_per_worker, num_epochs
-        return self._fit("fit_asynchronous_shuffle_n_epochs_with_GPU", data, options, every=n_epocs_sync)
+        return self._named("fit_asynchronous_shuffle_n_epochs_with_GPU", locals())

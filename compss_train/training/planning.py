@@ -7,96 +7,75 @@ from datetime import timedelta
 from typing import Any
 
 from compss_train._utils.validation import check_count, warn_user
-from compss_train.data.block_passes import BlockPass
-from compss_train.data.order import Batching
-from compss_train.data.partitioning import Position
+from compss_train.data import block_passes, order, partitioning
 from compss_train.exceptions import DivergedError
+from compss_train.model import loss_weights
 from compss_train.model import parameters as params
-from compss_train.model.loss_weights import check_weightable
 from compss_train.model.schedule import make_schedule
+from compss_train.training import data_source, fit_options, inference, resuming
 from compss_train.training.build_arguments import check_outer_factory
 from compss_train.training.callback import CallbackList
-from compss_train.training.data_source import (
-    DataSource,
-    as_data_source,
-    batch_size_of,
-    check_same_classes,
-    holds_targets,
-)
-from compss_train.training.fit import FitOfEpochs
-from compss_train.training.fit_options import FitOptions
-from compss_train.training.inference import warn_of_first_batch
-from compss_train.training.merge import Merge, MergeLike
-from compss_train.training.presets import Situation, with_preset
-from compss_train.training.resuming import find_checkpoint, resumed
+from compss_train.training.merge import Merge, MergeLike, with_preset
 from compss_train.training.stopping import Stopping
-from compss_train.training.trained_model import TrainedModel
+from compss_train.training.trained_model import FitOfEpochs, TrainedModel
 from compss_train.training.workplace import Workplace
 from compss_train.worker import Reading, Step, Work, WorkerState, train
 from compss_train.worker.state import check_averageable
 
 
-def fit_options(
+def planned_fit(
     model: TrainedModel,
-    num_workers: int,
+    workplace: Workplace,
+    callbacks: CallbackList,
+    clock: Callable[[], float],
+    *,
     x: Any,
     y: Any,
-    *,
     num_epochs: int,
     batch_size: int | None,
     num_batches_per_worker: int | None,
     merge: MergeLike,
-    **given: Any,
-) -> FitOptions:
-    """Return the options, with those of the preset and defaults for those that are ``None``."""
-    if batch_size is None and num_batches_per_worker is None:
-        batch_size = batch_size_of(x)
-    asked = Merge.of(merge)
-
-    def situation() -> Situation:
-        spec = model.built.training_spec
-        return Situation.of(num_workers, as_data_source(x, y, num_workers).sizes, spec.net, spec.optimizer)
-
-    check_count("num_epochs", num_epochs)
-    batches = Batching(num_batches_per_worker, batch_size)
-    chosen, batch_size = with_preset(asked, situation, num_epochs=num_epochs, batches=batches)
-    return FitOptions(
-        num_epochs=num_epochs,
-        batch_size=batch_size,
-        num_batches_per_worker=num_batches_per_worker,
-        merge=chosen,
-        preset=asked.preset,
-        **given,
-    )
-
-
-def planned_fit(
-    model: TrainedModel,
-    workplace: Workplace,
-    options: FitOptions,
-    callbacks: CallbackList,
-    *,
-    x: Any,
-    y: Any,
     sample_weight: Any,
     validation_data: Any,
     resume: Any,
     max_time: float | timedelta | None,
-    clock: Callable[[], float],
+    **others: Any,
 ) -> FitOfEpochs:
     """Check the arguments of a fit against each other, the data and the checkpoint; changes nothing."""
     built, workers = model.built, workplace.num_workers
     spec = built.training_spec
     stopping = Stopping(max_time, clock, workplace.engine_class.time_left())
-    checkpoint = find_checkpoint(resume, callbacks.callbacks)
+    check_count("num_epochs", num_epochs)
+    if batch_size is None and num_batches_per_worker is None:
+        batch_size = data_source.batch_size_of(x)
+    fit_options.check_batches(num_batches_per_worker, batch_size)
+    checkpoint = resuming.find_checkpoint(resume, callbacks.callbacks)
     progress = None if checkpoint is None else checkpoint[1].progress
     blocks = workers if progress is None else len(progress.sizes)  # as in the fit to resume
-    data = as_data_source(x, y, blocks, floats=spec.float_dtype).weighted(sample_weight)
+    data = data_source.as_data_source(x, y, blocks, floats=spec.float_dtype).weighted(sample_weight)
+    asked = Merge.of(merge)
+    chosen, batch_size = with_preset(
+        asked,
+        data.sizes,
+        num_workers=workers,
+        num_epochs=num_epochs,
+        batches=order.Batching(num_batches_per_worker, batch_size),
+        net=spec.net,
+        optimizer=spec.optimizer,
+    )
+    options = fit_options.FitOptions(
+        num_epochs=num_epochs,
+        batch_size=batch_size,
+        num_batches_per_worker=num_batches_per_worker,
+        merge=chosen,
+        preset=asked.preset,
+        **others,
+    )
     if data.structure.weighted and spec.training_step is None:
-        check_weightable(spec.loss)
+        loss_weights.check_weightable(spec.loss)
     validation = None if validation_data is None else validation_source(model, workers, validation_data)
     if validation is not None:
-        check_same_classes(data, validation)
+        data_source.check_same_classes(data, validation)
     if options.merge.outer_optimizer is not None:
         check_outer_factory(spec.net, options.merge.outer_optimizer)
     if options.merge.optimizer_state == "average":
@@ -109,10 +88,10 @@ def planned_fit(
         options=options,
         data=data,
         first_epoch=model.epochs,
-        reached=Position(model.epochs),
+        reached=partitioning.Position(model.epochs),
         checkpoint=checkpoint,
     )
-    fit = resumed(start, model, workplace)
+    fit = resuming.resumed(start, model, workplace)
     options.check_epochs(fit.epochs, blocks=len(data.sizes))
     params.check_finite(model.parameters if checkpoint is None else checkpoint[1].parameters)
     data.warn_of_idle_workers(workers, options.order)
@@ -121,17 +100,17 @@ def planned_fit(
     return fit
 
 
-def validation_source(model: TrainedModel, num_workers: int, validation_data: Any) -> DataSource:
+def validation_source(model: TrainedModel, num_workers: int, validation_data: Any) -> data_source.DataSource:
     """Return the source of ``validation_data``; ``TypeError`` for anything but (x, y), files and data sets."""
     spec = model.built.training_spec
     spec.check_evaluable()
-    pair = (validation_data, None) if holds_targets(validation_data) else validation_data
+    pair = (validation_data, None) if data_source.holds_targets(validation_data) else validation_data
     if not isinstance(pair, tuple | list) or len(pair) != 2:
         raise TypeError(
             f"validation_data={type(validation_data).__name__}: give a pair (x, y), with y=None if x is its "
             "own target, a FileDataset, a data set or a DataLoader"
         )
-    return as_data_source(pair[0], pair[1], num_workers, floats=spec.float_dtype)
+    return data_source.as_data_source(pair[0], pair[1], num_workers, floats=spec.float_dtype)
 
 
 def try_fit(fit: FitOfEpochs, model: TrainedModel) -> None:
@@ -156,11 +135,12 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel) -> None:
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]
         values, given = data.load(number)
-        reading = Reading(batching=Batching(1), structure=data.structure, **given)
-        work = Work((BlockPass(number, 0, size),), reading, Step(check_outputs=True), task="the first batch")
+        reading = Reading(batching=order.Batching(1), structure=data.structure, **given)
+        passes = (block_passes.BlockPass(number, 0, size),)
+        work = Work(passes, reading, Step(check_outputs=True), task="the first batch")
         with suppress(*skipped_errors):
             measured = train(spec, model.parameters, WorkerState(None, model.seed), work, values).measured
-            warn_of_first_batch([measured])
+            inference.warn_of_first_batch([measured])
             if not measured.samples:
                 continue  # a file that cannot be read and is skipped
         return

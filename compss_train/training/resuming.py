@@ -1,6 +1,7 @@
-"""Resuming: the checkpoint that a fit starts from, and the state of a trainer in one and back."""
+"""Resuming: the checkpoint that a fit starts from, if it matches; the state of a trainer in one and back."""
 
 import os
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -9,16 +10,18 @@ from typing import Any
 import numpy as np
 import torch
 
+from compss_train._utils.validation import warn_user
+from compss_train.data.partitioning import epochs_of_rounds
 from compss_train.model import parameters as params
 from compss_train.model.optimizers import make_optimizer
+from compss_train.model.parameters import Parameters
+from compss_train.training import checkpoints
 from compss_train.training.callback import Callback
-from compss_train.training.checkpoints import compatibility, storage
-from compss_train.training.checkpoints.snapshot import Snapshot
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described, described_fields
-from compss_train.training.fit import Checkpoint, FitOfEpochs
-from compss_train.training.trained_model import TrainedModel
-from compss_train.training.training_state import MergeState, TrainingState
+from compss_train.training.fit_options import FitOptions
+from compss_train.training.trained_model import Checkpoint, FitOfEpochs, TrainedModel
+from compss_train.training.training_state import MergeState, Progress, Snapshot, TrainingState
 from compss_train.training.workplace import Workplace
 
 
@@ -48,23 +51,23 @@ def restore(
     model: TrainedModel, workplace: Workplace, folder: str | os.PathLike[str], *, best: bool = False
 ) -> None:
     """Load the newest good checkpoint of a folder, or the best one; ``DistributedTrainer`` has the errors."""
-    path, content = storage.read_latest_checkpoint(folder, warn=True)
+    path, content = checkpoints.read_latest_checkpoint(folder, warn=True)
     if best:
-        path = storage.checkpoint_path(path.parent, _best_round(path, content))
-        content = storage.read_checkpoint(path)
+        path = checkpoints.checkpoint_path(path.parent, _best_round(path, content))
+        content = checkpoints.read_checkpoint(path)
     snapshot = Snapshot.from_dict(content)
-    compatibility.check_parameters(path, snapshot.parameters, model.parameters)
-    setting = _setting(model, workplace)
-    compatibility.check_trainer(path, snapshot, setting, model.given_seed, fit="fits continue")
+    check_trainer(
+        path, snapshot, model.parameters, _setting(model, workplace), model.given_seed, fit="fits continue"
+    )
     load(snapshot, model, workplace)
 
 
 def find_checkpoint(resume: str | os.PathLike[str] | bool, callbacks: Sequence[Callback]) -> Checkpoint | None:
     """Return the checkpoint to resume from, ``None`` for a new fit."""
     folder = _folder_of(resume, callbacks)
-    if folder is None or (resume is True and not storage.list_checkpoints(folder)):
+    if folder is None or (resume is True and not checkpoints.list_checkpoints(folder)):
         return None
-    path, content = storage.read_latest_checkpoint(folder, warn=True)
+    path, content = checkpoints.read_latest_checkpoint(folder, warn=True)
     return path, Snapshot.from_dict(content)
 
 
@@ -74,16 +77,25 @@ def resumed(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> FitO
     if fit.checkpoint is None:
         return fit
     path, snapshot = fit.checkpoint
-    compatibility.check_parameters(path, snapshot.parameters, model.parameters)
-    saved = compatibility.check_fit(path, snapshot, fit.described, fit.data.sizes)
-    compatibility.check_buffers(path, saved, fit.options, workplace.num_workers)
-    compatibility.check_data(path, snapshot, fit.data.fingerprint)
-    compatibility.check_trainer(path, snapshot, _setting(model, workplace), model.given_seed)
+    saved = check_fit(path, snapshot, fit, workplace.num_workers)
+    setting = _setting(model, workplace)
+    check_trainer(path, snapshot, model.parameters, setting, model.given_seed)
     last = snapshot.history[-1] if snapshot.history else {}
     own = bool(model.history) and model.history[-1]["ended"] == last.get("ended")
-    compatibility.check_end(path, saved, fit.options, own=own)
+    check_end(path, saved, fit.options, own=own)
     skipped = tuple(last.get("skipped", ()))
     return replace(fit, first_epoch=saved.first_epoch, reached=saved.reached, skipped=skipped)
+
+
+def begin(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> None:
+    """Load the checkpoint that the fit starts from, if any; check that the schedule reaches the end of the fit."""
+    model.resumed_from = None
+    if fit.checkpoint is not None:
+        model.resumed_from, snapshot = fit.checkpoint
+        load(snapshot, model, workplace)
+        fit.callbacks.saved = snapshot.callbacks
+    if model.built.lr_schedule is not None:
+        model.built.lr_schedule.prepare(fit.epochs.stop)
 
 
 def load(snapshot: Snapshot, model: TrainedModel, workplace: Workplace) -> None:
@@ -108,6 +120,7 @@ def _setting(model: TrainedModel, workplace: Workplace) -> dict[str, Any]:
     built = model.built
     training_spec = built.training_spec
     optimizer, groups = _optimizer(model)
+    described_ones = ("compile", "transform", "train_transform", "collate", "training_step")
     return {
         "optimizer": optimizer,
         "optimizer_options": [{name: _plain(value) for name, value in group.items()} for group in groups],
@@ -116,12 +129,8 @@ def _setting(model: TrainedModel, workplace: Workplace) -> dict[str, Any]:
         "threads": workplace.threads,
         "num_gpu": built.num_gpu,
         "precision": training_spec.precision,
-        "compile": described(training_spec.compile),
         "memory_format": training_spec.memory_format,
-        "transform": described(training_spec.transform),
-        "train_transform": described(training_spec.train_transform),
-        "collate": described(training_spec.collate),
-        "training_step": described(training_spec.training_step),
+        **{name: described(getattr(training_spec, name)) for name in described_ones},
         "schedule": described(built.schedule),
         **described_fields(training_spec.gradients),
         "torch": torch.__version__,
@@ -130,11 +139,12 @@ def _setting(model: TrainedModel, workplace: Workplace) -> dict[str, Any]:
 
 
 def _optimizer(model: TrainedModel) -> tuple[str, list[dict[str, Any]]]:
-    """Return the name of the optimizer's class, and the options of each of its parameter groups."""
+    """Return the name of the optimizer, and the options of each of its parameter groups."""
     training_spec = model.built.training_spec
     optimizer = make_optimizer(training_spec.optimizer, training_spec.net)
     groups = [{name: group[name] for name in group if name != "params"} for group in optimizer.param_groups]
-    return type(optimizer).__name__, groups
+    several = f" with {len(groups)} groups of parameters" if len(groups) > 1 else ""
+    return type(optimizer).__name__ + several, groups
 
 
 def _objective(model: TrainedModel, data: DataSource) -> dict[str, Any]:
@@ -176,6 +186,124 @@ def _best_round(path: Path, content: Mapping[str, Any]) -> int:
     if not kept:
         raise ValueError(f"{path} records no best round; Checkpoint(folder, best='val_loss') keeps it")
     here = [state for state in kept if Path(state["folder"]).resolve() == path.parent.resolve()]
-    there = storage.list_checkpoints(path.parent)
+    there = checkpoints.list_checkpoints(path.parent)
     numbers = [int(state["best_round"]) for state in here or kept]  # all, if the folder has been moved
     return next((number for number in numbers if number in there), numbers[0])
+
+
+CHANGEABLE_OPTIONS = ("num_epochs", "preset")
+"""Options of ``fit`` that may change when it is resumed; the options that a preset chooses may not."""
+
+
+def check_trainer(
+    path: Path,
+    snapshot: Snapshot,
+    parameters: Parameters,
+    setting: Mapping[str, Any],
+    seed: int | None,
+    *,
+    fit: str = "the fit resumes",
+) -> None:
+    """Raise ``ValueError`` for another network, optimizer or seed; warn of differences that change the numbers."""
+    saved, layouts = snapshot.setting, [_layout(snapshot.parameters), _layout(parameters)]
+    differences = [
+        *(f"it has no {name!r}" for name in layouts[1] if name not in layouts[0]),
+        *(f"it has {name!r}, which the network lacks" for name in layouts[0] if name not in layouts[1]),
+        *_differences(*layouts),
+    ]
+    if differences:
+        raise ValueError(f"{path} is the checkpoint of another network: {_join_first(differences)}")
+    if saved["optimizer"] != setting["optimizer"]:
+        raise ValueError(
+            f"{path} has the states of {saved['optimizer']}, but the optimizer is {setting['optimizer']}; build "
+            "with the same optimizer"
+        )
+    if seed is not None and seed != saved["seed"]:
+        raise ValueError(f"{path} is of a fit with seed={saved['seed']}, and this trainer has seed={seed}")
+    others = {name: saved[name] for name in setting if name not in ("optimizer_options", "seed")}
+    groups = zip(saved["optimizer_options"], setting["optimizer_options"], strict=True)
+    differences = [
+        (f"group {number}'s " if len(setting["optimizer_options"]) > 1 else "") + difference
+        for number, (before, after) in enumerate(groups)
+        for difference in _differences(before, after)
+    ]
+    differences += _differences(others, setting)
+    if saved["num_workers"] != setting["num_workers"]:
+        first, stop = sorted((saved["num_workers"], setting["num_workers"]))
+        workers = f"worker {first}" if stop == first + 1 else f"workers {first} to {stop - 1}"
+        change = "are new" if stop == setting["num_workers"] else "are dropped"
+        differences.append(f"the optimizers and random numbers of {workers} {change}")
+    if differences:
+        warn_user(f"{fit} from {path}, but not bit for bit as without interruption: {_join_first(differences)}")
+
+
+def check_fit(path: Path, snapshot: Snapshot, fit: FitOfEpochs, workers: int) -> Progress:
+    """Return the progress of the fit; warn of data of the same sizes with other values, based on some rows.
+
+    Raises ``ValueError`` if it had other options or sizes of blocks, or other workers whose buffers hold samples.
+    """
+    progress = snapshot.progress
+    if progress is None:
+        raise ValueError(f"{path} was not written during fit, so it cannot be resumed; use trainer.restore")
+    saved = {name: value for name, value in progress.options.items() if name not in CHANGEABLE_OPTIONS}
+    if differences := [*_differences(saved, fit.described), *_data_differences(progress.sizes, fit.data.sizes)]:
+        raise ValueError(
+            f"{path} is the checkpoint of another fit: {_join_first(differences)}. Give the same options and data "
+            "to resume it, or begin a new fit with its parameters by trainer.restore"
+        )
+    reached = progress.reached
+    if fit.options.carries_buffers and reached.units and reached.cut_for != workers:
+        raise ValueError(
+            f"{path} was written inside an epoch by {reached.cut_for} workers, whose buffers hold samples of it, "
+            f"so that {workers} cannot resume it: take num_workers={reached.cut_for}, or a checkpoint at the "
+            "end of an epoch"
+        )
+    if None not in (fingerprints := (progress.fingerprint, fit.data.fingerprint)) and len({*fingerprints}) > 1:
+        warn_user(f"the fit resumes from {path}, but its data had other values than these, or another order")
+    return progress
+
+
+def check_end(path: Path, progress: Progress, options: FitOptions, *, own: bool) -> None:
+    """Warn if the fit was complete, and is the trainer's ``own`` or had a shorter last round."""
+    saved_epochs, num_epochs = progress.options["num_epochs"], options.num_epochs
+    if progress.reached.epoch < progress.first_epoch + saved_epochs:
+        return
+    if own and num_epochs <= saved_epochs:
+        warn_user(
+            f"the fit resumes from {path}, the end of one with num_epochs={saved_epochs}: nothing is left to "
+            "train. Raise num_epochs to train on; a new fit needs its own folder, or no resume="
+        )
+    first, end = progress.first_epoch, progress.first_epoch + num_epochs
+    (last,) = deque(epochs_of_rounds(range(first, first + saved_epochs), options.every), maxlen=1)
+    planned = next(epochs_of_rounds(range(last.start, max(end, last.stop)), options.every))
+    if options.merge.unit == "epochs" and len(planned) > len(last):
+        warn_user(
+            f"the fit resumes from {path}, but not bit for bit as a fit of {num_epochs} epochs: its last "
+            f"merge was after {len(last)} of {len(planned)} epochs"
+        )
+
+
+def _data_differences(saved: Sequence[int], current: Sequence[int]) -> list[str]:
+    if (len(saved), sum(saved)) == (len(current), sum(current)):
+        pairs = enumerate(zip(saved, current, strict=True))
+        return [f"block {block} had {old} samples, and has {new}" for block, (old, new) in pairs if old != new]
+    hint = f" (split them into {len(saved)}, as by BlockedTensor.from_array)" if sum(saved) == sum(current) else ""
+    before, after = (f"{sum(sizes)} samples in {len(sizes)} blocks" for sizes in (saved, current))
+    return [f"its data are {before}, and these {after}{hint}"]
+
+
+def _layout(parameters: Parameters) -> dict[str, str]:
+    return {name: f"{array.dtype} {array.shape}" for name, array in parameters.items()}
+
+
+def _differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name} was {value}, and is {current[name]}"
+        for name, value in saved.items()
+        if name in current and current[name] != value
+    ]
+
+
+def _join_first(differences: list[str], limit: int = 5) -> str:
+    more = f" and {len(differences) - limit} more" if len(differences) > limit else ""
+    return "; ".join(differences[:limit]) + more

@@ -10,18 +10,19 @@ from typing import ClassVar
 from compss_train.data.partitioning import Round
 from compss_train.engines import Ref
 from compss_train.exceptions import BadFileError, EngineClosedError
+from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.reports.records import Record, per_second
 from compss_train.training import inference
-from compss_train.training.fit import FitOfEpochs
 from compss_train.training.inference import Inference, skipped_batches
 from compss_train.training.merging import SubmittedRound, agreement, make_merger
 from compss_train.training.session import Session
 from compss_train.training.stopping import TICK
-from compss_train.training.trained_model import TrainedModel
+from compss_train.training.trained_model import FitOfEpochs, TrainedModel
 from compss_train.training.training_state import MergeState, States, TrainingState, fetch_states
 from compss_train.training.worker_group import WorkerGroup
+from compss_train.training.workplace import Workplace
 from compss_train.worker import GroupState
 
 MERGE_SECONDS = 1.0
@@ -97,7 +98,13 @@ class RoundRunner:
             self._collect()
         if self.stopped is not None:
             self._end_early()
-        final = self._final()
+        final: Parameters | None
+        if self.stopped is None:
+            (final,) = self._engine.fetch([self._merger.parameters])
+        elif self._complete and not self._fit.stopping.urgent:
+            final = self._merger.settled(self._complete[-1])
+        else:
+            final = self.current()
         self.merge_state = self._state_of(final)
         while len(self._complete) > 1:
             self._merger.retire(self._complete.popleft())
@@ -115,7 +122,7 @@ class RoundRunner:
 
     def settled(self) -> tuple[Parameters | None, TrainingState]:
         """Return the same with the state; only after rounds of which a callback ``needs_state``."""
-        parameters = self._settled() if self._complete else None
+        parameters = self._merger.settled(self._complete[-1]) if self._complete else None
         workers = tuple(fetch_states(self._engine, self._states))
         return parameters, TrainingState(workers, self._state_of(parameters).fetched(self._engine))
 
@@ -124,9 +131,6 @@ class RoundRunner:
         if parameters is None or not self._complete:
             return self.merge_state
         return self._merger.state_of(self._complete[-1], parameters)
-
-    def _settled(self) -> Parameters:
-        return self._merger.settled(self._complete[-1])
 
     def averaged(self) -> Parameters | None:
         """Return the average of the parameters after the last complete round, ``None`` without one."""
@@ -197,12 +201,6 @@ class RoundRunner:
         self._workers.data.delete()
         if self._validation is not None:
             self._validation.data.delete()
-
-    def _final(self) -> Parameters | None:
-        if self.stopped is not None:
-            return self.current() if self._fit.stopping.urgent or not self._complete else self._settled()
-        final: Parameters = self._engine.fetch([self._merger.parameters])[0]
-        return final
 
     def _collect(self) -> None:
         """Wait for the next round and record it, unless the fit must stop at once."""
@@ -311,3 +309,27 @@ class RoundRunner:
             **({} if part.files is None else {"files": part.files}),
             **skipped_batches(part.skipped_batches),
         }
+
+
+def run_rounds(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> None:
+    """Run the rounds of a fit, and set the parameters of the model, its history, and why the fit has stopped."""
+    plan = fit.options.round_plan(
+        fit.data.sizes, workplace.num_workers, model.seed, fit.first_epoch, len(model.history), fit.reached
+    )
+    with workplace.fitting(fit, model, plan.samples if fit.data.counted else None) as session:
+        rounds = fit.running = RoundRunner(fit, model, session)
+        try:
+            with session.engine.watched(workplace.worker_timeout):
+                final = rounds.run(plan.rounds(rounds.is_over))
+            model.parameters = params.copy_of(final or model.parameters)
+            model.stopped = rounds.stopped
+        except BaseException:
+            model.parameters = params.copy_of(rounds.newest() or model.parameters)
+            model.averaged = rounds.newest_average()
+            raise
+        finally:
+            fit.running = None
+            rounds.stop()
+        session.merge_state = rounds.merge_state
+        model.averaged = rounds.averaged()
+        rounds.close()

@@ -1,15 +1,25 @@
-"""``Session``: the values that the engine holds for a built model from one call of the trainer to the next."""
+"""``Session``: what the engine holds for a built model; ``PublishedData``: what it holds of samples."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from functools import cached_property
+from itertools import accumulate, chain
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from compss_train.data import BlockedTensor
+from compss_train.data.block import RemoteBlock, load_block
 from compss_train.data.order import worker_seed
 from compss_train.engines import Engine, Ref, Resources
+from compss_train.engines.codec import is_on_file
 from compss_train.exceptions import EngineClosedError
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import aligned_ranges
+from compss_train.training.build_arguments import check_picklable
 from compss_train.training.data_source import DataSource
-from compss_train.training.published_data import PublishedData
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState, fetch_states, state_refs
 from compss_train.worker import GroupState, WorkerState
 
@@ -18,6 +28,82 @@ FLOPS_OF_WEIGHT = 6
 
 FLOPS_PER_SECOND = 1e10
 """Of a core, roughly: how many workers share a task follows from how long they train."""
+
+
+class PublishedData:
+    """The blocks of a data source, which an engine holds, or the names of its files; tasks get them by number.
+
+    Tasks on samples that a reader reads have a training spec of their own, with the reader. Raises ``TypeError``
+    for a data set that cannot be pickled.
+    """
+
+    def __init__(self, engine: Engine, source: DataSource, spec: TrainingSpec, training_spec: Ref) -> None:
+        """``training_spec`` is a reference to ``spec``."""
+        self.engine, self.source, self.training_spec = engine, source, training_spec
+        blocks = [block for tensor in source.columns for block in tensor.blocks()]
+        self.mapped = engine.traits.shared_memory or all(map(is_on_file, blocks))
+        """Whether a task that is given a block reads only the rows that it uses."""
+        self._columns = publish_columns(engine, source.columns)
+        self._owned = list(chain.from_iterable(self._columns))
+        if source.reader is not None:
+            try:
+                self.training_spec = engine.publish(replace(spec, samples=source.reader))
+            except Exception:
+                check_picklable(dataset=source.reader)  # names the attribute
+                raise
+            self._owned.append(self.training_spec)
+
+    @property
+    def read_ahead(self) -> int:
+        """How many files of the next round tasks read ahead."""
+        files = self.source.dataset
+        return 0 if files is None or files.cache is None else files.file_buffer - 1
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The number of the first sample of each block or file."""
+        return tuple(accumulate(self.source.sizes[:-1], initial=0))
+
+    def inputs(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[list[Ref], dict[str, Any]]:
+        """Return what a task on these blocks is given, and the fields of its ``Reading``; see ``DataSource``."""
+        return self.source.inputs(self._columns, numbers, upcoming)
+
+    def holding(self, samples: NDArray[Any]) -> tuple[int, ...]:
+        """Return the numbers of the blocks that hold these samples, ascending; all where few would be left out."""
+        if len(samples) >= len(self.starts):
+            return tuple(range(len(self.starts)))
+        return tuple(sorted({*(np.searchsorted(self.starts, samples, side="right") - 1).tolist()}))
+
+    def delete(self) -> None:
+        """Free the blocks, and a training spec that reads them; files belong to the user."""
+        self.engine.delete(self._owned)
+
+
+def publish_columns(engine: Engine, columns: Sequence[BlockedTensor]) -> list[list[Ref]]:
+    """Publish the blocks of x, y and the weights: in one value each where the engine pays by values."""
+    remote = any(isinstance(block, RemoteBlock) for tensor in columns for block in tensor.blocks())
+    if engine.traits.pays_by_value and len(columns) > 1 and not remote:
+        rows = zip(*(tensor.blocks() for tensor in columns), strict=True)
+        return [[engine.publish(blocks) for blocks in rows]]
+    return [_publish_blocks(engine, tensor) for tensor in columns]
+
+
+def _publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:
+    """Publish the blocks of a tensor.
+
+    If the engine keeps values in shared memory, the tensor's own blocks become views of them, so that the
+    coordinator holds no second copy.
+    """
+    refs: list[Ref] = []
+    for row in tensor.tensors:
+        for column, block in enumerate(row):
+            foreign = isinstance(block, RemoteBlock) and block.home != engine.name
+            ref = engine.publish(load_block(block) if foreign else block)
+            refs.append(ref)
+            adoptable = engine.traits.shared_memory and not isinstance(block, np.memmap | RemoteBlock)
+            held = engine.peek(ref) if adoptable else None
+            row[column] = block if held is None else held
+    return refs
 
 
 class Session:

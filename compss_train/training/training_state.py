@@ -1,14 +1,22 @@
-"""``MergeState``: what merges keep beside the parameters; ``TrainingState``: that and the workers' states.
+"""The state of a training: what merges and workers keep in the engine from task to task, and what checkpoints have.
 
 In a fit the states of the workers of each group are one value of the engine: what the group's last task returned.
+``Snapshot`` is the state of a trainer, with its conversion to the plain values of a checkpoint.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from itertools import chain
 from typing import Any, TypeAlias
 
+import numpy as np
+
+from compss_train.data.partitioning import Position
 from compss_train.engines import Engine, Ref
+from compss_train.model.parameters import Parameters
+from compss_train.model.random_state import RandomState
 from compss_train.worker import GroupState, WorkerState
 
 
@@ -27,17 +35,17 @@ class MergeState:
         """Iterate over the references."""
         return (value for value in vars(self).values() if isinstance(value, Ref))
 
-    def published(self, engine: Engine) -> "MergeState":
+    def published(self, engine: Engine) -> MergeState:
         """Return references to the values."""
         values = {name: value for name, value in vars(self).items() if value is not None}
         return MergeState(**{name: v if isinstance(v, Ref) else engine.publish(v) for name, v in values.items()})
 
-    def fetched(self, engine: Engine) -> "MergeState":
+    def fetched(self, engine: Engine) -> MergeState:
         """Return the values, waiting for the tasks that compute them."""
         names = [each.name for each in fields(self) if isinstance(getattr(self, each.name), Ref)]
         return replace(self, **dict(zip(names, engine.fetch(list(self.refs())), strict=True)))
 
-    def free(self, engine: Engine, kept: "MergeState") -> None:
+    def free(self, engine: Engine, kept: MergeState) -> None:
         """Free the references that ``kept`` does not have."""
         others = {id(ref) for ref in kept.refs()}
         engine.delete([ref for ref in self.refs() if id(ref) not in others])
@@ -68,3 +76,78 @@ def fetch_states(engine: Engine, states: States) -> list[WorkerState]:
     """Return the state of each worker, waiting for the tasks that compute them."""
     fetched = iter(engine.fetch(state_refs(states)))
     return [*chain.from_iterable(next(fetched) if isinstance(each, Ref) else each for each in states)]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Progress:
+    """The progress of a fit, and the values that its rounds depend on."""
+
+    options: dict[str, Any]
+    """The options of the fit, as ``FitOptions.described`` returns them."""
+    sizes: tuple[int, ...]
+    """The number of samples of each block or file."""
+    first_epoch: int
+    """The first epoch of the fit, counted over all fits of the trainer."""
+    reached: Position
+    fingerprint: int | None = None
+    """The fingerprint of the data, if they were available."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Snapshot:
+    """The state of a trainer, without what the program that resumes it provides again."""
+
+    parameters: Parameters
+    """The global parameters."""
+    workers: tuple[WorkerState, ...]
+    """The optimizer and random state of each worker."""
+    epoch: int
+    """The number of started epochs of all fits."""
+    history: list[dict[str, Any]]
+    setting: dict[str, Any]
+    """The settings of the trainer and its network, to compare with those that resume."""
+    progress: Progress | None
+    """The progress of the running ``fit``; ``None`` between fits and in ``fit_online``."""
+    callbacks: dict[str, Any]
+    """The state of each callback with a state."""
+    schedule: dict[str, Any]
+    """The state of the learning-rate schedule that does not follow from the epoch."""
+    merge: dict[str, Any] = field(default_factory=dict)
+    """What merges keep beside the parameters."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the snapshot as plain values."""
+        progress = self.progress and {**vars(self.progress), "reached": _fields(self.progress.reached)}
+        return {**vars(self), "workers": [worker_to_dict(state) for state in self.workers], "progress": progress}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> Snapshot:
+        """Return the snapshot from its plain values."""
+        saved = content["progress"]
+        progress = None if saved is None else Progress(**{**saved, "reached": Position(**saved["reached"])})
+        workers = tuple(worker_from_dict(state) for state in content["workers"])
+        return cls(**{**content, "workers": workers, "progress": progress})
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass with slots."""
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def worker_to_dict(state: WorkerState) -> dict[str, Any]:
+    """Return the state of a worker as plain values."""
+    if isinstance(state.random, int):
+        return _fields(state)
+    version, numbers, gauss = state.random.python
+    python = {"version": version, "numbers": np.array(numbers, np.int64), "gauss": gauss}
+    return {**_fields(state), "random": {**_fields(state.random), "python": python}}
+
+
+def worker_from_dict(saved: Mapping[str, Any]) -> WorkerState:
+    """Return the state of a worker from its plain values."""
+    random = saved["random"]
+    if isinstance(random, int):
+        return WorkerState(**saved)
+    python = random["python"]
+    state = (python["version"], tuple(python["numbers"].tolist()), python["gauss"])
+    return WorkerState(**{**saved, "random": RandomState(**{**random, "python": state})})

@@ -1,5 +1,6 @@
 """``Workplace``: the engine of a trainer, which starts on first use, and the session in it."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -13,6 +14,8 @@ from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.data_source import DataSource
 from compss_train.training.inference import Inference
 from compss_train.training.session import Session
+from compss_train.training.stopping import TERMINATED
+from compss_train.training.trained_model import Fit, TrainedModel
 from compss_train.training.training_state import TrainingState
 
 MAX_WORKERS = 100_000
@@ -77,6 +80,30 @@ class Workplace:
             raise
 
     @contextmanager
+    def fitting(self, fit: Fit, model: TrainedModel, samples: int | None) -> Iterator[Session]:
+        """Provide the session for a fit, which callbacks, Ctrl-C and SIGTERM can stop; call its callbacks.
+
+        ``samples`` is the number to train on, if it is known. Afterwards tasks of a fit that was stopped at once
+        are ended, and the process after SIGTERM.
+        """
+        with self.working(model.built, fitting=True) as session:
+            model.stopped, model.fit = None, fit
+            try:
+                with fit.stopping.on_sigterm():
+                    with fit.callbacks.fit(samples):
+                        yield session
+                    if fit.stopping.terminated:
+                        _report_end("SIGTERM", model)
+                        raise SystemExit(TERMINATED)
+                    if fit.stopping.urgent:
+                        self.end_keeping_states()
+            except KeyboardInterrupt:
+                _report_end("Ctrl-C", model)
+                raise
+            finally:
+                model.fit = None
+
+    @contextmanager
     def inference(
         self, built: BuildArguments, parameters: Parameters, data: DataSource, batch_size: int | None
     ) -> Iterator[tuple[Inference, Ref]]:
@@ -126,3 +153,8 @@ class Workplace:
             state = self.session.state()
             self.end(kill=True)
             self.set_state(state)
+
+
+def _report_end(how: str, model: TrainedModel) -> None:
+    last = f"last complete round: {model.history[-1]['round']}" if model.history else "no round completed"
+    print(f"compss_train: fit interrupted by {how}; {last}", file=sys.stderr)

@@ -1,25 +1,30 @@
-"""The batches of a worker: block by block, in a partial shuffle, or from a buffer (module ``buffered``)."""
+"""The batches of a worker: block by block, in a partial shuffle, or from a buffer.
 
-from collections.abc import Iterator, Sequence
+A buffer is drawn from in step with the samples that are put, or from a reservoir by time.
+"""
+
+import queue
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, pairwise
+from itertools import groupby, islice, pairwise
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
+from compss_train.buffers import Buffer, BufferSpec
+from compss_train.buffers.reading_ahead import batches_through
 from compss_train.data.block import Block, gather
-from compss_train.data.block_passes import BlockPass, Place, batch_sizes
-from compss_train.data.order import Batching, bucketed_order, partial_shuffle_generator, row_order
+from compss_train.data.block_passes import BlockPass, Draws, Place, WorkerAssignment, batch_sizes
+from compss_train.data.order import Batching, bucketed_order, buffer_seed, partial_shuffle_generator, row_order
 from compss_train.data.sample_reading import SampleReader
 from compss_train.data.streams import StreamReader
-from compss_train.model.devices import pieces, to_device
+from compss_train.model.devices import is_gpu, pieces, to_device
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
-from compss_train.worker.buffered import CarriedBuffer, buffered_batches
 from compss_train.worker.source import (
     Columns,
     PlacedColumns,
@@ -28,6 +33,8 @@ from compss_train.worker.source import (
     training_order,
 )
 from compss_train.worker.work import Work
+
+_BURST = 8  # batches made at a time
 
 Piece: TypeAlias = tuple[Block, ...]
 """Rows of a block of x, with the same rows of y and of the weights."""
@@ -67,6 +74,16 @@ def number_of(x: Any) -> int:
 
 
 PlacedBatch: TypeAlias = tuple[Place, Batch]
+
+
+@dataclass
+class CarriedBuffer:
+    """The state of a worker's buffer, which passes from task to task inside an epoch."""
+
+    before: dict[str, Any] | None = None
+    """The state before a task, which the task does not change."""
+    after: dict[str, Any] | None = None
+    """The state after a task; ``None`` for an empty buffer."""
 
 
 def split_rows(
@@ -217,3 +234,105 @@ def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -
             if batch is not None:
                 yield Place(epoch, first.block, position), to_device(batch, device)
                 position += len(batch[0])
+
+
+def buffered_batches(
+    work: Work, spec: BufferSpec, source: Source, device: str, carried: CarriedBuffer
+) -> Iterator[PlacedColumns]:
+    """Iterate over the batches of a worker, on the device, each with its place.
+
+    The buffer is drained at the end of every epoch, so that the number of epochs between merges does not change the
+    batches of a worker. If an epoch has several rounds of batches, it is carried from one to the next.
+    """
+    for draws, block_passes in _draws(work, spec):
+        seed = buffer_seed(work.reading.seed, draws.epoch, draws.origin)
+        limited = spec.limited(draws.total, draws.largest)
+        buffer = limited.make(draws.largest, seed, pin_memory=is_gpu(device))
+        if not draws.is_first and carried.before is not None:
+            buffer.load_state_dict(carried.before)
+        position, least = draws.drawn, None if draws.is_last else len(draws.sizes)
+        with source.chunks(block_passes) as read:
+            if spec.draws_in_step:
+                batches = in_bursts(draw_in_step(buffer, read, draws))
+            else:
+                batches = batches_through(buffer, read, draws.largest, least=least)
+            for batch in batches:
+                yield Place(draws.epoch, draws.origin, position), to_device(batch, device)
+                position += len(batch[0])
+        carried.after = None if draws.is_last else buffer.state_dict()
+
+
+def _draws(work: Work, spec: BufferSpec) -> Iterator[tuple[Draws, WorkerAssignment]]:
+    """Iterate over the draws of each epoch, with the passes whose samples are put for them."""
+    if work.draws is not None:
+        yield work.draws, work.block_passes
+        return
+    for _, group in groupby(work.block_passes, lambda block_pass: block_pass.epoch):
+        block_passes = tuple(group)
+        yield Draws.of_epoch(block_passes, work.reading.batching, spec.put_counts), block_passes
+
+
+class _Rows:
+    """Cuts chunks into pieces of the requested length."""
+
+    def __init__(self, chunks: Iterable[Columns]) -> None:
+        self._chunks = iter(chunks)
+        self._rest: Columns = ()
+        self.ended = False
+
+    def take(self, number: int) -> Iterator[Columns]:
+        """Iterate over the next ``number`` samples in pieces of chunks, or fewer at the end."""
+        while number > 0:
+            if not self._rest or not len(self._rest[0]):
+                self._rest = next(self._chunks, ())
+            if not self._rest:
+                self.ended = True
+                return
+            taken = tuple(part[:number] for part in self._rest)
+            self._rest = tuple(part[number:] for part in self._rest)
+            number -= len(taken[0])
+            yield taken
+
+
+def draw_in_step(buffer: Buffer, chunks: Iterable[Columns], draws: Draws) -> Iterator[Columns]:
+    """Iterate over the batches, putting samples into the buffer by counts (``draws.puts``) and not by time.
+
+    If files are skipped, a batch waits until there are enough samples for it, and the last one may be smaller.
+    """
+    rows = _Rows(chunks)
+    for size, wanted in zip(draws.sizes, draws.puts, strict=True):
+        _put(buffer, rows, wanted, draws)
+        yield from _get(buffer, size)
+    while not rows.ended and buffer.samples_put < draws.puts[-1]:  # those for which batches that wait left no room
+        yield from _get(buffer, draws.largest)
+        _put(buffer, rows, draws.puts[-1], draws)
+    while draws.is_last and len(buffer):
+        yield from _get(buffer, draws.largest)
+
+
+def _put(buffer: Buffer, rows: _Rows, wanted: int, draws: Draws) -> None:
+    """Put samples until as many as wanted have been put into the buffer in this epoch, as far as there is room."""
+    room = buffer.capacity - len(buffer)
+    for chunk in rows.take(min(wanted - buffer.samples_put, room)):
+        buffer.put_many(chunk, block=False)
+    if buffer.samples_put == draws.total or (rows.ended and draws.is_last):
+        buffer.signal_reception_over()
+
+
+def _get(buffer: Buffer, size: int) -> Iterator[Columns]:
+    """Draw a batch if there are enough samples, or fewer at the end of an epoch."""
+    try:
+        batch = buffer.get_batch(size, block=False)
+    except queue.Empty:
+        return
+    yield batch
+
+
+def in_bursts(batches: Iterator[Columns]) -> Iterator[Columns]:
+    """Iterate over the batches, drawing a few at a time.
+
+    Between two training steps the code and data of a buffer leave the core's caches: drawn one by one, batches
+    cost three times as much.
+    """
+    while burst := list(islice(batches, _BURST)):
+        yield from burst

@@ -19,20 +19,13 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import RandomState
 from compss_train.model.schedule import Hyperparameters
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
+from compss_train.worker import state as states
 from compss_train.worker.batches import Batch, PlacedBatch, batches_in_epoch
-from compss_train.worker.callback_runner import CallbackRunner
 from compss_train.worker.callbacks import WorkerContext
+from compss_train.worker.observers import CallbackRunner, Tracer
 from compss_train.worker.optimizer_stepper import OptimizerStepper
 from compss_train.worker.preparing import Preparation
-from compss_train.worker.state import (
-    WorkerState,
-    changed_buffers,
-    load_moments,
-    restore_buffers,
-    to_cpu,
-    with_tensors,
-)
-from compss_train.worker.trace import Tracer
+from compss_train.worker.state import WorkerState, with_tensors
 from compss_train.worker.work import Work
 
 LEAST_SCALE = 1e-4
@@ -69,11 +62,11 @@ class Learner:
         self._spec, self._work = training_spec, work
         self.replica = training_spec.replica(parameters, work.device, training=True)
         self.net = self.replica.training_spec.net
-        restore_buffers(self.net, state.buffers, work.device)
+        states.restore_buffers(self.net, state.buffers, work.device)
         reset = work.step.optimizer_state == "reset"
         self.optimizer = optimizer_of(self.replica, None if reset else state.optimizer)
         if moments and not reset and state.optimizer is None:
-            load_moments(self.optimizer, moments)
+            states.load_moments(self.optimizer, moments)
         self._accumulator = MetricAccumulator(training_spec.measures)
         self.stepper = OptimizerStepper(
             self.replica,
@@ -183,10 +176,10 @@ class Learner:
     def state(self) -> WorkerState:
         """Return what the worker keeps."""
         return WorkerState(
-            optimizer=to_cpu(self.optimizer.state_dict()),
+            optimizer=with_tensors(torch.Tensor.cpu, self.optimizer.state_dict()),
             random=RandomState.capture(self._work.device),
             batches=self.stepper.batches,
-            buffers=changed_buffers(self.net, self._spec.net),
+            buffers=states.changed_buffers(self.net, self._spec.net),
             scaler=self.stepper.scaler.state_dict() or None,
             callbacks=self._callbacks.states(),
         )
@@ -197,5 +190,5 @@ def optimizer_of(replica: ModelReplica, state: dict[str, Any] | None) -> torch.o
     optimizer = make_optimizer(replica.training_spec.optimizer, replica.training_spec.net)
     if state is not None:
         # A copy, as optimizers update loaded tensors in place, and tasks must not change their arguments.
-        optimizer.load_state_dict(with_tensors(torch.Tensor.clone, state, {}))
+        optimizer.load_state_dict(with_tensors(torch.Tensor.clone, state))
     return optimizer

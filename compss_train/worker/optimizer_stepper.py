@@ -1,6 +1,6 @@
 """``OptimizerStepper``: forward and backward passes, gradient accumulation and clipping, optimizer steps."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -40,7 +40,8 @@ class OptimizerStepper:
         self._trained = [parameter for parameter in replica.training_spec.net.parameters() if id(parameter) in own]
         self._accumulated_batches = 0
         self._accumulated_samples = 0
-        self._check_outputs = check_outputs and takes_logits(replica.training_spec.loss)
+        several = isinstance(optimizer, JoinedOptimizer)
+        self._check_outputs = check_outputs and not several and takes_logits(replica.training_spec.loss)
         self.batches = batches
         """How many batches have been trained, by earlier tasks of the worker, too."""
         self.scaler = _scaler_of(replica, optimizer, scaler)
@@ -70,40 +71,40 @@ class OptimizerStepper:
         self.batches += 1
         if batch.weight is not None and not batch.weight.any():
             self.weightless += batch.samples
+        result: StepResult | None
         if self._step is not None and isinstance(self.optimizer, JoinedOptimizer):
             result = self._run_step(self._step, batch, epoch, self.optimizer)
-            accumulator.add(batch.samples, *result)
-            return result
-        if self._evaluates:
+        elif self._evaluates:
             result = self._step_by_closure(batch, epoch)
-            self._check_first(result)
-            accumulator.add(batch.samples, *result)
-            return result
-        if not self._accumulated_batches:
-            self.optimizer.zero_grad()
-        backup = (
-            _StepBackup(self._replica.training_spec.net, self._trained) if self._options.on_nan == "skip" else None
-        )
-        result = self._add_gradients(batch, epoch)
-        # In fp16 gradients overflow as a matter of course, which is for the scaler to see.
-        gradients = [] if self.scaler.is_enabled() else _gradients(self._trained)
-        if backup is not None and not _are_finite([result.loss.detach(), *gradients]):
-            backup.restore()
+        else:
+            result = self._accumulate(batch, epoch)
+        if result is None:
             accumulator.skip()
             return None
-        self._check_first(result)
-        self._accumulated_batches += 1
-        self._accumulated_samples += batch.samples
-        if self._accumulated_batches == self._options.accumulate:
-            self.finish()
-        accumulator.add(batch.samples, *result)
-        return result
-
-    def _check_first(self, result: StepResult) -> None:
         if self._check_outputs:
             self._check_outputs = False
             if are_probabilities(result.output):
                 self.warnings["probabilities"] = True
+        accumulator.add(batch.samples, *result)
+        return result
+
+    def _accumulate(self, batch: Batch, epoch: int) -> StepResult | None:
+        """Add the gradients of a batch, and step if it is the last of ``accumulate``; ``None`` if it is skipped."""
+        if not self._accumulated_batches:
+            self.optimizer.zero_grad()
+        skips = self._options.on_nan == "skip"
+        undo = _undo(self._replica.training_spec.net, self._trained) if skips else None
+        result = self._add_gradients(batch, epoch)
+        # In fp16 gradients overflow as a matter of course, which is for the scaler to see.
+        gradients = [] if self.scaler.is_enabled() else _gradients(self._trained)
+        if undo is not None and not _are_finite([result.loss.detach(), *gradients]):
+            undo()
+            return None
+        self._accumulated_batches += 1
+        self._accumulated_samples += batch.samples
+        if self._accumulated_batches == self._options.accumulate:
+            self.finish()
+        return result
 
     def _step_by_closure(self, batch: Batch, epoch: int) -> StepResult:
         """Let the optimizer evaluate the loss of the batch as often as it needs; return the first evaluation."""
@@ -146,7 +147,12 @@ class OptimizerStepper:
 
     def _add_gradients(self, batch: Batch, epoch: int) -> StepResult:
         """Add the gradients of a batch to the accumulated ones."""
-        result = self._forward(batch, epoch)
+        if self._step is not None:
+            result = self._run_step(self._step, batch, epoch)
+        else:
+            with self._replica.autocast():
+                output, target = self._replica.predict(batch.x), batch.x if batch.y is None else batch.y
+                result = StepResult(self._replica.loss(output, target, batch.weight), output, target)
         loss = result.loss
         if loss.numel() != 1:
             raise ValueError(
@@ -160,13 +166,6 @@ class OptimizerStepper:
         scaled = loss if self._options.accumulate == 1 else loss * batch.samples
         self.scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
         return result
-
-    def _forward(self, batch: Batch, epoch: int) -> StepResult:
-        if self._step is not None:
-            return self._run_step(self._step, batch, epoch)
-        with self._replica.autocast():
-            output, target = self._replica.predict(batch.x), batch.x if batch.y is None else batch.y
-            return StepResult(self._replica.loss(output, target, batch.weight), output, target)
 
     def _run_step(
         self, step: Step, batch: Batch, epoch: int, optimizer: JoinedOptimizer | None = None
@@ -198,7 +197,7 @@ class OptimizerStepper:
 def _scaler_of(
     replica: ModelReplica, optimizer: torch.optim.Optimizer, state: Mapping[str, Any] | None
 ) -> torch.amp.GradScaler:
-    """Return the scaler of a worker, which goes on from a state."""
+    """Return the scaler of a worker, which continues from a state."""
     scaler = torch.amp.GradScaler(torch.device(replica.device).type, enabled=replica.half is torch.float16)
     if scaler.is_enabled():
         parts = optimizer.optimizers.values() if isinstance(optimizer, JoinedOptimizer) else [optimizer]
@@ -210,22 +209,21 @@ def _scaler_of(
     return scaler
 
 
-class _StepBackup:
-    """Copies of the buffers and accumulated gradients, to undo a backward pass."""
-
-    def __init__(self, net: nn.Module, trained: Sequence[nn.Parameter]) -> None:
-        self._net, self._trained = net, trained
-        self._buffers = {name: buffer.clone() for name, buffer in net.named_buffers(remove_duplicate=False)}
-        self._gradients = [None if each.grad is None else each.grad.clone() for each in trained]
+def _undo(net: nn.Module, trained: Sequence[nn.Parameter]) -> Callable[[], None]:
+    """Return a function that undoes a backward pass: it restores the buffers and the accumulated gradients."""
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers(remove_duplicate=False)}
+    gradients = [None if each.grad is None else each.grad.clone() for each in trained]
 
     @torch.no_grad()
-    def restore(self) -> None:
-        for parameter, gradient in zip(self._trained, self._gradients, strict=True):
+    def undo() -> None:
+        for parameter, gradient in zip(trained, gradients, strict=True):
             parameter.grad = gradient
         # Some networks replace their buffers, also by one of their two names only.
-        buffers = dict(self._net.named_buffers(remove_duplicate=False))
-        for name, buffer in self._buffers.items():
-            buffers[name].copy_(buffer)
+        present = dict(net.named_buffers(remove_duplicate=False))
+        for name, buffer in buffers.items():
+            present[name].copy_(buffer)
+
+    return undo
 
 
 def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:

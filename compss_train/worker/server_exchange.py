@@ -8,7 +8,7 @@ worker's latest values, which only this worker changes. Their global value is th
 workers' shares, and for integers the maximum.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
@@ -32,7 +32,8 @@ class Layer:
     name: str
     added: tuple[str, ...]
     by_worker: tuple[str, ...]
-    stepped: bool = False
+    priority: int
+    stepped: bool
     """Whether an optimizer of the server steps with the changes, instead of adding them."""
 
     @property
@@ -62,39 +63,37 @@ class Exchange:
     two keys could differ by the change of another worker."""
 
     @classmethod
-    def of(
-        cls,
-        parameters: Parameters,
-        names: TensorNames,
-        num_workers: int,
-        *,
-        stepped: bool = False,
-    ) -> Self:
+    def of(cls, parameters: Parameters, names: TensorNames, num_workers: int, *, stepped: bool = False) -> Self:
         """Return the exchange for parameters of this structure.
 
         ``stepped`` says whether an optimizer of the server steps the weights. Frozen weights of a module are then a
         layer of their own: weight decay would move them.
         """
-        distinct = [name for name in parameters if name not in names.aliases]
-        added = [name for name in distinct if _is_floating(parameters[name].dtype) and name not in names.buffers]
-        frozen = [name for name in added if stepped and name not in names.weights]
-
-        def layer(name: str, is_frozen: bool, members: list[str]) -> Layer:
-            weights = tuple(member for member in members if member in added)
-            others = tuple(member for member in members if member not in added)
-            key = f"{name}: frozen" if is_frozen else name
-            return Layer(key, weights, others, stepped and not is_frozen)
-
-        modules: dict[tuple[str, bool], list[str]] = {}
-        for name in distinct:
-            modules.setdefault((name.rpartition(".")[0], name in frozen), []).append(name)
-        layers = tuple(layer(*key, members) for key, members in modules.items())
+        modules: dict[str, list[str]] = {}
+        added = {
+            name for name, array in parameters.items() if array.dtype.kind in "fc" and name not in names.buffers
+        }
+        for name in parameters:
+            if name not in names.aliases:
+                frozen = stepped and name in added and name not in names.weights
+                module = name.rpartition(".")[0]
+                modules.setdefault(f"{module}: frozen" if frozen else module, []).append(name)
+        layers = [
+            Layer(
+                name=module,
+                added=tuple(member for member in members if member in added),
+                by_worker=tuple(member for member in members if member not in added),
+                priority=len(modules) - number,
+                stepped=stepped and any(member in names.weights for member in members),
+            )
+            for number, (module, members) in enumerate(modules.items())
+        ]
         dtypes = {name: array.dtype for name, array in parameters.items()}
-        return cls(layers, dtypes, num_workers, dict(names.aliases))
+        return cls(tuple(layers), dtypes, num_workers, dict(names.aliases))
 
     def publish(self, server: ParameterServer, parameters: Parameters) -> None:
         """Initialize the global parameters on an empty server; called once, before any worker connects."""
-        for _, layer in self._by_priority():
+        for layer in self.layers:
             if layer.added:
                 weights = [_wide(parameters[name]) for name in layer.added]
                 server.init(layer.weights, weights, optimized=layer.stepped, replicas=False)
@@ -112,55 +111,42 @@ class Exchange:
         """
         if not share:
             return
-        for priority, layer in self._by_priority():
+        for layer in self.layers:
             if layer.added:
                 before, after = (trained, base) if layer.stepped else (base, trained)
                 changes = [np.asarray(share * (_wide(after[name]) - _wide(before[name]))) for name in layer.added]
-                server.push(layer.weights, changes, priority)
-        for priority, layer in self._by_priority():
+                server.push(layer.weights, changes, layer.priority)
+        for layer in self.layers:
             if layer.by_worker:
-                self._replace_row(server, worker, layer, trained, share, priority)
-
-    def _replace_row(
-        self, server: ParameterServer, worker: int, layer: Layer, trained: Parameters, share: float, priority: int
-    ) -> None:
-        before = [np.asarray(array) for array in server.pull(layer.rows, priority=priority)]
-        after = [np.array(share), *(_wide(trained[name]) for name in layer.by_worker)]
-        changes = [np.zeros_like(array) for array in before]
-        for change, old, new in zip(changes, before, after, strict=True):
-            change[worker] = new - old[worker]
-        server.push(layer.rows, changes, priority)
+                rows = [np.asarray(array) for array in server.pull(layer.rows, priority=layer.priority)]
+                own = [np.array(share), *(_wide(trained[name]) for name in layer.by_worker)]
+                changes = [np.zeros_like(array) for array in rows]
+                for change, old, new in zip(changes, rows, own, strict=True):
+                    change[worker] = new - old[worker]
+                server.push(layer.rows, changes, layer.priority)
 
     def pull(self, server: ParameterServer) -> Parameters:
         """Return the current global parameters; raise ``DivergedError`` if steps made them NaN or infinite."""
         pulled: Parameters = {}
-        for priority, layer in self._by_priority():
+        for layer in self.layers:
             if layer.added:
-                weights = server.pull(layer.weights, priority=priority)
+                weights = server.pull(layer.weights, priority=layer.priority)
                 pulled |= zip(layer.added, map(np.asarray, weights), strict=True)
             if layer.by_worker:
-                shares, *rows = map(np.asarray, server.pull(layer.rows, priority=priority))
+                shares, *rows = map(np.asarray, server.pull(layer.rows, priority=layer.priority))
                 for name, array in zip(layer.by_worker, rows, strict=True):
                     pulled[name] = _merged(shares, array, self.dtypes[name])
         pulled |= {name: pulled[own] for name, own in self.aliases.items()}
-        if not any(layer.stepped for layer in self.layers):
-            return {name: pulled[name].astype(dtype) for name, dtype in self.dtypes.items()}
         with np.errstate(over="ignore"):  # the error says more than a warning
             narrow = {name: pulled[name].astype(dtype) for name, dtype in self.dtypes.items()}
-        params.check_outer_step(narrow)
+        if any(layer.stepped for layer in self.layers):
+            params.check_outer_step(narrow)
         return narrow
-
-    def _by_priority(self) -> Iterator[tuple[int, Layer]]:
-        return zip(range(len(self.layers), 0, -1), self.layers, strict=True)
-
-
-def _is_floating(dtype: np.dtype[Any]) -> bool:
-    return dtype.kind in "fc"
 
 
 def _wide(array: NDArray[Any]) -> NDArray[Any]:
     """Return the array in double precision, in which differences of single-precision values are exact."""
-    return array.astype(np.result_type(array.dtype, np.float64) if _is_floating(array.dtype) else np.int64)
+    return array.astype(np.result_type(array.dtype, np.float64) if array.dtype.kind in "fc" else np.int64)
 
 
 def _merged(shares: NDArray[Any], rows: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -168,7 +154,7 @@ def _merged(shares: NDArray[Any], rows: NDArray[Any], dtype: np.dtype[Any]) -> N
     active = shares > 0
     if not active.any():
         return np.asarray(rows[0])
-    if not _is_floating(dtype):
+    if dtype.kind not in "fc":
         return np.asarray(rows[active].astype(dtype).max(axis=0))
     # The weight of a single worker is exactly 1.0, so that its statistics are those of a plain loop.
     return np.asarray(np.tensordot(shares[active] / shares[active].sum(), rows[active], axes=1))

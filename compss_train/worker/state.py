@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train._utils.nested import leaves
+from compss_train._utils.nested import map_leaves
 from compss_train.model.optimizers import NetOptimizer, make_optimizer, needs_closure
 from compss_train.model.parameters import Parameters, to_array
 from compss_train.model.random_state import RandomState
@@ -65,9 +65,12 @@ def changed_buffers(net: nn.Module, before: nn.Module) -> dict[str, torch.Tensor
 
     Constants, such as masks, are therefore not kept; nor are sparse tensors.
     """
-    initial = _own_buffers(before)
-    changed = {name: buffer for name, buffer in _own_buffers(net).items() if not _equal(initial.get(name), buffer)}
-    return {name: buffer.detach().cpu().clone() for name, buffer in changed.items()} or None
+    initial, changed = _own_buffers(before), {}
+    for name, buffer in _own_buffers(net).items():
+        old, new = initial.get(name), buffer.detach().cpu()
+        if old is None or (old.shape, old.dtype) != (new.shape, new.dtype) or not torch.equal(old.cpu(), new):
+            changed[name] = new.clone()
+    return changed or None
 
 
 def restore_buffers(net: nn.Module, saved: Mapping[str, torch.Tensor] | None, device: str) -> None:
@@ -94,12 +97,6 @@ def _own_buffers(net: nn.Module) -> dict[str, torch.Tensor]:
     stored = {id(tensor) for tensor in net.state_dict(keep_vars=True).values()}
     dense = {name: buffer for name, buffer in buffers.items() if buffer.layout == torch.strided}
     return {name: buffer for name, buffer in dense.items() if id(buffer) not in stored}
-
-
-def _equal(before: torch.Tensor | None, after: torch.Tensor) -> bool:
-    if before is None or (before.shape, before.dtype) != (after.shape, after.dtype):
-        return False
-    return torch.equal(before.cpu(), after.detach().cpu())
 
 
 _PREFIX = "optimizer state/"
@@ -149,40 +146,30 @@ def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
             f"optimizer_state='average' needs an optimizer of dense gradients, but {type(optimizer).__name__} "
             f"says: {error}; take optimizer_state='keep' or 'reset', or another optimizer"
         ) from error
-    for state in optimizer.state_dict()["state"].values():
-        for name, value in state.items():
-            if not isinstance(value, torch.Tensor | None):
-                raise ValueError(
-                    f"optimizer_state='average' averages tensors, but {type(optimizer).__name__} keeps "
-                    f"{name!r} as {_kind(value)}; take optimizer_state='keep' or 'reset', or another optimizer"
-                )
+    values = [item for state in optimizer.state_dict()["state"].values() for item in state.items()]
+    for name, value in values:
+        if not isinstance(value, torch.Tensor | None):
+            raise ValueError(
+                f"optimizer_state='average' averages tensors, but {type(optimizer).__name__} keeps {name!r} as a "
+                f"{type(value).__name__}; take optimizer_state='keep' or 'reset', or another optimizer"
+            )
 
 
-def _kind(value: Any) -> str:
-    return f"a {type(value).__name__}"
-
-
-def to_cpu(state: dict[str, Any]) -> dict[str, Any]:
-    """Return a state_dict with its tensors on the CPU."""
-    on_cpu: dict[str, Any] = with_tensors(torch.Tensor.cpu, state, {})
-    return on_cpu
-
-
-def with_tensors(function: Callable[[torch.Tensor], torch.Tensor], value: Any, memo: dict[int, Any]) -> Any:
-    """Return a copy of a state_dict with results of the function as tensors, which go to the ``memo`` of deepcopy.
+def with_tensors(function: Callable[[torch.Tensor], torch.Tensor], state: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a state_dict with results of the function as tensors: one for a tensor that occurs twice.
 
     Deepcopy would take several times as long for dicts, lists and numbers.
     """
-    if isinstance(value, torch.Tensor):
+    memo: dict[int, Any] = {}
+
+    def copied(value: Any) -> Any:
+        if value is None or isinstance(value, (bool, int, float, str)):
+            return value
+        if not isinstance(value, torch.Tensor):
+            return copy.deepcopy(value, memo)
         if id(value) not in memo:
             memo[id(value)] = function(value)
         return memo[id(value)]
-    if type(value) is dict:
-        return {key: with_tensors(function, item, memo) for key, item in value.items()}
-    if type(value) in (list, tuple):
-        return type(value)(with_tensors(function, item, memo) for item in value)
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return value
-    for tensor in filter(torch.is_tensor, leaves(value)):
-        with_tensors(function, tensor, memo)
-    return copy.deepcopy(value, memo)
+
+    copy_of_all: dict[str, Any] = map_leaves(copied, state)
+    return copy_of_all

@@ -22,8 +22,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
-from compss_train.worker.batches import placed_batches
-from compss_train.worker.buffered import CarriedBuffer
+from compss_train.worker.batches import CarriedBuffer, placed_batches
 from compss_train.worker.learner import Learner
 from compss_train.worker.source import source_of
 from compss_train.worker.state import WorkerState, moments_of, split_moments
@@ -87,7 +86,7 @@ def _compressed(
     state: WorkerState,
     measured: Measured,
 ) -> tuple[Contribution, Parameters | None]:
-    """Return what goes to the merge, and what it lacks: with ``Merge(dtype=...)``, changes of weights and moments.
+    """Return what goes to the merge, with ``Merge(dtype=...)`` changes, and what compression has left out of them.
 
     A worker without samples has no vote, so that its error stays. Moments are averages that forget, and need none.
     """

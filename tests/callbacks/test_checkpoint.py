@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping, Report
-from compss_train.training.checkpoints import storage
-from compss_train.training.checkpoints.snapshot import Snapshot
-from compss_train.training.checkpoints.storage import list_checkpoints, write_checkpoint
+from compss_train.training import checkpoints as storage
+from compss_train.training.checkpoints import list_checkpoints, write_checkpoint
+from compss_train.training.training_state import Snapshot
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import SGD, assert_same_bits, mlp
 from tests.helpers.small_fits import X, Y, fit, trainer_of

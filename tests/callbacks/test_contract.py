@@ -24,7 +24,7 @@ from compss_train.callbacks import (
     WorkerCallback,
     WorkerContext,
 )
-from compss_train.training.checkpoints.storage import list_checkpoints, read_checkpoint, write_checkpoint
+from compss_train.training.checkpoints import list_checkpoints, read_checkpoint, write_checkpoint
 from tests.helpers.callbacks import StopAfter
 from tests.helpers.small_fits import assert_alike, fit, numbers_of, trainer_of
 from tests.training.checkpoints.trees import assert_same

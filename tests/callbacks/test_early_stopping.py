@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compss_train import Merge
 from compss_train.callbacks import Checkpoint, EarlyStopping
-from compss_train.training.checkpoints.storage import list_checkpoints
+from compss_train.training.checkpoints import list_checkpoints
 from tests.helpers.callbacks import CallAt, InterruptAt
 from tests.helpers.models import assert_same_bits
 from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of

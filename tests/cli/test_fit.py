@@ -16,7 +16,7 @@ from compss_train import BlockedTensor, DistributedTrainer
 from compss_train._utils.files import FolderLock
 from compss_train.cli.run_files.data import Dataset, split_validation
 from compss_train.model import parameters
-from compss_train.training.checkpoints.storage import read_latest_checkpoint
+from compss_train.training.checkpoints import read_latest_checkpoint
 from tests.cli.user_objects import USER_OBJECTS, data, history, weighted
 from tests.helpers.documents import ROOT
 from tests.helpers.models import SGD, assert_same_bits, mlp

@@ -5,7 +5,7 @@ import signal
 import pytest
 
 from compss_train.model import parameters
-from compss_train.training.checkpoints.storage import list_checkpoints
+from compss_train.training.checkpoints import list_checkpoints
 from tests.compss.inside.resumed import fit
 from tests.helpers.models import assert_same_bits
 

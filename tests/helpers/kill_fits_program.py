@@ -19,7 +19,7 @@ import torch
 
 from compss_train import LocalEngine, SerialEngine
 from compss_train.callbacks import Checkpoint, EarlyStopping
-from compss_train.training.checkpoints.storage import list_checkpoints, read_checkpoint
+from compss_train.training.checkpoints import list_checkpoints, read_checkpoint
 from tests.helpers.models import MODES
 from tests.helpers.small_fits import X, Y, contents, fit, trainer_of
 from tests.training.checkpoints.trees import assert_same

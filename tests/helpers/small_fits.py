@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from compss_train import DistributedTrainer, Merge
-from compss_train.training.checkpoints.storage import list_checkpoints, read_checkpoint
+from compss_train.training.checkpoints import list_checkpoints, read_checkpoint
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.training.checkpoints.trees import assert_same
 
@@ -24,9 +24,10 @@ def trainer_of(
     loss="cross_entropy",
     metric="accuracy",
     clock=time.monotonic,
+    threads=1,
     **options,
 ):
-    trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=1)
+    trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=threads)
     trainer._clock = clock
     trainer.build(net(), optimizer, loss, metric, **options)
     return trainer

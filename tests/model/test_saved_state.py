@@ -12,7 +12,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from compss_train.model.saved_state import EncodedValue, IncrementalListEncoder, from_json, to_json
-from compss_train.training.checkpoints.storage import read_checkpoint, write_checkpoint
+from compss_train.training.checkpoints import read_checkpoint, write_checkpoint
 from tests.helpers.models import mlp
 from tests.training.checkpoints.trees import assert_same, trees
 

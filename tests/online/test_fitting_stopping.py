@@ -7,8 +7,8 @@ from torch import nn
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint
-from compss_train.training.checkpoints.snapshot import Snapshot
-from compss_train.training.checkpoints.storage import read_latest_checkpoint
+from compss_train.training.checkpoints import read_latest_checkpoint
+from compss_train.training.training_state import Snapshot
 from tests.helpers.models import ADAM, assert_same_bits
 from tests.online.fits import FIFO, online
 

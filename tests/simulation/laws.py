@@ -13,7 +13,7 @@ import numpy as np
 from compss_train import DistributedTrainer, SerialEngine
 from compss_train.callbacks import Checkpoint
 from compss_train.exceptions import BadCheckpointError, WorkerLostError
-from compss_train.training.checkpoints.storage import checkpoint_path, list_checkpoints, read_checkpoint
+from compss_train.training.checkpoints import checkpoint_path, list_checkpoints, read_checkpoint
 from tests.helpers.small_fits import numbers_of
 from tests.simulation.engine import Fault, SimulatedEngine
 from tests.simulation.fake_zmq import PATIENCE

@@ -12,7 +12,7 @@ from unittest.mock import patch
 
 from compss_train._utils.files import SHARED_MEMORY
 from compss_train.callbacks import Checkpoint
-from compss_train.training.checkpoints.storage import list_checkpoints
+from compss_train.training.checkpoints import list_checkpoints
 from tests.simulation.disk import FaultyDisk
 from tests.simulation.engine import CoordinatorKilled, Events, Fault, FaultPlan, ProcessDied, SimulatedEngine
 from tests.simulation.engine.processes import Runner, run_always

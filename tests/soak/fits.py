@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from compss_train.training.checkpoints.storage import list_checkpoints
+from compss_train.training.checkpoints import list_checkpoints
 from tests.helpers.small_fits import contents
 from tests.soak.disturbed import Disturbed
 from tests.soak.fit_program import fit

@@ -62,13 +62,6 @@ def test_how_often_it_merges_changes_nothing_for_one_worker(engine, buffer):
     assert_same_bits(each, seldom)
 
 
-def test_the_seed_makes_the_draws():
-    bits = [fitted("serial", 1, QUEUES[1], shuffle=None, shuffle_block_data=False)[0] for _ in range(2)]
-    assert_same_bits(*bits)
-    without, _ = fitted("serial", 1, None, shuffle=None, shuffle_block_data=False)
-    assert any((bits[0][name] != without[name]).any() for name in without)
-
-
 @pytest.mark.parametrize("buffer", RESERVOIRS, ids=lambda spec: spec.kind)
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 def test_a_reservoir_trains_every_sample_at_least_once_an_epoch(engine, buffer, merge):

@@ -20,10 +20,10 @@ from compss_train import (
 )
 from compss_train.samplers.loader import FileLoader
 from tests.helpers.file_fits import POOLS, SIZES, fitted, rows, write_files
-from tests.helpers.models import MODES, assert_close, assert_same_bits, awkward_net, classification, mlp
+from tests.helpers.models import MODES, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
 from tests.helpers.small_fits import trainer_of
-from tests.helpers.tolerances import WIDTHS, largest, loss_error, sum_error
+from tests.helpers.tolerances import WIDTHS, loss_error, sum_error
 
 
 @pytest.fixture(scope="module")
@@ -155,13 +155,6 @@ def test_evaluation_reads_with_threads_and_from_the_cache(files, samples, tmp_pa
     assert trainer.evaluate(dataset) == trainer.evaluate(files)
 
 
-def test_commutative_workers_read_files(engine, files):
-    one_merge = {"merge": "commutative", "num_epochs": 1, **POOLS}
-    ours, _ = fitted(engine, 3, files, **one_merge)
-    synchronous, _ = fitted(SerialEngine(), 3, files, num_epochs=1, **POOLS)
-    assert_close(ours, synchronous, sum_error(np.float32, 2 * 3, largest(ours)))  # of the same bits, merged
-
-
 def test_evaluate_predict_and_validation_take_files(engine, files, samples):
     x, y = samples
     trainer = trainer_of(engine, 2)
@@ -184,11 +177,6 @@ def test_the_fit_reads_any_reader_the_user_has(engine, samples):
     dataset = FileDataset([f"store://{name}" for name in parts], reader, x="images", y="labels")
     ours, _ = fitted(engine, 2, dataset, **POOLS)
     assert all(np.isfinite(array).all() for array in ours.values())
-
-
-def test_batches_are_as_many_as_asked_for(engine, files):
-    _, history = fitted(engine, 1, files, batch_size=None, num_batches_per_worker=3, num_epochs=1, **POOLS)
-    assert history[0]["samples"] == sum(SIZES)
 
 
 # -- wrong input -------------------------------------------------------------------------------------------

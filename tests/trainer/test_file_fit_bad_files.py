@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from compss_train import BadFileError, BufferSpec, FileDataset, Merge, SerialEngine
-from compss_train.model.weighted_mean import PartialSum
 from tests.helpers.file_fits import BOUNDS, POOLS, SIZES, fitted, write_files
 from tests.helpers.means import average
 from tests.helpers.models import assert_close, assert_same_bits, classification, mlp
@@ -64,20 +63,6 @@ def test_or_it_is_left_out_and_told(engine, own_files, options, merge):
     assert all(np.isfinite(array).all() for array in ours.values())
 
 
-def test_workers_count_by_what_they_have_trained(own_files):
-    """A worker whose only file is bad has no vote."""
-    for name in ("2.npz", "3.npz"):
-        (own_files / name).unlink()
-    dataset = FileDataset(f"{own_files}/*.npz", on_bad_file="skip")
-    options = {"shuffle": None, "shuffle_block_data": False, "num_epochs": 1}
-    spoil(own_files / "1.npz")
-    with pytest.warns(UserWarning, match="skipped"):
-        ours, history = fitted("serial", 2, dataset, **options)
-    alone, _ = fitted("serial", 1, FileDataset([own_files / "0.npz"]), **options)
-    assert_same_bits(ours, alone)
-    assert [worker["samples"] for worker in history[0]["workers"]] == [SIZES[0], 0]
-
-
 def write_alike(folder, files=8, rows_of_each=10):
     """Write files of one size, so that where some are missing others come in their place."""
     folder.mkdir(exist_ok=True)
@@ -123,17 +108,6 @@ def test_a_round_of_only_bad_files_changes_nothing(engine, tmp_path, workers, me
     assert set(history[-1]["skipped"]) == {str(files[number]) for number in bad}
 
 
-@pytest.mark.filterwarnings("ignore:skipped")
-def test_commutative_workers_survive_a_round_of_only_bad_files(engine, tmp_path):
-    files = write_alike(tmp_path)
-    dataset = FileDataset(files, on_bad_file="skip")
-    for number in (2, 3):
-        spoil(files[number])
-    ours, history = fitted(engine, 2, dataset, **AS_THEY_ARE, merge=Merge("commutative", unit="blocks"))
-    assert sorted(record["samples"] for record in history) == [0, 20, 20, 20]
-    assert all(np.isfinite(array).all() for array in ours.values())
-
-
 @pytest.mark.parametrize("options", [POOLS, {"shuffle": "blocks"}, BY_BLOCKS, {"merge": Merge(every=0)}], ids=str)
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 def test_an_epoch_without_a_readable_file_is_an_error(own_files, merge, options):
@@ -167,21 +141,6 @@ def test_records_count_given_samples_however_often_they_were_trained_on(own_file
         given = sum(SIZES) - sum(SIZES[number] for number in bad)
         assert [record["samples"] for record in history] == [given] * 2
         assert (trained == [given] * 2) == (buffer is None)
-
-
-@pytest.mark.filterwarnings("ignore:skipped")
-@pytest.mark.parametrize("buffer", [None, RESERVOIR], ids=["plain", "reservoir"])
-def test_versions_weigh_by_the_samples_that_were_given(own_files, monkeypatch, buffer):
-    dataset, weights, of_worker = FileDataset(f"{own_files}/*.npz", on_bad_file="skip"), [], PartialSum.of_worker
-    spoil(own_files / "2.npz")
-
-    def watched(trained, count, *more):
-        weights.append(count)
-        return of_worker(trained, count, *more)
-
-    monkeypatch.setattr(PartialSum, "of_worker", watched)
-    fitted("serial", 2, dataset, mlp, **AS_THEY_ARE, buffer=buffer)
-    assert weights == [SIZES[0], SIZES[1] + SIZES[3]]
 
 
 @pytest.mark.filterwarnings("ignore:skipped")

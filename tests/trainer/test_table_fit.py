@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer, FileDataset
-from compss_train.callbacks import Checkpoint
 from compss_train.data.readers import ImageFolderReader
 from tests.data.readers.checks import in_every
-from tests.data.readers.table_files import TABLES, TYPED, lists, pa
+from tests.data.readers.table_files import TABLES, TYPED, lists
 from tests.helpers.file_fits import POOLS
 from tests.helpers.models import ADAM, assert_same_bits
 
@@ -63,26 +62,6 @@ def test_a_network_of_float64_gets_float64_without_a_note(tmp_path):
     assert_same_bits(result, trainer_of(net=net).fit(*in_blocks(form.blocks, np.float64), **FIT))
 
 
-@pytest.mark.filterwarnings(NOTE)
-@pytest.mark.parametrize("options", [{}, POOLS], ids=["blocks", "partial"])
-def test_every_engine_has_the_same_bits(tmp_path, shared_local, options):
-    files = table(TABLES["parquet"], tmp_path)
-    serial, local = (trainer_of(engine).fit(files, **FIT, **options) for engine in ("serial", shared_local))
-    assert_same_bits(serial, local)
-
-
-@pytest.mark.filterwarnings(NOTE)
-@in_every({"parquet": TABLES["parquet"], "compressed": TABLES["feather, compressed"]})
-def test_a_resumed_fit_has_the_bits_of_a_whole_one(tmp_path, form):
-    files = table(form, tmp_path)
-    whole = trainer_of().fit(files, **FIT, **POOLS)
-    first = {**FIT, "num_epochs": 1}
-    trainer_of().fit(files, **first, **POOLS, callbacks=[Checkpoint(tmp_path / "checkpoints")])
-    resumed = trainer_of()
-    assert_same_bits(resumed.fit(table(form, tmp_path), **FIT, **POOLS, resume=tmp_path / "checkpoints"), whole)
-    assert len(resumed.history) == 2
-
-
 @in_every(TYPED)
 def test_lists_are_images(tmp_path, form):
     images = np.random.default_rng(1).integers(0, 256, (ROWS, 2, 3), np.uint8)
@@ -112,12 +91,6 @@ def test_validation_data_with_other_classes_are_an_error(tmp_path):
         trainer_of().fit(train, **FIT, validation_data=validation)
     with pytest.warns(UserWarning, match="float64 becomes float32"):
         trainer_of().fit(train, **FIT, validation_data=FileDataset(path, **options, classes=train.classes))
-
-
-def test_a_missing_value_is_an_error_before_training(tmp_path):
-    kinds = pa.array([*KINDS[:-1], None])
-    with pytest.raises(ValueError, match="lacks a value in 'kind', the first in row 19"):
-        FileDataset(saved(TABLES["parquet"], tmp_path, kinds=kinds), x=["a"], y="kind")
 
 
 def test_a_folder_of_images_gives_every_engine_the_same_bits(tmp_path, shared_local):

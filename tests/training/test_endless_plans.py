@@ -52,20 +52,6 @@ def test_planning_a_long_round_ends_when_the_time_is_up():
     }
 
 
-def test_planning_a_long_round_keeps_the_one_before():
-    """The first round is kept."""
-    trainer = trainer_of(clock=Clock(), workers=1)
-    fit(
-        trainer,
-        blocks=1,
-        num_epochs=MANY,
-        max_time=100,
-        merge=Merge(every=lambda epoch: 1 if epoch < 1 else MANY - 1),
-    )
-    assert trainer.stopped == "max_time"
-    assert [record["epoch"] for record in trainer.history] in ([], [1])
-
-
 @pytest.mark.parametrize("merge_every", [0, MANY, lambda epoch: MANY])
 def test_a_round_of_too_many_passes_is_an_error(merge_every):
     trainer = trainer_of(NoTasks())

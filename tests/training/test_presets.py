@@ -1,6 +1,5 @@
 """Presets of the options that decide how many workers learn as one."""
 
-import numpy as np
 import pytest
 from torch import nn
 
@@ -8,18 +7,21 @@ from compss_train import Merge
 from compss_train.data.order import Batching
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.training import PostLocal
-from compss_train.training.presets import NESTEROV, Situation, with_preset
+from compss_train.training.merge import NESTEROV, with_preset
 from tests.helpers.models import ADAM, SGD, assert_same_bits, awkward_net, mlp
 from tests.helpers.small_fits import X, Y, trainer_of
 
 
-def situation(workers=32, samples=60_000, net=mlp, optimizer=SGD):
-    return Situation.of(workers, [samples // 4] * 4, net(), optimizer_factory(optimizer))
-
-
-def chosen(merge, net=mlp, workers=32, samples=60_000, optimizer=SGD, **batches):
-    where = situation(workers, samples, net, optimizer)
-    return with_preset(Merge.of(merge), lambda: where, num_epochs=8, batches=Batching(**batches))
+def chosen(merge, net=mlp, workers=32, samples=60_000, optimizer=SGD, num_epochs=8, **batches):
+    return with_preset(
+        Merge.of(merge),
+        [samples // 4] * 4,
+        num_workers=workers,
+        num_epochs=num_epochs,
+        batches=Batching(**batches),
+        net=net(),
+        optimizer=optimizer_factory(optimizer),
+    )
 
 
 @pytest.mark.parametrize("net", [mlp, awkward_net])
@@ -69,9 +71,7 @@ def test_a_fit_with_a_preset_is_one_with_its_options(preset):
     batch = {} if preset == "auto" else {"batch_size": 6}
     ours, theirs = trainer_of(), trainer_of()
     ours.fit(X, Y, num_epochs=3, progress=False, shuffle="total", merge=preset, **batch)
-    where = situation(3, 57, awkward_net, ADAM)
-    batches = Batching(size=batch.get("batch_size"))
-    merge, size = with_preset(Merge(preset), lambda: where, num_epochs=3, batches=batches)
+    merge, size = chosen(preset, awkward_net, 3, 57, ADAM, num_epochs=3, size=batch.get("batch_size"))
     theirs.fit(X, Y, num_epochs=3, progress=False, shuffle="total", merge=merge, batch_size=size)
     assert_same_bits(ours.get_parameters(), theirs.get_parameters())
     used = ours.configuration["fit"]
@@ -100,8 +100,5 @@ def test_wrong_presets(options, error):
 
 def test_batch_norm_anywhere_in_the_network_counts():
     inner = nn.Sequential(nn.Linear(3, 3), nn.ModuleDict({"norm": nn.BatchNorm2d(3)}))
-    assert Situation.of(2, [10], inner, optimizer_factory(SGD)).batch_norm
-    assert not situation().batch_norm
-    assert situation(optimizer=ADAM).adaptive
-    assert not situation().adaptive
-    assert np.isclose(situation().samples, 60_000)
+    assert chosen("auto", lambda: inner, workers=2)[0] == chosen("auto", awkward_net, workers=2)[0]
+    assert chosen("auto", lambda: inner, workers=2)[0] != chosen("auto", workers=2)[0]

@@ -14,7 +14,7 @@ from torch import nn
 
 from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Checkpoint
-from compss_train.training.checkpoints.storage import list_checkpoints, read_checkpoint
+from compss_train.training.checkpoints import list_checkpoints, read_checkpoint
 from tests.helpers.callbacks import InterruptAt, StopAfter
 from tests.helpers.models import blocked
 from tests.helpers.small_fits import combined, fit

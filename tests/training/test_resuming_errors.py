@@ -13,8 +13,7 @@ from torch import nn
 from compss_train import BadCheckpointError, BufferSpec, DistributedTrainer, Merge, PartialShuffle
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.model import saved_state
-from compss_train.training.checkpoints import storage
-from tests.helpers.callbacks import InterruptAt
+from compss_train.training import checkpoints as storage
 from tests.helpers.models import ADAM, MODES, SGD, assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.small_fits import RefusingTransform, X, Y, assert_alike, fit, numbers_of, trainer_of
 from tests.training.checkpoints.trees import assert_same
@@ -205,14 +204,6 @@ def test_where_no_fit_was_saved_there_is_none_to_resume(tmp_path):
     trainer.restore(tmp_path)
 
 
-def test_places_without_checkpoints(tmp_path):
-    (tmp_path / "file").touch()
-    for place in (tmp_path, tmp_path / "nowhere", tmp_path / "file", str(tmp_path)):
-        assert_refused(refusing(), FileNotFoundError, f"no checkpoint in {place}; ", resume=place)
-        with pytest.raises(FileNotFoundError, match="no checkpoint in"):
-            trainer_of().restore(place)
-
-
 def test_resume_is_true_or_a_folder(tmp_path):
     assert_refused(refusing(), ValueError, "takes the folder of a Checkpoint .* and there is none", resume=True)
     for value in (1, 0, [tmp_path], 2.5):
@@ -249,24 +240,6 @@ def test_the_newest_good_checkpoint_leads_to_the_same_end(own, folder, by_name):
     assert_alike(again, whole)
     assert list(storage.list_checkpoints(own)) == [0, 1, 2]
     storage.read_checkpoint(own / "round-000002")  # the damaged one has been replaced
-
-
-def test_a_damaged_checkpoint_by_name_names_the_newest_good_one(own):
-    path = own / "round-000002"
-    damage(path)
-    error = assert_refused(
-        refusing(), BadCheckpointError, "round-000002 cannot be used: .* is damaged", resume=path
-    )
-    assert error.good == own / "round-000001"
-    with pytest.raises(BadCheckpointError, match=r"round-000001 is valid"):
-        refusing().restore(path)
-
-
-def test_damaged_ones_only(own):
-    for path in storage.list_checkpoints(own).values():
-        damage(path)
-    message = "is damaged.*json, and all other checkpoints of the folder are damaged, too; begin a new fit"
-    assert assert_refused(refusing(), BadCheckpointError, message, resume=own).good is None
 
 
 def test_a_checkpoint_of_another_version(own, monkeypatch):
@@ -327,16 +300,6 @@ def test_folders_that_cannot_be_written_to(tmp_path):
         assert error.__notes__[0].startswith("Raised in the callback Checkpoint, by its on_fit_start")
 
 
-def test_a_folder_that_is_read_only(tmp_path, monkeypatch):
-    """As users other than root meet it."""
-
-    def refuse(*args, **options):
-        raise PermissionError(errno.EACCES, "Permission denied", str(tmp_path))
-
-    monkeypatch.setattr("tempfile.TemporaryFile", refuse)
-    assert_refused(refusing(), PermissionError, "Permission denied", Checkpoint(tmp_path))
-
-
 def test_a_disk_without_room_for_a_checkpoint(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -377,16 +340,6 @@ def test_a_disk_that_fills_up_during_a_fit(tmp_path, monkeypatch, call):
     assert_alike(again, whole)
 
 
-def test_nothing_is_left_of_an_interrupted_write(tmp_path, monkeypatch):
-    def interrupted(*args, **options):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("compss_train._utils.files.Disk.sync", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        fit(trainer_of(), Checkpoint(tmp_path))
-    assert os.listdir(tmp_path) == []
-
-
 def test_restore_before_build_and_in_a_fit(folder):
     with pytest.raises(RuntimeError, match="no network yet"):
         DistributedTrainer(2, engine="serial").restore(folder)
@@ -408,9 +361,3 @@ def test_restore_before_build_and_in_a_fit(folder):
 def test_without_a_best_one_there_is_none_to_restore(own):
     with pytest.raises(ValueError, match="records no best round"):
         trainer_of().restore(own, best=True)
-
-
-def test_an_interrupt_leaves_the_checkpoint_before_it(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        fit(trainer_of(), Checkpoint(tmp_path), InterruptAt(1), **BLOCKS)
-    assert os.listdir(tmp_path) == ["round-000000"]

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compss_train import DistributedTrainer, Merge, SerialEngine
-from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
-from compss_train.training.checkpoints.storage import list_checkpoints
+from compss_train.callbacks import Callback, Checkpoint
+from compss_train.training.checkpoints import list_checkpoints
 from compss_train.training.stopping import Stopping
 from tests.helpers.callbacks import CallAt, EndCounter, InterruptAt, StopAfter
 from tests.helpers.models import MODES, SGD, assert_same_bits, mlp
@@ -51,16 +51,6 @@ def test_a_callback_stops_a_fit_with_what_its_round_made(any_engine, tmp_path, m
         fit(trainer, **mode)
         assert trainer.stopped is None
     assert_alike(stopped, serial)
-
-
-def test_a_fit_after_a_stopped_one_continues_it(any_engine):
-    stopped, short = trainer_of(any_engine), trainer_of()
-    fit(stopped, StopAfter(1), num_epochs=5)
-    fit(short, num_epochs=2)
-    assert_alike(stopped, short)
-    for trainer in (stopped, short):
-        fit(trainer, num_epochs=2, shuffle="total")
-    assert_alike(stopped, short)
 
 
 @pytest.mark.parametrize(("hook", "rounds"), [("fit_start", 0), ("round_start", 1), ("round_end", 1)])
@@ -205,12 +195,6 @@ def test_a_fit_stops_before_a_round_that_takes_too_long(tmp_path, durations, rou
     assert_alike(again, whole)
 
 
-def test_rounds_may_be_shorter_than_a_tick_of_the_clock():
-    trainer = trainer_of(clock=lambda: 7.0)
-    fit(trainer, max_time=1)
-    assert [(record["seconds"], record["samples_per_second"]) for record in trainer.history] == [(0.0, 0.0)] * 3
-
-
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_a_round_without_time_left_is_given_up(tmp_path, at):
     engine, clock = LookaheadEngine(), Clock()
@@ -243,18 +227,6 @@ def test_workers_keep_their_states_when_their_engine_ends():
     for trainer in (stopped, short):
         fit(trainer, num_epochs=1)
     assert_alike(stopped, short)
-
-
-def test_time_that_is_over_before_the_first_round():
-    clock = Clock()
-
-    def late(trainer):
-        clock.now = 9.0
-
-    trainer = trainer_of(clock=clock)
-    before = trainer.get_parameters()
-    assert_same_bits(fit(trainer, CallAt("fit_start", late), max_time=5), before)
-    assert (trainer.stopped, trainer.history) == ("max_time", [])
 
 
 @pytest.mark.parametrize("value", [0, -1, True, "1", np.nan, np.inf, timedelta(0)])
@@ -316,15 +288,6 @@ def test_fits_in_other_threads_train_and_stop_as_well(tmp_path):
     assert stopped.stopped == "enough"
     fit(whole, num_epochs=2)
     assert_alike(stopped, whole)
-
-
-def test_early_stopping_in_time_gives_the_best_so_far():
-    clock = Clock()
-    trainer, short = trainer_of(clock=clock), trainer_of()
-    worst = EarlyStopping("loss", mode="max", patience=9)
-    parameters = fit(trainer, worst, Passing(clock, [10] * 6), max_time=35, num_epochs=6)
-    assert (trainer.stopped, worst.best_round) == ("max_time", 0)
-    assert_same_bits(parameters, fit(short, num_epochs=1))
 
 
 def test_after_ctrl_c_the_last_complete_round_is_told(capsys):

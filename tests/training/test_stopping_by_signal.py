@@ -10,7 +10,7 @@ import pytest
 
 from compss_train import SerialEngine
 from compss_train.callbacks import Checkpoint
-from compss_train.training.checkpoints.storage import list_checkpoints
+from compss_train.training.checkpoints import list_checkpoints
 from compss_train.training.stopping import Stopping
 from tests.helpers.callbacks import CallAt, EndCounter
 from tests.helpers.documents import ROOT

@@ -18,8 +18,7 @@ from compss_train.data.partitioning import RoundPlan
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
 from compss_train.worker import source
-from compss_train.worker.batches import placed_batches
-from compss_train.worker.buffered import draw_in_step
+from compss_train.worker.batches import draw_in_step, placed_batches
 from compss_train.worker.source import source_of
 from compss_train.worker.work import Work
 from tests.worker.assignments import DEALT

@@ -29,16 +29,6 @@ def test_each_worker_keeps_its_scaler_and_resumes_with_it(tmp_path):
     assert_alike(resumed, whole)
 
 
-def test_processes_give_the_bits_of_the_serial_engine(shared_local):
-    assert_alike(*(fitted_with(engine) for engine in (shared_local, "serial")))
-
-
-def fitted_with(engine):
-    trainer = trainer_of(engine, **FP16)
-    fit(trainer)
-    return trainer
-
-
 @pytest.mark.parametrize("optimizer", [{**ADAM, "fused": True}, {**SGD, "fused": True}])
 def test_fused_optimizers_leave_out_steps_that_overflow(optimizer):
     trainer = trainer_of(**FP16 | {"optimizer": optimizer})

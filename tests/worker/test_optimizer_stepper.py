@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from compss_train import DivergedError, Gradients, Merge, PartialShuffle
 from compss_train.engines.calls import intra_op_threads
@@ -118,11 +117,6 @@ def test_one_worker_is_the_plain_loop(clip, clipped, precision, accumulate):
 def test_one_worker_learns_the_same_in_rounds_of_any_length(mode):
     options = {"gradients": Gradients(clip_norm=0.5, accumulate=3), "optimizer": ADAM}
     assert_same_bits(fitted(built(**options), **mode), fitted(built(**options)))
-
-
-def test_processes_give_the_bits_of_the_serial_engine(shared_local):
-    options = {"workers": 3, "gradients": Gradients(clip_norm=0.5, accumulate=2, on_nan="skip"), "optimizer": ADAM}
-    assert_same_bits(*(fitted(built(engine, **options)) for engine in (shared_local, "serial")))
 
 
 def test_untrained_parameters_are_not_in_the_norm():
@@ -372,26 +366,3 @@ def test_sparse_gradients_are_skipped_and_accumulated_too(accumulate):
         results.append(trainer.fit(X, Y, num_epochs=2, batch_size=5, **IN_ORDER))
     steps = 2 * len(X) // 5 + 2  # those of a row of the table make its weights larger, up to 2
     assert_close(*results, sgd_error(np.float32, steps, 0.5, samples=5 * accumulate, weight=2.0))
-
-
-# Gradient checkpointing
-
-
-class Recomputed(nn.Sequential):
-    """Computes its activations again in the backward pass."""
-
-    def forward(self, x):
-        return checkpoint(super().forward, x, use_reentrant=False)
-
-
-def with_dropout(kind=nn.Sequential):
-    torch.manual_seed(12)
-    return kind(nn.Linear(6, 16), nn.Tanh(), nn.Dropout(0.3), nn.Linear(16, 3))
-
-
-def test_activations_that_are_computed_again_have_the_same_bits(shared_local):
-    """Dropout draws the same numbers again."""
-    plain = fitted(built(workers=2, net=with_dropout))
-    for engine in ("serial", shared_local):
-        trainer = built(engine, workers=2, net=partial(with_dropout, Recomputed))
-        assert_same_bits(fitted(trainer), plain)

@@ -14,8 +14,7 @@ from compss_train.callbacks import Checkpoint
 from compss_train.data import BlockedTensor
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
-from compss_train.worker.batches import placed_batches
-from compss_train.worker.buffered import CarriedBuffer
+from compss_train.worker.batches import CarriedBuffer, placed_batches
 from compss_train.worker.source import source_of
 from compss_train.worker.work import Work
 from tests.helpers.callbacks import StopAfter

@@ -25,10 +25,10 @@ from compss_train.cli.run_files.objects import CALL, call_object, keywords_of, p
 from compss_train.data import FileDataset
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
-from compss_train.training.callback import TrainerProtocol
-from compss_train.training.checkpoints.storage import list_checkpoints
+from compss_train.training.checkpoints import list_checkpoints
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.merge import Merge
+from compss_train.training.trainer_base import TrainerBase
 
 
 def _key(name: str, default: Any, annotation: Any = bool | dict) -> dict[str, Parameter]:
@@ -251,7 +251,7 @@ class _FolderSetup(Callback):
         self._run = run
         self.lock = FolderLock(run.folder.path)
 
-    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Make and lock the folder; remove the files of an earlier run unless it is resumed."""
         folder = self._run.folder
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -276,7 +276,7 @@ class _RunFiles(callbacks.JsonLines):
         super().__init__(run.folder.history)
         self._run = run
 
-    def on_fit_start(self, trainer: TrainerProtocol, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Write the run's configuration and the rounds that were completed before; remove outdated parameters."""
         folder = self._run.folder
         write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
@@ -286,10 +286,10 @@ class _RunFiles(callbacks.JsonLines):
         folder.write_state(run_files.RUNNING)
         self.reached = True
 
-    def on_fit_end(self, trainer: TrainerProtocol) -> None:
+    def on_fit_end(self, trainer: TrainerBase) -> None:
         """Write that the run is complete, or why it has stopped."""
         self._run.folder.write_state(status_of(trainer))
 
-    def on_exception(self, trainer: TrainerProtocol, error: BaseException) -> None:
+    def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
         """Write the exception."""
         self._run.folder.write_state(status_of(trainer, error))

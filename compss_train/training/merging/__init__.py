@@ -13,8 +13,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TensorNames
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.merging.base import Merger, SubmittedRound, agreement
-from compss_train.training.merging.commutative import CommutativeMerger
-from compss_train.training.merging.server import GlobalParameters, ServerMerger
+from compss_train.training.merging.on_arrival import CommutativeMerger, GlobalParameters, ServerMerger
 from compss_train.training.merging.synchronous import SynchronousMerger
 from compss_train.training.training_state import MergeState
 from compss_train.worker import MergeRule

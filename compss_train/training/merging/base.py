@@ -5,7 +5,7 @@ A merge works on references; it waits only where it says so.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
@@ -105,50 +105,6 @@ class Merger(ABC):
         return
 
 
-class ArrivalMerger(Merger):
-    """Each worker trains from parameters of its own, and merges when it arrives."""
-
-    rounds_ahead = 8
-    """The most rounds by which the fastest worker may be ahead of the slowest before submission pauses."""
-
-    def __init__(self, engine: Engine, initial: Parameters, state: MergeState) -> None:
-        super().__init__(engine, initial, state)
-        self._moments = state.moments
-        self._bases: dict[int, Ref] = {}
-
-    def submit(self, workers: WorkerGroup) -> SubmittedRound:
-        """Train each worker from its own base, and merge it."""
-        counts = workers.round.counts
-        total, active = sum(counts), [worker for worker, count in enumerate(counts) if count]
-        measured = [
-            self._train(workers, worker, self._bases.get(worker, self._initial), total, len(active))
-            for worker in active
-        ]
-        self._moments = None  # from now on workers have their own
-        return SubmittedRound(
-            round=workers.round,
-            tasks=[[worker] for worker in active],
-            measured={"workers": measured},
-            parameters=self._after(measured),
-            states=tuple(workers.states),
-        )
-
-    @abstractmethod
-    def _train(self, workers: WorkerGroup, worker: int, base: Ref, total: int, active: int) -> Ref:
-        """Train one of the ``active`` workers, which have ``total`` samples, and set its next base.
-
-        Returns a reference to its measurements.
-        """
-
-    def _after(self, measured: list[Ref]) -> Ref:
-        """Return the global parameters after a round whose workers' measurements these are."""
-        return self.parameters
-
-    def _free(self, refs: Iterable[Ref]) -> None:
-        """Free references but that to the initial parameters, from which workers start that have no other."""
-        self.engine.delete([ref for ref in refs if ref is not self._initial])
-
-
 def agreement(changes: Sequence[Measured], merged: Measured) -> dict[str, float]:
     """Return the record fields ``worker_agreement`` and ``noise_scale`` of a round that several workers trained.
 
@@ -168,11 +124,8 @@ def agreement(changes: Sequence[Measured], merged: Measured) -> dict[str, float]
     single = sum(count * change for count, change in trained) / total
     if not (single > 0 and math.isfinite(single)):
         return {}
-    mean = merged.change
-    return {"worker_agreement": math.sqrt(mean / single), **_noise_scale(single, mean, total / len(trained), total)}
-
-
-def _noise_scale(single: float, mean: float, few: float, many: float) -> dict[str, float]:
-    signal = (many * mean - few * single) / (many - few)
-    noise = (single - mean) / (1 / few - 1 / many)
-    return {"noise_scale": noise / signal} if signal > 0 and noise > 0 else {}
+    mean, few = merged.change, total / len(trained)
+    found = {"worker_agreement": math.sqrt(mean / single)}
+    signal = (total * mean - few * single) / (total - few)
+    noise = (single - mean) / (1 / few - 1 / total)
+    return {**found, "noise_scale": noise / signal} if signal > 0 and noise > 0 else found

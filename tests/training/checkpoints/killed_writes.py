@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from compss_train.training.checkpoints.storage import (
+from compss_train.training.checkpoints import (
     checkpoint_path,
     list_checkpoints,
     prune_checkpoints,

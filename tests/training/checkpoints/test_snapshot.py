@@ -7,10 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train.data.partitioning import Position
 from compss_train.model.random_state import RandomState, random_state
-from compss_train.training.checkpoints.snapshot import Progress, Snapshot
-from compss_train.training.checkpoints.storage import read_checkpoint, write_checkpoint
+from compss_train.training.checkpoints import read_checkpoint, write_checkpoint
+from compss_train.training.training_state import Snapshot
 from compss_train.worker import WorkerState
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.small_fits import fit, trainer_of
@@ -52,14 +51,6 @@ def test_seeds_and_gpu_states_are_restored(tmp_path):
     assert torch.equal(back[1].random.cuda, on_gpu.cuda)
     assert back[1].on_cpu().random.cuda is None
     assert back[0].on_cpu() == workers[0]
-
-
-@pytest.mark.parametrize(
-    "progress", [None, Progress(options={"num_epochs": 3}, sizes=(1, 2), first_epoch=4, reached=Position(5, 1, 2))]
-)
-def test_progress(tmp_path, progress):
-    back = round_trip(replace(EMPTY, progress=progress), tmp_path).progress
-    assert back == progress or vars(back) == vars(progress)
 
 
 def test_the_snapshot_of_a_restored_trainer_is_the_same(tmp_path):

@@ -4,7 +4,7 @@ import pytest
 
 from compss_train import Merge
 from compss_train.callbacks import Checkpoint
-from compss_train.training.checkpoints.storage import list_checkpoints
+from compss_train.training.checkpoints import list_checkpoints
 from tests.helpers.callbacks import StopAfter
 from tests.helpers.small_fits import combined, fit
 from tests.training.test_resuming_commutative import data, height

@@ -12,9 +12,9 @@ from compss_train.callbacks import Callback, Checkpoint
 from compss_train.engines.codec import encode
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
-from compss_train.model.compression import CompressedChange, compress_arrays
+from compss_train.model.compression import compress_arrays
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp, state_arrays
-from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, assert_alike, combined, fit, fitted, trainer_of
+from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, combined, fit, fitted, trainer_of
 
 DTYPES = ["bf16", "int8"]
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -168,19 +168,6 @@ def test_tasks_return_fewer_bytes(dtype, share):
     assert max(sizes[dtype]) <= share * min(sizes[None])
 
 
-def test_moments_travel_as_bf16_and_step_counts_unchanged():
-    engine = Recording()
-    fit(trainer_of(engine, workers=2, net=mlp), merge=Merge(optimizer_state="average", dtype="int8"))
-    values = engine.results[-1].values
-    moments = {name: value for name, value in values.items() if name.startswith("optimizer state/")}
-    for name, value in moments.items():
-        if name.endswith(".step"):
-            assert (value.ndim, value.dtype) == (0, np.float32)
-        else:
-            assert isinstance(value, CompressedChange)
-            assert value.codes.dtype == np.uint16
-
-
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 def test_a_worker_whose_files_cannot_be_read_keeps_its_error(tmp_path, merge):
     errors = []
@@ -197,16 +184,6 @@ def test_a_worker_whose_files_cannot_be_read_keeps_its_error(tmp_path, merge):
         fit(trainer, EachRound(spoil), data=(files,), merge=Merge(merge, dtype="int8"), num_epochs=2, **STILL)
     assert_same_bits(errors[0][1], errors[1][1])
     assert errors[0][0]["0.weight"].tobytes() != errors[1][0]["0.weight"].tobytes()
-
-
-def test_a_second_fit_continues_with_the_errors_or_drops_them():
-    once, twice = trainer_of(), trainer_of()
-    fit(once, num_epochs=4, merge=Merge(dtype="int8"))
-    fit(twice, num_epochs=1, merge=Merge(dtype="int8"))
-    fit(twice, num_epochs=3, merge=Merge(dtype="int8"))
-    assert_alike(once, twice)
-    fit(twice, num_epochs=1)
-    assert all(state.error is None for state in twice.snapshot().workers)
 
 
 @pytest.mark.parametrize("workers", [2, 5])
@@ -242,9 +219,3 @@ def test_ignored_values_that_are_not_finite_are_merged(dtype):
     options = {"optimizer": {"optimizer": "sgd", "lr": 1e38}, "net": mlp, "gradients": Gradients(on_nan="ignore")}
     ends = fit(trainer_of(**options), merge=Merge(dtype=dtype))
     assert not np.isfinite(ends["0.weight"]).any()
-
-
-def test_workers_agree_at_most_fully():
-    trainer = trainer_of(workers=3, net=mlp)
-    fit(trainer, num_epochs=6, merge=Merge(dtype="int8"))
-    assert all(record["worker_agreement"] <= 1 + 1e-6 for record in trainer.history)

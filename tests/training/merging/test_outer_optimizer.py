@@ -10,7 +10,6 @@ from torch import nn
 
 from compss_train import BlockedTensor, Gradients, Merge
 from compss_train.callbacks import Callback
-from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.training_spec import TensorNames
@@ -197,15 +196,6 @@ def test_a_fit_that_keeps_states_starts_from_averages():
     assert set(moments) == {f"optimizer state/{number}.momentum_buffer" for number in range(4)}
 
 
-@pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
-def test_other_merges_start_from_the_averaged_states_as_well(merge):
-    averaged, kept = (trainer_of(workers=1) for _ in range(2))
-    for trainer, state in ((averaged, "average"), (kept, "keep")):
-        fit(trainer, num_epochs=1, merge=Merge(optimizer_state=state))
-        fit(trainer, num_epochs=2, merge=merge)
-    assert_same_bits(averaged.get_parameters(), kept.get_parameters())
-
-
 def test_the_moving_average_is_that_of_the_rounds():
     trainer, rounds = rounds_of(merge=Merge(averaging=0.6), num_epochs=4, validation_data=(X, Y))
     expected = rounds[0]
@@ -274,20 +264,6 @@ def test_records_have_the_agreement_of_the_changes():
     for outer in (None, NESTEROV):
         one, _ = rounds_of(workers=1, num_epochs=1, merge=Merge(outer_optimizer=outer))
         assert "worker_agreement" not in one.history[0]
-
-
-@pytest.mark.parametrize(("workers", "merge"), [(1, "synchronous"), (2, "commutative")])
-def test_changes_are_not_measured_where_nothing_compares_them(monkeypatch, workers, merge):
-    """It takes a pass over all weights in each task of training."""
-
-    def unexpected(*_):
-        raise AssertionError
-
-    x, y = classification(samples=60)
-    options = {"num_epochs": 2, "batch_size": 6, "merge": merge, **STILL}
-    expected = fitted("serial", workers, *blocked(x, y, 2), **options)
-    monkeypatch.setattr(params, "squared_distance", unexpected)
-    assert_same_bits(fitted("serial", workers, *blocked(x, y, 2), **options), expected)
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])

@@ -129,7 +129,9 @@ def test_a_process_killed_after_its_push_is_not_counted_twice(shared_local, tmp_
     x, y = classification()
     options = combined(SERVED, num_epochs=2, batch_size=5, merge=Merge(every=0))
     expected = fitted(shared_local, 3, *blocked(x, y, 6), net=awkward_net(), **options)
-    monkeypatch.setattr("compss_train.training.merging.server.Exchange", exchange_that_dies(tmp_path / "killed"))
+    monkeypatch.setattr(
+        "compss_train.training.merging.on_arrival.Exchange", exchange_that_dies(tmp_path / "killed")
+    )
     # In another order: where a mean lies half way between two floats, that decides which.
     ours = fitted(shared_local, 3, *blocked(x, y, 6), net=awkward_net(), **options)
     assert_close(ours, expected, sum_error(np.float32, 2 * 3, largest(expected)))

@@ -1,10 +1,17 @@
-"""``CallbackRunner``: calls a worker's callbacks in a task, and keeps their states and what they measure."""
+"""What is called around a worker's batches: its callbacks (``CallbackRunner``) and the profiler (``Tracer``)."""
 
 import copy
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
 
+import torch
+
+from compss_train.model.devices import is_gpu
 from compss_train.model.metrics import MetricAccumulator
 from compss_train.model.training_step import StepResult
 from compss_train.worker.batches import Batch
@@ -88,3 +95,53 @@ def _named(callbacks: Sequence[WorkerCallback]) -> Iterator[tuple[str, WorkerCal
         name = type(callback).__name__
         seen[name] += 1
         yield f"{name} {seen[name]}", callback
+
+
+MOST_BATCHES = 100
+"""The first batches of a round, which a trace is limited to: each adds up to a megabyte."""
+
+
+class Tracer:
+    """Traces the first batches of a task, if that is ``wanted``; a context that ends with the trace."""
+
+    def __init__(self, device: str, *, wanted: bool) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        activities += [torch.profiler.ProfilerActivity.CUDA] if is_gpu(device) else []
+        self._profiler = torch.profiler.profile(activities=activities, record_shapes=True) if wanted else None
+        self._batches = 0
+        self._running = False
+
+    def __enter__(self) -> Self:
+        if self._profiler is not None:
+            self._profiler.start()
+            self._running = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop()
+
+    def batch(self, number: int) -> AbstractContextManager[object]:
+        """Return the context of a batch, which has its number in the trace."""
+        if not self._running:
+            return nullcontext()
+        if self._batches == MOST_BATCHES:
+            self._stop()
+            return nullcontext()
+        self._batches += 1
+        return torch.profiler.record_function(f"batch {number}")
+
+    def trace(self) -> bytes | None:
+        """Return the trace, compressed JSON, after it has ended; ``None`` if none was wanted."""
+        if self._profiler is None:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json.gz")
+            self._profiler.export_chrome_trace(str(path))
+            return path.read_bytes()
+
+    def _stop(self) -> None:
+        if self._running and self._profiler is not None:
+            self._running = False
+            self._profiler.stop()

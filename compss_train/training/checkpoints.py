@@ -1,9 +1,18 @@
-"""Checkpoints on disk: written under a temporary name and renamed, verified when they are read."""
+"""Checkpoints on disk: written under a temporary name and renamed, verified when they are read.
+
+::
+
+    folder/
+        round-000012/
+            arrays.safetensors     parameters, optimizer and random states: every array
+            state.json             everything else, and the checksums of both
+"""
 
 import os
 import re
 import socket
-from collections.abc import Container
+from collections.abc import Container, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,20 +54,15 @@ def write_checkpoint(path: str | os.PathLike[str], content: dict[str, Any], disk
             make_folders(path.parent, disk)
         disk.make_folder(new)
         write_state(new, content, disk)
-        _replace(new, path, disk)
+        if path.exists():
+            delete_checkpoint(path, disk)
+        disk.rename(new, path)
+        disk.sync(path.parent)
     except BaseException as error:
         disk.remove(new)
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-
-
-def _replace(new: Path, path: Path, disk: Disk) -> None:
-    """Rename ``new`` to ``path``, removing an existing checkpoint of that name."""
-    if path.exists():
-        delete_checkpoint(path, disk)
-    disk.rename(new, path)
-    disk.sync(path.parent)
 
 
 def delete_checkpoint(path: Path, disk: Disk = DISK) -> None:
@@ -107,49 +111,36 @@ def read_latest_checkpoint(folder: str | os.PathLike[str], *, warn: bool = False
     """
     folder = Path(folder)
     found = list_checkpoints(folder)
-    if (folder / STATE).exists() or (not found and _ROUND_FOLDER.fullmatch(folder.name)):
-        return folder, _read_or_suggest(folder, list_checkpoints(folder.parent))
-    if not found:
+    is_one = (folder / STATE).exists() or (not found and _ROUND_FOLDER.fullmatch(folder.name) is not None)
+    paths = [folder] if is_one else [*reversed(found.values())]
+    if not paths:
         raise FileNotFoundError(f"no checkpoint in {folder}; callbacks.Checkpoint writes them")
     damaged: list[BadCheckpointError] = []
-    for path in reversed(found.values()):
+    path, content = _latest_good(paths, damaged)
+    if path is not None:
+        if warn and damaged:
+            warn_user(f"{damaged[0]}; using {path} instead, which is the latest good one")
+        return path, content
+    error = damaged[0]
+    if is_one:
+        paths = [path for path in reversed(list_checkpoints(folder.parent).values()) if path != folder]
+        with suppress(BadCheckpointError):
+            error.good, _ = _latest_good(paths, damaged)
+    if error.good is None and len(damaged) > 1:
+        error.reason += (
+            ", and all other checkpoints of the folder are damaged, too; begin a new fit, with "
+            "Checkpoint(..., overwrite=True)"
+        )
+    raise error
+
+
+def _latest_good(paths: Iterable[Path], damaged: list[BadCheckpointError]) -> tuple[Path | None, dict[str, Any]]:
+    """Return the first path that can be read, and its content; add the errors of those before to ``damaged``."""
+    for path in paths:
         try:
-            content = read_checkpoint(path)
+            return path, read_checkpoint(path)
         except BadCheckpointError as error:
             if not error.damaged:
                 raise
             damaged.append(error)
-        else:
-            if warn and damaged:
-                warn_user(f"{damaged[0]}; using {path} instead, which is the latest good one")
-            return path, content
-    raise _with_advice(damaged[0], others=len(found) > 1)
-
-
-def _with_advice(error: BadCheckpointError, *, others: bool) -> BadCheckpointError:
-    if not others:
-        return error
-    reason = (
-        f"{error.reason}, and all other checkpoints of the folder are damaged, too; begin a new fit, with "
-        "Checkpoint(..., overwrite=True)"
-    )
-    return BadCheckpointError(error.path, reason)
-
-
-def _read_or_suggest(path: Path, others: dict[int, Path]) -> dict[str, Any]:
-    """Read a checkpoint; if it is damaged, add the latest good one of the others to the error."""
-    try:
-        return read_checkpoint(path)
-    except BadCheckpointError as error:
-        error.good = next((each for each in reversed(others.values()) if each != path and _is_good(each)), None)
-        if error.good is None:
-            raise _with_advice(error, others=len(others) > 1) from error
-        raise
-
-
-def _is_good(path: Path) -> bool:
-    try:
-        read_checkpoint(path)
-    except BadCheckpointError:
-        return False
-    return True
+    return None, {}

@@ -1,9 +1,10 @@
-"""``Predictor``: builds a network on an engine, evaluates it and predicts with it."""
+"""``TrainerBase``: what a trainer offers beside its fits, to its users and to callbacks during a fit."""
 
 import copy
 import os
 from collections.abc import Callable, Mapping
 from itertools import chain
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -13,29 +14,28 @@ from torch import nn
 from compss_train._utils.validation import check_count
 from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
+from compss_train.model import copies, loss_weights, losses, metrics, optimizers, training_spec
 from compss_train.model import parameters as params
-from compss_train.model.copies import copy_network
 from compss_train.model.export import export
-from compss_train.model.loss_weights import ClassWeight
-from compss_train.model.losses import BatchFunction
-from compss_train.model.metrics import MetricSpec
-from compss_train.model.optimizers import Gradients, OptimizerSpec
+from compss_train.model.optimizers import Gradients
 from compss_train.model.parameters import Parameters
 from compss_train.model.schedule import ScheduleSpec
 from compss_train.model.train_transform import TrainTransform
-from compss_train.model.training_spec import MemoryFormat, Precision
 from compss_train.model.training_step import Step
 from compss_train.reports.history import History
+from compss_train.training import data_source, description, resuming
 from compss_train.training.build_arguments import build_arguments
-from compss_train.training.data_source import as_data_source
-from compss_train.training.description import described_machine, versions
 from compss_train.training.inference import warn_of_random_transform, warn_of_skipped_files
 from compss_train.training.trained_model import TrainedModel
+from compss_train.training.training_state import Snapshot
 from compss_train.training.workplace import Workplace
 
 
-class Predictor:
-    """A network that tasks evaluate; ``DistributedTrainer``, which trains it as well, documents the arguments."""
+class TrainerBase:
+    """A network that tasks evaluate; ``DistributedTrainer``, which trains it as well, documents the arguments.
+
+    Callbacks get it as ``trainer``.
+    """
 
     def __init__(
         self,
@@ -53,19 +53,19 @@ class Predictor:
     def build(
         self,
         net: nn.Module | Mapping[str, nn.Module],
-        optimizer: OptimizerSpec | Mapping[str, OptimizerSpec] | None = None,
-        loss: str | BatchFunction | None = None,
-        metric: MetricSpec = None,
+        optimizer: optimizers.OptimizerSpec | Mapping[str, optimizers.OptimizerSpec] | None = None,
+        loss: str | losses.BatchFunction | None = None,
+        metric: metrics.MetricSpec = None,
         num_gpu: int = 0,
         num_nodes: int = 1,
         *,
         transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
         train_transform: TrainTransform | Callable[..., Any] | None = None,
         collate: Callable[[list[Any]], Any] | None = None,
-        precision: Precision = "fp32",
-        memory_format: MemoryFormat = "contiguous",
+        precision: training_spec.Precision = "fp32",
+        memory_format: training_spec.MemoryFormat = "contiguous",
         compile: bool | Mapping[str, Any] = False,
-        class_weight: ClassWeight | None = None,
+        class_weight: loss_weights.ClassWeight | None = None,
         schedule: ScheduleSpec | None = None,
         gradients: Gradients | None = None,
         training_step: Step | str | None = None,
@@ -135,27 +135,11 @@ class Predictor:
         Raises ``ValueError`` for unknown names or optimizer parameters, a network without trainable parameters, and
         missing GPUs; ``TypeError`` for arguments of a wrong type, or that cannot be pickled.
         """
+        arguments = {name: value for name, value in locals().items() if name not in ("self", "num_nodes")}
         self._model.require_idle("build")
         check_count("num_gpu", num_gpu, least=0)
         check_count("num_nodes", num_nodes, least=0)
-        built = build_arguments(
-            net,
-            optimizer,
-            loss,
-            metric,
-            num_gpu=num_gpu,
-            transform=transform,
-            train_transform=train_transform,
-            collate=collate,
-            precision=precision,
-            memory_format=memory_format,
-            compile=compile,
-            class_weight=class_weight,
-            schedule=schedule,
-            gradients=Gradients() if gradients is None else gradients,
-            training_step=training_step,
-            validation_step=validation_step,
-        )
+        built = build_arguments(**arguments)
         self._workplace.engine_class.check_gpus(num_gpu, num_nodes)
         self._model.build(built)
         self._workplace.forget()
@@ -198,8 +182,8 @@ class Predictor:
             },
             "build": self._model.described,
             "fit": self._model.last_fit,
-            "versions": versions(),
-            "machine": described_machine(),
+            "versions": description.versions(),
+            "machine": description.described_machine(),
         }
 
     def evaluate(self, x: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, Any]:
@@ -210,7 +194,7 @@ class Predictor:
         built = self._model.built
         built.training_spec.check_evaluable()
         self._model.require_workers("evaluate")
-        data = as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
+        data = data_source.as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
         with self._workplace.inference(built, self._model.current(), data, batch_size) as (inference, parameters):
             refs = inference.evaluate(parameters)
             measured = [*chain.from_iterable(inference.engine.fetch(refs, small=True))]
@@ -232,7 +216,8 @@ class Predictor:
         built = self._model.built
         built.training_spec.check_forward()
         self._model.require_workers("predict")
-        data = as_data_source(x, None, self.num_workers, targets=False, floats=built.training_spec.float_dtype)
+        floats = built.training_spec.float_dtype
+        data = data_source.as_data_source(x, None, self.num_workers, targets=False, floats=floats)
         with self._workplace.inference(built, self._model.current(), data, batch_size) as (inference, parameters):
             return inference.predict(parameters)
 
@@ -242,7 +227,7 @@ class Predictor:
         With ``averaged=True`` these are the average that a fit with ``Merge(averaging=...)`` keeps; ``ValueError``
         if the last fit kept none.
         """
-        net = copy_network(self._model.built.training_spec.net)
+        net = copies.copy_network(self._model.built.training_spec.net)
         params.load_into(net, self._model.current(averaged=averaged))
         return net
 
@@ -259,6 +244,46 @@ class Predictor:
             )
         params.load_into(net, params.as_parameters(parameters))
         self._model.parameters = params.from_module(net)
+
+    def trained_samples(self) -> int | None:
+        """Return how many samples workers have reported since the engine started; for displays of progress.
+
+        Repeated tasks count again. ``None`` if the engine does not know it, as that of COMPSs.
+        """
+        session = self._workplace.session
+        return None if session is None else session.engine.trained_samples()
+
+    def stop(self, reason: str) -> None:
+        """End the fit after the current round; for callbacks. ``reason`` becomes the value of ``stopped``.
+
+        Later rounds that were already submitted are cancelled. Only if workers merge without waiting for each other
+        are these still trained and recorded.
+        """
+        if self._model.fit is None:
+            raise RuntimeError("stop was called while no fit is running; call it from a callback")
+        self._model.fit.stopping.request(reason)
+
+    @property
+    def stopping(self) -> str | None:
+        """Why the running fit is about to stop, ``None`` if it is not; for callbacks."""
+        return None if self._model.fit is None else self._model.fit.stopping.reason
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the last fit ended early: the argument of ``stop``, ``"max_time"``, ``"SIGTERM"``; else ``None``."""
+        return self._model.stopped
+
+    @property
+    def resumed_from(self) -> Path | None:
+        """The checkpoint that the current or last fit was resumed from."""
+        return self._model.resumed_from
+
+    def snapshot(self) -> Snapshot:
+        """Return the state that a later fit can resume from.
+
+        In a callback it is the state after the last complete round; see ``Callback.needs_state``.
+        """
+        return resuming.snapshot_of(self._model, self._workplace)
 
     def export(self, path: str | os.PathLike[str], example: Any = None) -> None:
         """Write the global parameters to a ``.safetensors`` or ``.npz`` file, or the network to an ``.onnx`` one.

@@ -1,0 +1,216 @@
+"""Merging on arrival, where no worker waits: commutatively in the engine, or through a parameter server.
+
+Additions commute, so that the order of arrival changes rounding only. With an outer optimizer this also holds for
+the steps that the workers' changes make at once. Momentum is applied after as many arrivals as there are workers
+(``model/delayed_nesterov.py``): which changes it then contains, and which workers start from the parameters that it
+has moved, depends on the order of arrival where some workers are ahead of others.
+
+Through a parameter server workers push their changes layer by layer, and the parameters bypass the engine.
+"""
+
+import copy
+from abc import abstractmethod
+from collections.abc import Collection, Iterable
+from dataclasses import replace
+from typing import Any
+
+from compss_train import parameter_server
+from compss_train._utils import Closable
+from compss_train.engines import Engine, Ref
+from compss_train.engines.nodes import is_loopback
+from compss_train.model import parameters as params
+from compss_train.model.delayed_nesterov import DelayedNesterov, step_on_arrival
+from compss_train.model.optimizers import OptimizerSpec
+from compss_train.model.parameters import Parameters
+from compss_train.model.training_spec import TensorNames
+from compss_train.training.merge import Rule
+from compss_train.training.merging.base import Merger, SubmittedRound
+from compss_train.training.training_state import NOTHING_KEPT, MergeState
+from compss_train.training.worker_group import WorkerGroup
+from compss_train.worker.server_exchange import (
+    Exchange,
+    ServerAddress,
+    read_parameters,
+    train_and_exchange,
+)
+
+
+class ArrivalMerger(Merger):
+    """Each worker trains from parameters of its own, and merges when it arrives."""
+
+    rounds_ahead = 8
+    """The most rounds by which the fastest worker may be ahead of the slowest before submission pauses."""
+
+    def __init__(self, engine: Engine, initial: Parameters, state: MergeState) -> None:
+        super().__init__(engine, initial, state)
+        self._moments = state.moments
+        self._bases: dict[int, Ref] = {}
+
+    def submit(self, workers: WorkerGroup) -> SubmittedRound:
+        """Train each worker from its own base, and merge it."""
+        counts = workers.round.counts
+        total, active = sum(counts), [worker for worker, count in enumerate(counts) if count]
+        measured = [
+            self._train(workers, worker, self._bases.get(worker, self._initial), total, len(active))
+            for worker in active
+        ]
+        self._moments = None  # from now on workers have their own
+        return SubmittedRound(
+            round=workers.round,
+            tasks=[[worker] for worker in active],
+            measured={"workers": measured},
+            parameters=self.parameters,
+            states=tuple(workers.states),
+        )
+
+    @abstractmethod
+    def _train(self, workers: WorkerGroup, worker: int, base: Ref, total: int, active: int) -> Ref:
+        """Train one of the ``active`` workers, which have ``total`` samples, and set its next base.
+
+        Returns a reference to its measurements.
+        """
+
+    def _free(self, refs: Iterable[Ref]) -> None:
+        """Free references but that to the initial parameters, from which workers start that have no other."""
+        self.engine.delete([ref for ref in refs if ref is not self._initial])
+
+
+class CommutativeMerger(ArrivalMerger):
+    """Every worker adds its change to the global parameters and continues from the result."""
+
+    name = "commutative"
+
+    def __init__(
+        self,
+        engine: Engine,
+        initial: Parameters,
+        state: MergeState,
+        *,
+        rule: Rule,
+        buffers: Collection[str],
+        optimizer: DelayedNesterov | None,
+    ) -> None:
+        super().__init__(engine, initial, state)
+        self._rule, self._optimizer, self._buffers = rule, optimizer, frozenset(buffers)
+        saved = None if optimizer is None else state.fetched(engine).outer
+        self.parameters = engine.publish(initial if optimizer is None else optimizer.starting(initial, saved))
+
+    def _train(self, workers: WorkerGroup, worker: int, base: Ref, total: int, active: int) -> Ref:
+        trained, measured = workers.train_alone(worker, base, self._moments)
+        count = measured if workers.data.source.may_skip else workers.round.counts[worker]
+        update: tuple[Any, ...] = params.apply_delta, base, trained, count, total, self._buffers
+        if self._rule == "halving":
+            update = params.halve, trained
+        elif self._optimizer is not None:
+            update = step_on_arrival, self._optimizer, base, trained, count, total, active, self._buffers
+        self._bases[worker] = self.engine.commute(self.parameters, *update)
+        self._free([trained, base])
+        return measured
+
+    def current(self, submitted: SubmittedRound) -> Parameters:
+        """Return the newest value, later contributions included: waiting would delay the other workers."""
+        newest: Parameters | None = self.engine.peek(self.parameters)
+        return self.engine.fetch([self.parameters])[0] if newest is None else newest
+
+    def state_of(self, submitted: SubmittedRound, parameters: Parameters) -> MergeState:
+        """Return the state of the outer optimizer, which the parameters carry."""
+        outer = getattr(parameters, "outer", None)
+        return NOTHING_KEPT if outer is None else MergeState(outer=copy.deepcopy(outer))  # the engine's memory
+
+    def retire(self, submitted: SubmittedRound) -> None:
+        """Do nothing: all rounds share one value."""
+
+    def close(self) -> None:
+        """Free the global parameters and the bases of the workers."""
+        self.engine.delete([*{self.parameters, self._initial, *self._bases.values()}])
+
+
+class GlobalParameters(Closable):
+    """Serves parameters to the tasks of an engine, starting from ``initial``, for ``num_workers`` workers.
+
+    Changes are added, or an ``optimizer`` of the server steps the weights with them. Raises ``ModuleNotFoundError``
+    without ZeroMQ (the extra ``online``).
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        initial: Parameters,
+        num_workers: int,
+        *,
+        names: TensorNames,
+        optimizer: OptimizerSpec | None = None,
+    ) -> None:
+        exchange = Exchange.of(initial, names, num_workers, stepped=optimizer is not None)
+        serve = parameter_server.serve_apart if not engine.traits.interruptible else parameter_server.serve
+        host = engine.host()
+        self._serving = serve(None if is_loopback(host) else f"tcp://{host}:*", optimizer=optimizer)
+        self.server_address = ServerAddress(self._serving.address, self._serving.token, exchange)
+        """The address, token and layout that tasks need to connect."""
+        try:
+            with self.server_address.connect() as server:
+                exchange.publish(server, initial)
+        except BaseException:
+            self.close()
+            raise
+
+    def pull(self, timeout: float = 60.0) -> Parameters:
+        """Return the current parameters; raise ``TimeoutError`` after ``timeout`` seconds."""
+        with self.server_address.connect(timeout=timeout) as server:
+            return self.server_address.exchange.pull(server)
+
+    def close(self) -> None:
+        """End the server; workers that connect later get no reply."""
+        self._serving.close()
+
+
+class ServerMerger(ArrivalMerger):
+    """Every worker pushes its change to a parameter server, and continues from the parameters that it pulls.
+
+    An outer optimizer is the server's: it steps with each worker's change when it arrives, layer by layer, and is
+    new in every fit. Its momentum advances with every push, as often in a round as there are workers. A momentum of
+    β then acts like a learning rate 1 / (1 - β) times as large, with changes that were computed without it: values
+    that suit one step a round, such as 0.9, can diverge. Commutative merging waits with momentum.
+    """
+
+    name = "parameter_server"
+
+    def __init__(self, engine: Engine, initial: Parameters, state: MergeState, shared: GlobalParameters) -> None:
+        """``shared`` serves the same ``initial`` parameters; ``stop`` closes it, and so does an error here."""
+        self._global = shared
+        try:
+            super().__init__(engine, initial, state)
+            self._address = engine.publish(shared.server_address)
+        except BaseException:
+            self.stop()
+            raise
+
+    def _train(self, workers: WorkerGroup, worker: int, base: Ref, total: int, active: int) -> Ref:
+        exchange = train_and_exchange, self._address, total
+        self._bases[worker], measured = workers.train_alone(worker, base, self._moments, *exchange)
+        self._free([base])
+        return measured
+
+    def submit(self, workers: WorkerGroup) -> SubmittedRound:
+        """Train each worker from its own base, and read the parameters once all have pushed their changes."""
+        submitted = super().submit(workers)
+        measured = submitted.measured["workers"]
+        self.parameters = self.engine.submit(read_parameters, self._address, measured, priority=True)
+        return replace(submitted, parameters=self.parameters)
+
+    def go_back(self, submitted: SubmittedRound | None) -> None:
+        """Keep the parameters that were read after that round."""
+        self.parameters = self._initial if submitted is None else submitted.parameters
+
+    def retire(self, submitted: SubmittedRound) -> None:
+        """Free the parameters that were read after that round."""
+        self._free([submitted.parameters])
+
+    def stop(self) -> None:
+        """End the server."""
+        self._global.close()
+
+    def close(self) -> None:
+        """Free the parameters that were read last, and the bases of the workers."""
+        self._free({*self._bases.values(), self.parameters})
+        self.engine.delete([self._initial, self._address])
