@@ -93,30 +93,24 @@ def spirals(
 def format_keys() -> str:
     """Return all keys of all sections, with their defaults, and the types that they have in Python."""
     call = {objects.CALL: Parameter("name", Parameter.KEYWORD_ONLY, annotation='"module:name"')}
+    function = {**call, "blocks": data.ARRAYS["blocks"]}
     fraction = Parameter(data.FRACTION, Parameter.KEYWORD_ONLY, annotation=float)
     sections: dict[str, Mapping[str, Parameter]] = {
         "[trainer]": training.TRAINER,
         "[network], with arguments of what is called as other keys": call,
         "[data] and [validation], of files": data.FILES,
         "[data] and [validation], of arrays": data.ARRAYS,
-        "[data] and [validation], of a function, with its arguments as other keys": {
-            **call,
-            "blocks": data.ARRAYS["blocks"],
-        },
+        "[data] and [validation], of a function, with its arguments as other keys": function,
         "[validation], of a part of [data]": {data.FRACTION: fraction},
         "[build]": training.BUILD,
         "[fit]": training.FIT,
-        **{
-            f"{name}, a table of [build] or [fit]": objects.parameters_of(kind)
-            for name, kind in objects.TABLES.items()
-        },
-        "early_stopping, a table of [fit]": training.callback_options(callbacks.EarlyStopping),
         "[output]": training.OUTPUT,
-        **{
-            f"{name}, a table of [output]": training.callback_options(writer.callback)
-            for name, writer in training.WRITERS.items()
-        },
     }
+    tables = {name: objects.parameters_of(kind) for name, kind in objects.TABLES.items()}
+    made = {name: writer.callback for name, writer in training.WRITERS.items()}
+    for name, kind in {**made, "early_stopping": callbacks.EarlyStopping}.items():
+        tables[name] = training.callback_options(kind)
+    sections |= {f"{name}, a table": keys for name, keys in tables.items()}
     blocks = []
     for title, keys in sections.items():
         lines = [title]

@@ -80,9 +80,8 @@ def _open_run(options: argparse.Namespace) -> Iterator[tuple[run_files.RunFile, 
     home. Unless the run is trusted, the modules that its file imports are named before, and another user's file is
     an error. Raises ``RunFileError`` if the run has saved no parameters.
     """
-    file = run_files.read_run_file(
-        options.run, options.settings, "give the folder that compss-train fit printed at its end"
-    )
+    hint = "give the folder that compss-train fit printed at its end"
+    file = run_files.read_run_file(options.run, options.settings, hint)
     objects.check_trust(file, trusted=options.trust)
     folder, errors = run_files.RunFolder(file.path.parent), run_files.Errors()
     with file.working_directory():

@@ -121,13 +121,13 @@ KEYS = {
     "[data] and [validation], of a function, with its arguments as other keys": ["import", "blocks"],
     "[validation], of a part of [data]": ["fraction"],
     "[output]": ["folder", "checkpoint", "csv", "profile", "report", "tensorboard"],
-    "checkpoint, a table of [output]": ["every", "keep", "best", "mode", "overwrite"],
-    "early_stopping, a table of [fit]": ["monitor", "patience", "min_delta", "mode", "restore_best"],
+    "checkpoint, a table": ["every", "keep", "best", "mode", "overwrite"],
+    "early_stopping, a table": ["monitor", "patience", "min_delta", "mode", "restore_best"],
 }
 LINES = {
     "[fit]": ["num_epochs (required) # int", "early_stopping = false # bool | dict", "callbacks = [] #"],
     "[trainer]": ['num_workers = "none" # int | None'],
-    "merge, a table of [build] or [fit]": ['unit = "none" # Optional[Literal['],
+    "merge, a table": ['unit = "none" # Optional[Literal['],
 }
 
 

@@ -22,22 +22,19 @@ class FakeMachine:
     """A machine that has only the programs a test adds; ``bin`` is its PATH, ``home`` its COMPSS_HOME."""
 
     def __init__(self, folder):
-        self.folder = folder
-        self.bin = folder / "bin"
-        self.home = folder / "COMPSs"
+        self.folder, self.bin, self.home = folder, folder / "bin", folder / "COMPSs"
         self.bin.mkdir()
+        (self.home / "Runtime").mkdir(parents=True)
 
     def add_program(self, name, text):
         path = self.bin / name
-        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
         path.chmod(0o755)
         return path
 
     def add_printing_program(self, name, *lines, code=0):
-        return self.add_program(
-            name, "#!/bin/sh\n" + "".join(f"echo '{line}'\n" for line in lines) + f"exit {code}\n"
-        )
+        printed = "".join(f"echo '{line}'\n" for line in lines)
+        return self.add_program(name, f"#!/bin/sh\n{printed}exit {code}\n")
 
     def add_compss(self, suffix=None):
         """Add a complete COMPSs."""
@@ -53,21 +50,25 @@ class FakeMachine:
 
     def add_python(self, **changes):
         """Add a Python that answers the probe, with changes, and return its path."""
-        answer = {
+        versions = {
             "python": platform.python_version(),
             "torch": metadata.version("torch"),
             "compss_train": __version__,
         }
-        answer |= {"cpus": 4, "gpus": 0, "java": True, "compss": True, "problems": {}} | changes
-        return self.add_printing_program("python-there", "Welcome to this machine!", json.dumps(answer))
+        answer = {**versions, "cpus": 4, "gpus": 0, "java": True, "compss": True, "problems": {}, **changes}
+        return str(self.add_printing_program("python-there", "Welcome to this machine!", json.dumps(answer)))
 
-    def write_files(self, *nodes):
-        return write(self.folder / "files", nodes, install_dir=self.home)
-
-
-def findings_by_name(request=Request()):  # noqa: B008 - frozen
-    return {finding.name: finding for finding in examine(request)}
+    def findings(self, *nodes, **request):
+        """Return what the doctor finds, by name; with nodes in COMPSs's two files."""
+        if nodes:
+            project, resources = write(self.folder / "files", nodes, install_dir=self.home)
+            request = {"project": project, "resources": resources, **request}
+        return {finding.name: finding for finding in examine(Request(**request))}
 
 
 def states(findings, *names):
     return [findings[name].state for name in names]
+
+
+def missing(findings):
+    return {name for name, finding in findings.items() if finding.state == "missing"}

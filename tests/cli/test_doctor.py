@@ -1,0 +1,249 @@
+"""The doctor on fake machines: this one, and nodes that are reached by ssh."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from importlib import metadata
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from compss_train.cli import doctor, main
+from compss_train.cli.doctor import Request, nodes
+from compss_train.engines.compss import configuration
+from compss_train.engines.compss.configuration import WorkerNode, loopback_nodes, resources_xml
+from tests.cli.fake_machine import FakeMachine, missing, states
+
+HANGS = """#!{python}
+import pathlib, subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+pathlib.Path({pids!r}, str(child.pid)).touch()
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def bare(tmp_path, monkeypatch):
+    """A machine with torch, two cores with two threads each, and nothing of COMPSs but an empty folder."""
+    fake = FakeMachine(tmp_path)
+    monkeypatch.setenv("PATH", str(fake.bin))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("COMPSS_HOME", str(fake.home))
+    monkeypatch.delenv("JAVA_HOME", raising=False)
+    monkeypatch.setattr(configuration, "DEFAULT_HOME", tmp_path / "none")
+    monkeypatch.setattr(doctor, "util", SimpleNamespace(find_spec=lambda name: None))
+    monkeypatch.setattr(nodes, "physical_cores", lambda: 2)
+    monkeypatch.setattr(os, "cpu_count", lambda: 4)
+    return fake
+
+
+@pytest.fixture
+def machine(bare):
+    bare.add_compss()
+    return bare
+
+
+def test_all_is_missing_on_an_empty_machine(bare, monkeypatch):
+    monkeypatch.delenv("COMPSS_HOME")
+    findings = bare.findings()
+    assert missing(findings) == {"pycompss", "COMPSS_HOME", "java", "runcompss", "ssh to localhost"}
+    assert all(findings[name].advice for name in missing(findings))
+    assert states(findings, "Python", "torch", "numpy", "JAVA_HOME") == ["ok", "ok", "ok", "warning"]
+
+
+def test_nothing_is_missing_with_a_complete_compss(machine, monkeypatch):
+    java_home = machine.folder / "jdk"
+    for folder in ("bin", "lib/server"):
+        (java_home / folder).mkdir(parents=True)
+    (java_home / "lib/server/libjvm.so").touch()
+    (machine.bin / "java").rename(java_home / "bin/java")
+    monkeypatch.setenv("JAVA_HOME", str(java_home))
+    findings = machine.findings()
+    assert set(states(findings, *findings)) == {"ok"}
+    assert findings["java"].found == 'openjdk version "17.0.1"'
+    assert findings["runcompss"].found == f"3.3 at {machine.bin / 'runcompss'}"
+
+
+def test_nothing_hangs(machine, monkeypatch):
+    pids = machine.folder / "pids"
+    pids.mkdir()
+    for tool in ("java", "runcompss", "ssh", "nvidia-smi"):
+        machine.add_program(tool, HANGS.format(python=sys.executable, pids=str(pids)))
+    monkeypatch.setattr(nodes, "TIMEOUT", 0.5)
+    monkeypatch.setattr(nodes, "SSH_TIMEOUT", 0.5)
+    before = time.monotonic()
+    findings = machine.findings(WorkerNode("localhost", 2), nodes=("n1", "n2"))
+    assert time.monotonic() - before < 10
+    assert states(findings, "java", "runcompss", "ssh to n1", "ssh to n2") == ["missing"] * 4
+    assert "no answer from" in findings["ssh to n1"].found
+    # Killed with their parents, though the system may take a moment to say so.
+    while any(_runs(int(pid.name)) for pid in pids.iterdir()):
+        assert time.monotonic() - before < 20
+        time.sleep(0.05)
+
+
+def _runs(pid):
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_output_and_exit_codes(machine, capsys):
+    def printed(*options, code):
+        assert main(["doctor", *options]) == code
+        return capsys.readouterr().out
+
+    answer = json.loads(printed("--json", code=0))
+    assert answer["ready"] is True
+    assert {"name": "numpy", "state": "ok", "found": metadata.version("numpy"), "advice": ""} in answer["findings"]
+    assert json.loads(printed("--json", "--nodes", "nowhere", code=1))["ready"] is False
+    lines = printed(code=0).splitlines()
+    assert lines[-1] == "The compss engine can run here."
+    assert any(line.split() == ["ok", "numpy", metadata.version("numpy")] for line in lines)
+    (machine.bin / "runcompss").unlink()
+    out = printed(code=1)
+    assert "cannot run here yet: see runcompss." in out
+    assert "not on the PATH; install COMPSs" in out
+
+
+def test_configure_writes_both_files(tmp_path, capsys):
+    folder = tmp_path / "new" / "folder"
+    assert main(["configure", "--nodes", "2", "--units", "3", "--folder", str(folder)]) == 0
+    assert len(configuration.read_project(folder / "project.xml")) == 2
+    assert "127.0.0.2: 3 CPU units, 0 GPUs" in capsys.readouterr().out
+    assert main(["configure", "--hosts", "n1, n2", "--gpus", "4", "--folder", str(folder)]) == 0
+    assert [*configuration.read_resources(folder / "resources.xml")] == ["n1", "n2"]
+
+
+def no_packages(machine, monkeypatch):
+    def version(name):
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+
+
+def off_the_path(machine, monkeypatch):
+    (machine.home / "Runtime/scripts/user").mkdir(parents=True)
+
+
+def other_python(machine, monkeypatch):
+    machine.add_compss(suffix=".cpython-36m-x86_64-linux-gnu.so")
+
+
+def broken_programs(machine, monkeypatch):
+    machine.add_compss()
+    machine.add_printing_program("runcompss", "ERROR: Cannot find Java", code=1)
+    machine.add_program("java", "no program")
+    machine.add_program("ssh", "#!/no/interpreter\n")
+    monkeypatch.setenv("JAVA_HOME", str(machine.folder))
+
+
+@pytest.mark.parametrize(
+    ("break_machine", "name", "text"),
+    [
+        (no_packages, "torch", "pip install torch"),
+        (no_packages, "numpy", "pip install numpy"),
+        (other_python, "pycompss", "compiled as compss.cpython-36m"),
+        (off_the_path, "runcompss", 'export PATH="{home}/Runtime/scripts/user:$PATH"'),
+        (broken_programs, "runcompss", "ERROR: Cannot find Java"),
+        (broken_programs, "java", "apt install default-jdk"),
+        (broken_programs, "JAVA_HOME", "apt install default-jdk"),
+        (broken_programs, "ssh to localhost", "ssh-copy-id localhost"),
+    ],
+)
+def test_what_is_missing_is_found(bare, monkeypatch, break_machine, name, text):
+    break_machine(bare, monkeypatch)
+    finding = bare.findings()[name]
+    assert finding.state == "missing"
+    assert text.format(home=bare.home) in f"{finding.found}; {finding.advice}"
+
+
+def test_nodes_that_are_complete_or_unknown_or_without_python(machine):
+    findings = machine.findings(nodes=("n1", "nowhere"), python=machine.add_python())
+    names = ("ssh to n1", "python on n1", "torch on n1", "compss_train on n1", "COMPSs on n1")
+    assert states(findings, *names) == ["ok"] * 5
+    assert findings["ssh to nowhere"].found == "ssh: cannot resolve nowhere"
+    assert "ssh-copy-id nowhere" in findings["ssh to nowhere"].advice
+    assert "torch on nowhere" not in findings
+    findings = machine.findings(nodes=("n1",), python="/no such/python")
+    assert states(findings, "Python on n1") == ["missing"]
+    assert "/no such/python" in findings["Python on n1"].found
+
+
+def test_versions_on_nodes_go_together_up_to_builds_and_patches(machine):
+    versions = {"python": "3.6.0", "torch": "1.0", "compss_train": None}
+    problems = {"compss_train": "ModuleNotFoundError: compss_train"}
+    other = machine.add_python(**versions, java=False, compss=False, problems=problems)
+    findings = machine.findings(nodes=("n1",), python=other)
+    assert missing(findings) == {f"{name} on n1" for name in ("python", "torch", "compss_train", "java", "COMPSs")}
+    assert findings["torch on n1"].found == f"1.0, but {metadata.version('torch')} here"
+    torch = metadata.version("torch").split("+")[0]
+    python = ".".join([*platform.python_version().split(".")[:2], "99"])
+    findings = machine.findings(nodes=("n1",), python=machine.add_python(torch=f"{torch}+cu999", python=python))
+    assert states(findings, "torch on n1", "python on n1") == ["ok", "ok"]
+
+
+def test_probe_in_a_real_python(machine, tmp_path):
+    (tmp_path / "torch.py").write_text("raise OSError('libcudart is not there')")
+    probe = nodes.probe_program(Request(), "n1")
+    environment = {"PYTHONPATH": str(tmp_path), "PATH": str(machine.bin)}
+    options = {"input": probe, "capture_output": True, "text": True, "check": True, "env": environment}
+    seen = json.loads(subprocess.run([sys.executable, "-"], **options).stdout)
+    assert seen["python"] == platform.python_version()
+    assert (seen["torch"], seen["compss"], seen["java"], seen["gpus"]) == (None, True, True, 0)
+    assert seen["problems"]["torch"] == "OSError: libcudart is not there"
+    assert f"sys.path.append({str(Path(__file__).parents[2])!r})" in probe
+
+
+def test_files_that_cannot_be_read_or_name_other_nodes(machine):
+    broken, other = machine.folder / "broken.xml", machine.folder / "other.xml"
+    broken.write_text("<ResourcesList>")
+    other.write_text(resources_xml([WorkerNode("elsewhere", 1)]))
+    findings = machine.findings(project=machine.folder / "none.xml", resources=broken)
+    assert states(findings, "project file", "resources file") == ["missing", "missing"]
+    node, python = WorkerNode("localhost", 1), machine.add_python()
+    found = machine.findings(node, resources=other, python=python)["nodes"].found
+    assert found == "localhost of the project file not in the resources file"
+    assert "nodes" not in machine.findings(node, python=python)
+
+
+@pytest.mark.parametrize(
+    ("node", "there", "state"),
+    [
+        (WorkerNode("localhost", 2), {}, "ok"),
+        (WorkerNode("127.0.0.1", 3), {}, "warning"),
+        (WorkerNode("localhost", 5), {}, "missing"),
+        (WorkerNode("n1", 48), {"cpus": 16}, "missing"),
+        (WorkerNode("n1", 4), {"cpus": 16}, "ok"),
+    ],
+)
+def test_units_are_compared_with_cores(machine, node, there, state):
+    finding = machine.findings(node, python=machine.add_python(**there))[f"units of {node.name}"]
+    assert finding.state == state
+    assert ("configure" in finding.advice) == (state != "ok")
+    assert ("--cpu_affinity=disabled" in finding.advice) == (state == "missing")
+
+
+def test_gpus_and_units_beyond_those_of_the_machine(machine):
+    machine.add_printing_program("nvidia-smi", "GPU 0: A (UUID: x)", "GPU 1: A (UUID: y)")
+    python = machine.add_python(gpus=4)
+    for gpus, state in ((2, "ok"), (1, "warning"), (3, "missing")):
+        findings = machine.findings(WorkerNode("localhost", 2, gpus), python=python)
+        assert states(findings, "GPUs of localhost") == [state]
+    assert states(machine.findings(WorkerNode("n1", 2, 4), python=python), "GPUs of n1") == ["ok"]
+    findings = machine.findings(*loopback_nodes(2, units=2), python=python)
+    assert findings["units of this machine"].found == "4 in all, 2 physical cores"
+
+
+def test_default_resources_of_compss(machine):
+    default = machine.home / "Runtime/configuration/xml/resources/default_resources.xml"
+    default.parent.mkdir(parents=True)
+    default.write_text(resources_xml(loopback_nodes(1, units=8)))
+    finding = machine.findings()["units of localhost"]
+    assert finding.state == "warning"
+    assert "COMPSs's own" in finding.found
