@@ -50,12 +50,9 @@ class FakeMachine:
 
     def add_python(self, **changes):
         """Add a Python that answers the probe, with changes, and return its path."""
-        versions = {
-            "python": platform.python_version(),
-            "torch": metadata.version("torch"),
-            "compss_train": __version__,
-        }
-        answer = {**versions, "cpus": 4, "gpus": 0, "java": True, "compss": True, "problems": {}, **changes}
+        versions = {"python": platform.python_version(), "torch": metadata.version("torch")}
+        others = {"compss_train": __version__, "cpus": 4, "gpus": 0, "java": True, "compss": True, "problems": {}}
+        answer = {**versions, **others, **changes}
         return str(self.add_printing_program("python-there", "Welcome to this machine!", json.dumps(answer)))
 
     def findings(self, *nodes, **request):

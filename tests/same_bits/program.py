@@ -16,11 +16,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 
-from compss_train import Engine, LocalEngine, SerialEngine
+from compss_train import LocalEngine
 from tests.same_bits import other_kinds
 from tests.same_bits.comparison import differences, read, write
 from tests.same_bits.fitting import Bits, Place
@@ -48,34 +49,16 @@ def chosen(names: Sequence[str]) -> list[str]:
     return found
 
 
-@contextmanager
-def started(name: str) -> Iterator[Callable[[str], Engine | str]]:
-    """Yield a function that returns the engine of a kind; local engines start once."""
-    engines: dict[str, Engine] = {}
-
-    def engine_of(kind: str) -> Engine | str:
-        wanted = "local" if kind in ON_LOCAL else name
-        if wanted == "local" and wanted not in engines:
-            engines[wanted] = LocalEngine(2)
-        return engines.get(wanted, wanted)
-
-    try:
-        yield engine_of
-    finally:
-        for engine in engines.values():
-            engine.shutdown()
-
-
 def run(names: Sequence[str], engine: str) -> tuple[dict[str, Bits], list[str]]:
-    """Run these kinds; return their bits, and the names of those that failed."""
+    """Run these kinds; return their bits, and the names of those that failed. A local engine starts once."""
     results, failed = {}, []
-    with started(engine) as engine_of:
+    with ExitStack() as stack:
+        local = cache(lambda: stack.enter_context(LocalEngine(2)))
         for name in names:
-            begun, own = time.monotonic(), engine_of(name)
-            in_order = own == "serial" or isinstance(own, SerialEngine)
+            begun, own = time.monotonic(), local() if engine == "local" or name in ON_LOCAL else engine
             try:
                 with tempfile.TemporaryDirectory() as folder:
-                    results[name] = KINDS[name](Place(own, Path(folder), in_order))
+                    results[name] = KINDS[name](Place(own, Path(folder), in_order=own == "serial"))
             except Exception:
                 failed.append(name)
                 print(f"{name}: FAILED\n{traceback.format_exc()}", flush=True)
