@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.data import tables
-from compss_train.data.block import Block, gather, rows_of_bytes
+from compss_train.data.block import Block, checksum, gather
 from compss_train.data.block_passes import Place
 from compss_train.data.layout import FileContentError
 from compss_train.data.ragged import Ragged
@@ -87,12 +86,8 @@ class ArrowRows(SampleReader):
     def fingerprint(self, starts: Sequence[int], stops: Sequence[int]) -> int | None:
         """Return a checksum of the samples at the ends of blocks."""
         batch = self.read(np.array([*starts, *(stop - 1 for stop in stops)]), Place(0, 0, 0), lambda _: 0, None)
-        checksum = 0
-        for part in leaves((batch.x, batch.y)):
-            if part is not None:
-                values = part.values if isinstance(part, Ragged) else part
-                checksum = zlib.crc32(rows_of_bytes(values).data, checksum)
-        return checksum
+        parts = (part for part in leaves((batch.x, batch.y)) if part is not None)
+        return checksum(part.values if isinstance(part, Ragged) else part for part in parts)
 
     @cached_property
     def _columns(self) -> dict[str, _Column]:

@@ -1,8 +1,9 @@
 """Blocks: arrays or tensors whose rows are samples, and operations on one block."""
 
 import math
+import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
 
@@ -147,6 +148,14 @@ def gather(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Block]
     raw = torch.from_numpy(collected).index_select(0, torch.from_numpy(places))
     first = as_tensor(blocks[0][:1])
     return raw.view(first.dtype).view(len(samples), *first.shape[1:])
+
+
+def checksum(blocks: Iterable[Block]) -> int:
+    """Return a checksum of all bytes of these blocks."""
+    value = 0
+    for block in blocks:
+        value = zlib.crc32(rows_of_bytes(block).data, value)
+    return value
 
 
 BlockDescription = tuple[DType, tuple[int, ...]]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, starmap
 from numbers import Integral
@@ -191,14 +190,11 @@ def _check_grid(blocks: object, samples: int) -> tuple[int, int]:
 
 def fingerprint(tensors: Iterable[BlockedTensor]) -> int | None:
     """Return a checksum of the first and last row of each block, or ``None`` if there are remote blocks."""
-    checksum = 0
-    for tensor in tensors:
-        for block in tensor.blocks():
-            if isinstance(block, RemoteBlock):
-                return None
-            for row in (block[0], block[-1]) if isinstance(block, Ragged) else (block[:1], block[-1:]):
-                checksum = zlib.crc32(blocks_.rows_of_bytes(row).data, checksum)
-    return checksum
+    blocks = [block for tensor in tensors for block in tensor.blocks()]
+    if any(isinstance(block, RemoteBlock) for block in blocks):
+        return None
+    ends = (block[place : place + 1 or None] for block in map(load_block, blocks) for place in (0, -1))
+    return blocks_.checksum(end[0] if isinstance(end, Ragged) else end for end in ends)
 
 
 @overload

@@ -6,6 +6,7 @@ consecutive blocks, and returns a piece for each group of workers that needs som
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -41,15 +42,12 @@ class Cut:
 def cut_into_pieces(samples: Sequence[NDArray[Any]], chunk_starts: Sequence[int]) -> Cut:
     """Return the pieces for groups that train on these samples, from chunks that begin at these samples."""
     flat = np.concatenate([*samples, np.empty(0, np.int64)])
-    lengths = [len(each) for each in samples]
+    lengths, limit = [len(each) for each in samples], int(flat.max(initial=0)) + 1
     owners = np.repeat(np.arange(len(samples)), lengths)
-    order = np.lexsort((flat, owners))
-    is_new = _differs(flat[order], owners[order])
-    firsts = order[is_new]  # of each sample in a group, as it may pass over it several times
-    kept, groups = flat[firsts], owners[firsts]
-    numbers = np.empty(len(flat), np.int64)
-    numbers[order] = np.cumsum(is_new) - 1
-    numbers -= np.searchsorted(groups, owners)
+    # Each sample once in a group, as it may pass over it several times; those of one group after the other.
+    distinct, numbers = np.unique(owners * limit + flat, return_inverse=True)
+    groups, kept = np.divmod(distinct, limit)
+    numbers = numbers.reshape(-1) - np.searchsorted(groups, owners)
     return Cut(
         chunks=_chunks(kept, groups, np.asarray(chunk_starts)),
         numbers=np.split(numbers, np.cumsum(lengths)[:-1]),
@@ -61,21 +59,10 @@ def _chunks(samples: NDArray[Any], groups: NDArray[Any], starts: NDArray[Any]) -
     chunk = np.searchsorted(starts, samples, side="right") - 1
     order = np.argsort(chunk, kind="stable")
     rows, groups, chunk = samples[order] - starts[chunk[order]], groups[order], chunk[order]
-    begins = np.flatnonzero(_differs(chunk, groups))
     edges = np.searchsorted(chunk, np.arange(len(starts) + 1))
-    cuts = np.searchsorted(begins, edges)
-    return [
-        Pieces(
-            rows=rows[edges[number] : edges[number + 1]],
-            bounds=np.append(begins[cuts[number] : cuts[number + 1]], edges[number + 1]) - edges[number],
-            groups=groups[begins[cuts[number] : cuts[number + 1]]].tolist(),
-        )
-        for number in range(len(starts))
-    ]
-
-
-def _differs(*keys: NDArray[Any]) -> NDArray[np.bool_]:
-    """Return where a new run of equal keys begins."""
-    begins = np.ones(len(keys[0]), bool)
-    begins[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
-    return begins
+    pieces = []
+    for first, stop in pairwise(edges):
+        begins = first + np.flatnonzero(np.diff(groups[first:stop], prepend=-1))
+        bounds = np.append(begins, stop) - first
+        pieces.append(Pieces(rows=rows[first:stop], bounds=bounds, groups=groups[begins].tolist()))
+    return pieces

@@ -153,13 +153,13 @@ class FilePart:
         with bad_file_errors(block.path):
             first, stop = block.first + row_range.start, block.first + row_range.stop
             arrays, rows = self._reader_of(block).read(block.path, first, stop, self.keys)
-            incomplete = [key for key, array in arrays.items() if len(array) != min(rows, stop) - first]
-            if incomplete:
-                missing = f"{incomplete[0]!r} lacks some of the rows {first} to {stop}"
-                raise FileContentError(f"was read incorrectly: {missing}")
-            if unsupported := [key for key, array in arrays.items() if not layouts.is_supported(field_of(array))]:
-                key = unsupported[0]
-                raise FileContentError(f"holds {field_of(arrays[key])} in {key!r}, {layouts.UNSUPPORTED_HINT}")
+            for key, array in arrays.items():
+                if len(array) != min(rows, stop) - first:
+                    raise FileContentError(
+                        f"was read incorrectly: {key!r} lacks some of the rows {first} to {stop}"
+                    )
+                if not layouts.is_supported(field := field_of(array)):
+                    raise FileContentError(f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}")
             if rows != block.file_rows:
                 raise FileContentError(
                     f"has {rows} samples, but {block.file_rows} were expected: check whether it changed, or "

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Number
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -82,9 +82,9 @@ class SampleReader(ABC):
     A process keeps the object from task to task, so that it may hold open files.
     """
 
-    is_stream = False
+    is_stream: ClassVar[bool] = False
     """Whether samples come one after the other instead of by number."""
-    counted = True
+    counted: bool = True
     """Whether the number of samples is known."""
 
     @abstractmethod
@@ -112,36 +112,36 @@ class SampleReader(ABC):
         return self
 
 
+@dataclass(eq=False)
 class MapReader(SampleReader):
     """Reads a data set whose samples have numbers: ``__getitem__``, or ``__getitems__`` for many at a time."""
 
-    def __init__(self, dataset: Any, roles: Roles, collate: Collate | None) -> None:
-        self._dataset = dataset
-        self._roles = roles
-        self._collate = collate
+    dataset: Any
+    roles: Roles
+    collate: Collate | None
 
     def read(self, numbers: NDArray[np.int64], place: Place, reseed: Reseed, collate: Collate | None) -> ReadBatch:
         """Return the batch; the data set's random draws are seeded for each sample, or for the batch of several."""
-        read_many = getattr(self._dataset, "__getitems__", None)
+        read_many = getattr(self.dataset, "__getitems__", None)
         if read_many is None:
             each = enumerate(numbers.tolist(), place.position)
             samples = [self._sample(number, position, reseed) for position, number in each]
         else:
             reseed(place.position)
             samples = list(read_many(numbers.tolist()))
-        return ReadBatch(*batch_of(samples, self._roles, self._collate, collate), len(samples))
+        return ReadBatch(*batch_of(samples, self.roles, self.collate, collate), len(samples))
 
     def _sample(self, number: int, position: int, reseed: Reseed) -> Any:
         reseed(position)
         try:
-            return self._dataset[number]
+            return self.dataset[number]
         except Exception as error:
-            error.add_note(f"While sample {number} of a {type(self._dataset).__name__} was read.")
+            error.add_note(f"While sample {number} of a {type(self.dataset).__name__} was read.")
             raise
 
     def read_first(self) -> ReadBatch:
         """Return a batch of the first sample, read by a copy: data sets may open files that cannot be pickled."""
-        return SampleReader.read_first(MapReader(_own(self._dataset), self._roles, self._collate))
+        return SampleReader.read_first(MapReader(_own(self.dataset), self.roles, self.collate))
 
 
 def _own(dataset: Any) -> Any:

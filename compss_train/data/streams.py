@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch.utils.data._utils.worker as torch_worker
@@ -53,6 +53,7 @@ class _Iteration:
                 yield sample
 
 
+@dataclass(eq=False)
 class StreamReader(SampleReader):
     """Reads samples one after the other; their numbers are those of the shards that they are in.
 
@@ -72,27 +73,17 @@ class StreamReader(SampleReader):
         Whether to leave out a last batch that is smaller.
     """
 
-    is_stream = True
+    is_stream: ClassVar[bool] = True
 
-    def __init__(
-        self,
-        dataset: IterableDataset[Any],
-        roles: Roles,
-        collate: Collate | None,
-        *,
-        shards: int,
-        initialize: Callable[[int], None] | None,
-        counted: bool,
-        drop_last: bool,
-    ) -> None:
-        self._dataset = dataset
-        self._roles = roles
-        self._collate = collate
-        self._shards = shards
-        self._initialize = initialize
-        self.counted = counted
-        self._drop_last = drop_last
-        self._iterations: dict[int, _Iteration] = {}
+    dataset: IterableDataset[Any]
+    roles: Roles
+    collate: Collate | None
+    _: KW_ONLY
+    shards: int
+    initialize: Callable[[int], None] | None
+    counted: bool
+    drop_last: bool
+    _iterations: dict[int, _Iteration] = field(default_factory=dict, init=False)
 
     def read(self, numbers: NDArray[np.int64], place: Place, reseed: Reseed, collate: Collate | None) -> ReadBatch:
         """Return a batch of the next samples of a shard: fewer at its end, and then none."""
@@ -100,7 +91,7 @@ class StreamReader(SampleReader):
         iteration = self._iterations.get(shard)
         if iteration is None or not iteration.continues_at(seed, first):
             worker = self._worker(shard, seed, place.epoch)
-            iteration = _Iteration(seed, place.epoch, worker, self._initialize)
+            iteration = _Iteration(seed, place.epoch, worker, self.initialize)
             self._iterations[shard] = iteration
         before, torch_worker._worker_info = torch_worker._worker_info, iteration.worker
         try:
@@ -108,9 +99,9 @@ class StreamReader(SampleReader):
             samples = list(islice(following, max(0, first - iteration.position), None))
         finally:
             torch_worker._worker_info = before
-        if not samples or (self._drop_last and len(samples) < len(numbers)):
+        if not samples or (self.drop_last and len(samples) < len(numbers)):
             return ReadBatch(None, None, 0)
-        return ReadBatch(*batch_of(samples, self._roles, self._collate, collate), len(samples))
+        return ReadBatch(*batch_of(samples, self.roles, self.collate, collate), len(samples))
 
     def has_ended(self, shard: int, epoch: int) -> bool:
         """Return whether the shard's pass of an epoch has come to its end."""
@@ -119,10 +110,10 @@ class StreamReader(SampleReader):
 
     def _worker(self, shard: int, seed: int, epoch: int) -> torch_worker.WorkerInfo:
         # Several workers may be in this process, and change what they iterate over.
-        dataset = copy.copy(self._dataset)
+        dataset = copy.copy(self.dataset)
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(epoch)
-        return torch_worker.WorkerInfo(id=shard, num_workers=self._shards, seed=seed, dataset=dataset)
+        return torch_worker.WorkerInfo(id=shard, num_workers=self.shards, seed=seed, dataset=dataset)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_iterations": {}}

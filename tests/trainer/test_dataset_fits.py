@@ -266,7 +266,7 @@ def test_what_is_opened_on_first_use_does_not_travel(shared_local):
     assert_same_bits(
         after((Samples(joined, blocks=7),), shared_local).get_parameters(), after(None).get_parameters()
     )
-    with pytest.raises(TypeError, match=r"dataset\._dataset\.open .*cannot be pickled"):
+    with pytest.raises(TypeError, match=r"dataset\.dataset\.open .*cannot be pickled"):
         after((Unpicklable(),), shared_local)
 
 

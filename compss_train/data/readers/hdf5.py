@@ -2,7 +2,7 @@
 
 import posixpath
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from compss_train._utils.imports import import_optional
@@ -42,15 +42,6 @@ def import_h5py() -> Any:
     return import_optional("h5py", extra="hdf5", needed_by="the HDF5 format")
 
 
-def _linked(file: Any, name: str) -> Any:
-    if _external(file, name) is not None:
-        return None
-    try:
-        return file.get(name)
-    except RuntimeError:  # a link to itself
-        return None
-
-
 def _external(file: Any, path: str, links: int = 16) -> str | None:
     """Return the other file that a path leads to by external links, also behind soft ones, ``None`` for none."""
     h5py, walked = import_h5py(), ""
@@ -86,7 +77,10 @@ def _names(file: Any) -> list[str]:
         found[name] = item
 
     file.visititems(record)
-    found |= {name: _linked(file, name) for name in file}
+    for name in file:
+        if _external(file, name) is None:
+            with suppress(RuntimeError):  # a link to itself
+                found[name] = file.get(name)
     return [
         name for name, item in found.items() if isinstance(item, import_h5py().Dataset) and item.shape is not None
     ]

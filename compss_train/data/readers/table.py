@@ -3,7 +3,7 @@
 import copy
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import Any, ClassVar, Self
@@ -215,13 +215,12 @@ class ArrowReader(TableReader):
     def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
         """Map a file into memory; a remote one is read where it is needed."""
         pyarrow = import_pyarrow()
-        with ExitStack() as opened:
-            source: Any = opened.enter_context(open_binary(path) if is_remote(path) else pyarrow.memory_map(path))
-            if is_remote(path):
-                source = opened.enter_context(pyarrow.PythonFile(source, mode="r"))
-            is_file = source.read(len(_MAGIC)) == _MAGIC
-            source.seek(0)
-            yield _batch_file(source) if is_file else _batch_stream(source)
+        with openable(path) as opened:
+            mapped = pyarrow.PythonFile(opened, mode="r") if is_remote(path) else pyarrow.memory_map(path)
+            with mapped as source:
+                is_file = source.read(len(_MAGIC)) == _MAGIC
+                source.seek(0)
+                yield _batch_file(source) if is_file else _batch_stream(source)
 
 
 _MAGIC = b"ARROW1"
