@@ -178,12 +178,13 @@ class Engine(ABC):
         without waiting may always return ``None``.
         """
 
-    @abstractmethod
     def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
         """Wait until all values are available or one has failed; return ``False`` after ``timeout`` seconds.
 
         An engine that cannot wait with a timeout returns ``True`` immediately; ``fetch`` waits then.
         """
+        self._check_open()
+        return True
 
     @abstractmethod
     def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
@@ -203,6 +204,10 @@ class Engine(ABC):
     @abstractmethod
     def shutdown(self, *, kill: bool = False) -> None:
         """End the engine and free all its values; ``kill`` ends running tasks instead of waiting for them."""
+
+    @abstractmethod
+    def _check_open(self) -> None:
+        """Raise ``EngineClosedError`` after ``shutdown``."""
 
     # -- where tasks run -----------------------------------------------------------------------------------
 

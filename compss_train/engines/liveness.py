@@ -2,7 +2,7 @@
 
 A report costs less than a microsecond, as nothing is sent: the process adds to counters in a mapped file. Whoever
 has mapped the file too reads them whenever it likes: the local engine, to notice processes that are stopped or
-hang (``local.watch``), and the display of progress within a round.
+hang (``local.scheduler``), and the display of progress within a round.
 """
 
 from __future__ import annotations

@@ -62,11 +62,6 @@ class SerialEngine(Engine):
         """Return the value."""
         return self.fetch([ref])[0]
 
-    def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
-        """Return ``True``: all tasks have run."""
-        self._check_open()
-        return True
-
     def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
         """Return all of them."""
         self._check_open()

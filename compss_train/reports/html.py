@@ -161,8 +161,7 @@ def _subtitle(history: Sequence[Record], configuration: Mapping[str, Any]) -> st
 
 def _run(history: Sequence[Record]) -> dict[str, Any]:
     """Return what the template shows of a history that is not empty."""
-    from compss_train.reports.plots import chart_of
-    from compss_train.reports.timeline_chart import timeline_chart
+    from compss_train.reports.plots import chart_of, timeline_chart
 
     intervals = timeline.worker_intervals(history)
     shares = timeline.activity_shares(intervals)

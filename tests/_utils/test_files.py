@@ -1,6 +1,30 @@
+"""Files: atomic writes, locks of folders, and temporary folders that are removed after a kill."""
+
+import multiprocessing
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
 import pytest
 
-from compss_train._utils.files import atomic_path
+from compss_train._utils import files
+from compss_train._utils.files import (
+    LOCK_FILE,
+    FolderLock,
+    TemporaryFolder,
+    atomic_path,
+    remove_abandoned,
+    remove_abandoned_semaphores,
+)
+from compss_train.callbacks import Callback, Checkpoint
+from compss_train.engines.local import store
+from compss_train.engines.local.store import StoreFolders
+from compss_train.online.workers import CheckpointStore
+from tests.helpers.small_fits import fit, trainer_of
 
 
 def test_a_file_is_replaced_when_it_is_complete(tmp_path):
@@ -21,3 +45,272 @@ def test_the_existing_file_stays_if_writing_fails(tmp_path):
         temporary.write_text("half\ud800", encoding="utf-8")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from compss_train._utils.files import FolderLock
+lock = FolderLock(Path(sys.argv[1]))
+lock.acquire()
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def assert_held(folder, by):
+    with pytest.raises(BlockingIOError, match=rf"process {by} on \S+ is writing to this folder; wait") as caught:
+        FolderLock(folder).acquire()
+    assert caught.value.filename == str(folder)
+
+
+def test_the_lock_is_exclusive(tmp_path):
+    lock = FolderLock(tmp_path)
+    for _ in range(2):
+        lock.acquire()
+        lock.acquire()
+        assert_held(tmp_path, os.getpid())
+        lock.release()
+        lock.release()
+        assert os.listdir(tmp_path) == []
+
+
+def test_a_killed_program_releases_the_lock(tmp_path):
+    with subprocess.Popen([sys.executable, "-c", HOLDER, str(tmp_path)], stdin=-1, stdout=-1) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        assert_held(tmp_path, holder.pid)
+        holder.kill()
+    lock = FolderLock(tmp_path)
+    lock.acquire()
+    assert_held(tmp_path, os.getpid())
+    lock.release()
+
+
+def test_a_forked_process_does_not_keep_the_lock(tmp_path):
+    lock = FolderLock(tmp_path)
+    lock.acquire()
+    ended = multiprocessing.get_context("fork").Event()
+    child = multiprocessing.get_context("fork").Process(target=ended.wait)
+    child.start()
+    lock.release()
+    other = FolderLock(tmp_path)
+    other.acquire()
+    other.release()
+    ended.set()
+    child.join()
+
+
+def test_one_of_many_threads_holds_the_lock_at_any_time(tmp_path):
+    holders, most, refused = [], [], []
+
+    def want(number):
+        for _ in range(200):
+            lock = FolderLock(tmp_path)
+            try:
+                lock.acquire()
+            except BlockingIOError:
+                refused.append(number)
+                continue
+            holders.append(number)
+            most.append(len(holders))
+            holders.remove(number)
+            lock.release()
+
+    threads = [threading.Thread(target=want, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(most) == {1}
+    assert len(most) + len(refused) == 800
+    assert os.listdir(tmp_path) == []
+
+
+def test_without_support_for_locks_nothing_is_locked(tmp_path, monkeypatch):
+    def unsupported(*_):
+        raise OSError("no locks here")
+
+    monkeypatch.setattr("fcntl.flock", unsupported)
+    lock = FolderLock(tmp_path)
+    lock.acquire()
+    FolderLock(tmp_path).acquire()
+    lock.release()
+
+
+def test_a_full_disk_does_not_prevent_locking(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError("no space")
+
+    lock = FolderLock(tmp_path)
+    with monkeypatch.context() as patched:
+        patched.setattr("os.write", full)
+        lock.acquire()
+    with pytest.raises(BlockingIOError, match="another program is writing"):
+        FolderLock(tmp_path).acquire()
+    lock.release()
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_lock_in_a_folder_that_became_read_only_is_released(tmp_path, monkeypatch):
+    def refused(*_, **__):
+        raise PermissionError
+
+    lock, descriptors = FolderLock(tmp_path), len(os.listdir("/proc/self/fd"))
+    lock.acquire()
+    with monkeypatch.context() as patched:
+        patched.setattr("pathlib.Path.unlink", refused)
+        lock.release()
+    assert len(os.listdir("/proc/self/fd")) == descriptors
+    (tmp_path / LOCK_FILE).write_text("process 123456789 on a-host-with-a-long-name.somewhere")
+    lock.acquire()
+    assert_held(tmp_path, os.getpid())
+    assert "a-host-with-a-long-name" not in (tmp_path / LOCK_FILE).read_text()
+    lock.release()
+
+
+def test_the_lock_is_released_after_a_change_of_the_current_folder(tmp_path, monkeypatch):
+    (tmp_path / "here" / "run").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
+    lock = FolderLock(Path("run"))
+    lock.acquire()
+    monkeypatch.chdir(tmp_path)
+    lock.release()
+    assert os.listdir(tmp_path / "here" / "run") == []
+
+
+def test_checkpoints_of_two_fits_do_not_mix(tmp_path):
+    class Second(Callback):
+        """Begins another fit with the same folder."""
+
+        def on_round_end(self, trainer, record):
+            if record["round"] == 1:
+                with pytest.raises(BlockingIOError, match=re.escape("is writing to this folder")):
+                    fit(trainer_of(), Checkpoint(tmp_path), resume=True)
+
+    fit(trainer_of(), Checkpoint(tmp_path), Second())
+    assert not (tmp_path / LOCK_FILE).exists()
+    with pytest.raises(ZeroDivisionError):
+        fit(trainer_of(), Checkpoint(tmp_path), Raising(), resume=True, num_epochs=4)
+    assert not (tmp_path / LOCK_FILE).exists()
+    fit(trainer_of(), Checkpoint(tmp_path), resume=True, num_epochs=4)
+
+
+class Raising(Callback):
+    """Ends a fit."""
+
+    def on_round_start(self, trainer, number):
+        raise ZeroDivisionError
+
+
+@pytest.fixture
+def parent(tmp_path, monkeypatch):
+    monkeypatch.setattr(store, "SHARED_MEMORY", tmp_path / "shm")
+    monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(files, "MINIMUM_AGE", -1.0)
+    monkeypatch.setattr(files, "MINIMUM_AGE_OF_SEMAPHORES", -1.0)
+    return tmp_path
+
+
+def abandoned(parent, name="compss_train-123-abcd"):
+    (parent / name).mkdir()
+    (parent / name / "value").write_bytes(bytes(100))
+    return parent / name
+
+
+def created(folder):
+    folder.create()
+    return folder
+
+
+def stored():
+    folders = StoreFolders()
+    folders.create()
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("new", "remove"),
+    [(lambda: created(TemporaryFolder()), "remove"), (stored, "remove"), (CheckpointStore, "close")],
+    ids=["TemporaryFolder", "StoreFolders", "CheckpointStore"],
+)
+def test_abandoned_folders_are_removed_and_locked_ones_are_not(parent, new, remove):
+    left, first = abandoned(parent), new()
+    assert not left.exists()
+    second = new()
+    assert len(os.listdir(parent)) == 2
+    for held in (first, second):
+        getattr(held, remove)()
+    assert os.listdir(parent) == []
+
+
+STARTED_AND_KILLED = """
+import os, signal
+from loky import ProcessPoolExecutor
+executor = ProcessPoolExecutor(1)
+print(os.getpid(), flush=True)
+os.killpg(0, signal.SIGKILL)
+"""
+
+
+def test_semaphores_of_programs_that_were_killed_with_all_their_processes_are_removed(parent):
+    """Loky removes them itself if its resource tracker is left."""
+    program = [sys.executable, "-c", STARTED_AND_KILLED]
+    killed = subprocess.run(program, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    left = [path.name for path in files.SHARED_MEMORY.glob(f"sem.loky-{int(killed.stdout)}-*")]
+    own = f"sem.loky-{os.getpid()}-abc"
+    (shared := parent / "shm").mkdir()
+    for name in (*left, own):
+        (shared / name).touch()
+    assert len(left) > 3
+    stored().remove()
+    assert [path.name for path in shared.iterdir()] == [own]
+    remove_abandoned_semaphores()
+    assert not [name for name in left if (files.SHARED_MEMORY / name).exists()]
+
+
+@pytest.mark.parametrize("step", ["mkdir", "open"])
+def test_a_folder_whose_creation_was_interrupted_is_removed(parent, monkeypatch, step):
+    real = getattr(os, step)
+
+    def interrupted(path, *options, **more):
+        done = real(path, *options, **more)
+        if str(path).startswith(str(parent)):
+            if step == "open":
+                os.close(done)
+            raise KeyboardInterrupt
+        return done
+
+    folders = StoreFolders()
+    with monkeypatch.context() as patched:
+        patched.setattr(files.os, step, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            folders.create()
+    assert os.listdir(parent) != []
+    folders.remove()
+    assert os.listdir(parent) == []
+
+
+def test_new_folders_and_those_of_others_stay(parent, monkeypatch):
+    others = [abandoned(parent, name) for name in ("compss_train-online-1", "other-123-abcd")]
+    new = abandoned(parent)
+    monkeypatch.setattr(files, "MINIMUM_AGE", 60.0)
+    remove_abandoned(str(parent))
+    assert new.is_dir()
+    os.utime(new, times=(time.time() - 61,) * 2)
+    monkeypatch.setattr(os, "getuid", lambda: new.stat().st_uid + 1)
+    remove_abandoned(str(parent))
+    assert new.is_dir()
+    monkeypatch.undo()
+    remove_abandoned(str(parent))
+    assert not new.exists()
+    assert all(path.is_dir() for path in others)
+
+
+def test_removing_twice_does_nothing_more(parent):
+    first = created(TemporaryFolder(str(parent)))
+    first.remove()
+    second = created(TemporaryFolder(str(parent)))
+    first.remove()
+    remove_abandoned(str(parent))
+    assert os.path.isdir(second.path)
+    second.remove()

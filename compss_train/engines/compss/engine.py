@@ -188,11 +188,6 @@ class CompssEngine(Engine):
         except Exception:  # of the task that computes it
             return None
 
-    def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
-        """Return ``True``: waiting for a value has no timeout, so that only ``fetch`` waits."""
-        self._check_open()
-        return True
-
     def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
         """Return none of them: PyCOMPSs can only wait."""
         self._check_open()

@@ -247,10 +247,6 @@ class GraphEngine(Engine):
     """Of tasks, in the order of their submission."""
 
     @abstractmethod
-    def _check_open(self) -> None:
-        """Raise ``EngineClosedError`` after ``shutdown``."""
-
-    @abstractmethod
     def _post(self, function: Callable[..., None], *args: Any) -> None:
         """Call a method of the graph, in the thread that it belongs to."""
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from compss_train import WorkerLostError
 from compss_train.engines import liveness
 from compss_train.engines.liveness import Heartbeat
-from compss_train.engines.local import scheduler, watch
-from compss_train.engines.local.watch import CHECK_SECONDS, Watch
+from compss_train.engines.local import scheduler
+from compss_train.engines.local.scheduler import CHECK_SECONDS, Watch
 from tests.engines import tasks
 
 
@@ -63,7 +63,7 @@ def test_warned_once_after_ten_times_the_longest_silence(tmp_path_factory, gaps,
     watched = Watched(tmp_path_factory.mktemp("beats"))
     said = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch, "_say", said.append)
+        patch.setattr(scheduler, "_say", said.append)
         longest = 0
         for gap in gaps:
             if gap >= max(30, 10 * longest):
