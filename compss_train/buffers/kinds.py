@@ -1,9 +1,7 @@
 """The kinds of buffers of single samples: ``FIFO``, and those that draw at random from a ``SlotPartition``."""
 
-from __future__ import annotations
-
 from collections import deque
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -236,7 +234,7 @@ class SlotPartition:
         self.held = 0
 
     @classmethod
-    def of(cls, capacity: int, slots: Slots, unseen: int) -> SlotPartition:
+    def of(cls, capacity: int, slots: Slots, unseen: int) -> Self:
         """Return a partition that holds these slots, the first ``unseen`` of them unseen."""
         partition = cls(capacity)
         partition._order[: len(slots)] = slots

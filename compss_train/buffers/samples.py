@@ -1,11 +1,9 @@
 """Samples: nested tuples and dicts of tensors and arrays, and the ``SampleBatch`` that a put stores in a buffer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -30,7 +28,7 @@ class Leaf:
         return f"{kind} of {str(self.dtype).removeprefix('torch.')} {self.shape}"
 
     @classmethod
-    def of(cls, rows: Block) -> Leaf:
+    def of(cls, rows: Block) -> Self:
         """Return the leaf that these rows, of any number, have in common."""
         tensor = as_tensor(rows[:0])
         try:
@@ -152,7 +150,7 @@ class SampleBatch:
         return self._length
 
     @classmethod
-    def from_sample(cls, sample: Any, like: Any = None) -> SampleBatch:
+    def from_sample(cls, sample: Any, like: Any = None) -> Self:
         """Return a batch of one sample."""
         if (known := _plain_like(sample, like, 0)) is not None:
             return cls(like, [leaf[None] for leaf in known])
@@ -163,7 +161,7 @@ class SampleBatch:
         return cls(_template(dense, rows), rows)
 
     @classmethod
-    def from_batch(cls, samples: Any, like: Any = None) -> SampleBatch:
+    def from_batch(cls, samples: Any, like: Any = None) -> Self:
         """Return a batch of a list of samples, or of stacked samples as a buffer's batches are."""
         if isinstance(samples, list):
             parts = [cls.from_sample(sample, like) for sample in samples]

@@ -1,10 +1,8 @@
 """``BufferSpec``: the description from which each worker makes its buffer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 from compss_train._utils.validation import check_count
 from compss_train.buffers.base import Buffer
@@ -117,7 +115,7 @@ class BufferSpec:
             got += size
         return counts
 
-    def limited(self, samples: int, batch_size: int) -> BufferSpec:
+    def limited(self, samples: int, batch_size: int) -> Self:
         """Return a description whose capacity does not exceed what a total of ``samples`` samples can fill."""
         threshold = None if self.kind == "FIFO" else self.needed
         return replace(

@@ -1,7 +1,5 @@
 """Storage of samples in slots, and the slots' bookkeeping: free slots and usage counts."""
 
-from __future__ import annotations
-
 from typing import Any, TypeAlias
 
 import numpy as np

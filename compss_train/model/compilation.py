@@ -1,7 +1,5 @@
 """``Compilation``: forward passes that ``torch.compile`` compiles in the process that trains them."""
 
-from __future__ import annotations
-
 import copy
 import shutil
 import sys
@@ -11,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -35,7 +33,7 @@ class Compilation:
         self._compiled: dict[str, Callable[..., Any]] = {}
 
     @classmethod
-    def of(cls, value: bool | Mapping[str, Any]) -> Compilation | None:
+    def of(cls, value: bool | Mapping[str, Any]) -> Self | None:
         """Return the argument ``compile`` of ``build``; raise ``TypeError`` or ``ValueError`` if it is none."""
         if isinstance(value, bool):
             return cls() if value else None
@@ -49,7 +47,7 @@ class Compilation:
             raise ValueError(f"compile={dict(value)!r}: {error}") from error
         return cls(value)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Compilation:
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         """Return this object: copies of a model share what has been compiled."""
         return self
 

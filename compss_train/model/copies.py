@@ -6,8 +6,6 @@ copies have classes that are made again where they are unpickled. Tensors that a
 attribute, as the older ``torch.nn.utils.weight_norm`` does, are copied without their graph.
 """
 
-from __future__ import annotations
-
 import copy
 import io
 import pickle

@@ -4,8 +4,6 @@ Workers accumulate a state for each metric, and the coordinator computes values 
 their order: the value over all samples, not the mean of the workers' values.
 """
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence

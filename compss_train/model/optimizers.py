@@ -3,8 +3,6 @@
 A network may have several optimizers, for GANs and other steps that take turns.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -141,7 +139,7 @@ class SeveralOptimizers:
     def __init__(self, factories: Mapping[str, OptimizerFactory]) -> None:
         self.factories = dict(factories)
 
-    def of_module(self, net: nn.Module) -> JoinedOptimizer:
+    def of_module(self, net: nn.Module) -> "JoinedOptimizer":
         """Return the optimizers, joined; raise ``ValueError`` for parameters that two of them would train."""
         modules = dict(net.named_modules())
         owner: dict[int, str] = {}

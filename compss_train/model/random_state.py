@@ -1,12 +1,10 @@
 """Random state of a worker: part of the input of a task, so that the same task gives the same bits anywhere."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -25,7 +23,7 @@ class RandomState:
     """State of the device that the worker uses, if that is a GPU."""
 
     @classmethod
-    def capture(cls, device: str) -> RandomState:
+    def capture(cls, device: str) -> Self:
         """Return the current states."""
         numpy: dict[str, Any] = np.random.get_state(legacy=False)
         cuda = torch.cuda.get_rng_state(device) if is_gpu(device) else None
@@ -39,7 +37,7 @@ class RandomState:
         if self.cuda is not None:
             torch.cuda.set_rng_state(self.cuda, device)
 
-    def is_same(self, other: RandomState) -> bool:
+    def is_same(self, other: Self) -> bool:
         """Return whether all generators have the same states."""
         pairs = ((self.cpu, other.cpu), (self.cuda, other.cuda))
         same = all(

@@ -1,7 +1,5 @@
 """Saved state: plain values, arrays and tensors, as JSON and named tensors, in two files with checksums."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import math
@@ -11,7 +9,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -53,7 +51,7 @@ class EncodedValue:
     tensors: dict[str, torch.Tensor]
 
     @classmethod
-    def encode(cls, value: Any, name: str) -> EncodedValue:
+    def encode(cls, value: Any, name: str) -> Self:
         """Encode a value; the names of its tensors start with ``name``."""
         tensors: dict[str, torch.Tensor] = {}
         return cls(json.dumps(to_json(value, name, tensors)), tensors)

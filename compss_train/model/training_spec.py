@@ -1,13 +1,11 @@
 """``TrainingSpec``: a network and how it is trained; ``ModelReplica``: the copy of it that a worker trains."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
@@ -47,7 +45,7 @@ class TensorNames:
     """The second and further names of tensors, each with the first one."""
 
     @classmethod
-    def of(cls, net: nn.Module) -> TensorNames:
+    def of(cls, net: nn.Module) -> Self:
         """Return the names in a network."""
         first: dict[int, str] = {}
         stored = {name: first.setdefault(id(each), name) for name, each in net.state_dict(keep_vars=True).items()}
@@ -141,11 +139,11 @@ class TrainingSpec:
         """Return the fields only: not what has been computed from them."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
-    def without_weights(self) -> TrainingSpec:
+    def without_weights(self) -> Self:
         """Return a copy for tasks, which receive the parameters beside it: its network has no values."""
         return copy.deepcopy(self, dict(unset_copies(self._entries, "meta")))
 
-    def replica(self, parameters: Parameters, device: str, training: bool) -> ModelReplica:
+    def replica(self, parameters: Parameters, device: str, training: bool) -> "ModelReplica":
         """Return a copy of the model with these parameters, which shares nothing with this object."""
         own = TrainingSpec(**self._template.copy(unset_copies(self._entries, "cpu")))
         augment = own.train_transform and own.train_transform.function

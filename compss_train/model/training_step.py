@@ -4,8 +4,6 @@ Modules in the style of Lightning bring their own: ``training_step``, ``validati
 ``configure_optimizers``. They are taken as they are, without Lightning.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field

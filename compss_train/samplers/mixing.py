@@ -5,8 +5,6 @@ so that each sample is copied into the store once and each chunk is read once. A
 replayed without samples, and only chunks with samples in the pools are read again.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
@@ -36,7 +34,7 @@ def shuffled_batches(
     random: np.random.Generator | None,
     batch_sizes: Iterable[int],
     start: int = 0,
-    store: SlotStore | None = None,
+    store: "SlotStore | None" = None,
 ) -> Iterator[Rows | None]:
     """Iterate over batches of samples that are read in chunks (files, or parts of them), each sample once.
 
@@ -85,7 +83,7 @@ class _SlotFiller:
     """Reads samples chunk by chunk and writes them to slots."""
 
     def __init__(
-        self, bounds: Numbers, numbers: Iterator[int], chunks: Iterator[Rows | None], store: SlotStore
+        self, bounds: Numbers, numbers: Iterator[int], chunks: Iterator[Rows | None], store: "SlotStore"
     ) -> None:
         self._bounds, self._store = bounds, store
         self._numbers = numbers

@@ -3,19 +3,13 @@
 The backend ``eager`` traces the network as ``torch.compile`` does, and runs that with the same kernels.
 """
 
-import copy
-import gc
-import weakref
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from compss_train import DistributedTrainer, Gradients
-from compss_train.model.compilation import Compilation
-from compss_train.model.training_spec import TrainingSpec
-from tests.helpers.models import SGD, assert_close, assert_same_bits, awkward_net, mlp, state_arrays
+from tests.helpers.models import SGD, assert_close, assert_same_bits, awkward_net, mlp
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 from tests.helpers.tolerances import sgd_error
 
@@ -72,20 +66,6 @@ def test_another_network_does_not_use_up_the_compilations_of_the_first():
         trainer = trainer_of(workers=1, net=lambda net=net: net, metric=None, compile={"backend": counting})
         fit(trainer, blocks=1, num_epochs=1, batch_size=57)
     assert counting.graphs == 9
-
-
-def test_compiled_copies_are_not_kept():
-    spec = TrainingSpec(
-        net=mlp(), optimizer=torch.optim.SGD, loss=nn.functional.cross_entropy, compile=Compilation(EAGER)
-    )
-    replica = spec.replica(state_arrays(spec.net), "cpu", training=True)
-    replica.predict(torch.from_numpy(X)).sum().backward()
-    own = weakref.ref(replica.training_spec.net)
-    assert own()._compiled_call_impl is not None
-    assert copy.deepcopy(own())._compiled_call_impl is None
-    del replica
-    gc.collect()
-    assert own() is None
 
 
 def test_without_a_compiler_a_warning_says_so_once_and_the_network_runs_as_it_is(monkeypatch):

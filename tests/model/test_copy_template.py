@@ -1,10 +1,8 @@
 """Copies of a template are those of ``copy.deepcopy``."""
 
 import copy
-import io
 import weakref
 from functools import partial
-from types import MethodType
 
 import numpy as np
 import pytest
@@ -100,55 +98,3 @@ def test_a_copy_has_the_aliases_of_the_original_and_shares_nothing():
     own(batch())
     own.table[0, 0] = 5
     assert (net.calls, net.seen, net.table[0, 0], own.calls, own.seen) == (1, [[4]], 0, 2, [[4, 4]])
-
-
-def forward(self, x):
-    return self.first(x) + 1
-
-
-class Hooked(nn.Module):
-    """A network with methods that are not found under their names."""
-
-    def __init__(self):
-        super().__init__()
-        self.first, self.patched = nn.Linear(3, 3), nn.Linear(3, 3)
-        self.patched.first = self.first
-        self.patched.forward = MethodType(forward, self.patched)
-        self.plain = super().__repr__
-        self.register_forward_hook(self.__add)
-
-    def __add(self, module, inputs, output):
-        return output + self.patched.bias
-
-    def __repr__(self):
-        return "own"
-
-    def forward(self, x):
-        return self.patched(x)
-
-
-def test_methods_are_those_of_the_copy():
-    net = Hooked()
-    own = CopyTemplate(net).copy({})
-    assert own.patched.forward.__self__ is own.patched
-    assert (repr(own), own.plain()) == ("own", net.plain())
-    with torch.no_grad():
-        own.first.bias.zero_(), own.patched.bias.fill_(5)
-        assert torch.equal(own(batch()), batch() @ net.first.weight.T + 1 + 5)
-
-
-class Copied:
-    """Something that says how it is copied."""
-
-    def __deepcopy__(self, memo):
-        return Copied()
-
-
-@pytest.mark.parametrize(
-    "value", [Copied(), torch.Generator(), io.BytesIO(b"x"), b"encoded", torch.device("cpu"), torch.float16]
-)
-def test_what_deepcopy_copies_is_copied(value):
-    own, deep = CopyTemplate([value, value]).copy({}), copy.deepcopy([value, value])
-    assert own[0] is own[1]
-    assert type(own[0]) is type(deep[0])
-    assert (own[0] is value) == (deep[0] is value)

@@ -72,20 +72,6 @@ def test_a_copy_is_pickled_and_is_the_same_network(kind):
     assert outputs(there) != outputs(net) == outputs(copied)
 
 
-def test_parametrizations_of_a_copy_are_cached_and_removed_alone():
-    net = net_of("weight_norm")
-    there = pickle.loads(cloudpickle.dumps(copy_network(net)))
-    with parametrize.cached():
-        assert there[0].weight is there[0].weight
-    there[0].weight = torch.ones(6, 6)
-    np.testing.assert_allclose(there[0].weight.detach(), 1, rtol=1e-6)
-    expected = outputs(net)
-    for copied in (copy_network(net), there):
-        parametrize.remove_parametrizations(copied[0], "weight")
-        assert isinstance(copied[0].weight, nn.Parameter)
-    assert outputs(net) == outputs(copy_network(net)) == expected
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_one_worker_is_the_plain_loop(engine, kind):
     net = net_of(kind)

@@ -1,7 +1,5 @@
 import copy
-import gc
 import pickle
-import weakref
 
 import numpy as np
 import pytest
@@ -28,34 +26,6 @@ class Seen(nn.Module):
         output = self.layer(x)
         self.notes.append((x.dtype, x.is_contiguous(memory_format=torch.channels_last), output.dtype))
         return output
-
-
-class Scaled:
-    """A loss with an attribute that its user may change."""
-
-    scale = 1.0
-
-    def __call__(self, output, target):
-        return self.scale * (output - target).square().mean()
-
-
-def test_each_copy_for_tasks_is_of_the_present_loss():
-    spec = TrainingSpec(net=nn.Linear(2, 1), optimizer=torch.optim.SGD, loss=Scaled())
-    spec.without_weights()
-    spec.loss.scale = 2.0
-    assert spec.without_weights().loss.scale == 2.0
-
-
-def test_a_spec_that_made_replicas_is_freed_at_once():
-    spec = TrainingSpec(net=nn.Linear(2, 1), optimizer=torch.optim.SGD, loss=Scaled())
-    spec.replica(from_module(spec.net), "cpu", training=True)
-    freed = weakref.ref(spec)
-    gc.disable()
-    try:
-        del spec
-        assert freed() is None
-    finally:
-        gc.enable()
 
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])

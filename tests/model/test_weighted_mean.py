@@ -12,7 +12,6 @@ from compss_train.model.weighted_mean import (
     mean,
     partial_sum,
     ranges_for_costs,
-    tree_of,
 )
 from tests.helpers.means import average, weighted
 from tests.helpers.models import assert_same_bits
@@ -76,26 +75,6 @@ def test_who_adds_up_does_not_matter(workers, places, seed):
     for result in (of_ranges(items, ranges), of_ranges(items, tree)):
         assert_same_bits(result, {name: expected[name] for name in result})
         assert set(result) == set(expected)
-
-
-@given(st.sets(st.integers(0, 10_000), min_size=1, max_size=50).map(sorted))
-def test_the_tree_of_a_range_is_a_subtree(firsts):
-    leaves = []
-
-    def spans(tree):
-        """Return the first and last worker of a node; the left half ends where the right half may begin."""
-        if isinstance(tree, int):
-            leaves.append(tree)
-            return firsts[tree], firsts[tree]
-        (start, left), (right, stop) = map(spans, tree)
-        size = 1 << (left ^ right).bit_length()  # of the smallest aligned range with both
-        assert start // size == stop // size
-        assert start // (size // 2) == left // (size // 2)
-        assert right // (size // 2) == stop // (size // 2)
-        return start, stop
-
-    spans(tree_of(firsts))
-    assert leaves == list(range(len(firsts)))
 
 
 @given(workers=st.integers(1, 3000), places=st.integers(1, 50))

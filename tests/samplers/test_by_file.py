@@ -25,7 +25,6 @@ from tests.samplers.numbered_files import (
     epoch_of,
     names_of,
     sampler_of,
-    write_files,
 )
 
 KINDS = {DistributedSamplerViaLocallyShuffle: 1, DistributedSamplerViaLocallyShuffleV2: 2}
@@ -105,48 +104,6 @@ def test_it_is_made_with_the_arguments_of_the_original_in_their_order(kind):
     assert isinstance(sampler, PartialShuffleSampler)
     with pytest.raises(ValueError, match="total_size=11"):
         kind(dataset, reader, 2, 1, True, 3, 11)
-
-
-def file_reader():
-    """Return a reader like the one of the original's page: it counts the first array, and reads all on request."""
-
-    def npz_reader(filename, get_data=False):
-        stored = np.load(filename)
-        data, length = {}, 0
-        for key in stored.keys():  # noqa: SIM118
-            data[key] = stored[key]
-            if length == 0:
-                length = len(data[key])
-            if not get_data:
-                return length
-        return data, length
-
-    return npz_reader
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_program_of_its_page_uses_it_like_torchs_sampler(kind, tmp_path):
-    files = write_files(tmp_path, [5, 7, 3, 6])
-    files_len = dict(zip(files, [5, 7, 3, 6], strict=True))
-
-    class Listing:
-        def __init__(self):
-            self.files, self.epochs = files, 0
-
-        def reset(self):
-            self.epochs += 1
-
-    dataset = Listing()
-    ranks = [kind(dataset, file_reader(), 2, rank, True, 4, 21, 4, files_len=files_len) for rank in range(2)]
-    for epoch in range(2):
-        trained = []
-        for sampler in ranks:
-            sampler.set_epoch(epoch)
-            mine = [sample for parts, _, _ in sampler for part in parts for sample in part["x"].tolist()]
-            assert len(mine) == len(sampler) == 11
-            trained += mine
-        assert sorted(set(trained)) == list(range(21))
-    assert dataset.epochs == 4
 
 
 def test_invalid_files_are_errors_or_skipped():

@@ -56,13 +56,6 @@ def test_a_resumed_fit_has_the_bits_of_an_uninterrupted_one(name, mode, tmp_path
         assert whole.history[-1]["lr"] < SGD["lr"] / 2
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_on_processes_too(shared_local, tmp_path, name):
-    expected = fitted(built("serial", SCHEDULES[name]))
-    fitted(built(shared_local, SCHEDULES[name]), callbacks=[Checkpoint(tmp_path), Stop(2)])
-    assert_same_bits(fitted(built(shared_local, SCHEDULES[name]), resume=tmp_path), expected)
-
-
 def test_resuming_with_another_schedule_is_a_warning(tmp_path):
     fitted(
         built("serial", SCHEDULES["plateau"], gradients=Gradients(accumulate=2)),
