@@ -1,16 +1,18 @@
-"""Chunks that are read sequentially come in the order of a partial shuffle, from any position, in little memory."""
+"""Partial shuffles: their order, and chunks that are read sequentially and come in it, from any position."""
 
 from contextlib import contextmanager
 from unittest import mock
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import chisquare
 
 from compss_train.data.order import partial_shuffle_generator
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
-from compss_train.samplers.pools import Pools, partial_order
+from compss_train.samplers.pools import Pools, exchange, partial_order
 from tests.samplers.numbered_files import SIZES, bounds_of, flat
 
 pools = st.builds(Pools, st.integers(1, 15), st.sampled_from([1, 2]))
@@ -144,3 +146,85 @@ def test_an_iteration_that_is_left_ends_the_reading():
     batches.close()
     assert chunks.closed == 1
     assert chunks.read == [0, 1]  # what fills the pool
+
+
+sizes = {"samples": st.integers(1, 300), "pool": st.integers(1, 80), "pools": st.sampled_from([1, 2])}
+
+
+def whole(samples, pool, **options):
+    return np.concatenate(list(partial_order(samples, pool, **options)))
+
+
+@given(**sizes, seed=st.integers(0, 2**40), epoch=st.integers(0, 9))
+def test_every_number_occurs_once_and_the_same_arguments_return_the_same_order(samples, pool, pools, seed, epoch):
+    order = whole(samples, pool, pools=pools, seed=seed, epoch=epoch)
+    assert sorted(order.tolist()) == list(range(samples))
+    np.testing.assert_array_equal(order, whole(samples, pool, pools=pools, seed=seed, epoch=epoch))
+
+
+@given(**sizes, done=st.floats(0, 1))
+def test_it_continues_anywhere_with_exactly_what_is_left(samples, pool, pools, done):
+    start = round(done * samples)
+    rest = list(partial_order(samples, pool, pools=pools, start=start))
+    assert np.concatenate([*rest, np.empty(0, int)]).tolist() == whole(samples, pool, pools=pools)[start:].tolist()
+
+
+@given(samples=sizes["samples"], pool=sizes["pool"])
+def test_no_number_comes_before_the_pools_have_taken_it_in(samples, pool):
+    places = np.arange(samples)
+    assert (whole(samples, pool, pools=1) // pool == places // pool).all()
+    # The first pool's run and the one that numbers arrive from.
+    assert (whole(samples, pool, pools=2) // pool <= places // pool + 1).all()
+
+
+def test_epochs_and_seeds_differ():
+    orders = [
+        whole(100, 40, pools=pools, seed=seed, epoch=epoch)
+        for pools in (1, 2)
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    ]
+    assert len({order.tobytes() for order in orders}) == 8
+
+
+def test_two_pools_carry_numbers_further_than_one_and_a_full_shuffle_furthest():
+    places = np.arange(20_000)
+
+    def distance(pool, pools):
+        return np.abs(whole(20_000, pool, pools=pools) - places).mean()
+
+    one, two, full = distance(500, 1), distance(500, 2), distance(20_000, 1)
+    assert one == pytest.approx(500 / 3, rel=0.05)  # of two uniform draws from a run
+    assert 2 * one < two < full
+    assert full == pytest.approx(20_000 / 3, rel=0.05)
+
+
+def test_a_pool_for_all_is_a_uniform_permutation():
+    firsts = [whole(5, 8, pools=pools, seed=seed)[0] for seed in range(2000) for pools in (1, 2)]
+    assert chisquare(np.bincount(firsts, minlength=5)).pvalue > 0.001
+
+
+@given(st.integers(1, 12), st.lists(st.integers(0, 11), min_size=1, max_size=60))
+def test_an_exchange_of_all_places_is_that_of_one_after_another(size, places):
+    places = np.array(places) % size
+    pool, arriving = np.arange(size), np.arange(100, 100 + len(places))
+    expected_pool, expected = pool.copy(), []
+    for place, number in zip(places, arriving, strict=True):
+        expected.append(expected_pool[place])
+        expected_pool[place] = number
+    assert exchange(pool, arriving, places).tolist() == expected
+    assert pool.tolist() == expected_pool.tolist()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"samples": 0}, "samples=0"),
+        ({"pool": 0}, "pool=0"),
+        ({"pools": 3}, "pools=3: choose 1 or 2"),
+        ({"start": -1}, "start=-1"),
+    ],
+)
+def test_wrong_numbers_are_errors_before_the_first_number(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        partial_order(**{"samples": 10, "pool": 3, **arguments})
