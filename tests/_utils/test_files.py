@@ -12,14 +12,7 @@ from pathlib import Path
 import pytest
 
 from compss_train._utils import files
-from compss_train._utils.files import (
-    LOCK_FILE,
-    FolderLock,
-    TemporaryFolder,
-    atomic_path,
-    remove_abandoned,
-    remove_abandoned_semaphores,
-)
+from compss_train._utils.files import FolderLock, TemporaryFolder, atomic_path, remove_abandoned
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.engines.local import store
 from compss_train.engines.local.store import StoreFolders
@@ -161,10 +154,10 @@ def test_a_lock_in_a_folder_that_became_read_only_is_released(tmp_path, monkeypa
         patched.setattr("pathlib.Path.unlink", refused)
         lock.release()
     assert len(os.listdir("/proc/self/fd")) == descriptors
-    (tmp_path / LOCK_FILE).write_text("process 123456789 on a-host-with-a-long-name.somewhere")
+    (tmp_path / files.LOCK_FILE).write_text("process 123456789 on a-host-with-a-long-name.somewhere")
     lock.acquire()
     assert_held(tmp_path, os.getpid())
-    assert "a-host-with-a-long-name" not in (tmp_path / LOCK_FILE).read_text()
+    assert "a-host-with-a-long-name" not in (tmp_path / files.LOCK_FILE).read_text()
     lock.release()
 
 
@@ -188,10 +181,10 @@ def test_checkpoints_of_two_fits_do_not_mix(tmp_path):
                     fit(trainer_of(), Checkpoint(tmp_path), resume=True)
 
     fit(trainer_of(), Checkpoint(tmp_path), Second())
-    assert not (tmp_path / LOCK_FILE).exists()
+    assert not (tmp_path / files.LOCK_FILE).exists()
     with pytest.raises(ZeroDivisionError):
         fit(trainer_of(), Checkpoint(tmp_path), Raising(), resume=True, num_epochs=4)
-    assert not (tmp_path / LOCK_FILE).exists()
+    assert not (tmp_path / files.LOCK_FILE).exists()
     fit(trainer_of(), Checkpoint(tmp_path), resume=True, num_epochs=4)
 
 
@@ -264,7 +257,7 @@ def test_semaphores_of_programs_that_were_killed_with_all_their_processes_are_re
     assert len(left) > 3
     stored().remove()
     assert [path.name for path in shared.iterdir()] == [own]
-    remove_abandoned_semaphores()
+    files.remove_abandoned_semaphores()
     assert not [name for name in left if (files.SHARED_MEMORY / name).exists()]
 
 

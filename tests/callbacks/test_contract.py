@@ -5,25 +5,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from compss_train import Merge
-from compss_train import callbacks as package
-from compss_train.callbacks import (
-    Callback,
-    Checkpoint,
-    Csv,
-    EarlyStopping,
-    JsonLines,
-    MLflow,
-    Profile,
-    ProgressBar,
-    Report,
-    RoundLines,
-    TensorBoard,
-    Trackio,
-    WandB,
-    WorkerCallback,
-    WorkerContext,
-)
+from compss_train import Merge, callbacks
+from compss_train.callbacks import Callback, Checkpoint, TensorBoard
 from compss_train.training.checkpoints import list_checkpoints, read_checkpoint, write_checkpoint
 from tests.helpers.callbacks import StopAfter
 from tests.helpers.small_fits import assert_alike, fit, numbers_of, trainer_of
@@ -31,16 +14,18 @@ from tests.training.checkpoints.trees import assert_same
 
 FACTORIES = {
     Checkpoint: lambda folder: Checkpoint(folder / "own", every=2, best="loss"),
-    Csv: lambda folder: Csv(folder / "history.csv"),
-    EarlyStopping: lambda folder: EarlyStopping("loss", mode="max", patience=99, restore_best=False),
-    JsonLines: lambda folder: JsonLines(folder / "history.jsonl"),
-    ProgressBar: lambda folder: ProgressBar(),
-    Report: lambda folder: Report(folder / "report.html", every=1),
-    RoundLines: lambda folder: RoundLines(),
+    callbacks.Csv: lambda folder: callbacks.Csv(folder / "history.csv"),
+    callbacks.EarlyStopping: lambda folder: callbacks.EarlyStopping(
+        "loss", mode="max", patience=99, restore_best=False
+    ),
+    callbacks.JsonLines: lambda folder: callbacks.JsonLines(folder / "history.jsonl"),
+    callbacks.ProgressBar: lambda folder: callbacks.ProgressBar(),
+    callbacks.Report: lambda folder: callbacks.Report(folder / "report.html", every=1),
+    callbacks.RoundLines: lambda folder: callbacks.RoundLines(),
     TensorBoard: lambda folder: TensorBoard(folder / "board"),
 }
 
-TRACKERS = {MLflow, Trackio, WandB, Profile}
+TRACKERS = {callbacks.MLflow, callbacks.Trackio, callbacks.WandB, callbacks.Profile}
 """Those that take seconds for each run: test_trackers.py and tests/training/test_profile.py have their tests."""
 
 HOOKS = ("on_fit_start", "on_round_start", "on_round_end", "on_fit_end")
@@ -53,8 +38,8 @@ def subclasses(kind):
 
 
 def test_all_callbacks_are_tested():
-    in_workers = {WorkerCallback, WorkerContext}  # tests/worker/test_callbacks.py
-    public = {getattr(package, name) for name in package.__all__} - {Callback} - in_workers
+    in_workers = {callbacks.WorkerCallback, callbacks.WorkerContext}  # tests/worker/test_callbacks.py
+    public = {getattr(callbacks, name) for name in callbacks.__all__} - {Callback} - in_workers
     ours = {each for each in subclasses(Callback) if each.__module__.startswith("compss_train.callbacks.")}
     assert set(FACTORIES) | TRACKERS == public == {each for each in ours if not each.__name__.startswith("_")}
 

@@ -11,29 +11,10 @@ from xml.etree import ElementTree
 import pytest
 
 from compss_train.engines.compss import configuration
-from compss_train.engines.compss.configuration import (
-    DEFAULT_HOME,
-    FIRST_PORT,
-    LAST_PORT,
-    LOWEST_PORT,
-    PORTS,
-    UNREADABLE,
-    WorkerNode,
-    compss_home,
-    free_first_port,
-    host_nodes,
-    loopback_nodes,
-    presumed_home,
-    project_xml,
-    read_nodes,
-    read_project,
-    read_resources,
-    resources_xml,
-    write,
-)
+from compss_train.engines.compss.configuration import WorkerNode, loopback_nodes, project_xml, write
 from compss_train.engines.nodes import Node, physical_cores
 
-HOME = Path(os.environ.get("COMPSS_HOME", DEFAULT_HOME))
+HOME = Path(os.environ.get("COMPSS_HOME", configuration.DEFAULT_HOME))
 
 
 def entries(xml):
@@ -48,7 +29,7 @@ def test_project_file():
 
 
 def test_resources_file():
-    (entry,) = entries(resources_xml(loopback_nodes(1, units=6, gpus=2)))
+    (entry,) = entries(configuration.resources_xml(loopback_nodes(1, units=6, gpus=2)))
     processors = {
         item.get("Name"): (item.findtext("ComputingUnits"), item.findtext("Type"))
         for item in entry.findall("Processor")
@@ -57,8 +38,8 @@ def test_resources_file():
     adaptor = entry.find("Adaptors/Adaptor")
     assert adaptor.get("Name").endswith("NIOAdaptor")
     assert adaptor.find("SubmissionSystem/Interactive") is not None
-    assert int(adaptor.findtext("Ports/MinPort")) == FIRST_PORT
-    (entry,) = entries(resources_xml(loopback_nodes(1, units=6)))
+    assert int(adaptor.findtext("Ports/MinPort")) == configuration.FIRST_PORT
+    (entry,) = entries(configuration.resources_xml(loopback_nodes(1, units=6)))
     assert len(entry.findall("Processor")) == 1
 
 
@@ -99,15 +80,15 @@ def files(tmp_path):
 
 def test_what_is_written_is_read(tmp_path):
     project, resources = write(tmp_path, [WorkerNode("a", 4), WorkerNode("b", 2, 3)], install_dir=Path("/c"))
-    assert read_project(project) == {"a": Path("/c"), "b": Path("/c")}
-    assert read_nodes(project, resources) == [Node("a", 4, 0), Node("b", 2, 3)]
+    assert configuration.read_project(project) == {"a": Path("/c"), "b": Path("/c")}
+    assert configuration.read_nodes(project, resources) == [Node("a", 4, 0), Node("b", 2, 3)]
 
 
 def test_files_written_by_others(files):
     project, resources = files
-    assert read_project(project) == {"a": Path("/opt/COMPSs"), "b": None}
-    assert read_resources(resources) == {"a": Node("a", 6, 3), "c": Node("c", 0, 0)}
-    assert read_nodes(project, resources) == [Node("a", 6, 3)]
+    assert configuration.read_project(project) == {"a": Path("/opt/COMPSs"), "b": None}
+    assert configuration.read_resources(resources) == {"a": Node("a", 6, 3), "c": Node("c", 0, 0)}
+    assert configuration.read_nodes(project, resources) == [Node("a", 6, 3)]
 
 
 @pytest.mark.parametrize("text", [None, "", "<Project>"])
@@ -115,8 +96,8 @@ def test_files_that_cannot_be_read(text, tmp_path):
     path = tmp_path / "file.xml"
     if text is not None:
         path.write_text(text)
-    for read in (read_project, read_resources):
-        with pytest.raises(UNREADABLE):
+    for read in (configuration.read_project, configuration.read_resources):
+        with pytest.raises(configuration.UNREADABLE):
             read(path)
 
 
@@ -135,7 +116,7 @@ def test_loopback_nodes_share_cores_and_have_their_own_ports(monkeypatch):
 
 
 def test_hosts():
-    assert host_nodes(["a", "b"], units=4, gpus=2) == (WorkerNode("a", 4, 2), WorkerNode("b", 4, 2))
+    assert configuration.host_nodes(["a", "b"], units=4, gpus=2) == (WorkerNode("a", 4, 2), WorkerNode("b", 4, 2))
 
 
 @pytest.mark.parametrize(
@@ -146,7 +127,7 @@ def test_hosts():
         (lambda: loopback_nodes(1, units=0), "units=0 for localhost: give at least 1"),
         (lambda: loopback_nodes(1, gpus=-1), "gpus=-1 for localhost"),
         (lambda: loopback_nodes(9, first_port=65500), "127.0.0.4 would listen on port 65530"),
-        (lambda: host_nodes(["a", "a"]), "each host once"),
+        (lambda: configuration.host_nodes(["a", "a"]), "each host once"),
         (lambda: WorkerNode(" ", 1), "needs the name of a host"),
     ],
 )
@@ -156,8 +137,8 @@ def test_bad_nodes(make, message):
 
 
 def test_free_ports():
-    first = free_first_port(3)
-    assert LOWEST_PORT <= first <= LAST_PORT - 3 * PORTS + 1
+    first = configuration.free_first_port(3)
+    assert configuration.LOWEST_PORT <= first <= configuration.LAST_PORT - 3 * configuration.PORTS + 1
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
@@ -167,19 +148,19 @@ def test_free_ports():
 def test_no_free_ports(monkeypatch):
     monkeypatch.setattr(configuration, "_is_free", lambda port: False)
     with pytest.raises(OSError, match="no 10 consecutive free ports"):
-        free_first_port(1)
+        configuration.free_first_port(1)
 
 
 def test_ports_of_outgoing_connections_are_left_out(monkeypatch, tmp_path):
     range_file = tmp_path / "range"
     monkeypatch.setattr(configuration, "OUTGOING", range_file)
     monkeypatch.setattr(configuration, "_is_free", lambda port: True)
-    range_file.write_text(f"{LOWEST_PORT + 20}\t{LAST_PORT - 10}\n")
+    range_file.write_text(f"{configuration.LOWEST_PORT + 20}\t{configuration.LAST_PORT - 10}\n")
     for _ in range(50):
-        first = free_first_port(1)
-        assert LOWEST_PORT <= first <= LOWEST_PORT + 20 - PORTS
+        first = configuration.free_first_port(1)
+        assert configuration.LOWEST_PORT <= first <= configuration.LOWEST_PORT + 20 - configuration.PORTS
     range_file.unlink()
-    assert free_first_port(1) + PORTS <= 32768
+    assert configuration.free_first_port(1) + configuration.PORTS <= 32768
 
 
 def test_compss_home_is_where_runcompss_lies(tmp_path, monkeypatch):
@@ -189,8 +170,8 @@ def test_compss_home_is_where_runcompss_lies(tmp_path, monkeypatch):
     (scripts / "runcompss").chmod(0o755)
     monkeypatch.delenv("COMPSS_HOME", raising=False)
     monkeypatch.setenv("PATH", str(scripts))
-    assert compss_home() == tmp_path
+    assert configuration.compss_home() == tmp_path
     monkeypatch.setenv("PATH", "/nowhere")
-    assert (compss_home(), presumed_home()) == (None, DEFAULT_HOME)
+    assert (configuration.compss_home(), configuration.presumed_home()) == (None, configuration.DEFAULT_HOME)
     monkeypatch.setenv("COMPSS_HOME", "/elsewhere")
-    assert compss_home() == Path("/elsewhere")
+    assert configuration.compss_home() == Path("/elsewhere")

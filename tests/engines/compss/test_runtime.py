@@ -11,15 +11,7 @@ import pytest
 
 from compss_train import DistributedTrainer
 from compss_train.engines import CompssEngine, LocalEngine, Resources, SerialEngine, engine_class
-from compss_train.engines.compss.runtime import (
-    JVM_OPTIONS,
-    check_fit,
-    check_limits,
-    declared_nodes,
-    keep_answer_pipe_open,
-    lost_task_error,
-    under_compss,
-)
+from compss_train.engines.compss import runtime
 from compss_train.engines.nodes import Node
 from compss_train.exceptions import ScriptLoadingError
 from tests.engines.compss.applications import declare_nodes
@@ -39,7 +31,7 @@ def test_auto_is_compss_in_its_main_program_only(as_main_program, monkeypatch):
     assert engine_class("auto") is LocalEngine
     monkeypatch.delenv("COMPSS_TRAIN_ENGINE")
     monkeypatch.delitem(sys.modules, "pycompss.util.context")
-    assert not under_compss()
+    assert not runtime.under_compss()
     assert engine_class("auto") is LocalEngine
 
 
@@ -141,7 +133,7 @@ def pipes(tmp_path):
 def test_the_reader_of_answers_waits_while_the_process_lives(pipes):
     _, answers = pipes
     assert os.read(answers, 1) == b""  # no writer: the end of the file, after which Java sleeps
-    kept = keep_answer_pipe_open()
+    kept = runtime.keep_answer_pipe_open()
     with pytest.raises(BlockingIOError):  # a reader that may wait is woken by the answer
         os.read(answers, 1)
     os.close(kept)
@@ -149,7 +141,7 @@ def test_the_reader_of_answers_waits_while_the_process_lives(pipes):
 
 
 def test_without_a_pipe_nothing_is_kept(tmp_path):
-    assert keep_answer_pipe_open() is None
+    assert runtime.keep_answer_pipe_open() is None
 
 
 FORKED = """
@@ -177,17 +169,17 @@ def test_forks_do_not_keep_the_pipe(tmp_path, pipes):
 
 def test_nodes_are_those_of_the_configuration(monkeypatch, tmp_path):
     declare_nodes(monkeypatch, tmp_path, ("first", 4), ("second", 2, 3))
-    assert declared_nodes() == [Node("first", 4, 0), Node("second", 2, 3)]
+    assert runtime.declared_nodes() == [Node("first", 4, 0), Node("second", 2, 3)]
 
 
 def test_without_a_configuration_no_nodes_are_known(monkeypatch, tmp_path):
-    monkeypatch.delenv(JVM_OPTIONS, raising=False)
-    assert declared_nodes() == []
-    monkeypatch.setenv(JVM_OPTIONS, str(tmp_path / "nothing"))
-    assert declared_nodes() == []
+    monkeypatch.delenv(runtime.JVM_OPTIONS, raising=False)
+    assert runtime.declared_nodes() == []
+    monkeypatch.setenv(runtime.JVM_OPTIONS, str(tmp_path / "nothing"))
+    assert runtime.declared_nodes() == []
     declare_nodes(monkeypatch, tmp_path, ("first", 4))
     (tmp_path / "resources.xml").write_text("<ResourcesList>")
-    assert declared_nodes() == []
+    assert runtime.declared_nodes() == []
 
 
 def nodes(*sizes):
@@ -212,7 +204,7 @@ def test_tasks_fit_where_each_finds_room_on_one_node(tasks, sizes, fits):
     asked = [Resources(*task) for task in tasks]
     for order in (1, -1):
         with nullcontext() if fits else pytest.raises(ValueError, match="they do not fit"):
-            check_fit(asked[::order], nodes(*sizes)[::order])
+            runtime.check_fit(asked[::order], nodes(*sizes)[::order])
 
 
 def test_an_error_names_what_is_needed_and_what_is_declared():
@@ -222,15 +214,15 @@ def test_an_error_names_what_is_needed_and_what_is_declared():
         r"computing units and 1 GPUs, n1 1 computing units\. Use fewer workers, simulators or threads, or declare "
         r"more .*--units",
     ):
-        check_fit([Resources(2), Resources(2), Resources(2, 1)], nodes((4, 1), (1, 0)))
+        runtime.check_fit([Resources(2), Resources(2), Resources(2, 1)], nodes((4, 1), (1, 0)))
 
 
 def test_tasks_that_wait_for_each_other_on_gpus_are_errors():
     limited = Resources(cpus=2, gpus=1, gpu_tasks=2)
-    check_limits([limited] * 2 + [Resources()] * 5)
-    check_limits([Resources(gpus=1)] * 5)
+    runtime.check_limits([limited] * 2 + [Resources()] * 5)
+    runtime.check_limits([Resources(gpus=1)] * 5)
     with pytest.raises(ValueError, match=r"3 tasks with a GPU each .* num_gpu=2 limits them; use num_gpu=3"):
-        check_limits([limited] * 3 + [Resources()])
+        runtime.check_limits([limited] * 3 + [Resources()])
 
 
 @pytest.mark.parametrize(
@@ -248,7 +240,7 @@ def test_the_error_of_lost_tasks_names_units_beyond_the_cores(monkeypatch, tmp_p
     with (tmp_path / "jvm_options").open("a") as options:
         options.write(f"-Dcompss.worker.cpu_affinity={affinity}\n" if affinity else "")
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    text = str(lost_task_error(declared_nodes()))
+    text = str(runtime.lost_task_error(runtime.declared_nodes()))
     assert text.startswith("COMPSs lost a task: ")
     assert (f"4 computing units are declared on {node[0]}, which has 2 cores" in text) == named
     assert ("--cpu_affinity=disabled" in text) == named

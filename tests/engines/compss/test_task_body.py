@@ -13,23 +13,14 @@ import torch
 
 import compss_train
 from compss_train.engines.calls import Failure
-from compss_train.engines.compss.task_body import (
-    TASK_NAMES,
-    Call,
-    LostInputError,
-    Placeholder,
-    SerializedValue,
-    bound_resources,
-    run_task,
-    run_update,
-    task_name,
-)
+from compss_train.engines.compss import task_body
+from compss_train.engines.compss.task_body import Placeholder, SerializedValue, bound_resources, run_task
 from compss_train.worker import train_group
 from tests.engines import tasks
 
 
 def call(function, *args):
-    return SerializedValue.of(Call(function, args, gpu=False))
+    return SerializedValue.of(task_body.Call(function, args, gpu=False))
 
 
 def test_inputs_replace_the_placeholders():
@@ -75,15 +66,17 @@ def test_arguments_and_results_that_cannot_be_serialized_are_failures():
 
 
 def test_a_task_that_compss_lost_is_an_error():
-    with pytest.raises(LostInputError):
+    with pytest.raises(task_body.LostInputError):
         raise run_task(1, 1, call(tasks.add, Placeholder(0)), [None]).load().exception()
 
 
 def test_an_update_replaces_the_target_and_returns_it():
     target = SerializedValue.of(1)
-    made = run_update(1, call(tasks.plus, Placeholder(0), Placeholder(1)), target, [SerializedValue.of(5)])
+    made = task_body.run_update(
+        1, call(tasks.plus, Placeholder(0), Placeholder(1)), target, [SerializedValue.of(5)]
+    )
     assert made.load() == target.load() == 6
-    run_update(
+    task_body.run_update(
         1, call(tasks.plus, Placeholder(0), Placeholder(1)), target, [run_task(1, 1, call(tasks.fail, "no"), [])]
     )
     assert isinstance(target.load(), Failure)
@@ -110,9 +103,9 @@ def test_tasks_are_named_by_functions_of_the_package():
     package = Path(inspect.getfile(compss_train)).parent
     sources = "\n".join(path.read_text() for path in package.rglob("*.py"))
     defined = set(re.findall(r"^def (\w+)\(", sources, re.MULTILINE))
-    assert set(TASK_NAMES) <= defined
-    assert task_name(train_group) == "train"
-    assert task_name(tasks.total) == "run"
+    assert set(task_body.TASK_NAMES) <= defined
+    assert task_body.task_name(train_group) == "train"
+    assert task_body.task_name(tasks.total) == "run"
 
 
 def test_all_threads_move_to_the_cores_that_were_bound(monkeypatch):
