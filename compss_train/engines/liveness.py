@@ -8,15 +8,13 @@ hang (``local.scheduler``), and the display of progress within a round.
 from __future__ import annotations
 
 import mmap
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Self
 
 _COUNTS = 16
 """Bytes of the counters: of reports, and of samples."""
-_SIZE = 256
+SIZE = 256
 """Bytes of a heartbeat: the counters, and a text."""
 
 WARN_SECONDS = 30.0
@@ -32,31 +30,20 @@ def too_silent(seconds: float, longest: float) -> bool:
 
 
 class Heartbeat:
-    """The reports of one process, which writes them; a text that is read while it changes is mixed."""
+    """The reports of one process, which writes them; a text that is read while it changes is mixed.
+
+    They are in a file of ``SIZE`` bytes at ``path``; without one, of tasks in this process, in its memory.
+    """
 
     def __init__(self, path: str = "") -> None:
         self.path = path
         if path:
             with open(path, "r+b") as file:
-                memory = mmap.mmap(file.fileno(), _SIZE)
-        else:  # of tasks in this process
-            memory = mmap.mmap(-1, _SIZE)
+                memory = mmap.mmap(file.fileno(), SIZE)
+        else:
+            memory = mmap.mmap(-1, SIZE)
         self._text = memoryview(memory)
         self._counts = self._text[:_COUNTS].cast("Q")
-
-    @classmethod
-    def create(cls, name: str, folders: Sequence[str]) -> Self:
-        """Write the file to the first of the folders with enough space; raise ``OSError`` if none has it."""
-        for folder in folders:
-            path = os.path.join(folder, name)
-            try:
-                with open(path, "wb") as file:
-                    file.write(bytes(_SIZE))  # space for it is found now, or never missing later
-                return cls(path)
-            except OSError:
-                if folder == folders[-1]:
-                    raise
-        raise ValueError("a heartbeat needs a folder for its file")
 
     def beat(self, samples: int = 0) -> None:
         """Report that the task makes progress, and has trained more samples."""
@@ -65,8 +52,8 @@ class Heartbeat:
 
     def describe(self, doing: str) -> None:
         """Report what the process does from now on."""
-        text = doing.encode()[: _SIZE - _COUNTS]
-        self._text[_COUNTS:] = text.ljust(_SIZE - _COUNTS, b"\0")
+        text = doing.encode()[: SIZE - _COUNTS]
+        self._text[_COUNTS:] = text.ljust(SIZE - _COUNTS, b"\0")
         self.beat()
 
     @property

@@ -83,42 +83,32 @@ def test_two_callbacks_with_the_same_path_are_an_error(tmp_path, monkeypatch, ki
 
 
 MEASURES = ("loss", "accuracy")
+ALL = "loss, accuracy, val_loss, val_accuracy"
 
 
 @pytest.mark.parametrize(
-    ("monitor", "validated", "message"),
+    ("monitor", "options", "message"),
     [
-        ("val_loss", False, "but loss, accuracy; give fit validation_data="),
-        ("accurcy", False, "but loss, accuracy; did you mean accuracy?"),
-        ("val_acc", True, "but loss, accuracy, val_loss, val_accuracy; did you mean val_accuracy?"),
-        ("zzz", True, "but loss, accuracy, val_loss, val_accuracy"),
+        *((name, {"validated": True}, None) for name in (*ALL.split(", "), "samples_per_second")),
+        ("val_averaged_accuracy", {"validated": True, "averaged": True}, None),
+        *((name, {"online": True}, None) for name in ("received", "unseen", "batches_per_second")),
+        *((name, {}, "loss, accuracy") for name in ("received", "unseen", "batches_per_second")),
+        ("val_loss", {}, "loss, accuracy; give fit validation_data="),
+        ("accurcy", {}, "loss, accuracy; did you mean accuracy?"),
+        ("val_acc", {"validated": True}, f"{ALL}; did you mean val_accuracy?"),
+        ("val_averaged_accuracy", {"validated": True}, f"{ALL}; did you mean val_accuracy?"),
+        ("zzz", {"validated": True}, ALL),
     ],
 )
 @pytest.mark.parametrize("make", [EarlyStopping, lambda *a, **k: Checkpoint("folder", 1, 2, *a, **k)])
-def test_monitoring_a_missing_field_is_an_error(make, monitor, validated, message):
-    callback = make(monitor, mode="max")
-    with pytest.raises(ValueError, match=re.escape(f"records have no '{monitor}' {message}") + "$") as caught:
-        check_watched([callback], MEASURES, validated=validated)
-    assert str(caught.value).startswith(f"{type(callback).__name__} monitors '{monitor}'")
-
-
-@pytest.mark.parametrize("monitor", ["loss", "accuracy", "val_loss", "val_accuracy", "samples_per_second"])
-def test_existing_fields_can_be_monitored(monitor):
-    check_watched([EarlyStopping(monitor, mode="max"), Callback()], MEASURES, validated=True)
-
-
-def test_averages_can_be_monitored_where_a_fit_keeps_them():
-    callback = EarlyStopping("val_averaged_accuracy", mode="max")
-    check_watched([callback], MEASURES, validated=True, averaged=True)
-    with pytest.raises(ValueError, match=r"no 'val_averaged_accuracy' but .* did you mean val_accuracy"):
-        check_watched([callback], MEASURES, validated=True)
-
-
-@pytest.mark.parametrize("monitor", ["received", "unseen", "batches_per_second"])
-def test_fields_of_online_fits_are_missing_in_others(monitor):
-    check_watched([EarlyStopping(monitor, mode="max")], MEASURES, validated=False, online=True)
-    with pytest.raises(ValueError, match=f"records have no '{monitor}' but loss, accuracy"):
-        check_watched([EarlyStopping(monitor, mode="max")], MEASURES, validated=False)
+def test_records_must_have_what_is_monitored(make, monitor, options, message):
+    callback, options = make(monitor, mode="max"), {"validated": False, **options}
+    if message is None:
+        check_watched([callback, Callback()], MEASURES, **options)
+        return
+    text = f"{type(callback).__name__} monitors '{monitor}', but records have no '{monitor}' but {message}"
+    with pytest.raises(ValueError, match=f"^{re.escape(text)}$"):
+        check_watched([callback], MEASURES, **options)
 
 
 def test_fields_that_an_earlier_user_callback_may_add_are_accepted():

@@ -206,11 +206,7 @@ class CompssEngine(Engine):
     def reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError`` if the nodes, or ``gpu_tasks``, do not let these tasks run together."""
         self._check_open()
-        for task in tasks:
-            runtime.check_size(task, self._nodes)
-        runtime.check_limits(tasks)
-        if self._nodes:
-            runtime.check_fit(tasks, self._nodes)
+        runtime.check_fit(tasks, self._nodes)
 
     @contextmanager
     def watched(self, timeout: float | None) -> Iterator[None]:

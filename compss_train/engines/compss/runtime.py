@@ -129,11 +129,20 @@ def runtime_options() -> dict[str, str]:
 
 
 def check_fit(tasks: Sequence[Resources], nodes: Sequence[Node]) -> None:
-    """Raise ``ValueError`` if the tasks do not fit on the nodes at the same time: COMPSs would wait for ever.
+    """Raise ``ValueError`` if the tasks cannot run together, on the nodes if they are known: COMPSs would wait.
 
     Places the largest tasks first. For tasks of very different sizes there may be another placement; COMPSs is no
     more likely to find it.
     """
+    for task, number in Counter(tasks).items():
+        check_size(task, nodes)
+        if 0 < task.gpu_tasks < number:
+            raise ValueError(
+                f"{number} tasks with a GPU each have to run at the same time, but num_gpu={task.gpu_tasks} limits "
+                f"them; use num_gpu={number}, or fewer workers"
+            )
+    if not nodes:
+        return
     free = [[node.gpus, node.cpus] for node in sorted(nodes, key=lambda node: (node.gpus, node.cpus))]
     for task in sorted(tasks, key=lambda task: (task.gpus, task.cpus), reverse=True):
         room = next((node for node in free if node[0] >= task.gpus and node[1] >= task.cpus), None)
@@ -175,16 +184,6 @@ def check_size(task: Resources, nodes: Sequence[Node]) -> None:
             f"a task asks for {task.cpus} CPUs and {kind} has {largest}; use fewer threads "
             "(DistributedTrainer(threads=), or ComputingUnits in the environment) or larger nodes"
         )
-
-
-def check_limits(tasks: Sequence[Resources]) -> None:
-    """Raise ``ValueError`` if more of the tasks are on GPUs than may be at a time: the last would wait for ever."""
-    for task, number in Counter(tasks).items():
-        if 0 < task.gpu_tasks < number:
-            raise ValueError(
-                f"{number} tasks with a GPU each have to run at the same time, but num_gpu={task.gpu_tasks} limits "
-                f"them; use num_gpu={number}, or fewer workers"
-            )
 
 
 def lost_task_error(nodes: Sequence[Node]) -> WorkerLostError:

@@ -38,35 +38,34 @@ def loaded(argument: Any) -> Any:
 
 
 def store(value: object, name: str, folders: Sequence[str]) -> StoredValue:
-    """Write a value to the first of the folders with enough space, or keep it inline if it is small.
-
-    Raises ``OSError`` if no folder has enough space.
-    """
+    """Encode a value, and write it as ``written`` does, or keep it inline if it is small."""
     chunks = encode(value)
     if sum(chunk.nbytes for chunk in chunks) <= MAX_INLINE_BYTES:
         return StoredValue(None, b"".join(chunks))
+    return StoredValue(written(chunks, name, folders))
+
+
+def written(chunks: Sequence[memoryview], name: str, folders: Sequence[str]) -> str:
+    """Write a file to the first of the folders with enough space; return its path.
+
+    Raises ``OSError`` if no folder has enough space.
+    """
     for folder in folders:
+        path = os.path.join(folder, name)
         try:
-            return _write(chunks, os.path.join(folder, name))
-        except OSError as error:
-            if error.errno != errno.ENOSPC or folder == folders[-1]:
+            with open(path, "wb", buffering=0) as file:
+                for chunk in chunks:
+                    rest = chunk.cast("B") if chunk.ndim != 1 or chunk.format != "B" else chunk
+                    while rest.nbytes:
+                        rest = rest[os.write(file.fileno(), rest) :]
+            return path
+        except BaseException as error:
+            discard(path)
+            if not isinstance(error, OSError) or error.errno != errno.ENOSPC or folder == folders[-1]:
                 where = f"one of {', '.join(folders)}; free some space there"
                 error.add_note(f"{sum(chunk.nbytes for chunk in chunks):,} bytes had to be written to {where}")
                 raise
     raise ValueError("values need a folder for their files")
-
-
-def _write(chunks: Sequence[memoryview], path: str) -> StoredValue:
-    try:
-        with open(path, "wb", buffering=0) as file:
-            for chunk in chunks:
-                rest = chunk.cast("B") if chunk.ndim != 1 or chunk.format != "B" else chunk
-                while rest.nbytes:
-                    rest = rest[os.write(file.fileno(), rest) :]
-    except BaseException:
-        discard(path)
-        raise
-    return StoredValue(path)
 
 
 def discard(path: str | None) -> None:

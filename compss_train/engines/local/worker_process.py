@@ -14,10 +14,10 @@ from pathlib import Path
 from loky import ProcessPoolExecutor
 from loky.backend.context import LokyContext
 
+from compss_train.engines import liveness
 from compss_train.engines.calls import Failure
-from compss_train.engines.liveness import Heartbeat
 from compss_train.engines.local import worker_main
-from compss_train.engines.local.store import StoredValue
+from compss_train.engines.local.store import StoredValue, written
 from compss_train.engines.local.worker_main import Call
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -38,7 +38,8 @@ class WorkerProcess:
         self._threads = threads
         self._folders = folders
         self._preload = preload
-        self.heartbeat = Heartbeat.create(f"{secrets.token_hex(4)}-heartbeat", folders)
+        space = [memoryview(bytes(liveness.SIZE))]  # found now, or never missing later
+        self.heartbeat = liveness.Heartbeat(written(space, f"{secrets.token_hex(4)}-heartbeat", folders))
         """What its tasks report."""
         self.speed = 0.0
         """Samples a second of its last task that trained; 0 before the first."""

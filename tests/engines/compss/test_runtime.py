@@ -219,10 +219,10 @@ def test_an_error_names_what_is_needed_and_what_is_declared():
 
 def test_tasks_that_wait_for_each_other_on_gpus_are_errors():
     limited = Resources(cpus=2, gpus=1, gpu_tasks=2)
-    runtime.check_limits([limited] * 2 + [Resources()] * 5)
-    runtime.check_limits([Resources(gpus=1)] * 5)
+    runtime.check_fit([limited] * 2 + [Resources()] * 5, [])
+    runtime.check_fit([Resources(gpus=1)] * 5, [])
     with pytest.raises(ValueError, match=r"3 tasks with a GPU each .* num_gpu=2 limits them; use num_gpu=3"):
-        runtime.check_limits([limited] * 3 + [Resources()])
+        runtime.check_fit([limited] * 3 + [Resources()], [])
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from compss_train import WorkerLostError
 from compss_train.engines import liveness
-from compss_train.engines.liveness import Heartbeat
 from compss_train.engines.local import scheduler
 from compss_train.engines.local.scheduler import CHECK_SECONDS, Watch
 from tests.engines import tasks
+from tests.engines.test_liveness import new_heartbeat
 
 
 class Process:
@@ -20,7 +20,7 @@ class Process:
     pid = 1
 
     def __init__(self, folder):
-        self.heartbeat = Heartbeat.create("beats", [str(folder)])
+        self.heartbeat = new_heartbeat(folder)
         self.ready = Future()
         self.ready.set_result(1)
         self.killed = False
