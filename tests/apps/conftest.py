@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.apps.idx_files import idx
+from tests.apps.checks import idx
 from tests.helpers.documents import ROOT
 from tests.helpers.processes import wait_until
 

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 
 from compss_train.model import parameters
-from tests.apps.failures import assert_one_line_error, assert_wrong_option
-from tests.apps.idx_files import idx
+from tests.apps.checks import assert_one_line_error, assert_wrong_option, idx
 from tests.helpers.documents import ROOT
 
 QUICK = ("--epochs", "2", "--engine", "serial")

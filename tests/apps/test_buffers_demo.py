@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from compss_train.buffers import FIFO, Reservoir
-from tests.apps.failures import assert_one_line_error, assert_wrong_option
-from tests.apps.pictures import assert_is_a_picture
+from tests.apps.checks import assert_is_a_picture, assert_one_line_error, assert_wrong_option
 from tests.helpers.documents import ROOT
 
 INTERRUPTED = 130

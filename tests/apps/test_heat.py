@@ -4,8 +4,6 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy import sparse
-from scipy.sparse.linalg import spsolve
 
 WALLS = np.array([3.0, -1.0, 4.0, 1.5])
 
@@ -15,10 +13,6 @@ def heat(modules):
     import heat
 
     return heat
-
-
-def nth(iterator, number):
-    return next(itertools.islice(iterator, number - 1, None))
 
 
 def laplacian(field, walls):
@@ -41,13 +35,9 @@ def test_a_step_solves_the_equations_of_implicit_euler(heat, grid, time_step):
 
 
 def test_the_field_converges_to_a_harmonic_function(heat):
-    grid = 20
-    line = sparse.diags([np.ones(grid - 1), np.full(grid, -2.0), np.ones(grid - 1)], [-1, 0, 1])
-    matrix = sparse.kron(line, sparse.eye(grid)) + sparse.kron(sparse.eye(grid), line)
-    from_walls = laplacian(np.zeros((grid, grid)), WALLS) / (grid + 1) ** 2
-    harmonic = spsolve(matrix.tocsr(), -from_walls.ravel()).reshape(grid, grid)
-    initial = np.random.default_rng(0).normal(size=(grid, grid))
-    np.testing.assert_allclose(nth(heat.HeatEquation(grid, 1.0).fields(initial, WALLS), 30), harmonic, atol=1e-12)
+    initial = np.random.default_rng(0).normal(size=(20, 20))
+    last = next(itertools.islice(heat.HeatEquation(20, 1.0).fields(initial, WALLS), 30, None))
+    np.testing.assert_allclose(laplacian(last, WALLS), 0, atol=1e-9)
 
 
 @pytest.mark.parametrize("substeps", [1, 7])

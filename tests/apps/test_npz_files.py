@@ -2,7 +2,7 @@
 
 import re
 
-from tests.apps.failures import assert_wrong_option
+from tests.apps.checks import assert_wrong_option
 
 OPTIONS = ("--engine", "serial", "--epochs", 3, "--files", 5, "--shuffle-buffer", 50)
 

@@ -128,16 +128,15 @@ def test_options_of_build_and_fit_can_be_set(run_file, command):
 
 def test_all_files_are_written_if_they_are_enabled(run_file, command, tmp_path):
     pytest.importorskip("tensorboard")
-    keys = [f"output.{key}=true" for key in ("csv", "tensorboard", "profile", "report")]
-    output = command("fit", run_file, settings=[*keys, "build.compile={backend = 'eager'}"]).out
+    keys = [f"output.{key}=true" for key in ("csv", "tensorboard", "report")]
+    profile = "output.profile={round = 1, worker = 1}"
+    output = command("fit", run_file, settings=[*keys, profile, "build.compile={backend = 'eager'}"]).out
     folder = tmp_path / "runs" / "small"
     assert "history.csv" in output
     assert len((folder / "history.csv").read_text().splitlines()) == 4
     assert len(list((folder / "tensorboard").iterdir())) == 1
     assert (folder / "profile.json").exists()
     assert 'href="profile.json"' in (folder / "report.html").read_text()
-    command("fit", run_file, "--overwrite", settings=["output.profile={round = 1, worker = 1}"])
-    assert (folder / "profile.json").exists()
 
 
 def test_early_stopping_is_printed_and_best_checkpoints_are_kept(run_file, command):

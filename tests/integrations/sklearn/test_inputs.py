@@ -19,8 +19,17 @@ def files_of(folder, **arrays):
     return FileDataset(f"{folder}/*.npz")
 
 
-def test_blocks_train_as_arrays_cut_alike_do():
-    bx, by = blocked(X, LABELS[Y], 2)
+def dislib(array):
+    return SimpleNamespace(tensors=[[block] for block in np.split(array, 2)])
+
+
+def of_torch(array):
+    return BlockedTensor.from_array(torch.from_numpy(array), (2, 1))
+
+
+@pytest.mark.parametrize("cut", [lambda array: BlockedTensor.from_array(array, (2, 1)), dislib, of_torch])
+def test_blocks_train_as_arrays_cut_alike_do(cut):
+    bx, by = cut(X), cut(LABELS[Y])
     ours = classifier(shuffle="blocks").fit(bx, by)
     arrays = classifier(shuffle="blocks").fit(X, LABELS[Y])
     assert_same_bits(state_arrays(ours.module_), state_arrays(arrays.module_))
@@ -28,19 +37,6 @@ def test_blocks_train_as_arrays_cut_alike_do():
     np.testing.assert_array_equal(ours.predict(bx), arrays.predict(X))
     assert ours.score(bx, by) == ours.score(X, LABELS[Y]) == arrays.score(X, LABELS[Y])
     assert ours.n_features_in_ == 6
-
-
-def test_dislib_tensors_are_accepted():
-    dislib = [SimpleNamespace(tensors=[[block] for block in np.split(array, 3)]) for array in (X, Y)]
-    ours = classifier().fit(*dislib)
-    np.testing.assert_array_equal(ours.predict(dislib[0]), classifier().fit(*blocked(X, Y, 3)).predict(X))
-
-
-def test_tensors_in_blocks():
-    bx, by = blocked(torch.from_numpy(X), torch.from_numpy(Y), 2)
-    np.testing.assert_array_equal(classifier().fit(bx, by).predict(bx), classifier().fit(X, Y).predict(X))
-    values = BlockedTensor.from_array(torch.from_numpy(X[:, :2]), (2, 1))
-    assert regressor().fit(bx, values).predict(bx).shape == (60, 2)
 
 
 def test_regression_in_blocks_has_the_shape_of_the_targets():
