@@ -22,6 +22,8 @@ from compss_train.reports.records import measured_names
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.data_source import as_data_source
 
+MODULES = re.compile(r"\b(\w+\.)+")
+"""The names of modules in an annotation."""
 FAILED = 1
 """Exit code if training fails after it has started."""
 UNFINISHED = 75
@@ -115,20 +117,12 @@ def format_keys() -> str:
     for title, keys in sections.items():
         lines = [title]
         for name, key in keys.items():
-            default = "(required)" if key.default is Parameter.empty else f"= {_format_value(key.default)}"
-            lines.append(f"  {name} {default}".ljust(40) + f"# {_format_type(key.annotation)}")
+            value = json.dumps(objects.NONE if key.default is None else key.default, default=str)
+            default = "(required)" if key.default is Parameter.empty else f"= {value}"
+            takes = key.annotation if isinstance(key.annotation, str) else formatannotation(key.annotation)
+            lines.append(f"  {name} {default}".ljust(40) + f"# {MODULES.sub('', takes)}")
         blocks.append("\n".join(lines) + "\n")
     return "\n".join(blocks)
-
-
-def _format_value(value: Any) -> str:
-    """Return a default as it is written in a run file."""
-    return json.dumps(objects.NONE if value is None else value)
-
-
-def _format_type(annotation: Any) -> str:
-    """Return an annotation without the names of modules."""
-    return annotation if isinstance(annotation, str) else re.sub(r"\b(\w+\.)+", "", formatannotation(annotation))
 
 
 def format_plan(run: training.TrainingRun, trainer: DistributedTrainer) -> str:

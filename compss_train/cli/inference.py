@@ -15,11 +15,8 @@ from compss_train.cli import run_files
 from compss_train.cli.fit import format_metrics
 from compss_train.cli.run_files import data, objects
 from compss_train.cli.run_files.training import read_trainer
-from compss_train.data import FileDataset
-from compss_train.data.block import Block, load_block
-from compss_train.data.locations import file_names
+from compss_train.data import FileDataset, block, locations, readers
 from compss_train.data.order import RowRange
-from compss_train.data.readers import ImageFolderReader, TableReader, as_reader
 from compss_train.model import parameters
 from compss_train.model.export import ONNX
 from compss_train.trainer import DistributedTrainer
@@ -66,7 +63,12 @@ def export(options: argparse.Namespace) -> int:
     files = _absolute_names([options.input] if options.input else [])
     with _open_run(options) as (file, trainer):
         if target.suffix == ONNX:
-            example = _first_samples(read_samples(files, file) if files else _read_data(file, trainer)[0].x)
+            x = read_samples(files, file) if files else _read_data(file, trainer)[0].x
+            if isinstance(x, FileDataset):
+                key = x.training_keys(targets=False)[0]
+                example = x.part([0], (key,)).read(RowRange(0, 0, min(2, x.sizes[0])))[key]
+            else:
+                example = block.load_block(next(as_blocked(x, 1).blocks()))[:2]
         trainer.export(target, example)
     print(f"written to {options.output}")
     return 0
@@ -157,11 +159,13 @@ def read_samples(names: Sequence[str], run_file: run_files.RunFile, *, targets: 
     if "files" in section and "classes" in section:
         options["classes"] = section["classes"]
     reader = objects.resolve(section["reader"]) if "reader" in section else None
-    if isinstance(reader, TableReader | ImageFolderReader) and type(reader) is type(as_reader(None, names)):
+    if isinstance(reader, readers.TableReader | readers.ImageFolderReader) and type(reader) is type(
+        readers.as_reader(None, names)
+    ):
         options["reader"] = reader
     if not targets and isinstance(options.get("x"), list):  # the table need not have the targets
         options["y"] = None
-    dataset = FileDataset([file for name in names for file in file_names(name)], **options)
+    dataset = FileDataset([file for name in names for file in locations.file_names(name)], **options)
     arrays = list(dataset.layout or ())
     if len(arrays) == 1 and not (targets and dataset.y):
         dataset.x = arrays[0]
@@ -181,11 +185,3 @@ def _array_names(section: run_files.Table) -> dict[str, Any]:
     tables = {role: value for role, value in given.items() if isinstance(value, dict)}
     names = {role: table["key"] for role, table in tables.items() if "file" in table and "key" in table}
     return {"y": None, **names} if "x" in given and given.get("y", objects.NONE) == objects.NONE else names
-
-
-def _first_samples(x: Any) -> Block:
-    """Return the first two samples of training data, or the only one."""
-    if isinstance(x, FileDataset):
-        key = x.training_keys(targets=False)[0]
-        return x.part([0], (key,)).read(RowRange(0, 0, min(2, x.sizes[0])))[key]
-    return load_block(next(as_blocked(x, 1).blocks()))[:2]

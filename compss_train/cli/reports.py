@@ -10,12 +10,9 @@ from compss_train._utils.files import write_atomic
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import check_count
 from compss_train.cli.run_files import RunFolder, check_parent_folder
-from compss_train.reports.advice import measured_cost
-from compss_train.reports.comparison import ComparedRun, comparison_table
+from compss_train.reports import advice, comparison, html, records
 from compss_train.reports.formatting import columns, number, speed
 from compss_train.reports.history import History, save_figure
-from compss_train.reports.html import check_name, comparison_page, is_page, write
-from compss_train.reports.records import per_second
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 WORTH = 1.1
@@ -31,8 +28,8 @@ def report(options: argparse.Namespace) -> int:
     own = folder.configuration.exists()  # else report.html may be one of the callback Report, which knows more
     output = options.output or (folder.report if own else path.with_suffix(".html"))
     check_parent_folder(output)
-    check_name(output)
-    write(output, history, read_configuration(path.parent), status=folder.state())
+    html.check_name(output)
+    html.write(output, history, read_configuration(path.parent), status=folder.state())
     print(f"{len(history)} rounds reported in {output}")
     return 0
 
@@ -53,8 +50,8 @@ def _write_comparison(runs: Sequence[Path], output: Path, against: Any) -> int:
     """Write a page if the name of the file ends in .html, else an image, and print its path."""
     compared = read_compared(runs)
     check_parent_folder(output)
-    if is_page(output):
-        write_atomic(output, comparison_page(compared, against))
+    if html.is_page(output):
+        write_atomic(output, html.comparison_page(compared, against))
     else:
         import_optional("matplotlib", extra="plot", needed_by="plot")
         from compss_train.reports.plots import draw_comparison
@@ -66,7 +63,7 @@ def _write_comparison(runs: Sequence[Path], output: Path, against: Any) -> int:
 
 def compare(options: argparse.Namespace) -> int:
     """Print the table, and write the file if one is named."""
-    print(_format_table(comparison_table(read_compared(options.runs))))
+    print(_format_table(comparison.comparison_table(read_compared(options.runs))))
     return 0 if options.output is None else _write_comparison(options.runs, options.output, options.against)
 
 
@@ -75,7 +72,7 @@ def runs(options: argparse.Namespace) -> int:
     files = sorted(options.folder.rglob("history.jsonl"))
     if not files:
         raise FileNotFoundError(f"{options.folder}: no folder of a run is here; name the folder that holds them")
-    rows = [comparison_table([_compared(file.parent, History.load(file), {})])[0] for file in files]
+    rows = [comparison.comparison_table([_compared(file.parent, History.load(file), {})])[0] for file in files]
     for row in rows:
         for best in [name for name in row if name.startswith("best ")]:
             del row[best]
@@ -83,7 +80,7 @@ def runs(options: argparse.Namespace) -> int:
     return 0
 
 
-def read_compared(paths: Sequence[Path]) -> list[ComparedRun]:
+def read_compared(paths: Sequence[Path]) -> list[comparison.ComparedRun]:
     """Return runs to compare; raises as ``read_history`` does."""
     compared = []
     for path in paths:
@@ -92,9 +89,9 @@ def read_compared(paths: Sequence[Path]) -> list[ComparedRun]:
     return compared
 
 
-def _compared(path: Path, history: History, configuration: Mapping[str, Any]) -> ComparedRun:
+def _compared(path: Path, history: History, configuration: Mapping[str, Any]) -> comparison.ComparedRun:
     state = (RunFolder(path).state() or "unknown") if path.is_dir() else ""
-    return ComparedRun(name=str(path), history=history, configuration=configuration, state=state)
+    return comparison.ComparedRun(name=str(path), history=history, configuration=configuration, state=state)
 
 
 def _format_table(rows: Sequence[Mapping[str, str]]) -> str:
@@ -108,7 +105,7 @@ def advise(options: argparse.Namespace) -> int:
     """Print the seconds of a round with each number of workers, and which one is worth it."""
     path, history = read_history(options.run)
     try:
-        cost = measured_cost(history)
+        cost = advice.measured_cost(history)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     processes = cost.processes if options.processes is None else check_count("--processes", options.processes)
@@ -118,7 +115,8 @@ def advise(options: argparse.Namespace) -> int:
         training, others = cost.seconds(workers, processes)
         seconds = rounds[workers] = training + others
         mark = "*" if (workers, processes) == (cost.workers, cost.processes) else " "
-        cells = number(seconds), speed(per_second(cost.samples, seconds)), f"{per_second(others, seconds):.0%}"
+        share = f"{records.per_second(others, seconds):.0%}"
+        cells = number(seconds), speed(records.per_second(cost.samples, seconds)), share
         lines.append([f"{workers}{mark}", *cells])
     best = next(workers for workers, seconds in rounds.items() if seconds <= WORTH * min(rounds.values()))
     print(f"{path}: {cost.workers} workers, {cost.processes} at a time, {cost.samples:,.0f} samples a round\n")

@@ -247,7 +247,7 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
         if not isinstance(optimizer, Mapping):
             raise TypeError(f'optimizer={optimizer!r}: give a dict, for example {{"optimizer": "sgd", "lr": 0.01}}')
         spec = {**OPTIMIZER_DEFAULTS.get(str(optimizer.get("optimizer")), {}), **optimizer}
-        options = {"transform": _scaled, **options}
+        options = {"transform": scaled, **options}
         self._build(net, spec, function, metric, num_gpu=num_gpu, num_nodes=num_nodes, **options)
         if "schedule" not in options and (decay := optimizer.get("weight_decay")):
             warn_user(
@@ -317,7 +317,7 @@ class EddlDistributedConmutativo:
         return model_params
 
 
-def _scaled(batch: torch.Tensor) -> torch.Tensor:
+def scaled(batch: torch.Tensor) -> torch.Tensor:
     """Return a batch of x in float32 and divided by 255, as dislib's tasks divide each block."""
     return batch.float() / 255
 

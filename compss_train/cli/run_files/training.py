@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
 from compss_train import callbacks
 from compss_train._utils.files import FolderLock, atomic_path, write_atomic
 from compss_train._utils.validation import warn_user
-from compss_train.callbacks import Callback
 from compss_train.callbacks.checks import check_callbacks
 from compss_train.callbacks.loggers import status_of
 from compss_train.cli import run_files
 from compss_train.cli.run_files import Errors, RunFile, RunFileError, RunFolder, Table
-from compss_train.cli.run_files.data import Dataset, read_data
+from compss_train.cli.run_files import data as data_sections
 from compss_train.cli.run_files.objects import CALL, call_object, keywords_of, parameters_of
 from compss_train.data import FileDataset
 from compss_train.model import parameters
@@ -39,7 +37,7 @@ def _key(name: str, default: Any, annotation: Any = bool | dict) -> dict[str, Pa
 class _Writer(NamedTuple):
     """A callback of ``[output]``, the attribute of ``RunFolder`` that it writes to, and whether it is on."""
 
-    callback: type[Callback]
+    callback: type[callbacks.Callback]
     path: str
     enabled: bool
 
@@ -60,12 +58,12 @@ OUTPUT = _key("folder", "runs/NAME", str)
 OUTPUT |= {key: each for name, writer in WRITERS.items() for key, each in _key(name, writer.enabled).items()}
 
 
-def callback_options(kind: type[Callback]) -> dict[str, Parameter]:
+def callback_options(kind: type[callbacks.Callback]) -> dict[str, Parameter]:
     """Return the keys of the table that may stand for true where a key adds a callback."""
     return parameters_of(kind, "folder", "path")
 
 
-def _made(kind: type[Callback], value: Any, *paths: Path) -> list[Callback]:
+def _made(kind: type[callbacks.Callback], value: Any, *paths: Path) -> list[callbacks.Callback]:
     """Return a callback with its defaults for true, with a table's options, or none for false."""
     if value is False:
         return []
@@ -91,21 +89,14 @@ def read_trainer(run_file: RunFile, errors: Errors) -> DistributedTrainer:
         build = keywords_of(section, BUILD)
     with errors.collect("[network]"):
         torch.manual_seed(trainer.seed)
-        net = _make_network(run_file.section("network"))
+        if CALL not in (network := run_file.section("network")):
+            hint = 'import = "module:name", a class or function that makes the network'
+            raise ValueError(f"import is missing; give {hint}, and its arguments as other keys")
+        net = call_object(network)
         if build is not None:
             with errors.collect("[build]"):
                 trainer.build(net, **build)
     return trainer
-
-
-def _make_network(table: Table) -> nn.Module:
-    if CALL not in table:
-        raise ValueError(
-            'import is missing; give import = "module:name", a class or function that makes the network, and '
-            "its arguments as other keys"
-        )
-    net: nn.Module = call_object(table)
-    return net
 
 
 def read_fit(section: Table) -> dict[str, Any]:
@@ -118,7 +109,9 @@ def read_fit(section: Table) -> dict[str, Any]:
     return {**options, "callbacks": check_callbacks(options.get("callbacks", ()))}
 
 
-def read_output(section: Table, folder: RunFolder, errors: Errors, *, has_validation: bool) -> list[Callback]:
+def read_output(
+    section: Table, folder: RunFolder, errors: Errors, *, has_validation: bool
+) -> list[callbacks.Callback]:
     """Return the callbacks that write the run's files; collects errors.
 
     Checkpoints and the report are written by default. With validation data the best checkpoint by ``val_loss`` is
@@ -131,7 +124,7 @@ def read_output(section: Table, folder: RunFolder, errors: Errors, *, has_valida
     if "report" not in section and find_spec("matplotlib") is None:
         warn_user("no report is written, as it needs matplotlib: pip install 'compss_train[report]'")
         section = {**section, "report": False}
-    writers: list[Callback] = []
+    writers: list[callbacks.Callback] = []
     for key, writer in WRITERS.items():
         value = section.get(key, writer.enabled)
         if key == "checkpoint" and has_validation and (value is True or isinstance(value, dict)):
@@ -148,8 +141,8 @@ class TrainingRun:
     file: RunFile
     trainer: DistributedTrainer
     arguments: dict[str, Any]
-    data: Dataset
-    validation_data: Dataset | None
+    data: data_sections.Dataset
+    validation_data: data_sections.Dataset | None
     folder: RunFolder
     resume: bool
 
@@ -169,7 +162,7 @@ def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = Fa
         seed = run_files.read_run_file(folder.run_file).section("trainer").get("seed")
         run_file = run_file.with_value("trainer", "seed", seed)
     trainer = read_trainer(run_file, errors)
-    data, validation = read_data(run_file, errors, num_workers=trainer.num_workers, seed=trainer.seed)
+    data, validation = data_sections.read_data(run_file, errors, num_workers=trainer.num_workers, seed=trainer.seed)
     fit: dict[str, Any] = {}
     with errors.collect("[fit]"):
         fit = read_fit(run_file.section("fit"))
@@ -242,7 +235,7 @@ def train(run: TrainingRun) -> DistributedTrainer:
     return trainer
 
 
-class _FolderSetup(Callback):
+class _FolderSetup(callbacks.Callback):
     """Prepares the run's folder when the fit starts, as all arguments have been checked then."""
 
     keeps_state = True  # called before Checkpoint, whose folder it may have to empty

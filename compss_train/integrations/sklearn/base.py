@@ -193,7 +193,9 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             trainer.fit(**options, num_epochs=num_epochs)
         self.module_ = trainer.model().eval()
         before = self.history_ if warm_start else History()
-        self.history_ = _continued(before, trainer.history) if before else trainer.history
+        rounds, epochs = len(before), before[-1]["epoch"] if before else 0
+        renumbered = [{**r, "round": r["round"] + rounds, "epoch": r["epoch"] + epochs} for r in trainer.history]
+        self.history_ = History([*before, *renumbered])
         self.n_iter_ = self.history_[-1]["epoch"] if self.history_ else 0  # 0 if max_time allowed no round
         return self
 
@@ -263,10 +265,3 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         # The order of arrival changes rounding.
         tags.non_deterministic = Merge.of(self.merge).kind in ("commutative", "parameter_server")
         return tags
-
-
-def _continued(before: History, after: History) -> History:
-    """Return the history of two fits, with rounds and epochs numbered consecutively."""
-    rounds, epochs = len(before), before[-1]["epoch"]
-    renumbered = [{**r, "round": r["round"] + rounds, "epoch": r["epoch"] + epochs} for r in after]
-    return History([*before, *renumbered])

@@ -96,14 +96,16 @@ def make_schedule(schedule: ScheduleSpec | str, num_epochs: int) -> ScheduleSpec
     return partial(SCHEDULES[schedule], num_epochs=num_epochs)
 
 
-def _cosine(epoch: float, *, num_epochs: int) -> float:
+def cosine(epoch: float, *, num_epochs: int) -> float:
+    """Return the factor of half a cosine."""
     return 0.5 * (1 + math.cos(math.pi * min(1.0, epoch / num_epochs)))
 
 
-def _linear(epoch: float, *, num_epochs: int) -> float:
+def linear(epoch: float, *, num_epochs: int) -> float:
+    """Return the factor of a line."""
     return max(0.0, 1 - epoch / num_epochs)
 
 
-SCHEDULES: Mapping[str, Callable[..., float]] = {"cosine": _cosine, "linear": _linear}
+SCHEDULES: Mapping[str, Callable[..., float]] = {"cosine": cosine, "linear": linear}
 """Factors of the learning rate that fall from 1 to 0 over the epochs of a fit; half a cosine is that of Loshchilov
 and Hutter 2017, without restarts."""
