@@ -3,7 +3,7 @@
 Anything else is a leaf itself, so that one tensor needs no special case.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Any
 
@@ -19,17 +19,14 @@ def leaves(value: Any) -> list[Any]:
 
 def rebuilt(template: Any, values: Iterable[Any]) -> Any:
     """Return a value with the tuples, lists and dicts of ``template``, and these leaves."""
-    return _rebuilt(template, iter(values))
-
-
-def _rebuilt(template: Any, values: Iterator[Any]) -> Any:
+    left = iter(values)  # of an iterator, the iterator itself: its items go to one leaf after another
     if isinstance(template, dict):
-        return {name: _rebuilt(item, values) for name, item in template.items()}
+        return {name: rebuilt(item, left) for name, item in template.items()}
     if isinstance(template, tuple | list):
-        items = [_rebuilt(item, values) for item in template]
+        items = [rebuilt(item, left) for item in template]
         named = hasattr(template, "_fields")
         return type(template)(*items) if named else tuple(items) if isinstance(template, tuple) else items
-    return next(values)
+    return next(left)
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:

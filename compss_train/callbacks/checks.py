@@ -17,9 +17,7 @@ HOOKS, WORKER_HOOKS = (
     tuple(name for name in vars(kind) if name.startswith("on_")) for kind in (Callback, WorkerCallback)
 )
 
-_MOMENTS = frozenset(
-    ["epoch", "train", "batch", "step", "validation", "test", "predict", "evaluate", "fit", "round"]
-)
+_MOMENTS = {"epoch", "train", "batch", "step", "validation", "test", "predict", "evaluate", "fit", "round"}
 """Words in the names of hooks of Keras, Lightning and others."""
 
 

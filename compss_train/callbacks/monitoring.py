@@ -15,8 +15,8 @@ from compss_train.training.trainer_base import TrainerBase
 
 Mode = Literal["min", "max"]
 
-_LOWER = ("loss", "mse", "mae", "mre", "rmse", "error", "perplexity")
-_HIGHER = ("accuracy", "acc", "auc", "auroc", "f1", "precision", "recall", "r2", "score")
+_LOWER = {"loss", "mse", "mae", "mre", "rmse", "error", "perplexity"}
+_HIGHER = {"accuracy", "acc", "auc", "auroc", "f1", "precision", "recall", "r2", "score"}
 
 
 def mode_of(monitor: str, mode: Mode | None) -> Mode:
@@ -30,10 +30,11 @@ def mode_of(monitor: str, mode: Mode | None) -> Mode:
         check_choice("mode", mode, ("min", "max"))
         return mode
     words = monitor.lower().split("_")
-    for known, best in ((_LOWER, "min"), (_HIGHER, "max")):
-        if any(word in known for word in words):
-            return "min" if best == "min" else "max"
-    similar = [next(iter(get_close_matches(word, (*_LOWER, *_HIGHER), 1, 0.75)), word) for word in words]
+    if not _LOWER.isdisjoint(words):
+        return "min"
+    if not _HIGHER.isdisjoint(words):
+        return "max"
+    similar = [next(iter(get_close_matches(word, [*_LOWER, *_HIGHER], 1, 0.75)), word) for word in words]
     hint = "" if similar == words else f", or did you mean {'_'.join(similar)!r}?"
     raise ValueError(
         f"{monitor!r}: unknown whether low or high values are better; give mode='min' or mode='max'{hint}"
@@ -42,11 +43,9 @@ def mode_of(monitor: str, mode: Mode | None) -> Mode:
 
 def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:
     """Return whether a value improves the best one by more than ``min_delta``; NaN never does."""
-    if math.isnan(value):
-        return False
     if best is None:
-        return True
-    return best - value > min_delta if mode == "min" else value - best > min_delta
+        return not math.isnan(value)
+    return (best - value if mode == "min" else value - best) > min_delta
 
 
 def value_of(record: Mapping[str, Any], monitor: str) -> float:

@@ -12,6 +12,7 @@ from compss_train import EngineClosedError, LocalEngine, SerialEngine
 from compss_train.engines import Resources
 from tests.engines import tasks
 from tests.simulation.engine import SimulatedEngine
+from tests.training.checkpoints.trees import assert_same
 
 MORE_ENGINES = ["simulated"]
 
@@ -47,29 +48,11 @@ def fetch(engine, ref):
     ids=lambda value: type(value).__name__,
 )
 def test_values_come_back_as_they_were(engine, value):
-    check_equal(fetch(engine, engine.publish(value)), value)
-    check_equal(fetch(engine, engine.submit(tasks.wait_for, tasks.Path("/"), value)), value)
-
-
-def check_equal(ours, theirs):
-    assert type(ours) is type(theirs)
-    if isinstance(ours, torch.Tensor):
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours, theirs)
-        if theirs.dim() == 4:
-            assert ours.stride() == theirs.stride()
-    elif isinstance(ours, np.ndarray):
-        assert ours.dtype == theirs.dtype
-        np.testing.assert_array_equal(ours, theirs)
-    elif isinstance(ours, dict):
-        assert list(ours) == list(theirs)
-        for key in ours:
-            check_equal(ours[key], theirs[key])
-    elif isinstance(ours, list | tuple):
-        for mine, other in zip(ours, theirs, strict=True):
-            check_equal(mine, other)
-    else:
-        assert ours == theirs
+    for ref in (engine.publish(value), engine.submit(tasks.wait_for, tasks.Path("/"), value)):
+        back = fetch(engine, ref)
+        assert_same(back, value)
+        if isinstance(value, torch.Tensor) and value.dim() == 4:
+            assert back.stride() == value.stride()
 
 
 def test_copies_of_an_owner_share_its_engine(engine):

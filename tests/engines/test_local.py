@@ -49,6 +49,12 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def assert_ended(paths: list[str], processes: list[int]) -> None:
+    """Assert that nothing of an engine is left."""
+    wait_until(lambda: not any(map(psutil.pid_exists, processes)))
+    assert not any(map(os.path.exists, paths))
+
+
 def wait_until(condition, seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
@@ -382,8 +388,7 @@ def test_an_interrupted_shutdown_can_be_repeated(monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         engine.shutdown()
     engine.shutdown(kill=True)
-    wait_until(lambda: not any(map(psutil.pid_exists, processes)))
-    assert not any(map(os.path.exists, paths))
+    assert_ended(paths, processes)
 
 
 def test_a_forked_child_does_not_end_the_engine(local):
@@ -402,8 +407,7 @@ def test_shutdown_ends_running_tasks_and_waiting_calls(tmp_path):
     engine.shutdown(kill=True)
     with pytest.raises(EngineClosedError):
         ref.value.future.result(timeout=0)
-    assert not any(map(os.path.exists, paths))
-    wait_until(lambda: not any(map(psutil.pid_exists, processes)))
+    assert_ended(paths, processes)
 
 
 def test_an_engine_that_is_garbage_collected_ends_its_processes():
@@ -411,8 +415,7 @@ def test_an_engine_that_is_garbage_collected_ends_its_processes():
     paths, processes = list(engine._folders.paths), workers(engine)
     del engine
     gc.collect()
-    wait_until(lambda: not any(map(psutil.pid_exists, processes)))
-    assert not any(map(os.path.exists, paths))
+    assert_ended(paths, processes)
 
 
 def test_sizes_must_be_positive():
