@@ -61,8 +61,8 @@ class TrainingLoss:
                 "weighted loss must return one or more values for each sample"
             )
         product = _multiply(weights, output, losses.shape)
-        are_indices = not target.is_floating_point() and target.numel() == losses.numel()
-        if self._ignore_index is not None and are_indices:
+        may_ignore = self._ignore_index is not None  # else the targets may be a dict
+        if may_ignore and not target.is_floating_point() and target.numel() == losses.numel():
             product = product * (target.reshape(losses.shape) != self._ignore_index)
         total = product.sum()
         return (losses * product).sum() / torch.where(total > 0, total, torch.ones_like(total))
