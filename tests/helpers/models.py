@@ -43,6 +43,28 @@ def awkward_net() -> nn.Module:
     )
 
 
+class Smoothed(nn.Module):
+    """Outputs depend on all batches that the worker has seen, by buffers that are made, replaced and changed."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.linear, self.inner = nn.Linear(6, 3), nn.Module()
+        self.register_buffer("mean", torch.zeros(3), persistent=False)
+        self.inner.register_buffer("calls", torch.tensor(0), persistent=False)
+        self.inner.register_buffer("last", None, persistent=False)
+        self.register_buffer("constant", torch.ones(2), persistent=False)
+        self.alias = self.inner
+
+    def forward(self, x):
+        output = self.linear(x)
+        if self.training:
+            self.mean.lerp_(output.detach().mean(dim=0), 0.3)
+            self.inner.calls += 1
+            self.inner.last = output.detach()[:2].clone()
+        return output + self.mean + 0.1 * self.inner.calls.sqrt() * torch.tensor([1.0, 0.0, 0.0])
+
+
 def classification(samples: int = 60, inputs: int = 6, classes: int = 3, seed: int = 5):
     random = np.random.default_rng(seed)
     y = random.integers(0, classes, samples)

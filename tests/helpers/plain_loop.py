@@ -1,6 +1,8 @@
 """The training loop that anybody would write, with which fits are compared."""
 
 import copy
+import functools
+import inspect
 
 import numpy as np
 import torch
@@ -8,6 +10,7 @@ from torch import nn
 
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.random_state import random_state
+from compss_train.model.training_spec import HALF
 from tests.helpers.models import ADAM, SGD, state_arrays
 
 OPTIMIZERS = [
@@ -25,10 +28,11 @@ def cut(x, y, blocks, batches):
         yield from zip(np.array_split(block_x, batches), np.array_split(block_y, batches), strict=True)
 
 
-def plain_loop(net, make_optimizer, x, y, blocks, batches, epochs, seed, **options):
-    """Train over the batches that the trainer makes of these blocks."""
-    made = (batch for _ in range(epochs) for batch in cut(x, y, blocks, batches))
-    return plain_steps(net, make_optimizer, made, seed, **options)
+def plain_loop(net, make_optimizer, x, y, blocks, batches, epochs, seed, accumulate=1, **options):
+    """Train over the batches that the trainer makes of these blocks; the last step of an epoch may have fewer."""
+    each = list(cut(x, y, blocks, batches))
+    steps = [each[first : first + accumulate] for first in range(0, len(each), accumulate)]
+    return plain_steps(net, make_optimizer, steps * epochs, seed, accumulate=accumulate, **options)
 
 
 def tensor(rows):
@@ -36,15 +40,54 @@ def tensor(rows):
     return rows.clone() if isinstance(rows, torch.Tensor) else torch.from_numpy(np.array(rows))
 
 
-def plain_steps(net, make_optimizer, batches, seed, loss=nn.functional.cross_entropy, threads=1, after=None):
-    """Train over these batches; ``after`` is called with the network after each step."""
+def plain_steps(
+    net,
+    make_optimizer,
+    steps,
+    seed,
+    loss=nn.functional.cross_entropy,
+    threads=1,
+    clip=None,
+    after=None,
+    accumulate=1,
+    precision="fp32",
+    losses=None,
+):
+    """Train with a step for each batch, or for some of them if it may ``accumulate`` gradients.
+
+    ``clip`` and ``after`` are called with the network before and after each step; ``losses`` takes the sums of the
+    losses of the samples. Where the optimizer evaluates the loss by itself, that is the first one of each step.
+    """
     net = copy.deepcopy(net)
     optimizer = make_optimizer(net.parameters())
+    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16")
+
+    def gradients(together):
+        optimizer.zero_grad()
+        values = []
+        for x, y in together:
+            with torch.autocast("cpu", HALF.get(precision), enabled=precision in HALF):
+                value = loss(net(tensor(x)), tensor(y))
+            scaler.scale(value if accumulate == 1 else value * len(x)).backward()
+            values.append(value.detach() * len(x))
+        scaler.unscale_(optimizer)
+        for parameter in net.parameters() if accumulate > 1 else ():
+            parameter.grad /= sum(len(x) for x, _ in together)
+        if clip is not None:
+            clip(net)
+        return sum(values)
+
     with intra_op_threads(threads), random_state(seed, "cpu"):
-        for x, y in batches:
-            optimizer.zero_grad()
-            loss(net(tensor(x)), tensor(y)).backward()
-            optimizer.step()
+        for step in steps:
+            together = [step] if accumulate == 1 and not isinstance(step, list) else step
+            if inspect.signature(optimizer.step).parameters["closure"].default is None:
+                value = gradients(together)
+                scaler.step(optimizer)
+                scaler.update()
+            else:
+                value = optimizer.step(functools.partial(gradients, together))
+            if losses is not None:
+                losses.append(float(value))
             if after is not None:
                 after(net)
     return state_arrays(net)

@@ -16,7 +16,15 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer, DivergedError, EngineClosedError, LocalEngine, Merge, WorkerLostError
+from compss_train import (
+    BufferSpec,
+    DistributedTrainer,
+    DivergedError,
+    EngineClosedError,
+    LocalEngine,
+    Merge,
+    WorkerLostError,
+)
 from compss_train.callbacks import Callback
 from compss_train.exceptions import WorkerTraceback
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
@@ -38,15 +46,18 @@ class KillOnce:
         return x
 
 
-@pytest.mark.parametrize("merge_unit", ["epochs", "blocks"])
-def test_a_kill_in_a_round_changes_no_bits(shared_local, tmp_path, merge_unit):
+IN_BUFFERS = {"merge": Merge(every=3, unit="batches"), "buffer": BufferSpec("FIFO", 12)}
+
+
+@pytest.mark.parametrize("options", [{}, {"merge": Merge(unit="blocks")}, IN_BUFFERS], ids=str)
+def test_a_kill_in_a_round_changes_no_bits(shared_local, tmp_path, options):
     x, y = classification()
     results = []
     for flag in ("never", "killed"):
         if flag == "never":
             (tmp_path / flag).touch()
         trainer = trainer_of(shared_local, seed=1, optimizer=SGD, transform=KillOnce(tmp_path / flag, at=3))
-        results.append(trainer.fit(*blocked(x, y, 6), num_epochs=3, batch_size=4, merge=Merge(unit=merge_unit)))
+        results.append(trainer.fit(*blocked(x, y, 6), num_epochs=3, batch_size=4, **options))
     assert (tmp_path / "killed").exists()
     assert_same_bits(*results)
 

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer, FileDataset
+from compss_train.callbacks import Checkpoint
 from compss_train.data.readers import ImageFolderReader
 from tests.data.readers.checks import in_every
 from tests.data.readers.table_files import TABLES, TYPED, lists
@@ -55,11 +56,23 @@ def test_a_table_trains_to_the_bits_of_arrays(tmp_path, form):
     np.testing.assert_array_equal(from_files.predict(files), from_memory.predict(x))
 
 
-def test_a_network_of_float64_gets_float64_without_a_note(tmp_path):
-    form = TABLES["parquet"]
-    net = nn.Linear(3, 3).double()
-    result = trainer_of(net=net).fit(table(form, tmp_path), **FIT)
-    assert_same_bits(result, trainer_of(net=net).fit(*in_blocks(form.blocks, np.float64), **FIT))
+@pytest.mark.parametrize("options", [{}, POOLS], ids=["blocks", "partial"])
+def test_a_resumed_fit_has_the_bits_of_a_whole_one(tmp_path, engine, options):
+    """On every engine; a network of float64 gets float64 without a note."""
+    files = table(TABLES["parquet"], tmp_path)
+
+    def double(engine="serial"):
+        return trainer_of(engine, net=nn.Linear(3, 3).double())
+
+    whole, resumed = double(), double(engine)
+    expected = whole.fit(files, **FIT, **options)
+    saving = {**FIT, "num_epochs": 1, "callbacks": [Checkpoint(tmp_path / "checkpoints")]}
+    double(engine).fit(files, **saving, **options)
+    result = resumed.fit(files, **FIT, **options, resume=tmp_path / "checkpoints")
+    assert_same_bits(result, expected)
+    assert len(resumed.history) == 2
+    if not options:
+        assert_same_bits(double().fit(*in_blocks(TABLES["parquet"].blocks, np.float64), **FIT), expected)
 
 
 @in_every(TYPED)

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from compss_train import BufferSpec, Gradients, Merge, Simulations
 from compss_train.engines import Resources
-from compss_train.model.losses import LOSSES, are_probabilities, takes_logits
+from compss_train.model.losses import are_probabilities
 from tests.helpers.models import SGD, assert_same_bits, blocked, classification, mlp
 from tests.helpers.small_fits import trainer_of
 from tests.online.simulations import simulate_rows
@@ -49,11 +49,26 @@ def raised(function, *args, **options):
 
 
 @pytest.mark.parametrize("merge", MERGES, ids=str)
-@pytest.mark.parametrize("loss", ["cross_entropy", "softmax_cross_entropy", nn.CrossEntropyLoss()], ids=str)
-def test_a_fit_warns_once(loss, merge):
-    trainer = built(soft(), loss)
+def test_a_fit_warns_once(merge):
+    trainer = built(soft(), "cross_entropy")
     assert len(raised(fit, trainer, **merge)) == 1
     assert len(raised(fit, trainer, **merge)) == 1
+
+
+def untold(output, target):
+    return functional.cross_entropy(output, target)
+
+
+def test_losses_of_logits_warn_and_train_to_the_same_bits():
+    expected = fit(built(soft(), untold))  # no known loss of logits
+    for loss in (
+        *("cross_entropy", "ce", "softmax_cross_entropy", functional.cross_entropy, nn.CrossEntropyLoss()),
+        partial(functional.cross_entropy, label_smoothing=0.0),
+        nn.CrossEntropyLoss(label_smoothing=0.0),
+    ):
+        trainer = built(soft(), loss)
+        assert len(raised(fit, trainer)) == 1
+        assert_same_bits(trainer.get_parameters(), expected)
 
 
 def test_the_warning_points_to_the_caller(shared_local):
@@ -63,18 +78,12 @@ def test_the_warning_points_to_the_caller(shared_local):
 
 
 @pytest.mark.parametrize(
-    "way_out", [(mlp(), "cross_entropy"), (soft(), "categorical_cross_entropy")], ids=["net", "loss"]
+    "way_out",
+    [(mlp(), "cross_entropy"), (soft(), "categorical_cross_entropy"), (soft(), nn.NLLLoss()), (soft(), untold)],
+    ids=["net", "loss", "NLL", "unknown"],
 )
 def test_both_ways_out_are_silent(way_out):
     assert raised(fit, built(*way_out)) == []
-
-
-def test_the_same_bits_are_trained():
-    hidden = lambda output, target: functional.cross_entropy(output, target)  # noqa: E731  # no known loss of logits
-    trainer = built(soft(), functional.cross_entropy)
-    with pytest.warns(UserWarning, match=WARNING):
-        ours = fit(trainer)
-    assert_same_bits(ours, fit(built(soft(), hidden)))
 
 
 def test_check_fit_warns_as_a_fit_does():
@@ -117,19 +126,6 @@ def test_every_softmax_gives_probabilities_and_its_logits_are_none(samples, clas
     assert are_probabilities(rounded[:, :, None].expand(-1, -1, 4))
     assert not are_probabilities(rounded * 1.1)
     assert not are_probabilities(rounded - rounded.max() / 2)
-
-
-def test_other_outputs_are_no_probabilities():
-    for output in (torch.rand(4, 3), torch.ones(4), torch.ones(4, 3).long(), torch.empty(0, 3), "text", None):
-        assert not are_probabilities(output)
-    assert not are_probabilities(torch.full((2, 2), torch.nan))
-
-
-def test_the_losses_that_take_logits():
-    named = {name for name, loss in LOSSES.items() if takes_logits(loss)}
-    assert named == {"cross_entropy", "ce", "softmax_cross_entropy"}
-    assert takes_logits(functional.cross_entropy)
-    assert takes_logits(partial(functional.cross_entropy, label_smoothing=0.1))
-    assert takes_logits(nn.CrossEntropyLoss(label_smoothing=0.1))
-    assert not takes_logits(nn.NLLLoss())
-    assert not takes_logits(nn.MSELoss())
+    assert not are_probabilities(torch.full_like(rounded, torch.nan))
+    for other in (torch.rand(4, 3), torch.ones(4), torch.ones(4, 3).long(), torch.empty(0, 3), "text", None):
+        assert not are_probabilities(other)

@@ -5,11 +5,10 @@ from itertools import islice
 import pytest
 from torch.optim.lr_scheduler import OneCycleLR
 
-from compss_train import DistributedTrainer, Merge
+from compss_train import Merge
 from compss_train.data.partitioning import RoundPlan
 from compss_train.training import PostLocal
 from compss_train.training.fit_options import CHECKED_EPOCHS, MAX_PASSES
-from compss_train.training.workplace import MAX_WORKERS
 from tests.helpers.serial_engines import NoTasks
 from tests.helpers.small_fits import fit, trainer_of
 
@@ -81,13 +80,6 @@ def test_a_schedule_that_ends_too_early_is_found_at_once():
     trainer = trainer_of(NoTasks(), schedule=lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=5))
     with pytest.raises(ValueError, match="schedule= fails in epoch 6"):
         fit(trainer, num_epochs=MANY)
-
-
-@pytest.mark.parametrize("workers", [10**9, MAX_WORKERS + 1])
-def test_more_workers_than_anybody_has_are_an_error(workers):
-    with pytest.raises(ValueError, match=f"num_workers={workers}: give at most 100000 workers"):
-        DistributedTrainer(workers, engine=NoTasks())
-    assert DistributedTrainer(MAX_WORKERS, engine=NoTasks()).num_workers == 100_000
 
 
 def test_more_epochs_than_anybody_trains_are_an_error():

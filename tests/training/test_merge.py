@@ -1,9 +1,17 @@
-"""``Merge``: what it accepts, and how what is left out is filled."""
+"""``Merge``: what it accepts, how what is left out is filled, and intervals that are functions of the epoch."""
 
+import threading
+
+import numpy as np
 import pytest
 
 from compss_train import Merge
-from compss_train.training.merge import DEFAULTS, PostLocal
+from compss_train.training import PostLocal, Quadratic
+from compss_train.training.description import described
+from compss_train.training.merge import DEFAULTS
+from tests.helpers.models import assert_same_bits
+from tests.helpers.serial_engines import NoTasks
+from tests.helpers.small_fits import fit, trainer_of
 
 MOMENTUM = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9}
 
@@ -22,10 +30,7 @@ def test_what_is_left_out_is_filled():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            {"kind": "async"},
-            "merge='async': choose one of 'synchronous', 'commutative', 'parameter_server'",
-        ),
+        ({"kind": "async"}, "merge='async': choose one of 'synchronous', 'commutative', 'parameter_server'"),
         ({"every": -1}, "every=-1: give an integer of at least 0"),
         ({"every": 1.5}, "every=1.5: give an integer of at least 0"),
         ({"unit": "samples"}, "unit='samples': choose one of 'epochs', 'blocks', 'batches', None"),
@@ -64,8 +69,66 @@ def test_wrong_merges(given, message):
         Merge(**given)
 
 
-def test_other_values_are_no_merges():
-    with pytest.raises(TypeError, match="merge=None: give a kind by name, such as 'synchronous', or a Merge"):
-        Merge.of(None)
-    with pytest.raises(TypeError, match=r"outer_optimizer=3: .* is neither a dict nor a callable"):
-        Merge(outer_optimizer=3)
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PostLocal(epochs=0, then=2), "epochs=0: give an integer of at least 1"),
+        (lambda: PostLocal(epochs=1, then=1.5), "then=1.5: give an integer of at least 1"),
+        (lambda: Quadratic(lr=0, growth=0.2), "lr=0: give a number above 0"),
+        (lambda: Quadratic(lr=0.1, growth=-1), "growth=-1: give a number"),
+        (lambda: Quadratic(lr=0.1, growth=0.2, least=0), "least=0"),
+        (lambda: Quadratic(lr=0.1, growth=0.2, warm_up=-1), "warm_up=-1"),
+        (lambda: Quadratic(lr=0.1, growth=1, schedule=lambda epoch: 0)(3), "needs one above 0: end the schedule"),
+        (lambda: Quadratic(lr=0.1, growth=0.2, schedule=3), "schedule=3"),
+        (lambda: Merge.of(None), "merge=None: give a kind by name, such as 'synchronous', or a Merge"),
+        (lambda: Merge(outer_optimizer=3), "outer_optimizer=3: .* is neither a dict nor a callable"),
+        *(
+            (
+                lambda value=value, unit=unit: fit(
+                    trainer_of(NoTasks()), merge=Merge(every={0: 1, 1: 1, 2: value}.get, unit=unit)
+                ),
+                r"every\(2\)=.*: give an integer of at least 1",
+            )
+            for value in (0, 1.0, True, None)
+            for unit in ("epochs", "blocks", "batches")
+        ),
+    ],
+)
+def test_wrong_intervals_and_types(make, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        make()
+
+
+def test_post_local_sgd_merges_after_every_batch_until_an_epoch():
+    assert [PostLocal(epochs=2, then=16)(epoch) for epoch in range(4)] == [1, 1, 16, 16]
+
+
+def test_the_quadratic_rule_follows_the_learning_rate():
+    rule = Quadratic(lr=0.8, growth=0.2, least=2, schedule=lambda epoch: 0.5**epoch)
+    assert [rule(epoch) for epoch in range(6)] == [2, 2, 2, 4, 16, 64]
+    assert Quadratic(lr=np.float32(0.5), growth=np.float64(1))(0) == 4
+    assert Quadratic(lr=0.1, growth=0.3)(7) == 8  # 0.3 / 0.1 is a little less than 3
+    assert Quadratic(lr=0.1, growth=0.4, schedule=lambda epoch: min(epoch, 2) / 2, warm_up=2)(0) == 16
+    assert "0x" not in str(described(rule))  # the same in every process
+
+
+def rounds_of_epochs(trainer):
+    epochs = [record["epoch"] for record in trainer.history]
+    return [epochs.count(epoch) for epoch in range(1, max(epochs) + 1)]
+
+
+def test_epochs_are_counted_over_all_fits():
+    trainer = trainer_of(workers=1)
+    for _ in range(2):
+        fit(trainer, num_epochs=2, blocks=1, merge=Merge(every=PostLocal(epochs=3, then=4), unit="batches"))
+    assert rounds_of_epochs(trainer) == [10, 10, 10, 3]
+    assert trainer.configuration["fit"]["merge"]["every"] == {"epochs": 3, "then": 4}
+
+
+@pytest.mark.parametrize("unit", ["epochs", "blocks", "batches"])
+def test_a_function_that_is_a_number_is_that_number(shared_local, unit):
+    lock = threading.Lock()  # which no other process can be sent
+    trainers = trainer_of(), trainer_of(shared_local)
+    fit(trainers[0], merge=Merge(every=2, unit=unit))
+    fit(trainers[1], merge=Merge(every=lambda epoch: 2 if lock else 1, unit=unit))
+    assert_same_bits(*(trainer.get_parameters() for trainer in trainers))

@@ -2,12 +2,9 @@
 
 import inspect
 import itertools
-from dataclasses import fields
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from compss_train import BufferSpec, DistributedTrainer, Merge
 from compss_train.callbacks import Callback
@@ -36,27 +33,9 @@ def refused(name):
     return ({*FIXED[name], *ARGUMENTS} & KEYWORDS) - {"shuffle_block_data"}
 
 
-def test_all_names_fix_keywords_of_fit_and_merge():
-    merge = {each.name for each in fields(Merge)}
-    assert sorted(FIXED) == sorted(FITS)
-    for fixed in FIXED.values():
-        assert set(fixed) <= KEYWORDS | merge
-    assert set(ARGUMENTS) <= KEYWORDS | merge
-
-
 def test_typed_keywords_are_those_that_no_name_fixes():
     decided = {*ARGUMENTS, *POSITIONAL, "shuffle_block_data", *itertools.chain.from_iterable(FIXED.values())}
     assert set(FitKeywords.__annotations__) == KEYWORDS - decided
-
-
-@pytest.mark.parametrize("name", FITS)
-@given(st.data())
-def test_other_keywords_reach_fit_beside_what_the_name_fixes(name, data):
-    others = sorted(set(FitKeywords.__annotations__) - {"merge"})
-    options = {keyword: object() for keyword in data.draw(st.sets(st.sampled_from(others)))}
-    plain = call(name)
-    assert call(name, **options) == {**plain, **options}
-    assert {key: value for key, value in FIXED[name].items() if key in KEYWORDS}.items() <= plain.items()
 
 
 @pytest.mark.parametrize("name", FITS)

@@ -9,13 +9,16 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from compss_train import BufferSpec, FileDataset, Gradients, Merge, PartialShuffle, Schedule
+from compss_train import BufferSpec, FileDataset, Gradients, Merge, PartialShuffle, Samples, Schedule, SerialEngine
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints import list_checkpoints
 from tests.helpers.callbacks import InterruptAt
-from tests.helpers.models import MODES, SGD, assert_same_bits, mlp
+from tests.helpers.models import MODES, SGD, Smoothed, assert_same_bits, mlp
 from tests.helpers.small_fits import X, Y, assert_alike, combined, contents, fit, trainer_of
+from tests.trainer.test_dataset_fits import Noisy, Stream
 from tests.training.checkpoints.trees import assert_same
+from tests.worker.test_plain_loop import WOLFE
+from tests.worker.test_preparing import noisy_by_all
 
 BLOCKS = {**MODES[3], "num_epochs": 2}
 BATCHES = {"merge": Merge(every=3, unit="batches"), "num_epochs": 2}
@@ -60,25 +63,14 @@ def test_on_every_engine(engine, tmp_path, shuffle):
         assert_alike(whole, without)  # checkpoints change nothing
 
 
+NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+EVERYTHING = {"merge": Merge(outer_optimizer=NESTEROV, optimizer_state="average", averaging="ema")}
 PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=9.0)  # which every epoch is
 VARIANTS = {
     "one worker": ({"workers": 1}, combined(BLOCKS, merge=Merge(every=2))),
-    "two workers": ({"workers": 2}, BLOCKS),
     "five workers": ({"workers": 5}, BLOCKS),
     "nine workers": ({"workers": 9}, {"merge": Merge(every=1)}),  # whose sums are added up in a tree
-    "momentum": ({"optimizer": SGD}, {}),
-    "reset": ({}, {"merge": Merge(optimizer_state="reset")}),
-    "an outer optimizer": (
-        {"workers": 2},
-        combined(
-            BLOCKS,
-            merge=Merge(
-                outer_optimizer={"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True},
-                optimizer_state="average",
-                averaging="ema",
-            ),
-        ),
-    ),
+    "an outer optimizer": ({"workers": 2}, combined(BLOCKS, EVERYTHING)),
     "Adam outside": ({"workers": 1}, {"merge": Merge(outer_optimizer={"optimizer": "adam", "lr": 0.01})}),
     "int8 merges": ({"workers": 2}, combined(BLOCKS, merge=Merge(dtype="int8"))),
     "bf16 merges": ({"workers": 1}, combined(BATCHES, merge=Merge(optimizer_state="average", dtype="bf16"))),
@@ -87,28 +79,40 @@ VARIANTS = {
     "steps inside epochs": ({"schedule": Schedule(lambda epoch: 0.5**epoch, steps=4)}, BATCHES),
     "steps inside blocks": ({"schedule": Schedule(lambda epoch: 0.5**epoch, steps=4)}, BLOCKS),
     "a plateau": ({"schedule": PLATEAU}, {"num_epochs": 5}),
-    "a plateau in blocks": ({"schedule": PLATEAU}, BLOCKS),
     "several batches a step": ({"gradients": Gradients(clip_norm=0.5, accumulate=3)}, BLOCKS),
     "momentum reset": ({"optimizer": SGD}, combined(BLOCKS, merge=Merge(optimizer_state="reset"))),
     "rows in order": ({}, {"shuffle_block_data": False, "shuffle": None}),
-    "batches": ({}, {"num_batches_per_worker": 2}),
     "FIFO": ({}, {"buffer": BufferSpec("FIFO", 16), **BLOCKS}),
     "FIRO": ({}, {"buffer": BufferSpec("FIRO", 24, threshold=9), **BLOCKS}),
     "pools": ({}, {**BLOCKS, "shuffle": PartialShuffle(11, pools=2)}),
     "merges by batches from a FIFO": ({"workers": 2}, {"buffer": BufferSpec("FIFO", 16), **BATCHES}),
-    "merges by batches from a FIRO": ({}, IN_BUFFERS),
     "all at once": (
         {"workers": 2, "optimizer": SGD, "schedule": Schedule(lambda epoch: 0.5**epoch, steps=3)},
         combined(
             IN_BUFFERS, merge=Merge(outer_optimizer={"optimizer": "sgd", "lr": 0.7}, optimizer_state="average")
         ),
     ),
-    "merges by batches": ({"workers": 2}, BATCHES),
     "merges by batches in a total shuffle": ({}, {**BATCHES, "shuffle": "total"}),
-    "merges by batches in pools": ({"workers": 2}, {**BATCHES, "shuffle": PartialShuffle(11)}),
     "rarer merges": ({}, {"merge": Merge(every=lambda epoch: 1 + epoch, unit="batches"), "num_epochs": 2}),
     "merges after 1, 2 and 1 epochs": ({}, {"merge": Merge(every=lambda epoch: 1 + epoch % 2), "num_epochs": 4}),
     "validation": ({}, {"validation_data": (X[:20], Y[:20]), **BLOCKS}),
+    "a torch optimizer outside": (
+        {},
+        {"merge": Merge(every=lambda epoch: 1 + epoch, unit="batches", outer_optimizer=torch.optim.Adam)},
+    ),
+    "nine workers in bf16": ({"workers": 9}, combined(EVERYTHING, merge=Merge(dtype="bf16"))),
+    "nine workers in int8": ({"workers": 9}, combined(EVERYTHING, merge=Merge(dtype="int8"))),
+    "one worker by arrival": ({"workers": 1}, {"merge": Merge("commutative", outer_optimizer=NESTEROV)}),
+    "auto": ({}, {"merge": Merge("auto")}),
+    "losses evaluated in steps": ({"net": mlp, "optimizer": WOLFE}, {}),
+    "fp16": ({"net": mlp, "optimizer": SGD, "precision": "fp16"}, {"data": (30 * X, Y)}),
+    "buffers of a worker's own": ({"net": Smoothed}, {}),
+    "random transforms": ({"transform": noisy_by_all}, {"shuffle": "total"}),
+    "random transforms, merges by batches": ({"transform": noisy_by_all}, BATCHES),
+    "samples that draw": ({}, {"data": (Noisy(),)}),
+    "samples that draw, merges by batches": ({}, {"data": (Noisy(),), **BATCHES}),
+    "a stream that draws": ({}, {"data": (Samples(Stream(noise=0.1), size=57),)}),
+    "a stream that draws, merges by batches": ({}, {"data": (Samples(Stream(noise=0.1), size=57),), **BATCHES}),
     "no metric": ({"metric": None}, {}),
     "any seed": ({"seed": None}, {}),
     "other types": ({"net": lambda: mlp().double()}, {"data": (X.astype(np.float64), Y)}),
@@ -117,9 +121,15 @@ VARIANTS = {
 
 @pytest.mark.filterwarnings("ignore:9 workers share 7 blocks")
 @pytest.mark.parametrize("name", VARIANTS)
-def test_whatever_is_trained_and_how(tmp_path, name):
+def test_whatever_is_trained_and_how(tmp_path, engine, name):
+    """Resumed on the serial engine, and without a break on others."""
     build, options = VARIANTS[name]
-    every_round_resumed(tmp_path, lambda engine: trainer_of(engine, **build), step=2, **options)
+    if isinstance(engine, SerialEngine):
+        every_round_resumed(tmp_path, lambda engine: trainer_of(engine, **build), step=2, **options)
+    elif "seed" not in build:
+        there, here = trainer_of(engine, **build), trainer_of(**build)
+        assert_same_bits(fit(there, **options), fit(here, **options))
+        assert_alike(there, here)
 
 
 @pytest.mark.parametrize(
@@ -238,20 +248,30 @@ def test_with_another_number_of_workers_it_says_what_changes(tmp_path, now, told
     assert {len(record["workers"]) for record in again.history[2:]} <= {*range(1, now + 1)}
 
 
-def test_other_options_of_the_optimizer_are_told_and_taken(tmp_path):
-    """An optimizer's state_dict holds its options, too."""
+OTHERS = [
+    ({"schedule": lambda epoch: 0.5**epoch, "gradients": Gradients(clip_norm=0.5)}, r"schedule .*; clip_norm was "),
+    ({"schedule": partial(ReduceLROnPlateau, factor=0.5)}, "schedule was None, and is .*"),
+    ({"transform": torch.square}, "transform was None, and is .*square"),
+    ({"memory_format": "channels_last"}, "memory_format was contiguous, and is channels_last$"),
+    ({"threads": 2}, "threads was 1, and is 2$"),
+    ({"optimizer": {"optimizer": "adam", "lr": 0.5}}, "lr was 0.01, and is 0.5$"),
+]
+
+
+@pytest.mark.parametrize(("options", "told"), OTHERS)
+def test_what_changes_numbers_is_told_and_taken(tmp_path, options, told):
     fit(trainer_of(), Checkpoint(tmp_path), num_epochs=1)
-    resumed, restored, same = (trainer_of(optimizer={"optimizer": "adam", "lr": lr}) for lr in (0.5, 0.5, 0.01))
-    with pytest.warns(UserWarning, match=r"not bit for bit .*: lr was 0.01, and is 0.5$"):
+    resumed, restored = trainer_of(**options), trainer_of(**options)
+    with pytest.warns(UserWarning, match=rf"^the fit resumes from .*, but not bit for bit .*: {told}"):
         fit(resumed, resume=tmp_path, num_epochs=2)
-    with pytest.warns(UserWarning, match=r"lr was 0.01, and is 0.5$"):
+    with pytest.warns(UserWarning, match=rf"^fits continue from .*, but not bit for bit .*: {told}"):
         restored.restore(tmp_path)
     fit(restored, num_epochs=1)
-    fit(same, resume=tmp_path, num_epochs=2)
-    groups = [worker.optimizer["param_groups"][0] for worker in resumed.snapshot().workers]
-    assert [(group["lr"], group["betas"]) for group in groups] == [(0.5, (0.9, 0.999))] * 3
     assert_same_bits(resumed.get_parameters(), restored.get_parameters())
-    assert (resumed.get_parameters()["0.weight"] != same.get_parameters()["0.weight"]).any()
+    assert len(resumed.history) == 2
+    if "optimizer" in options:  # whose state_dict holds its options, too
+        groups = [worker.optimizer["param_groups"][0] for worker in resumed.snapshot().workers]
+        assert [(group["lr"], group["betas"]) for group in groups] == [(0.5, (0.9, 0.999))] * 3
 
 
 class Two:
@@ -283,26 +303,6 @@ def test_groups_of_parameters_keep_their_own_options(tmp_path, new, told, lrs):
         assert [group["lr"] for group in worker.optimizer["param_groups"]] == lrs
     with pytest.raises(ValueError, match="states of SGD with 2 groups of parameters, but the optimizer is SGD;"):
         fit(trainer_of(optimizer=SGD), resume=tmp_path, num_epochs=2)
-
-
-@pytest.mark.parametrize(
-    ("options", "told"),
-    [
-        ({"schedule": lambda epoch: 0.5**epoch}, "schedule was None, and is .*"),
-        ({"schedule": PLATEAU, "gradients": Gradients(clip_norm=0.5)}, "schedule was None, .*; clip_norm was .*"),
-        ({"transform": torch.square}, "transform was None, and is .*square"),
-        ({"memory_format": "channels_last"}, "memory_format was contiguous, and is channels_last"),
-        ({"threads": 2}, "threads was 1, and is 2"),
-    ],
-)
-def test_what_changes_numbers_is_told(tmp_path, options, told):
-    fit(trainer_of(), Checkpoint(tmp_path), num_epochs=1)
-    trainer = trainer_of(**options)
-    with pytest.warns(UserWarning, match=f"^the fit resumes from .*, but not bit for bit .*: {told}$"):
-        fit(trainer, resume=tmp_path, num_epochs=2)
-    assert len(trainer.history) == 2
-    with pytest.warns(UserWarning, match=f"^fits continue from .*, but not bit for bit .*: {told}$"):
-        trainer.restore(tmp_path)
 
 
 def test_a_second_fit_into_the_same_folder_is_told_of(tmp_path):

@@ -61,21 +61,41 @@ def height(parameters) -> float:
     return float(parameters["height"][0]) / (-STEP * BATCHES)
 
 
-@pytest.mark.parametrize("every", [1, 2])
-@pytest.mark.parametrize("merge", MERGES)
-def test_checkpoints_have_the_updates_of_their_rounds_once(engine, tmp_path, merge, every):
-    whole = trainer_of(engine)
-    assert (
-        height(fit(whole, Checkpoint(tmp_path, every, keep=9), data=data(), **combined(OPTIONS, merge=merge))) == 5
-    )
+EXACT = {"optimizer": "sgd", "lr": 0.5, "momentum": 0.5, "nesterov": True}
+WITH_MOMENTUM = Merge("commutative", outer_optimizer=EXACT)
+
+
+def expected(rounds, merge):
+    """Return how far the network goes down if the mean change of every round is 1: all numbers are exact."""
+    down, momentum = 0.0, 0.0
+    for _ in range(rounds):
+        momentum = 0.5 * momentum + 1
+        down += 0.5 * (1 + 0.5 * momentum) if merge == WITH_MOMENTUM else 1
+    return down
+
+
+@pytest.mark.parametrize(("every", "workers"), [(1, 2), (2, 2), (1, 1)])
+@pytest.mark.parametrize("merge", [*MERGES, WITH_MOMENTUM], ids=str)
+def test_checkpoints_have_the_updates_of_their_rounds_once(engine, tmp_path, merge, every, workers):
+    options = combined(OPTIONS, data=data(), merge=merge)
+    whole, scale = trainer_of(engine, workers), 2 / workers  # one worker has twice the batches in a round
+    assert height(fit(whole, Checkpoint(tmp_path, every, keep=9), **options)) == scale * expected(5, merge)
     saved = list_checkpoints(tmp_path)
     assert list(saved) == ([0, 1, 2, 3, 4] if every == 1 else [1, 3, 4])
     for number, path in saved.items():
-        assert height(read_checkpoint(path)["parameters"]) == number + 1
-        again = trainer_of(engine)
-        assert height(fit(again, data=data(), resume=path, **combined(OPTIONS, merge=merge))) == 5
+        assert height(read_checkpoint(path)["parameters"]) == scale * expected(number + 1, merge)
+        again = trainer_of(engine, workers)
+        assert height(fit(again, resume=path, **options)) == scale * expected(5, merge)
         assert [record["samples"] for record in again.history] == [32] * 5
         assert [record["round"] for record in again.history] == [0, 1, 2, 3, 4]
+
+
+def test_a_fit_that_is_stopped_continues_with_the_momentum():
+    options = combined(OPTIONS, data=data(), merge=WITH_MOMENTUM)
+    stopped = trainer_of("serial")
+    fit(stopped, StopAfter(1), **options)
+    assert len(stopped.history) == 2
+    assert height(fit(stopped, **{**options, "num_epochs": 2})) == expected(4, WITH_MOMENTUM)
 
 
 @pytest.mark.parametrize("merge", MERGES)

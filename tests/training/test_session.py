@@ -3,8 +3,6 @@
 import gc
 
 from compss_train import DistributedTrainer, LocalEngine, SerialEngine
-from compss_train.data import order
-from compss_train.training import session
 from tests.helpers.models import SGD, classification, mlp
 
 
@@ -48,27 +46,3 @@ def test_a_closed_trainer_leaves_nothing_in_a_given_engine():
         trainer.evaluate(x, y)
     gc.collect()
     assert not engine.held
-
-
-def test_an_engine_is_started_with_the_modules_that_tasks_need(monkeypatch):
-    started = []
-    monkeypatch.setattr(SerialEngine, "start", lambda *arguments: started.append(arguments) or SerialEngine())
-    x, _ = classification()
-    with DistributedTrainer(2, engine="serial", threads=1) as trainer:
-        trainer.build(mlp(), SGD, "cross_entropy")
-        trainer.predict(x)
-    assert started == [(2, 1, ["compss_train.worker"])]
-
-
-def test_the_state_of_a_worker_is_made_once(monkeypatch):
-    """That of 100,000 workers takes seconds, which ``max_time`` does not limit."""
-    made = []
-    monkeypatch.setattr(
-        session, "worker_seed", lambda seed, worker: made.append(worker) or order.worker_seed(seed, worker)
-    )
-    x, y = classification()
-    with DistributedTrainer(3, engine="serial", seed=0, threads=1) as trainer:
-        trainer.build(mlp(), SGD, "cross_entropy")
-        for _ in range(2):
-            trainer.fit(x, y, num_epochs=1, batch_size=5, progress=False)
-            assert made == [0, 1, 2]

@@ -1,207 +1,110 @@
-"""Batches, most by way of a buffer: which samples, in what order, and what is held at each draw."""
+"""Batches, with a buffer and without: every sample once a pass, the same ones whenever workers merge."""
 
+import functools
+import itertools
 import threading
-from dataclasses import replace
-from itertools import chain
+import warnings
 
 import numpy as np
 import pytest
-import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
+from torch import nn
 
-from compss_train.buffers import FIRO, BufferSpec
-from compss_train.data import BlockedTensor
-from compss_train.data.block_passes import Draws
-from compss_train.data.order import Batching
-from compss_train.data.partitioning import RoundPlan
-from compss_train.training.data_source import DataSource
-from compss_train.training.fit_options import FitOptions
+from compss_train import BlockedTensor, BufferSpec, FileDataset, Merge, PartialShuffle, SerialEngine
+from compss_train.callbacks import Checkpoint, WorkerCallback
 from compss_train.worker import source
-from compss_train.worker.batches import draw_in_step, placed_batches
-from compss_train.worker.source import source_of
-from compss_train.worker.work import Work
-from tests.worker.assignments import DEALT
+from tests.helpers.callbacks import StopAfter
+from tests.helpers.models import MODES, assert_same_bits, awkward_net, blocked, mlp
+from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
+from tests.helpers.small_fits import STILL, X, Y, combined, fit, trainer_of
 
-BATCHINGS = st.one_of(st.builds(Batching, size=st.integers(1, 9)), st.builds(Batching, number=st.integers(1, 3)))
-
-
-def data(samples, blocks, as_arrays=False):
-    x = np.arange(samples * 2, dtype=np.uint8).reshape(-1, 2)
-    y = torch.arange(samples).to(torch.bfloat16)
-    blocks = (min(samples, blocks), 1)
-    return BlockedTensor.from_array(x if as_arrays else torch.from_numpy(x), blocks), BlockedTensor.from_array(
-        y, blocks
-    )
+BATCHES = {"merge": Merge(unit="batches")}
+FIFO, FIRO = BufferSpec("FIFO", 16), BufferSpec("FIRO", 24, threshold=9)
+BUFFERS = [FIFO, FIRO, BufferSpec("FIRO", 57, threshold=9, passes=2)]
+SEEN = []
+STILLNESS = {"optimizer": "sgd", "lr": 1e-9}
 
 
-def works(x, workers, batching, spec, shuffle="blocks", shuffle_seed=4, epochs=1):
-    starts = tuple(np.cumsum([0, *x.sizes[:-1]]).tolist())
-    for round_ in RoundPlan(x.sizes, workers, epochs, 4, shuffle=shuffle, merge_every=epochs).rounds():
-        for share in round_.assignments:
-            numbers = tuple(range(len(x.sizes)))
-            options = FitOptions(
-                num_epochs=epochs,
-                num_batches_per_worker=batching.number,
-                batch_size=batching.size,
-                shuffle_block_data=shuffle_seed is not None,
-                buffer=spec,
-            )
-            yield Work(share, replace(options.reading(DataSource(x=x), 4), blocks=numbers, starts=starts))
+class Noting(WorkerCallback):
+    """Notes which samples are in the batches of the workers: their number is all that a sample has."""
+
+    def on_batch_start(self, context):
+        SEEN.append((context.worker, context.x[:, 0].int().tolist()))
 
 
-def trained(work, x, y):
-    made = []
-    source = source_of(work, [*x.blocks(), *y.blocks()])
-    for _, (batch_x, batch_y, weight, _) in placed_batches(work, source, "cpu"):
-        assert (batch_x.dtype, batch_y.dtype, weight) == (torch.uint8, torch.bfloat16, None)
-        assert torch.equal(batch_x[:, 0], (batch_y * 2).to(torch.uint8))
-        made.append(batch_y.int().tolist())
-    return made
+def batches_of(x, workers=1, **options):
+    """Return the batches of each worker of a fit, one after the other, and the trainer."""
+    SEEN.clear()
+    trainer = trainer_of(workers=workers, net=lambda: nn.Linear(1, 1), optimizer=STILLNESS, loss="mse", metric=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # such as that of more workers than blocks
+        fit(trainer, Noting(), data=(x,), **options)
+    return [[batch for own, batch in SEEN if own == worker] for worker in range(workers)], trainer
+
+
+def numbers(samples, blocks):
+    return BlockedTensor.from_array(np.arange(samples, dtype=np.float32)[:, None], (min(samples, blocks), 1))
+
+
+def flat(batches):
+    return list(itertools.chain(*batches))
+
+
+batchings = st.builds(lambda size: {"batch_size": size}, st.integers(1, 9)) | st.builds(
+    lambda number: {"num_batches_per_worker": number}, st.integers(1, 3)
+)
+# Room for the largest batch, from one sample to sixty, and for all samples of several passes.
+buffers = (
+    st.none()
+    | st.builds(BufferSpec, st.just("FIFO"), st.integers(60, 80))
+    | st.builds(BufferSpec, st.just("FIRO"), st.integers(60, 80), st.integers(0, 30), passes=st.integers(1, 3))
+)
+merges = st.builds(Merge, every=st.integers(0, 2)) | st.builds(
+    Merge, every=st.integers(1, 9), unit=st.sampled_from(["blocks", "batches"])
+)
 
 
 @given(
-    **DEALT,
-    batching=BATCHINGS,
-    kind=st.sampled_from([None, "FIFO", "FIRO"]),
-    room=st.integers(0, 20),
-    threshold=st.integers(0, 30),
+    samples=st.integers(1, 60),
+    blocks=st.integers(1, 6),
+    workers=st.integers(1, 4),
+    shuffle=st.sampled_from(["blocks", "total", None, PartialShuffle(11)]),
+    rows_too=st.booleans(),
+    batching=batchings,
+    buffer=buffers,
+    merge=merges,
     epochs=st.integers(1, 2),
-    chunk=st.sampled_from([1, 7, 2**22]),
-    as_arrays=st.booleans(),
 )
-def test_batches_hold_each_sample_once_an_epoch(
-    samples, blocks, workers, shuffle, shuffle_seed, batching, kind, room, threshold, epochs, chunk, as_arrays
+def test_every_pass_has_every_sample_once(
+    samples, blocks, workers, shuffle, rows_too, batching, buffer, merge, epochs
 ):
-    x, y = data(samples, blocks, as_arrays)
-    # Room for the largest batch, from one sample to sixty.
-    spec = kind and BufferSpec(kind, 60 + room, **({"threshold": threshold} if kind == "FIRO" else {}))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(source, "_MEMORY_CHUNK", chunk)
-        everything = []
-        for work in works(x, workers, batching, spec, shuffle, shuffle_seed, epochs):
-            made = trained(work, x, y)
-            if spec is not None:
-                check_sizes(work, [len(batch) for batch in made])
-            elif batching.size is not None:
-                assert all(1 <= len(batch) <= batching.size for batch in made)
-            everything += [sample for batch in made for sample in batch]
-    in_order = list(range(samples)) * epochs
-    assert sorted(everything) == sorted(in_order)
-    if shuffle is shuffle_seed is None and workers == 1 and kind != "FIRO":
-        assert everything == in_order
-
-
-def check_sizes(work, sizes):
-    for epoch in sorted({block_pass.epoch for block_pass in work.block_passes}):
-        block_passes = [block_pass for block_pass in work.block_passes if block_pass.epoch == epoch]
-        expected = sum(block_pass.size for block_pass in block_passes)
-        number = next(n for n in range(len(sizes) + 1) if sum(sizes[:n]) == expected)
-        own, sizes = sizes[:number], sizes[number:]
-        assert max(own) - min(own) <= 1
-        if work.reading.batching.size:
-            assert max(own) <= work.reading.batching.size
-            assert number == -(-expected // work.reading.batching.size)
-        else:
-            assert number == min(expected, work.reading.batching.number * len(block_passes))
-    assert not sizes
-
-
-@pytest.mark.parametrize("kind", ["Reservoir", "BatchReservoir"])
-@pytest.mark.parametrize("shuffle", ["blocks", "total"])
-def test_reservoirs_give_every_sample(kind, shuffle):
-    x, y = data(60, 5)
-    for work in works(x, 2, Batching(size=4), BufferSpec(kind, 12), shuffle):
-        expected = {sample for batch in trained(without_buffer(work), x, y) for sample in batch}
-        got = [sample for batch in trained(work, x, y) for sample in batch]
-        assert set(got) == expected
-
-
-def without_buffer(work):
-    return work._replace(reading=replace(work.reading, buffer=None))
-
-
-def test_a_fifo_only_moves_the_borders_of_batches():
-    x, y = data(50, 4)
-    (plain,) = works(x, 1, Batching(size=7), None)
-    (queued,) = works(x, 1, Batching(size=7), BufferSpec("FIFO", 10))
-    order = [sample for batch in trained(plain, x, y) for sample in batch]
-    assert [sample for batch in trained(queued, x, y) for sample in batch] == order
-
-
-@pytest.mark.parametrize("chunk", [1, 5, 2**22])
-def test_draws_do_not_depend_on_the_size_of_reads(chunk, monkeypatch):
-    x, y = data(60, 4)
-    (work,) = works(x, 1, Batching(size=5), BufferSpec("FIRO", 20))
-    expected = trained(work, x, y)
-    monkeypatch.setattr(source, "_MEMORY_CHUNK", chunk)
-    assert trained(work, x, y) == expected
-
-
-@pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
-def test_blocks_on_file_are_read_ahead_and_give_the_same(kind, tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "_FILE_CHUNK", 40)
-    threads, (x, y) = set(), data(60, 4, as_arrays=True)
-    paths = [tmp_path / f"{number}.npy" for number in range(4)]
-    for path, block in zip(paths, x.blocks(), strict=True):
-        np.save(path, block)
-    mapped = BlockedTensor.from_files(paths)
-    taken = source._taken
-    monkeypatch.setattr(
-        source, "_taken", lambda *args: (threads.add(threading.current_thread().name), taken(*args))[1]
-    )
-    (work,) = works(x, 1, Batching(size=5), BufferSpec(kind, 20))
-    ours = trained(work, mapped, y)
-    assert threads == {"read-ahead-0"}
-    if kind == "FIRO":
-        assert ours == trained(work, x, y)
-    else:
-        assert {sample for batch in ours for sample in batch} == set(range(60))
-
-
-def test_a_chunk_counts_the_bytes_of_x_and_y(monkeypatch):
-    x = BlockedTensor.from_array(np.zeros((40, 1), np.uint8), (2, 1))
-    y = BlockedTensor.from_array(np.zeros((40, 9), np.uint8), (2, 1))
-    (work,) = works(x, 1, Batching(size=5), BufferSpec("FIFO", 20))
-    monkeypatch.setattr(source, "_MEMORY_CHUNK", 50)
-    with source_of(work, [*x.blocks(), *y.blocks()]).chunks(work.block_passes) as chunks:
-        assert [len(rows) for rows, _ in chunks] == [5] * 8
-
-
-def test_batches_of_a_firo_mix_blocks():
-    x, y = data(60, 6)
-    (plain,) = works(x, 1, Batching(size=10), None, shuffle=None)
-    (mixed,) = works(x, 1, Batching(size=10), BufferSpec("FIRO", 40, 30), shuffle=None)
-
-    def blocks_a_batch(work):
-        return [len({sample // 10 for sample in batch}) for batch in trained(work, x, y)]
-
-    assert blocks_a_batch(plain) == [1] * 6
-    assert min(blocks_a_batch(mixed)) >= 3
-
-
-def test_epochs_do_not_mix_and_differ():
-    x, y = data(60, 4)
-    (work,) = works(x, 1, Batching(size=10), BufferSpec("FIRO", 40), epochs=2)
-    made = [sample for batch in trained(work, x, y) for sample in batch]
-    assert sorted(made[:60]) == sorted(made[60:]) == list(range(60))
-    assert made[:60] != made[60:]
-
-
-@pytest.mark.parametrize("shuffle", ["blocks", "total"])
-@pytest.mark.parametrize("batching", [Batching(size=7), Batching(number=2)])
-def test_each_pass_has_all_samples_in_equal_batches(shuffle, batching):
-    x, y = data(50, 5)
-    once, thrice = (BufferSpec("FIRO", 30, 10, passes=passes) for passes in (1, 3))
-    pairs = zip(*(works(x, 2, batching, spec, shuffle, epochs=2) for spec in (once, thrice)), strict=True)
-    for plain, repeated in pairs:
-        expected, made = trained(plain, x, y), trained(repeated, x, y)
-        epoch = expected[: len(expected) // 2]
-        assert [len(batch) for batch in made[: 3 * len(epoch)]] == 3 * [len(batch) for batch in epoch]
-        passes = [made[start : start + len(epoch)] for start in range(0, 3 * len(epoch), len(epoch))]
-        for batches_of_pass in passes:
-            assert sorted(chain(*batches_of_pass)) == sorted(chain(*epoch))
-        assert passes[0] != passes[1] != passes[2]
+    x = numbers(samples, blocks)
+    assume(batching.get("num_batches_per_worker", 1) <= min(x.sizes))
+    assume(not isinstance(shuffle, PartialShuffle) or (rows_too and buffer is None))
+    options = {"num_epochs": epochs, "shuffle": shuffle, "shuffle_block_data": rows_too, **batching}
+    made, trainer = batches_of(x, workers, buffer=buffer, merge=merge, **options)
+    passes = buffer.passes if buffer else 1
+    every_sample = list(range(samples))
+    assert sorted(flat(flat(made))) == sorted(every_sample * epochs * passes)
+    counted = passes if merge.unit == "batches" else 1  # a record that has all of an epoch counts what was given
+    assert sum(record["samples"] for record in trainer.history) == samples * epochs * counted
+    if workers == 1:
+        for single in np.split(np.array(flat(made[0])), epochs * passes):
+            assert sorted(single) == every_sample
+            assert list(single) == every_sample or shuffle or rows_too or buffer
+    for own in made:
+        sizes = {len(batch) for batch in own}
+        if "batch_size" in batching:
+            assert all(1 <= size <= batching["batch_size"] for size in sizes)
+        if buffer and epochs == 1:
+            assert not sizes or max(sizes) - min(sizes) <= 1  # whatever the blocks
+    if buffer and buffer.kind == "FIFO":
+        without, _ = batches_of(x, workers, merge=merge, **options)
+        assert list(map(flat, made)) == list(map(flat, without))
+    if merge.unit == "batches":
+        rarely, _ = batches_of(x, workers, buffer=buffer, **options)
+        assert made == rarely
 
 
 @given(
@@ -209,29 +112,176 @@ def test_each_pass_has_all_samples_in_equal_batches(shuffle, batching):
     number=st.integers(1, 20),
     threshold=st.integers(0, 15),
     more=st.integers(0, 12),
-    chunk=st.integers(1, 30),
 )
-def test_draws_begin_at_the_threshold_and_the_buffer_fills(size, number, threshold, more, chunk):
-    total, capacity = size * number, max(threshold, size) + more
-    chunks = [(torch.arange(start, min(start + chunk, total)),) for start in range(0, total, chunk)]
-    buffer = Spying(capacity, threshold, seed=0)
-    sizes = (size,) * number
-    puts = tuple(BufferSpec("FIRO", capacity, threshold).put_counts(sizes))
-    draws = Draws(epoch=0, origin=0, total=total, largest=size, sizes=sizes, puts=puts)
-    got = torch.cat([batch[0] for batch in draw_in_step(buffer, chunks, draws)])
-    assert sorted(got.tolist()) == list(range(total))
-    # At each draw one batch more is held than at the one before, as far as there is room and there are samples.
+def test_a_firo_draws_from_the_threshold_on(size, number, threshold, more):
+    """At each draw one batch more is held than at the one before, as far as there is room."""
     first = max(threshold, size)
-    assert buffer.held == [min(first + size * n, capacity, total - size * n) for n in range(number)]
+    buffer = BufferSpec("FIRO", first + more, threshold)
+    (made,), _ = batches_of(numbers(size * number, 1), num_epochs=1, batch_size=size, buffer=buffer, **STILL)
+    for drawn, batch in enumerate(made):
+        assert max(batch) < size * drawn + min(first + size * drawn, first + more)
 
 
-class Spying(FIRO):
-    """Remembers how many samples are held at each draw."""
+def test_batches_of_a_firo_mix_blocks_and_epochs_differ():
+    x, options = numbers(60, 6), {"batch_size": 10, "num_epochs": 2, **STILL}
+    (plain,), _ = batches_of(x, **options)
+    (mixed,), _ = batches_of(x, buffer=BufferSpec("FIRO", 40, 30), **options)
+    assert [len({sample // 10 for sample in batch}) for batch in plain] == [1] * 12
+    assert min(len({sample // 10 for sample in batch}) for batch in mixed) >= 3
+    assert mixed[:6] != mixed[6:]
 
-    def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
-        self.held = []
 
-    def get_batch(self, *arguments, **options):
-        self.held.append(len(self))
-        return super().get_batch(*arguments, **options)
+@pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
+def test_reads_of_any_size_from_memory_and_files_give_the_same(kind, tmp_path, monkeypatch):
+    x, paths = numbers(60, 4), [tmp_path / f"{number}.npy" for number in range(4)]
+    for path, block in zip(paths, x.blocks(), strict=True):
+        np.save(path, block)
+    options = {"num_epochs": 1, "batch_size": 5, "buffer": BufferSpec(kind, 20)}
+    (expected,), _ = batches_of(x, **options)
+    for chunk in (1, 20, 2**22):
+        monkeypatch.setattr(source, "_MEMORY_CHUNK", chunk)
+        monkeypatch.setattr(source, "_FILE_CHUNK", chunk)
+        for data in (x, BlockedTensor.from_files(paths)):
+            (made,), _ = batches_of(data, **options)
+            assert made == expected if kind == "FIRO" else set(flat(made)) == set(range(60))
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "commutative", Merge(every=4, unit="batches")])
+@pytest.mark.parametrize("buffer", [BufferSpec("Reservoir", 16), BufferSpec("BatchReservoir", 16)], ids=str)
+def test_a_reservoir_trains_every_sample_at_least_once(engine, buffer, merge):
+    trainer = trainer_of(engine, workers=2, net=mlp)
+    fit(trainer, num_epochs=2, batch_size=4, buffer=buffer, merge=merge)
+    assert sum(record["samples"] for record in trainer.history) == 2 * 57
+    assert sum(worker["samples"] for record in trainer.history for worker in record["workers"]) >= 2 * 57
+    made, _ = batches_of(numbers(57, 7), workers=2, num_epochs=1, batch_size=4, buffer=buffer, merge=merge)
+    assert set(flat(flat(made))) == set(range(57))
+
+
+@functools.cache
+def on_serial(buffer, mode, shuffle):
+    """Return a fit with a buffer and a mode, by their numbers."""
+    trainer = trainer_of(SerialEngine())
+    fit(trainer, batch_size=4, buffer=BUFFERS[buffer], shuffle=shuffle, **MODES[mode])
+    return trainer
+
+
+@pytest.mark.parametrize("buffer", range(3), ids=map(str, BUFFERS))
+@pytest.mark.parametrize("shuffle", ["blocks", "total", None])
+def test_a_queue_gives_every_engine_the_same_bits(engine, buffer, shuffle):
+    for number, mode in enumerate(MODES):
+        ours, theirs = trainer_of(engine), on_serial(buffer, number, shuffle)
+        fit(ours, batch_size=4, buffer=BUFFERS[buffer], shuffle=shuffle, **mode)
+        assert_same_bits(ours.get_parameters(), theirs.get_parameters())
+        assert [record["loss"] for record in ours.history] == [record["loss"] for record in theirs.history]
+
+
+def test_a_fifo_on_one_worker_is_the_plain_loop(engine):
+    trainer = trainer_of(engine, 1, seed=3)
+    ours = fit(trainer, data=blocked(X[:54], Y[:54], 4), batch_size=7, buffer=BufferSpec("FIFO", 10), **STILL)
+    # Eight batches of six and seven, whatever the blocks.
+    assert_same_bits(ours, plain_loop(awkward_net(), OPTIMIZERS[1][1], X[:54], Y[:54], 1, 8, 3, seed=3))
+
+
+@pytest.mark.parametrize("shuffle", ["blocks", "total", None])
+@pytest.mark.parametrize("buffer", [None, *BUFFERS], ids=str)
+def test_one_worker_learns_the_same_however_often_it_merges(engine, shuffle, buffer):
+    one = trainer_of(workers=1)
+    expected = fit(one, shuffle=shuffle, buffer=buffer)
+    for merge in (Merge(every=3, unit="batches"), Merge(every=0)):
+        other = trainer_of(engine, workers=1)
+        assert_same_bits(fit(other, shuffle=shuffle, buffer=buffer, merge=merge), expected)
+        assert [state.buffer for state in other.snapshot().workers] == [None]
+
+
+def test_other_workers_cannot_resume_inside_an_epoch_with_buffers(tmp_path):
+    options = combined(BATCHES, buffer=FIRO, merge=Merge(every=5))
+    trainer = trainer_of(workers=2)
+    fit(trainer, Checkpoint(tmp_path, keep=99), **options)
+    epochs = [record["epoch"] for record in trainer.history]
+    inside, at_the_end = (tmp_path / f"round-{n:06}" for n in (0, epochs.index(2) - 1))
+    with pytest.raises(ValueError, match="by 2 workers, whose buffers hold samples of it, so that 3 cannot resume"):
+        fit(trainer_of(workers=3), resume=inside, **options)
+    with pytest.warns(UserWarning, match="num_workers was 2, and is 3"):
+        fit(trainer_of(workers=3), resume=at_the_end, **options)
+
+
+@pytest.mark.parametrize("buffer", [None, *BUFFERS], ids=str)
+def test_files_that_are_skipped_leave_the_others(tmp_path, buffer):
+    for number in range(5):
+        np.savez(tmp_path / f"{number}.npz", x=X[number::5], y=Y[number::5])
+    files = FileDataset(f"{tmp_path}/*.npz", on_bad_file="skip")
+    (tmp_path / "3.npz").write_bytes(b"nothing")
+    for every in (1, 2):
+        trainer = trainer_of(workers=2, net=mlp)  # the last batch may be of one sample
+        with pytest.warns(UserWarning, match="skipped"):
+            fit(trainer, data=(files,), num_epochs=2, buffer=buffer, **combined(BATCHES, merge=Merge(every=every)))
+        trained = sum(record["samples"] for record in trainer.history)
+        assert trained == sum(w["samples"] for r in trainer.history for w in r["workers"])
+        assert trained == 2 * (57 - 11) * (buffer.passes if buffer else 1)
+
+
+@pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
+@pytest.mark.parametrize("buffer", [None, FIRO], ids=str)
+def test_workers_that_do_not_wait_train_every_sample_once(merge, buffer):
+    trainer = trainer_of(workers=3)
+    fit(trainer, buffer=buffer, num_epochs=2, **combined(BATCHES, merge=Merge(merge, every=2)))
+    assert sum(record["samples"] for record in trainer.history) == 2 * len(X)
+
+
+def test_a_new_fit_starts_with_empty_buffers():
+    trainer = trainer_of(workers=2)
+    fit(trainer, StopAfter(0), buffer=FIRO, **BATCHES)
+    assert all(state.buffer is not None for state in trainer.snapshot().workers)
+    fit(trainer, buffer=FIRO, num_epochs=1, **BATCHES)
+    assert sum(record["samples"] for record in trainer.history[1:]) == len(X)
+    assert [state.buffer for state in trainer.snapshot().workers] == [None, None]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"buffer": "FIRO", "batch_size": 4}, TypeError, "buffer='FIRO': give a BufferSpec, such as"),
+        (
+            {"buffer": BufferSpec("FIRO", 24), "batch_size": 25},
+            ValueError,
+            "a batch of 25 samples cannot come from a FIRO of capacity 24",
+        ),
+        (
+            {"buffer": BufferSpec("FIRO", 24), "num_batches_per_worker": 1},
+            ValueError,
+            "a batch of 29 samples cannot come from a FIRO of capacity 24",
+        ),
+        *(
+            (
+                {"buffer": BufferSpec("FIRO", 14, passes=2), "merge": Merge(unit=unit), "batch_size": 4},
+                ValueError,
+                "passes=2: .* up to 29, and has capacity=14; give capacity=29",
+            )
+            for unit in ("epochs", "batches")
+        ),
+    ],
+    ids=str,
+)
+def test_what_a_buffer_cannot_do_is_an_error(options, error, message):
+    trainer = trainer_of(workers=2)
+    with pytest.raises(error, match=message):
+        trainer.fit(X, Y, num_epochs=1, **options)
+    assert trainer.history == []
+
+
+@pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_an_exception_in_the_network_ends_the_reading(kind, merge):
+    class Failing(nn.Linear):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            if self.calls == 3:
+                raise RuntimeError("this batch is not for me")
+            return super().forward(x)
+
+    trainer = trainer_of(workers=1, net=lambda: Failing(6, 3))
+    with pytest.raises(RuntimeError, match="this batch is not for me"):
+        fit(trainer, blocks=3, num_epochs=1, batch_size=4, merge=merge, buffer=BufferSpec(kind, 16))
+    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("read-ahead", "fill"))]

@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from compss_train import BufferSpec, DistributedTrainer, FileDataset, Merge
 from compss_train.callbacks import Checkpoint
 from compss_train.engines import SerialEngine
-from compss_train.worker import Work, evaluate, train_group
+from compss_train.worker import evaluate, train_group
 from tests.helpers.file_fits import SIZES, write_files
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification
 from tests.helpers.small_fits import trainer_of
@@ -39,10 +38,6 @@ class DearTasks(Places):
     traits = replace(SerialEngine.traits, task_seconds=1e6)
 
 
-def trainer_with(engine, workers=WORKERS):
-    return trainer_of(engine, workers)
-
-
 def comparable(trainer):
     names = ("loss", "accuracy", "samples", "worker_agreement")
     return [[record.get(name) for name in names] for record in trainer.history]
@@ -60,34 +55,14 @@ def comparable(trainer):
 )
 def test_any_groups_give_the_same_bits(options):
     x, y = classification(samples=156)
-    alone = trainer_with(Places(0))  # an engine that does not know its places
+    alone = trainer_of(Places(0), WORKERS)  # an engine that does not know its places
     expected = alone.fit(x, y, num_epochs=2, batch_size=4, **options)
-    for places in (1, 2):
-        engine = Places(places)
-        grouped = trainer_with(engine)
+    for engine in (Places(1), Places(2), DearTasks(2)):
+        grouped = trainer_of(engine, WORKERS)
         assert_same_bits(grouped.fit(x, y, num_epochs=2, batch_size=4, **options), expected)
         assert comparable(grouped) == comparable(alone)
         tasks = sum(function is train_group for function, _ in engine.submitted)
         assert tasks < WORKERS * len(grouped.history)
-
-
-@pytest.mark.parametrize("workers", [5, WORKERS])
-def test_groups_are_large_where_tasks_cost_much(workers):
-    x, y = classification(samples=13 * workers)
-    engine = DearTasks(2)
-    trainer = trainer_with(engine, workers)
-    grouped = trainer.fit(x, y, num_epochs=2, batch_size=5, validation_data=(x, y))
-    evaluations = [args[3] for function, args in engine.submitted if function is evaluate]
-    assert len(evaluations[-2]) + len(evaluations[-1]) == workers  # two tasks
-    assert_same_bits(grouped, trainer_with(Places(2), workers).fit(x, y, num_epochs=2, batch_size=5))
-    sizes = [len(args[4]) for function, args in engine.submitted if function is train_group]
-    larger = 8 if workers > 8 else 4
-    assert sizes == [larger, workers - larger] * 2
-    engine.number = 0  # the next fit has groups of its own
-    assert_same_bits(
-        trainer.fit(x, y, num_epochs=1, batch_size=5),
-        trainer_with(Places(0), workers).fit(x, y, num_epochs=3, batch_size=5),
-    )
 
 
 def test_bad_files_have_no_vote_in_any_group(tmp_path):
@@ -96,7 +71,7 @@ def test_bad_files_have_no_vote_in_any_group(tmp_path):
     (tmp_path / "1.npz").write_bytes(b"")
     results = []
     for places in (0, 1):
-        trainer = trainer_with(Places(places), workers=4)
+        trainer = trainer_of(Places(places), workers=4)
         with pytest.warns(UserWarning, match="skipped"):
             results.append(trainer.fit(dataset, num_epochs=2, batch_size=5))
     assert_same_bits(*results)
@@ -107,19 +82,10 @@ def test_workers_without_samples_keep_their_states():
     x, y = classification(samples=65)
     results = []
     for places in (0, 1):
-        trainer = trainer_with(Places(places))
+        trainer = trainer_of(Places(places), WORKERS)
         trainer.fit(*blocked(x[:20], y[:20], 4), num_epochs=1, batch_size=5)
         results.append(trainer.fit(x, y, num_epochs=1, batch_size=5))
     assert_same_bits(*results)
-
-
-@pytest.mark.filterwarnings("ignore:13 workers share 3 blocks")
-def test_only_workers_with_samples_share_the_places():
-    x, y = classification(samples=60)
-    engine = Places(2)
-    trainer = trainer_with(engine)
-    trainer.fit(*blocked(x, y, 3), num_epochs=1, batch_size=5)
-    assert sum(function is train_group for function, _ in engine.submitted) == 3
 
 
 @pytest.mark.parametrize("merges", [("synchronous", "commutative"), ("commutative", "synchronous")])
@@ -128,7 +94,7 @@ def test_states_pass_from_fit_to_fit_when_the_groups_change(merges):
     x, y = classification(samples=60)
     results = []
     for places in (0, 1):
-        trainer = trainer_with(Places(places), workers=9)
+        trainer = trainer_of(Places(places), workers=9)
         for merge in merges:
             parameters = trainer.fit(x, y, num_epochs=2, batch_size=5, merge=Merge(merge, every=1))
         results.append(parameters)
@@ -155,26 +121,7 @@ def test_evaluation_has_the_same_bits_in_fewer_tasks(tmp_path, form):
 
 def test_a_checkpoint_resumes_with_other_groups(tmp_path):
     x, y = classification(samples=130)
-    expected = trainer_with(Places(0)).fit(x, y, num_epochs=4, batch_size=5)
-    trainer_with(Places(2)).fit(x, y, num_epochs=2, batch_size=5, callbacks=[Checkpoint(tmp_path)])
-    resumed = trainer_with(Places(1)).fit(x, y, num_epochs=4, batch_size=5, resume=tmp_path)
+    expected = trainer_of(Places(0), WORKERS).fit(x, y, num_epochs=4, batch_size=5)
+    trainer_of(Places(2), WORKERS).fit(x, y, num_epochs=2, batch_size=5, callbacks=[Checkpoint(tmp_path)])
+    resumed = trainer_of(Places(1), WORKERS).fit(x, y, num_epochs=4, batch_size=5, resume=tmp_path)
     assert_same_bits(resumed, expected)
-
-
-def test_a_group_receives_each_block_once(tmp_path):
-    x, y = classification(samples=130)
-    files = []
-    for name, array in (("x", x), ("y", y)):
-        np.save(tmp_path / f"{name}.npy", array)
-        files.append(np.load(tmp_path / f"{name}.npy", mmap_mode="r"))
-    engine = Places(1)
-    trainer = trainer_with(engine)
-    trainer.fit(*files, num_epochs=1, batch_size=5, shuffle="total")  # every worker may need every block
-    groups = [args[3:5] for function, args in engine.submitted if function is train_group]
-    assert max(len(works) for _, works in groups) > 1
-    for values, works in groups:
-        blocks = works[0].reading.blocks
-        assert len(values) == len({id(value) for value in values}) == 2 * len(blocks)
-        assert all(isinstance(work, Work) for work in works)
-        samples = np.concatenate([each.samples for work in works for each in work.block_passes])
-        assert set(blocks) >= {*(samples // 10).tolist()}

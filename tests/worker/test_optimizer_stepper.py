@@ -1,23 +1,14 @@
 """Clipping, accumulation and batches that are not finite: the plain PyTorch loop's bits, and nothing dropped."""
 
-import copy
-from functools import partial
-
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from compss_train import DivergedError, Gradients, Merge, PartialShuffle
-from compss_train.engines.calls import intra_op_threads
 from compss_train.model.losses import cross_entropy
-from compss_train.model.metrics import Measures, MetricAccumulator
-from compss_train.model.training_spec import HALF, TrainingSpec
-from compss_train.worker.batches import Batch
-from compss_train.worker.optimizer_stepper import OptimizerStepper
 from tests.helpers.models import (
     ADAM,
-    MODES,
     SGD,
     assert_close,
     assert_same_bits,
@@ -25,53 +16,13 @@ from tests.helpers.models import (
     blocked,
     classification,
     mlp,
-    state_arrays,
 )
 from tests.helpers.small_fits import trainer_of
-from tests.helpers.tolerances import adam_error, loss_error, sgd_error, sum_error
-from tests.model.lr_schedules.schedulers import Notes, Noting
+from tests.helpers.tolerances import sgd_error, sum_error
 
 X, Y = classification(samples=62)
 IN_ORDER = {"shuffle": None, "shuffle_block_data": False}
 BLOCKS, BATCHES, EPOCHS = 4, 2, 2
-
-
-def norm_clipped(net):
-    nn.utils.clip_grad_norm_(net.parameters(), 0.5)
-
-
-def value_clipped(net):
-    nn.utils.clip_grad_value_(net.parameters(), 0.02)
-
-
-def cut(samples):
-    return [batch for block in np.array_split(samples, BLOCKS) for batch in np.array_split(block, BATCHES)]
-
-
-def plain_loop(net, make_optimizer, clip, accumulate=1, precision="fp32"):
-    """Train as anybody would who accumulates gradients, until the end of an epoch at most."""
-    net = copy.deepcopy(net)
-    optimizer = make_optimizer(net.parameters())
-    scaler = torch.amp.GradScaler("cpu", enabled=precision == "fp16")
-    torch.manual_seed(3)
-    with intra_op_threads(1):
-        for _ in range(EPOCHS):
-            batches = list(zip(cut(X), cut(Y), strict=True))
-            for first in range(0, len(batches), accumulate):
-                together = batches[first : first + accumulate]
-                optimizer.zero_grad()
-                for x, y in together:
-                    with torch.autocast("cpu", HALF.get(precision), enabled=precision in HALF):
-                        loss = cross_entropy(net(torch.from_numpy(x).clone()), torch.from_numpy(y))
-                    scaler.scale(loss if accumulate == 1 else loss * len(x)).backward()
-                scaler.unscale_(optimizer)
-                if accumulate > 1:
-                    for parameter in net.parameters():
-                        parameter.grad /= sum(len(x) for x, _ in together)
-                clip(net)
-                scaler.step(optimizer)
-                scaler.update()
-    return state_arrays(net)
 
 
 def built(engine="serial", workers=1, net=awkward_net, optimizer=SGD, loss="cross_entropy", **options):
@@ -84,124 +35,22 @@ def fitted(trainer, **options):
     )
 
 
-def unclipped(net):
-    pass
-
-
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize(
-    ("clip", "clipped"),
+    ("merge", "shuffle", "accumulate", "steps"),
     [
-        ({}, unclipped),
-        ({"clip_norm": 0.5}, norm_clipped),
-        ({"clip_value": 0.02}, value_clipped),
+        (Merge(), "blocks", 4, 3 * 3),  # 9 batches an epoch
+        (Merge(every=0), "blocks", 4, 3 * 3),
+        (Merge(every=2), PartialShuffle(), 4, 3 * 3),
+        (Merge(unit="blocks"), "blocks", 9, 3 * 3),
+        (Merge(every=3, unit="batches"), "blocks", 2, 3 * 3 * 2),
     ],
-    ids=["not clipped", "norm", "value"],
+    ids=str,
 )
-def test_one_worker_is_the_plain_loop(clip, clipped, precision, accumulate):
-    """8 batches an epoch: the last step of each is of two."""
-    for on_nan in ("raise", "skip", "ignore"):  # where all is finite, it is all the same
-        gradients = Gradients(**clip, accumulate=accumulate, on_nan=on_nan)
-        trainer = built(gradients=gradients, precision=precision)
-        optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-        plain = plain_loop(awkward_net(), optimizer, clipped, accumulate, precision)
-        assert_same_bits(fitted(trainer), plain)
-        assert "skipped_batches" not in trainer.history[0]
-    if clip:
-        large = fitted(built(precision=precision, gradients=Gradients(accumulate=accumulate)))
-        assert not np.array_equal(large["0.weight"], plain["0.weight"])
-
-
-@pytest.mark.parametrize("mode", MODES[1:3], ids=str)
-def test_one_worker_learns_the_same_in_rounds_of_any_length(mode):
-    options = {"gradients": Gradients(clip_norm=0.5, accumulate=3), "optimizer": ADAM}
-    assert_same_bits(fitted(built(**options), **mode), fitted(built(**options)))
-
-
-def test_untrained_parameters_are_not_in_the_norm():
-    def last_layer(parameters):
-        return torch.optim.SGD(list(parameters)[-1:], lr=0.05)
-
-    def clipped(net):
-        nn.utils.clip_grad_norm_(net[2].bias, 0.1)
-
-    ours = fitted(built(net=mlp, optimizer=last_layer, gradients=Gradients(clip_norm=0.1)))
-    assert_same_bits(ours, plain_loop(mlp(), last_layer, clipped))
-
-
-# Accumulation
-
-
-def learnt(sizes, accumulate, optimizer=torch.optim.SGD):
-    """Train on batches of these sizes, one after the other, in double precision."""
-    net = mlp().double()
-    training_spec = TrainingSpec(
-        net=net,
-        optimizer=torch.optim.SGD,
-        loss=cross_entropy,
-        gradients=Gradients(accumulate=accumulate),
-    )
-    replica = training_spec.replica(state_arrays(net), "cpu", training=True)
-    stepper = OptimizerStepper(replica, optimizer(replica.training_spec.net.parameters(), lr=0.5))
-    accumulator = MetricAccumulator(Measures())
-    for x, y in zip(torch.from_numpy(X).double().split(sizes), torch.from_numpy(Y).split(sizes), strict=True):
-        stepper.learn(Batch(x, y), accumulator)
-    stepper.finish()
-    stepper.finish()  # there is nothing left
-    return state_arrays(replica.training_spec.net), accumulator.measured()
-
-
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
-def test_several_batches_are_one_of_all_their_samples(optimizer):
-    parts, measured = learnt([1, 20, 10, 7, 8, 16], 3, optimizer)
-    whole, expected = learnt([31, 31], 1, optimizer)
-    error = adam_error if optimizer is torch.optim.Adam else sgd_error
-    assert_close(parts, whole, error(np.float64, 2, 0.5, samples=31))
-    assert measured.loss == pytest.approx(expected.loss, abs=62 * loss_error(np.float64, 62))
-    assert (measured.samples, measured.batches) == (62, 6)
-
-
-def test_batches_that_are_left_over_make_a_smaller_step():
-    assert_close(learnt([10, 20, 30, 2], 3)[0], learnt([60, 2], 1)[0], sgd_error(np.float64, 2, 0.5, samples=62))
-    assert_close(learnt([10, 52], 9)[0], learnt([62], 1)[0], sgd_error(np.float64, 1, 0.5, samples=62))
-
-
-def total(output, target):
-    return output.sum() / len(output)
-
-
-@pytest.mark.parametrize(
-    ("way", "steps"),
-    [
-        ({}, [3, 3, 3]),  # 9 batches an epoch
-        ({"merge": Merge(every=0)}, [3, 3, 3]),
-        ({"merge": Merge(unit="blocks")}, [1, 1, 1] * 3),
-        ({"shuffle": PartialShuffle(), "merge": Merge(every=2)}, [3, 3, 3]),
-    ],
-)
-def test_a_step_ends_with_the_epoch_and_with_the_round(way, steps):
-    notes = Notes()
-
-    def optimizer(parameters):
-        return Noting(parameters, notes, lr=1e-3, momentum=0.0)
-
-    net = nn.Linear(1, 1)
-    trainer = trainer_of(
-        workers=1,
-        net=lambda: net,
-        optimizer=optimizer,
-        loss=total,
-        metric=None,
-        gradients=Gradients(accumulate=9 if way.get("merge") == Merge(unit="blocks") else 4),
-    )
-    x = np.ones((45, 1), np.float32)
-    final = trainer.fit(*blocked(x, x, 3), num_epochs=3, num_batches_per_worker=3, **way)
-    assert len(notes) == sum(steps)
-    # Of means, however many. A step is that times 1e-3, and rounds a weight of less than 1.
-    assert [gradient for *_, gradient in notes] == pytest.approx([1.0] * len(notes), rel=sum_error(np.float32, 15))
-    step = sum_error(np.float32, 1) + 1e-3 * sum_error(np.float32, 15)
-    assert final["weight"].item() == pytest.approx(net.weight.item() - 1e-3 * len(notes), abs=step * len(notes))
+def test_a_step_ends_with_the_epoch_and_the_round(merge, shuffle, accumulate, steps):
+    trainer = built(optimizer=ADAM, gradients=Gradients(accumulate=accumulate))
+    trainer.fit(*blocked(X, Y, 3), num_epochs=3, num_batches_per_worker=3, shuffle=shuffle, merge=merge)
+    (worker,) = trainer.snapshot().workers
+    assert worker.optimizer["state"][0]["step"] == steps
 
 
 # Batches that are not finite

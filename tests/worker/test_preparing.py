@@ -6,20 +6,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from compss_train import Merge
-from compss_train.callbacks import Checkpoint
-from compss_train.data.block_passes import Place
 from compss_train.data.order import transform_seed
 from compss_train.model.devices import pieces
 from compss_train.model.random_state import random_state
-from compss_train.model.training_spec import TrainingSpec
 from compss_train.worker import batches as batches_module
-from compss_train.worker.batches import Batch, placed_batches
-from compss_train.worker.preparing import Preparation
+from compss_train.worker.batches import placed_batches
 from compss_train.worker.source import source_of
-from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
+from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, cut, plain_steps
 from tests.helpers.small_fits import fit, trainer_of
 from tests.worker.assignments import whole
@@ -41,10 +35,6 @@ def flipped(x):
 
 def noisy_by_all(x):
     return noisy(flipped(noisy_by_numpy(x)))
-
-
-def noisy_at_times(x):
-    return noisy_by_numpy(x) if torch.rand(()) < 0.5 else nn.functional.dropout(x, 0.2)
 
 
 def noisy_by_a_seed_of_its_own(x):
@@ -87,83 +77,25 @@ def test_one_worker_is_the_loop_with_a_seed_a_batch(engine, transform):
     assert_same_bits(ours, plain_loop(transform, 2, 4, 3, seed=3))
 
 
-@pytest.mark.parametrize("transform", [noisy, noisy_by_all])
-@pytest.mark.parametrize("options", [{"shuffle": "total"}, {"merge": Merge(every=3, unit="batches")}], ids=str)
-def test_resumed_fits_draw_what_they_would_have_drawn(tmp_path, transform, options):
-    whole = trainer_of(transform=transform)
-    fit(whole, Checkpoint(tmp_path, keep=99), num_epochs=2, **options)
-    rounds = sorted(tmp_path.glob("round-*"))
-    for folder in rounds[:-1]:
-        resumed = trainer_of(transform=transform)
-        fit(resumed, num_epochs=2, resume=folder, **options)
-        assert_same_bits(whole.get_parameters(), resumed.get_parameters())
-
-
-def replica_of(transform, net=None):
-    own = mlp() if net is None else net
-    spec = TrainingSpec(net=own, optimizer=torch.optim.SGD, loss=nn.MSELoss(), transform=transform)
-    return spec.replica(state_arrays(own), "cpu", training=True)
-
-
-def placed(number):
-    return [(Place(0, 0, 6 * n), Batch(torch.full((2, 6), float(n)))) for n in range(number)]
-
-
-def prepared(transform, number):
-    return Preparation(replica_of(transform), 0).of(iter(placed(number)))
-
-
-def test_draws_of_transforms_leave_those_of_the_step_alone():
-    steps = []
-    for transform in (scaled, noisy, noisy_by_all, noisy_at_times):
-        with random_state(4, "cpu"):
-            steps.append([torch.rand(5) for _ in prepared(transform, 9)])
-    for other in steps[1:]:
-        assert all(map(torch.equal, steps[0], other))
-
-
-def test_a_batch_is_made_when_it_is_used():
-    made = []
-
-    def source():
-        for each in placed(20):
-            made.append(each)
-            yield each
-
-    for number, _ in enumerate(Preparation(replica_of(scaled), 0).of(source()), start=1):
-        assert len(made) == number
-    assert len(made) == 20
-
-
-def test_without_a_transform_batches_are_as_they_come():
-    source = iter(placed(3))
-    assert Preparation(replica_of(None), 0).of(source) is source
+def repeated(x):
+    return x.repeat(3, 1)
 
 
 def test_a_batch_has_the_samples_that_the_transform_got():
-    tripled = prepared(lambda x: x.repeat(3, 1), 2)
-    assert [(batch.samples, len(batch.x)) for _, batch in tripled] == [(2, 6), (2, 6)]
+    trainer = trainer_of(workers=1, net=lambda: mlp(6, 6), loss="mse", metric=None, transform=repeated)
+    trainer.fit(X, num_epochs=1, batch_size=8, progress=False)
+    assert trainer.history[0]["workers"][0]["samples"] == len(X)
 
 
-@pytest.mark.parametrize("number", [0, 2])
-def test_an_error_of_the_transform_comes_with_its_batch(number):
-    def transform(x):
-        if x[0, 0] == number:
+def test_an_error_of_the_transform_comes_with_its_batch():
+    def divide(x):
+        if X[20, 0] in x[:, 0]:
             raise ZeroDivisionError("this batch")
         return x
 
-    taken = []
     with pytest.raises(ZeroDivisionError, match="this batch") as error:
-        taken += (place.position for place, _ in prepared(transform, 4))
-    assert taken == [6 * n for n in range(number)]
-    assert "batch of x with shape (2, 6)" in error.value.__notes__[0]
-
-
-@pytest.mark.parametrize("transform", [None, scaled, noisy, noisy_by_numpy])
-def test_single_batches_are_those_of_an_iterator(transform):
-    preparation = Preparation(replica_of(transform), 0)
-    for (place, batch), (_, other) in zip(placed(7), prepared(transform, 7), strict=True):
-        assert torch.equal(preparation.prepare(place, batch).x, other.x)
+        fit(trainer_of(workers=1, transform=divide), data=blocked(X[:57], Y[:57], 1), num_epochs=1, batch_size=6)
+    assert "batch of x with shape (6, 6)" in error.value.__notes__[0]
 
 
 # To a GPU, with a stand-in for its copies.

@@ -72,12 +72,6 @@ def test_files_are_complete_when_they_are_fsynced(tmp_path, monkeypatch):
     assert {(tmp_path / "it").stat().st_ino, tmp_path.stat().st_ino} <= set(fsynced)
 
 
-def test_a_checkpoint_is_two_files(good):
-    assert sorted(os.listdir(good)) == ["arrays.safetensors", "state.json"]
-    assert os.listdir(good.parent) == ["good"]
-    assert set(json.loads((good / "state.json").read_text())) == {"format", "version", "sha256", "state"}
-
-
 def test_permissions_follow_the_umask(tmp_path):
     before = os.umask(0o027)
     try:

@@ -1,14 +1,12 @@
 """Folders of checkpoints: the latest is found, an older good one suggested, and other files are left alone."""
 
 import os
-import re
 import socket
 import subprocess
 import sys
 
 import pytest
 
-from compss_train import BadCheckpointError
 from compss_train.training.checkpoints import (
     checkpoint_path,
     list_checkpoints,
@@ -23,10 +21,6 @@ def folder(tmp_path):
     for number in (2, 10, 9, 1_000_000):
         write_checkpoint(checkpoint_path(tmp_path, number), {"number": number})
     return tmp_path
-
-
-def damage(path):
-    (path / "arrays.safetensors").write_bytes(b"")
 
 
 FOREIGN = ["round-5", "round-0000005", "round-abc", "best", ".round-000001", "round-000001.bak", "round-000003.d"]
@@ -66,31 +60,6 @@ def test_a_folder_of_checkpoints_may_have_the_name_of_one(folder):
     inside = folder / "round-000077"
     write_checkpoint(checkpoint_path(inside, 3), {"number": 3})
     assert read_latest_checkpoint(inside) == (inside / "round-000003", {"number": 3})
-
-
-def test_a_folder_without_checkpoints_is_an_error(tmp_path):
-    for path in (tmp_path, tmp_path / "nowhere", tmp_path / "file"):
-        with pytest.raises(FileNotFoundError, match=rf"no checkpoint in {re.escape(str(path))}; .*Checkpoint"):
-            read_latest_checkpoint(path)
-        (tmp_path / "file").touch()
-
-
-def test_damaged_ones_are_passed_over_unless_asked_for_by_name(folder):
-    damage(folder / "round-1000000")
-    damage(folder / "round-000010")
-    message = r"round-1000000 cannot be used: .*; using .*round-000009 instead, which is the latest good one"
-    with pytest.warns(UserWarning, match=message):
-        assert read_latest_checkpoint(folder, warn=True) == (folder / "round-000009", {"number": 9})
-    assert read_latest_checkpoint(folder)[1] == {"number": 9}
-    with pytest.raises(BadCheckpointError, match=r"round-000009 is valid: resume from it") as caught:
-        read_latest_checkpoint(folder / "round-000010")
-    assert read_latest_checkpoint(caught.value.good)[1] == {"number": 9}
-    for number in (9, 2):
-        damage(checkpoint_path(folder, number))
-    for path in (folder, folder / "round-000010"):
-        with pytest.raises(BadCheckpointError, match="all other checkpoints of the folder are damaged") as caught:
-            read_latest_checkpoint(path)
-        assert caught.value.good is None
 
 
 def test_pruning_keeps_the_given_rounds_and_other_files(folder, foreign):

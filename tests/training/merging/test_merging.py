@@ -6,7 +6,7 @@ import pytest
 from compss_train import BlockedTensor, Merge, SerialEngine
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TensorNames
-from compss_train.training.merging.synchronous import ARITIES, best_arity, sum_by_tree
+from compss_train.training.merging.synchronous import sum_by_tree
 from compss_train.worker import MergeRule, finish
 from tests.engines import tasks
 from tests.helpers.means import average, weighted
@@ -84,12 +84,6 @@ def test_merging_more_often_inside_an_epoch_is_more_rounds(engine):
     trainer.fit(*blocked(x, y, 7), num_epochs=2, batch_size=4, merge=Merge(every=2, unit="blocks"))
     assert [(r["round"], r["epoch"]) for r in trainer.history] == [(0, 1), (1, 1), (2, 2), (3, 2)]
     assert sum(r["samples"] for r in trainer.history) == 128
-
-
-def test_trees_are_flat_where_tasks_cost_more_than_bytes():
-    assert [best_arity(0.02, size) for size in (1e4, 1e6, 1e8)] == [64, 16, 4]
-    assert [best_arity(0.001, size) for size in (1e4, 1e5, 1e8)] == [32, 8, 4]
-    assert best_arity(0.0, 0) in ARITIES
 
 
 @pytest.mark.parametrize("arity", [4, 8, 64])

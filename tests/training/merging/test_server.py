@@ -106,24 +106,6 @@ def test_statistics_are_means_of_what_workers_had_last():
         np.testing.assert_allclose(exchange.pull(server)["v"], 1e-9, rtol=sum_error(np.float32, 4))
 
 
-def test_layers_are_keys_and_the_first_come_first():
-    net = awkward_net()
-    initial = params.from_module(net)
-    calls = []
-
-    class Noted(LocalParameterServer):
-        def push(self, key, grads, priority=0):
-            calls.append((key, len(grads), priority))
-            super().push(key, grads, priority)
-
-    exchange = Exchange.of(initial, TensorNames.of(net), 2)
-    with Noted() as server:
-        exchange.publish(server, initial)
-        exchange.push_change(server, 0, initial, initial, 0.5)
-        assert_same_bits(exchange.pull(server), initial)
-    assert calls == [("0: weights", 2, 3), ("1: weights", 2, 2), ("4: weights", 1, 1), ("1: rows", 4, 2)]
-
-
 def test_a_process_killed_after_its_push_is_not_counted_twice(shared_local, tmp_path, monkeypatch):
     """Its task runs again, as the same client: the server knows what it has had from it."""
     x, y = classification()
@@ -193,42 +175,6 @@ def test_the_server_steps_with_each_change_as_a_gradient(order):
         ours, added = exchange.pull(server), exchange.pull(plain)
     assert ours["w"].tobytes() == weight.detach().numpy().tobytes()
     assert ours["v"].tobytes() == added["v"].tobytes()
-
-
-def test_outer_steps_leave_frozen_weights_and_statistics_alone():
-    def frozen():
-        net = awkward_net()
-        net[0].requires_grad_(False)
-        return net
-
-    outer = {"optimizer": "adam", "lr": 0.01, "weight_decay": 0.1}
-    stepped, added = trainer_of(net=frozen), trainer_of(net=frozen)
-    ours = fit(stepped, num_epochs=1, **combined(SERVED, merge=Merge(every=0, outer_optimizer=outer)))
-    plain = fit(added, num_epochs=1, **combined(SERVED, merge=Merge(every=0)))
-    for name in ("0.weight", "0.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"):
-        assert ours[name].tobytes() == plain[name].tobytes()
-    assert (ours["4.weight"] != plain["4.weight"]).all()
-
-
-def test_frozen_weights_are_a_layer_of_their_own():
-    parameters = params.from_module(awkward_net())
-    names = TensorNames(("0.weight", "4.weight"), frozenset({"1.running_mean"}))
-    layers = Exchange.of(parameters, names, 2, stepped=True).layers
-    assert [(layer.name, layer.added, layer.stepped) for layer in layers[:2]] == [
-        ("0", ("0.weight",), True),
-        ("0: frozen", ("0.bias",), False),
-    ]
-
-
-def test_a_server_does_not_grow_with_the_rounds(monkeypatch):
-    servers = []
-    serve = parameter_server.serve
-    monkeypatch.setattr(
-        parameter_server, "serve", lambda *args, **options: servers.append(serve(*args, **options)) or servers[-1]
-    )
-    fitted("serial", 2, *blocked(*classification(), 4), num_epochs=6, batch_size=5, **SERVED)
-    named = [name for name in servers[0]._loop._clients if name.startswith(b"named")]
-    assert len(named) == 2
 
 
 def test_without_zeromq_nothing_starts(monkeypatch):

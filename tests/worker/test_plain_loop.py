@@ -1,0 +1,256 @@
+"""Law 1: one worker without shuffles is the plain PyTorch loop, bit for bit."""
+
+import copy
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import DistributedTrainer, Gradients, Merge
+from compss_train.engines.nodes import cores
+from compss_train.worker.state import changed_buffers
+from tests.helpers.models import (
+    ADAM,
+    SGD,
+    Smoothed,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    mlp,
+    state_arrays,
+)
+from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
+from tests.helpers.serial_engines import NoTasks
+from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, combined, fit, trainer_of
+
+
+class SharedSteps(torch.optim.Optimizer):
+    """Divides by the number of updates of all parameters, a tensor that is in the state of each."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self, closure=None):
+        parameters = self.param_groups[0]["params"]
+        steps = self.state[parameters[0]].get("steps", torch.zeros(1))
+        for parameter in parameters:
+            self.state[parameter]["steps"] = self.state[parameter].get("steps", steps).add_(1)
+            parameter -= 0.1 / self.state[parameter]["steps"] * parameter.grad
+
+
+class TwoSteps(torch.optim.SGD):
+    """Makes two steps with each batch, whose loss it evaluates by itself."""
+
+    def step(self, closure):
+        first = closure()
+        super().step()
+        closure()
+        super().step()
+        return first
+
+
+LBFGS = {"optimizer": torch.optim.LBFGS, "lr": 0.3, "max_iter": 4, "history_size": 3}
+WOLFE = {**LBFGS, "line_search_fn": "strong_wolfe"}
+TWICE = {"optimizer": TwoSteps, "lr": 0.05, "momentum": 0.9}
+
+
+def by_spec(spec):
+    """Return an optimizer as ``build`` takes it, and as a plain loop makes it."""
+    return spec, partial(spec["optimizer"], **{name: value for name, value in spec.items() if name != "optimizer"})
+
+
+def trained(trainer, **options):
+    return fit(trainer, data=blocked(X, Y, 4), num_batches_per_worker=3, **STILL, **options)
+
+
+def looped(net, make_optimizer, **options):
+    return plain_loop(net, make_optimizer, X, Y, 4, 3, 3, seed=3, **options)
+
+
+@pytest.mark.parametrize("net", [mlp, awkward_net])
+@pytest.mark.parametrize(
+    ("spec", "make"),
+    [*OPTIMIZERS, (SharedSteps, SharedSteps), by_spec(LBFGS), by_spec(WOLFE), by_spec(TWICE)],
+    ids=["sgd", "adam", "nadam", "adamw", "callable", "shared steps", "LBFGS", "line search", "two steps"],
+)
+def test_one_worker_is_the_plain_loop(engine, net, spec, make):
+    trainer, losses = trainer_of(engine, 1, seed=3, net=net, optimizer=spec), []
+    assert_same_bits(trained(trainer), looped(net(), make, losses=losses))
+    means = [sum(losses[start : start + 12]) / len(X) for start in (0, 12, 24)]
+    assert [record["loss"] for record in trainer.history] == pytest.approx(means, rel=1e-6)
+
+
+def norm_clipped(net):
+    nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+
+
+def value_clipped(net):
+    nn.utils.clip_grad_value_(net.parameters(), 0.02)
+
+
+@pytest.mark.parametrize("accumulate", [1, 5])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("given", "clip"),
+    [({}, None), ({"clip_norm": 0.5}, norm_clipped), ({"clip_value": 0.02}, value_clipped)],
+    ids=["not clipped", "norm", "value"],
+)
+def test_gradients_are_clipped_and_accumulated_as_there(given, clip, precision, accumulate):
+    """12 batches an epoch: the last step of each is of two."""
+    plain = looped(awkward_net(), OPTIMIZERS[0][1], clip=clip, accumulate=accumulate, precision=precision)
+    for on_nan in ("raise", "skip", "ignore"):  # where all is finite, it is all the same
+        gradients = Gradients(**given, accumulate=accumulate, on_nan=on_nan)
+        trainer = trainer_of(workers=1, seed=3, optimizer=SGD, gradients=gradients, precision=precision)
+        assert_same_bits(trained(trainer), plain)
+        assert "skipped_batches" not in trainer.history[0]
+    if given:
+        large = looped(awkward_net(), OPTIMIZERS[0][1], accumulate=accumulate, precision=precision)
+        assert not np.array_equal(large["0.weight"], plain["0.weight"])
+
+
+def test_gradients_of_each_evaluation_are_clipped():
+    trainer = trainer_of(workers=1, seed=3, optimizer=WOLFE, gradients=Gradients(clip_norm=0.5))
+    assert_same_bits(trained(trainer), looped(awkward_net(), by_spec(WOLFE)[1], clip=norm_clipped))
+
+
+def test_untrained_parameters_are_not_in_the_norm():
+    def last_layer(parameters):
+        return torch.optim.SGD(list(parameters)[-1:], lr=0.05)
+
+    def clipped(net):
+        nn.utils.clip_grad_norm_(net[2].bias, 0.1)
+
+    trainer = trainer_of(workers=1, seed=3, net=mlp, optimizer=last_layer, gradients=Gradients(clip_norm=0.1))
+    assert_same_bits(trained(trainer), looped(mlp(), last_layer, clip=clipped))
+
+
+@pytest.mark.parametrize(
+    "merge", [*("synchronous", "commutative", "parameter_server"), Merge(optimizer_state="reset")]
+)
+@pytest.mark.parametrize("way", [Merge(), Merge(every=2, unit="batches"), Merge(every=1, unit="blocks")], ids=str)
+def test_buffers_outside_the_state_dict_belong_to_their_worker(merge, way):
+    trainer = trainer_of(workers=1, seed=3, net=Smoothed, optimizer=PLAIN_SGD)
+    ours = trained(trainer, **combined({"merge": merge}, merge=way))
+    assert_same_bits(ours, looped(Smoothed(), lambda p: torch.optim.SGD(p, lr=0.1)))
+
+
+def test_a_buffer_also_in_the_state_dict_is_merged():
+    before, net = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
+    for each in (before, net):
+        each.register_buffer("also", each.running_mean, persistent=False)
+    net(torch.from_numpy(np.ones((4, 3), np.float32)))
+    assert changed_buffers(net, before) is None
+
+
+def test_the_default_threads_are_those_of_a_plain_program(engine):
+    trainer = DistributedTrainer(1, engine=engine, seed=3)
+    threads = engine.threads or cores()
+    trainer.build(awkward_net(), ADAM, "cross_entropy")
+    assert_same_bits(trained(trainer), looped(awkward_net(), OPTIMIZERS[1][1], threads=threads))
+
+
+def test_double_precision_and_convolutions_keep_their_bits_too(engine):
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(24, 2, 6, 6)), random.normal(size=(24, 3, 4, 4))
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3)).double()
+    trainer = trainer_of(engine, 1, net=lambda: net, optimizer=SGD, loss="mse", metric=None)
+    ours = fit(trainer, data=blocked(x, y, 2), num_epochs=2, num_batches_per_worker=2, **STILL)
+    plain = plain_loop(net, OPTIMIZERS[0][1], x, y, 2, 2, 2, seed=0, loss=nn.functional.mse_loss)
+    assert_same_bits(ours, plain)
+
+
+def test_the_callers_randomness_threads_and_network_stay():
+    net, threads = awkward_net(), torch.get_num_threads()
+    before = state_arrays(copy.deepcopy(net))
+    torch.manual_seed(99)
+    np.random.seed(99)
+    expected = torch.rand(3), np.random.rand()
+    torch.manual_seed(99)
+    np.random.seed(99)
+    trainer = trainer_of(workers=2, net=lambda: net)
+    trained(trainer)
+    trainer.evaluate(X, Y)
+    assert torch.equal(torch.rand(3), expected[0])
+    assert np.random.rand() == expected[1]
+    assert torch.get_num_threads() == threads
+    assert_same_bits(state_arrays(net), before)
+
+
+def test_a_new_optimizer_every_round_on_request(engine):
+    trainer, net = trainer_of(engine, 1, seed=3, net=mlp, optimizer=SGD), mlp()
+    ours = trained(trainer, merge=Merge(optimizer_state="reset"))
+    for _ in range(3):
+        epoch = plain_loop(net, OPTIMIZERS[0][1], X, Y, 4, 3, 1, seed=3)
+        net.load_state_dict({name: torch.from_numpy(array) for name, array in epoch.items()})
+    assert_same_bits(ours, state_arrays(net))
+
+
+def falling(epoch):
+    return 0.5**epoch
+
+
+@pytest.mark.parametrize("every", [{}, {"unit": "blocks"}, {"unit": "batches"}, {"every": 2}], ids=str)
+@pytest.mark.parametrize(
+    "build",
+    [{}, {"schedule": falling}, {"gradients": Gradients(accumulate=2)}],
+    ids=["plain", "schedule", "accumulated"],
+)
+def test_a_new_optimizer_every_block_on_request(every, build):
+    """Blocks of three batches; merges inside them keep the optimizer, and a schedule is not forgotten."""
+    x, y = classification(samples=54)
+    trainer = trainer_of(workers=1, seed=3, net=mlp, optimizer=SGD, **build)
+    merge = Merge(optimizer_state="reset_blocks", **every)
+    ours = fit(trainer, data=blocked(x, y, 3), num_epochs=2, num_batches_per_worker=3, merge=merge, **STILL)
+    net = mlp()
+    for epoch in range(2):
+        for block in zip(np.array_split(x, 3), np.array_split(y, 3), strict=True):
+            spec = {**SGD, "lr": SGD["lr"] * (falling(epoch) if "schedule" in build else 1)}
+            alone = trainer_of(workers=1, seed=3, net=lambda: net, optimizer=spec, gradients=build.get("gradients"))
+            merge = Merge(unit="batches" if every.get("unit") == "batches" else None)
+            whole = fit(alone, data=block, num_epochs=1, num_batches_per_worker=3, merge=merge, **STILL)
+            net.load_state_dict({name: torch.from_numpy(array) for name, array in whole.items()})
+    assert_same_bits(ours, state_arrays(net))
+
+
+# Optimizers that evaluate the loss of a batch several times a step, such as LBFGS
+
+
+@pytest.mark.parametrize("merge", ["synchronous", "commutative", "parameter_server"])
+def test_several_workers_learn_with_line_searches(merge):
+    trainer = trainer_of(net=mlp, optimizer=WOLFE)
+    fit(trainer, merge=Merge(merge, optimizer_state="reset"))
+    assert trainer.history[-1]["loss"] < 0.7 * trainer.history[0]["loss"]
+
+
+class Never(torch.optim.SGD):
+    """Does without the loss that it asks for."""
+
+    def step(self, closure):
+        super().step()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "message"),
+    [
+        (
+            LBFGS,
+            {"gradients": Gradients(accumulate=2)},
+            "accumulate=2 .* LBFGS, which evaluates the loss several times a step",
+        ),
+        (TWICE, {"gradients": Gradients(on_nan="skip")}, "on_nan='skip' .* TwoSteps, which evaluates the loss"),
+        (LBFGS, {"precision": "fp16"}, "precision='fp16' does not go with LBFGS"),
+    ],
+)
+def test_options_that_they_do_not_have(optimizer, options, message):
+    with pytest.raises(ValueError, match=message):
+        DistributedTrainer(2, engine=NoTasks()).build(mlp(), optimizer, "cross_entropy", **options)
+
+
+def test_an_optimizer_that_does_not_evaluate_the_loss():
+    with pytest.raises(ValueError, match="Never has not called the closure"):
+        fit(trainer_of(net=mlp, optimizer={"optimizer": Never, "lr": 0.1}))
