@@ -64,22 +64,22 @@ def plain_steps(
 
     def gradients(together):
         optimizer.zero_grad()
-        values = []
+        total, samples = 0.0, sum(len(x) for x, _ in together)
         for x, y in together:
             with torch.autocast("cpu", HALF.get(precision), enabled=precision in HALF):
                 value = loss(net(tensor(x)), tensor(y))
             scaler.scale(value if accumulate == 1 else value * len(x)).backward()
-            values.append(value.detach() * len(x))
+            total += value.detach() * len(x)
         scaler.unscale_(optimizer)
         for parameter in net.parameters() if accumulate > 1 else ():
-            parameter.grad /= sum(len(x) for x, _ in together)
+            parameter.grad /= samples
         if clip is not None:
             clip(net)
-        return sum(values)
+        return value.detach() if accumulate == 1 else total / samples
 
     with intra_op_threads(threads), random_state(seed, "cpu"):
         for step in steps:
-            together = [step] if accumulate == 1 and not isinstance(step, list) else step
+            together = step if isinstance(step, list) else [tuple(step)]
             if inspect.signature(optimizer.step).parameters["closure"].default is None:
                 value = gradients(together)
                 scaler.step(optimizer)
@@ -87,7 +87,7 @@ def plain_steps(
             else:
                 value = optimizer.step(functools.partial(gradients, together))
             if losses is not None:
-                losses.append(float(value))
+                losses.append(float(value) * sum(len(x) for x, _ in together))
             if after is not None:
                 after(net)
     return state_arrays(net)

@@ -17,7 +17,7 @@ from compss_train import (
     PartialShuffle,
     write_files,
 )
-from compss_train.callbacks import Callback, Checkpoint, JsonLines
+from compss_train.callbacks import Checkpoint, JsonLines
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.helpers.serial_engines import NoTasks
 
@@ -132,12 +132,3 @@ def test_a_skipped_file_leaves_the_next_to_be_tried(tmp_path):
     trainer_of().check_fit(dataset, **FIT)
     with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
         trainer_of(nn.Linear(4, 3)).check_fit(dataset, **FIT)
-
-
-def test_callbacks_cannot_call_it():
-    class Checking(Callback):
-        def on_round_end(self, trainer, record):
-            trainer.check_fit(X, Y, **FIT)
-
-    with pytest.raises(RuntimeError, match="check_fit was called during a fit"):
-        trainer_of(engine="serial").fit(X, Y, **FIT, callbacks=[Checking()], progress=False)

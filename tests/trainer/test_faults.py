@@ -27,6 +27,7 @@ from compss_train import (
 )
 from compss_train.callbacks import Callback
 from compss_train.exceptions import WorkerTraceback
+from tests.helpers.documents import ROOT
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.helpers.processes import children, leftovers, session, wait_until
 from tests.helpers.small_fits import STILL, fit, trainer_of
@@ -339,3 +340,23 @@ def test_workers_and_files_go_when_the_coordinator_is_killed(start, tmp_path):
     process.kill()
     process.communicate()
     wait_until(lambda: not session(process.pid) and not leftovers(process.pid), 20)
+
+
+def killed(folder: Path, processes: int, every: int, kills: int, seconds: float) -> int:
+    """Return after how many different rounds it was killed."""
+    script = [sys.executable, "-m", "tests.helpers.kill_fits_program", folder, processes, every, kills, seconds]
+    done = subprocess.run(list(map(str, script)), cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    times, rounds = map(int, done.stdout.split())
+    assert times == kills
+    return rounds
+
+
+def test_killed_five_times_on_processes_and_without(tmp_path):
+    assert killed(tmp_path, processes=1, every=99, kills=5, seconds=0.02) > 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("every", "kills", "seconds"), [(1, 30, 0.04), (99, 60, 0.02)])
+def test_killed_dozens_of_times(tmp_path, every, kills, seconds):
+    killed(tmp_path, 2, every, kills, seconds)

@@ -15,10 +15,13 @@ from compss_train.callbacks import Callback
 from compss_train.engines import nodes
 from compss_train.integrations.dislib import EncapsulatedFunctionsDistributedPytorch
 from tests.helpers.models import ADAM, FITS, MODES, SGD, assert_same_bits, awkward_net, blocked, classification, mlp
-from tests.helpers.small_fits import trainer_of
+from tests.helpers.processes import children
+from tests.helpers.small_fits import X, Y, fit, trainer_of
 from tests.helpers.tolerances import WIDTHS, loss_error, sum_error
 
-built = functools.partial(trainer_of, optimizer=SGD)
+
+def built(engine="serial", workers=2, optimizer=SGD, **options):
+    return trainer_of(engine, workers, optimizer=optimizer, **options)
 
 
 @pytest.mark.parametrize(
@@ -27,30 +30,24 @@ built = functools.partial(trainer_of, optimizer=SGD)
 def test_every_engine_gives_the_same_bits_in_every_synchronous_mode(engine, workers, shuffle):
     if isinstance(engine, SerialEngine):
         pytest.skip("the others are compared with the serial engine")
-    x, y = classification(samples=57)
     for number, mode in enumerate(MODES):
         rows = (number + workers) % 2 == 0  # each way in every mode, with other workers
-        options = {"num_epochs": 3, "batch_size": 4, "shuffle": shuffle, "shuffle_block_data": rows, **mode}
-        trained, measured = [], []
-        for one in (SerialEngine(), engine):
-            trainer = built(one, workers, optimizer=ADAM)
-            trained.append(trainer.fit(*blocked(x, y, 7), **options))
-            measured.append([(r["loss"], r["accuracy"]) for r in trainer.history])
-        assert_same_bits(*trained)
-        assert measured[0] == measured[1]
+        options = {"batch_size": 4, "shuffle": shuffle, "shuffle_block_data": rows, **mode}
+        here, there = trainer_of("serial", workers), trainer_of(engine, workers)
+        assert_same_bits(fit(here, **options), fit(there, **options))
+        assert [(r["loss"], r["accuracy"]) for r in here.history] == [
+            (r["loss"], r["accuracy"]) for r in there.history
+        ]
 
 
 @pytest.mark.parametrize("shuffle", ["blocks", "total", None])
 def test_a_seed_decides_the_bits(engine, shuffle):
-    x, y = classification()
-    options = {"num_epochs": 2, "batch_size": 5, "shuffle": shuffle}
-    first, again, other = (built(engine, 2, seed).fit(*blocked(x, y, 6), **options) for seed in (1, 1, 2))
+    first, again, other = (fit(built(engine, seed=seed), shuffle=shuffle) for seed in (1, 1, 2))
     assert_same_bits(first, again)
     assert first["0.weight"].tobytes() != other["0.weight"].tobytes()
-    drawn, differently = (built(engine, 2, None) for _ in range(2))
+    drawn, differently = (built(engine, seed=None) for _ in range(2))
     assert drawn.seed != differently.seed
-    ours = drawn.fit(*blocked(x, y, 6), **options)
-    assert_same_bits(ours, built(engine, 2, drawn.seed).fit(*blocked(x, y, 6), **options))
+    assert_same_bits(fit(drawn, shuffle=shuffle), fit(built(engine, seed=drawn.seed), shuffle=shuffle))
 
 
 class Counting:
@@ -69,26 +66,25 @@ class Counting:
         return Counter(s for file in self.folder.iterdir() for s in json.loads(file.read_text()))
 
 
-@pytest.mark.parametrize("fit", FITS)
-def test_every_fit_trains_on_every_sample_once_an_epoch(engine, tmp_path, fit):
+@pytest.mark.parametrize("name", FITS)
+def test_every_fit_trains_on_every_sample_once_an_epoch(engine, tmp_path, name):
     x = np.arange(43, dtype=np.int32).repeat(6).reshape(43, 6)
-    y = np.arange(43) % 3
     counting = Counting(tmp_path)
     trainer = built(engine, 3, net=mlp, transform=counting)
-    parameters = getattr(trainer, fit)(*blocked(x, y, 5), 3, 4)
+    parameters = getattr(trainer, name)(*blocked(x, np.arange(43) % 3, 5), 3, 4)
     assert counting.counts() == dict.fromkeys(range(43), 4)
     assert list(parameters) == list(mlp().state_dict())
     assert all(np.isfinite(array).all() for array in parameters.values())
     assert sum(record["samples"] for record in trainer.history) == 4 * 43
-    assert len(trainer.history) == (1 if "asynchronous" in fit and "n_epochs" in fit else 4)  # by default
+    assert len(trainer.history) == (1 if "asynchronous" in name and "n_epochs" in name else 4)  # by default
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative", "parameter_server"])
 def test_fits_learn_on_every_engine_however_workers_merge(engine, merge):
     x, y = classification(samples=200)
-    trainer = built(engine, 2, net=mlp)
+    trainer = built(engine, net=mlp)
     before = trainer.evaluate(x, y)
-    trainer.fit(*blocked(x, y, 4), num_batches_per_worker=5, num_epochs=6, merge=merge)
+    fit(trainer, data=blocked(x, y, 4), num_batches_per_worker=5, num_epochs=6, merge=merge)
     after = trainer.evaluate(x, y)
     assert after["loss"] < before["loss"] / 2
     assert after["accuracy"] > 0.85
@@ -96,74 +92,68 @@ def test_fits_learn_on_every_engine_however_workers_merge(engine, merge):
 
 
 def test_two_fits_are_one_of_all_their_epochs(engine):
-    x, y = classification()
-    options = {"batch_size": 5, "shuffle": "total"}
-    whole, parts = built(engine, 3, optimizer=ADAM), built(engine, 3, optimizer=ADAM)
-    expected = whole.fit(*blocked(x, y, 6), num_epochs=5, **options)
-    parts.fit(*blocked(x, y, 6), num_epochs=2, **options)
-    assert_same_bits(parts.fit(*blocked(x, y, 6), num_epochs=3, **options), expected)
+    whole, parts = (trainer_of(engine, 3) for _ in range(2))
+    expected = fit(whole, num_epochs=5, shuffle="total")
+    fit(parts, num_epochs=2, shuffle="total")
+    assert_same_bits(fit(parts, num_epochs=3, shuffle="total"), expected)
     keys = ("round", "epoch", "loss")
     assert [[r[k] for k in keys] for r in parts.history] == [[r[k] for k in keys] for r in whole.history]
 
 
 def test_building_again_starts_over(engine):
-    x, y = classification()
-    trainer = built(engine, 2, optimizer=ADAM)
-    first = trainer.fit(x, y, num_epochs=2, batch_size=5)
+    trainer = trainer_of(engine)
+    first = fit(trainer)
     trainer.build(awkward_net(), ADAM, "cross_entropy", "accuracy")
     assert trainer.history == []
-    assert_same_bits(trainer.fit(x, y, num_epochs=2, batch_size=5), first)
+    assert_same_bits(fit(trainer), first)
 
 
 def test_evaluate_and_predict_agree_with_the_model(engine):
-    x, y = classification(samples=50)
     trainer = built(engine, 3)
-    trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5)
+    fit(trainer, blocks=4)
     model = trainer.model().eval()
     with torch.no_grad():
-        outputs = model(torch.from_numpy(x))
-    targets = torch.from_numpy(y)
-    predicted = trainer.predict(BlockedTensor.from_array(x, (7, 1)))
+        outputs = model(torch.from_numpy(X))
+    targets = torch.from_numpy(Y)
+    predicted = trainer.predict(BlockedTensor.from_array(X, (7, 1)))
     np.testing.assert_allclose(predicted, outputs, rtol=0, atol=sum_error(np.float32, WIDTHS, 10))
-    measured = trainer.evaluate(*blocked(x, y, 7), batch_size=4)
+    measured = trainer.evaluate(*blocked(X, Y, 7), batch_size=4)
     loss = nn.functional.cross_entropy(outputs, targets).item()
-    assert measured["loss"] == pytest.approx(loss, abs=loss_error(np.float32, 50))
+    assert measured["loss"] == pytest.approx(loss, abs=loss_error(np.float32, len(X)))
     assert measured["accuracy"] == pytest.approx((outputs.argmax(1) == targets).float().mean().item())
 
 
-def test_parameters_go_out_and_in(engine, tmp_path):
-    x, y = classification()
-    trainer, other = built(engine, 2), built(engine, 2, seed=9)
-    returned = trainer.fit(x, y, num_epochs=1, batch_size=5)
+def test_parameters_go_out_and_in(engine):
+    trainer, other = built(engine), built(engine, seed=9)
+    returned = fit(trainer)
     assert_same_bits(returned, trainer.get_parameters())
     returned["0.weight"][:] = 0
     assert trainer.get_parameters()["0.weight"].any()
     other.set_parameters(trainer.get_parameters())
     assert_same_bits(other.get_parameters(), trainer.get_parameters())
-    assert other.evaluate(x, y) == trainer.evaluate(x, y)
+    assert other.evaluate(X, Y) == trainer.evaluate(X, Y)
     with pytest.raises(ValueError, match="are missing in the parameters"):
         other.set_parameters({})
 
 
-def test_validation_is_the_evaluation_after_each_round(engine):
-    x, y = classification(samples=80)
-    for merge in ("synchronous", "commutative"):
-        trainer = built(engine, 2)
-        trainer.fit(x[:60], y[:60], num_epochs=3, batch_size=5, merge=merge, validation_data=(x[60:], y[60:]))
-        assert all({"val_loss", "val_accuracy"} <= set(record) for record in trainer.history)
-        last = trainer.evaluate(x[60:], y[60:])
-        assert trainer.history[-1]["val_loss"] == pytest.approx(last["loss"], abs=loss_error(np.float32, 20))
-        assert len({record["val_loss"] for record in trainer.history}) == 3
+@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+def test_validation_is_the_evaluation_after_each_round(engine, merge):
+    x, y = classification(samples=20)
+    trainer = built(engine)
+    fit(trainer, merge=merge, validation_data=(x, y))
+    assert all({"val_loss", "val_accuracy"} <= set(record) for record in trainer.history)
+    last = trainer.evaluate(x, y)
+    assert trainer.history[-1]["val_loss"] == pytest.approx(last["loss"], abs=loss_error(np.float32, 20))
+    assert len({record["val_loss"] for record in trainer.history}) == 3
 
 
 def test_without_targets_a_batch_is_its_own(engine):
-    x = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
     trainer = trainer_of(engine, 2, net=lambda: mlp(6, 6), loss="mse", metric="mae")
-    trainer.fit(x, num_epochs=20, batch_size=5)
+    fit(trainer, data=(X,), num_epochs=20)
     assert trainer.history[-1]["loss"] < trainer.history[0]["loss"]
     with torch.no_grad():
-        expected = nn.functional.mse_loss(trainer.model()(torch.from_numpy(x)), torch.from_numpy(x))
-    assert trainer.evaluate(x)["loss"] == pytest.approx(expected.item(), abs=loss_error(np.float32, x.size))
+        expected = nn.functional.mse_loss(trainer.model()(torch.from_numpy(X)), torch.from_numpy(X))
+    assert trainer.evaluate(X)["loss"] == pytest.approx(expected.item(), abs=loss_error(np.float32, X.size))
 
 
 class Foreign:
@@ -188,11 +178,10 @@ def mapped(folder, array):
 @pytest.mark.parametrize("shuffle", ["total", None])
 def test_other_forms_of_blocks_train_as_arrays_do(engine, tmp_path, form, shuffle):
     x, y = classification()
-    options = {"num_epochs": 2, "batch_size": 5, "shuffle": shuffle}
-    expected = built(engine, 2).fit(*blocked(x, y, 4), **options)
+    expected = fit(built(engine), data=blocked(x, y, 4), shuffle=shuffle)
     blocks, targets = (FORMS[form](tmp_path, array) for array in (x, y))
     for _ in range(2):  # the second time, the blocks have been published before
-        assert_same_bits(built(engine, 2).fit(blocks, targets, **options), expected)
+        assert_same_bits(fit(built(engine), data=(blocks, targets), shuffle=shuffle), expected)
     if isinstance(blocks, BlockedTensor):
         np.testing.assert_array_equal(blocks.collect(), x)
         np.testing.assert_array_equal(targets.collect(), y)
@@ -202,12 +191,30 @@ def test_other_forms_of_blocks_train_as_arrays_do(engine, tmp_path, form, shuffl
 def test_an_array_is_cut_like_the_blocks_beside_it():
     x, y = classification(samples=20)
     uneven = [BlockedTensor([[rows[:3]], [rows[3:12]], [rows[12:]]]) for rows in (x, y)]
-    expected = built("serial", 2).fit(*uneven, num_epochs=2, batch_size=4)
+    expected = fit(built(), data=uneven, batch_size=4)
     for mixed in ((uneven[0], y), (x, uneven[1]), (uneven[0], torch.from_numpy(y)), (x.tolist(), uneven[1])):
         given = [np.float32(part) if isinstance(part, list) else part for part in mixed]
-        assert_same_bits(built("serial", 2).fit(*given, num_epochs=2, batch_size=4), expected)
+        assert_same_bits(fit(built(), data=given, batch_size=4), expected)
     with pytest.raises(ValueError, match="y has 19 rows for 20 samples; give one for each"):
-        built("serial", 2).fit(uneven[0], y[:19], num_epochs=2, batch_size=4)
+        fit(built(), data=(uneven[0], y[:19]))
+
+
+def test_own_engines_start_when_needed_and_again_after_close(monkeypatch, forked_processes):
+    monkeypatch.setenv("COMPSS_TRAIN_ENGINE", "local")
+    before = children()
+
+    def processes():
+        return [process for process in children() if process not in before and process.is_running()]
+
+    with DistributedTrainer(1, seed=0) as trainer:
+        trainer.build(mlp(), SGD, "cross_entropy")
+        assert not processes()
+        fit(trainer)
+        assert processes()
+        trainer.close()
+        assert not processes()
+        assert set(trainer.evaluate(X, Y)) == {"loss"}
+    assert not processes()
 
 
 def test_the_default_workers_are_those_that_run_together(monkeypatch):
@@ -224,8 +231,8 @@ def test_the_default_workers_are_those_that_run_together(monkeypatch):
 
 def test_history_says_who_trained_what(engine):
     x, y = classification(samples=50)
-    trainer = built(engine, 2)
-    trainer.fit(*blocked(x, y, 5), num_epochs=2, batch_size=5, shuffle=None)
+    trainer = built(engine)
+    fit(trainer, data=blocked(x, y, 5), shuffle=None)
     record = trainer.history[1]
     assert (record["round"], record["epoch"], record["samples"]) == (1, 2, 50)
     assert [(w["worker"], w["samples"]) for w in record["workers"]] == [(0, 30), (1, 20)]
@@ -237,83 +244,78 @@ def test_history_says_who_trained_what(engine):
 
 
 def test_callbacks_see_the_parameters_of_their_round(engine):
-    x, y = classification()
     seen = []
 
     class Looking(Callback):
         def on_round_end(self, trainer, record):
-            evaluated = trainer.evaluate(x, y)
-            seen.append((trainer.get_parameters(), evaluated["loss"], trainer.predict(x)))
+            evaluated = trainer.evaluate(X, Y)
+            seen.append((trainer.get_parameters(), evaluated["loss"], trainer.predict(X)))
 
-    trainer = built(engine, 2)
-    trainer.fit(x, y, num_epochs=3, batch_size=5, callbacks=[Looking()])
+    fit(built(engine), Looking())
     for rounds, (parameters, loss, outputs) in enumerate(seen, 1):
-        alone = built(engine, 2)
-        assert_same_bits(alone.fit(x, y, num_epochs=rounds, batch_size=5), parameters)
-        assert alone.evaluate(x, y)["loss"] == loss
-        np.testing.assert_array_equal(alone.predict(x), outputs)
+        alone = built(engine)
+        assert_same_bits(fit(alone, num_epochs=rounds), parameters)
+        assert alone.evaluate(X, Y)["loss"] == loss
+        np.testing.assert_array_equal(alone.predict(X), outputs)
 
 
 @pytest.mark.parametrize("shuffle", [None, "total"])
 def test_changes_in_place_do_not_reach_the_blocks(engine, shuffle):
     x, y = classification(samples=3000)
     results = []
-    for merge_every in (1, 0):
+    for every in (1, 0):
         trainer = built(engine, 1, net=mlp, transform=lambda batch: batch.mul_(0.5))
-        data, merge = blocked(x, y, 2), Merge(every=merge_every)
+        data = blocked(x, y.astype(np.uint8), 2)
         options = {"num_epochs": 2, "batch_size": 500, "shuffle": shuffle, "shuffle_block_data": False}
-        results.append(trainer.fit(*data, merge=merge, **options))
+        results.append(fit(trainer, data=data, merge=Merge(every=every), **options))
         assert trainer.evaluate(*data) == trainer.evaluate(*data)
         np.testing.assert_array_equal(trainer.predict(data[0]), trainer.predict(data[0]))
         np.testing.assert_array_equal(data[0].collect(), x)
+        assert (data[0].dtype, data[1].dtype) == (np.float32, np.uint8)
     assert_same_bits(*results)
 
 
 def test_a_failed_evaluation_loses_nothing(engine):
-    x, y = classification()
-    options = {"batch_size": 5}
-    expected = built(engine, 2, optimizer=ADAM).fit(x, y, num_epochs=4, **options)
-    trainer = built(engine, 2, optimizer=ADAM)
-    trainer.fit(x, y, num_epochs=2, **options)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        trainer.evaluate(x[:, :3], y)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        trainer.predict(x[:, :3])
-    assert_same_bits(trainer.fit(x, y, num_epochs=2, **options), expected)
+    whole, trainer = trainer_of(engine), trainer_of(engine)
+    fit(trainer, num_epochs=2)
+    for call in (lambda: trainer.evaluate(X[:, :3], Y), lambda: trainer.predict(X[:, :3])):
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            call()
+    assert_same_bits(fit(trainer, num_epochs=2), fit(whole, num_epochs=4))
+
+
+class Two(nn.Module):
+    """Returns two outputs, or more."""
+
+    def __init__(self, *extra):
+        super().__init__()
+        self.layer, self.extra = nn.Linear(6, 3), extra
+
+    def forward(self, x):
+        return self.layer(x), x, *self.extra
+
+
+def of_first(output, target):
+    return nn.functional.cross_entropy(output[0], target)
 
 
 def test_networks_predict_all_outputs_that_are_tensors(engine):
-    class Two(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(6, 3)
-
-        def forward(self, x):
-            return self.layer(x), x, *extra
-
-    def of_first(output, target):
-        return nn.functional.cross_entropy(output[0], target)
-
-    extra = ()
-    x, y = classification()
-    trainer = built(engine, 2, net=Two, loss=of_first, metric=None)
-    trainer.fit(x, y, num_epochs=1, batch_size=5)
-    assert trainer.evaluate(x, y)["loss"] > 0
-    logits, same = trainer.predict(x)
-    np.testing.assert_array_equal(same, x)
-    assert logits.shape == (len(x), 3)
-    for extra, kind in ((("text",), "a str"), ((torch.zeros(()),), "a single number")):  # noqa: B007 - forward's
-        trainer.build(Two(), SGD, of_first)
+    trainer = built(engine, net=Two, loss=of_first, metric=None)
+    fit(trainer, num_epochs=1)
+    assert trainer.evaluate(X, Y)["loss"] > 0
+    logits, same = trainer.predict(X)
+    np.testing.assert_array_equal(same, X)
+    assert logits.shape == (len(X), 3)
+    for extra, kind in (("text", "a str"), (torch.zeros(()), "a single number")):
+        other = built(engine, net=functools.partial(Two, extra), loss=of_first, metric=None)
         with pytest.raises(TypeError, match=f"returns a tensor with a row.*this one returns {kind}"):
-            trainer.predict(x)
+            other.predict(X)
 
 
 def test_a_loss_has_one_element(engine):
     def reshaped(output, target):
         return nn.functional.cross_entropy(output, target).reshape(1)
 
-    x, y = classification()
-    options = {"num_epochs": 1, "batch_size": 5}
-    built(engine, 2, loss=reshaped, metric=None).fit(x, y, **options)
-    with pytest.raises(ValueError, match=r"loss must be one number a batch, this one has shape \(5,\)"):
-        built(engine, 1, loss=nn.CrossEntropyLoss(reduction="none"), metric=None).fit(x, y, **options)
+    fit(built(engine, loss=reshaped, metric=None))
+    with pytest.raises(ValueError, match=r"loss must be one number a batch, this one has shape \(6,\)"):
+        fit(built(engine, 1, loss=nn.CrossEntropyLoss(reduction="none"), metric=None), blocks=1)

@@ -344,6 +344,7 @@ def test_what_would_change_the_trainer_is_refused_during_a_fit(folder):
         "set_parameters": lambda trainer: trainer.set_parameters(trainer.get_parameters()),
         "build": lambda trainer: trainer.build(mlp(), SGD, "cross_entropy"),
         "fit": fit,
+        "check_fit": lambda trainer: trainer.check_fit(X, Y, num_epochs=1, batch_size=6),
     }
     for hook in ("on_fit_start", "on_round_end", "on_fit_end"):
         for name, call in calls.items():

@@ -101,7 +101,7 @@ def test_fits_and_exceptions_leave_the_handler_as_it_was():
 
 @pytest.mark.slow
 def test_a_script_that_gets_sigterm_with_all_its_processes(tmp_path):
-    """As a batch system sends it. The round under way would take minutes. tests/test_killed_fits.py has less."""
+    """As a batch system sends it. The round under way would take minutes. tests/trainer/test_faults.py has less."""
     command = [sys.executable, "-m", "tests.helpers.stuck_fit_program", str(tmp_path)]
     script = subprocess.Popen(command, cwd=ROOT, start_new_session=True, stderr=subprocess.PIPE, text=True)
     wait_until(lambda: list_checkpoints(tmp_path), 60)

@@ -71,18 +71,3 @@ def test_pieces_train_to_the_same_bits_as_blocks(workers, merging):
         assert "split_rows" not in engine.submitted
     elif not merging:
         assert engine.submitted.count("split_rows") == 7 * rounds
-
-
-@pytest.mark.parametrize("case", ["one worker", "files"])
-def test_nothing_is_cut_where_that_gains_nothing(tmp_path, case):
-    x, y = classification(samples=40)
-    engine, workers = CopyingEngine(), 1 if case == "one worker" else 2
-    data = blocked(x, y, 4)
-    if case == "files":
-        for name, tensor in zip("xy", data, strict=True):
-            for number, block in enumerate(tensor.blocks()):
-                np.save(tmp_path / f"{name}{number}.npy", block)
-        data = tuple(BlockedTensor.from_files([tmp_path / f"{n}{i}.npy" for i in range(4)]) for n in "xy")
-    ours = trained(engine, *data, workers)
-    assert "split_rows" not in engine.submitted
-    assert_same_bits(ours, trained(SerialEngine(), *blocked(x, y, 4), workers))

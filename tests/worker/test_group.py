@@ -65,40 +65,36 @@ def test_any_groups_give_the_same_bits(options):
         assert tasks < WORKERS * len(grouped.history)
 
 
-def test_bad_files_have_no_vote_in_any_group(tmp_path):
-    write_files(tmp_path, classification(samples=sum(SIZES)))
-    dataset = FileDataset(f"{tmp_path}/*.npz", on_bad_file="skip")
-    (tmp_path / "1.npz").write_bytes(b"")
-    results = []
-    for places in (0, 1):
-        trainer = trainer_of(Places(places), workers=4)
-        with pytest.warns(UserWarning, match="skipped"):
-            results.append(trainer.fit(dataset, num_epochs=2, batch_size=5))
-    assert_same_bits(*results)
+def of_bad_files(trainer, folder, x, y):
+    write_files(folder, (x[: sum(SIZES)], y[: sum(SIZES)]))
+    dataset = FileDataset(f"{folder}/*.npz", on_bad_file="skip")
+    (folder / "1.npz").write_bytes(b"")
+    return trainer.fit(dataset, num_epochs=2, batch_size=5)
 
 
-@pytest.mark.filterwarnings("ignore:13 workers share 4 blocks")
-def test_workers_without_samples_keep_their_states():
+def after_a_fit_of_some_workers(trainer, folder, x, y):
+    trainer.fit(*blocked(x[:20], y[:20], 4), num_epochs=1, batch_size=5)
+    return trainer.fit(x, y, num_epochs=1, batch_size=5)
+
+
+def after_a_fit_in_tasks_of_their_own(trainer, folder, x, y):
+    trainer.fit(*blocked(x, y, 1), num_epochs=2, batch_size=5, merge="commutative")
+    return trainer.fit(x, y, num_epochs=2, batch_size=5)
+
+
+def in_tasks_of_their_own(trainer, folder, x, y):
+    trainer.fit(x, y, num_epochs=2, batch_size=5)
+    return trainer.fit(*blocked(x, y, 1), num_epochs=2, batch_size=5, merge="commutative")
+
+
+@pytest.mark.filterwarnings("ignore:skipped", "ignore:13 workers share")
+@pytest.mark.parametrize(
+    "train", [of_bad_files, after_a_fit_of_some_workers, after_a_fit_in_tasks_of_their_own, in_tasks_of_their_own]
+)
+def test_states_and_votes_are_the_same_in_groups(tmp_path, train):
     x, y = classification(samples=65)
-    results = []
-    for places in (0, 1):
-        trainer = trainer_of(Places(places), WORKERS)
-        trainer.fit(*blocked(x[:20], y[:20], 4), num_epochs=1, batch_size=5)
-        results.append(trainer.fit(x, y, num_epochs=1, batch_size=5))
-    assert_same_bits(*results)
-
-
-@pytest.mark.parametrize("merges", [("synchronous", "commutative"), ("commutative", "synchronous")])
-def test_states_pass_from_fit_to_fit_when_the_groups_change(merges):
-    """One worker trains on all samples, so that commutative merging has the same bits, too."""
-    x, y = classification(samples=60)
-    results = []
-    for places in (0, 1):
-        trainer = trainer_of(Places(places), workers=9)
-        for merge in merges:
-            parameters = trainer.fit(x, y, num_epochs=2, batch_size=5, merge=Merge(merge, every=1))
-        results.append(parameters)
-    assert_same_bits(*results)
+    alone, grouped = (train(trainer_of(Places(places), WORKERS), tmp_path, x, y) for places in (0, 1))
+    assert_same_bits(alone, grouped)
 
 
 @pytest.mark.parametrize("form", ["blocks", "files", "no targets"])

@@ -1,4 +1,4 @@
-"""Clipping, accumulation and batches that are not finite: the plain PyTorch loop's bits, and nothing dropped."""
+"""Steps of several batches, and batches that are not finite: what is skipped leaves nothing behind."""
 
 import numpy as np
 import pytest
@@ -17,22 +17,14 @@ from tests.helpers.models import (
     classification,
     mlp,
 )
-from tests.helpers.small_fits import trainer_of
+from tests.helpers.small_fits import STILL, trainer_of
 from tests.helpers.tolerances import sgd_error, sum_error
 
 X, Y = classification(samples=62)
-IN_ORDER = {"shuffle": None, "shuffle_block_data": False}
-BLOCKS, BATCHES, EPOCHS = 4, 2, 2
 
 
 def built(engine="serial", workers=1, net=awkward_net, optimizer=SGD, loss="cross_entropy", **options):
     return trainer_of(engine, workers, seed=3, net=net, optimizer=optimizer, loss=loss, metric=None, **options)
-
-
-def fitted(trainer, **options):
-    return trainer.fit(
-        *blocked(X, Y, BLOCKS), num_epochs=EPOCHS, num_batches_per_worker=BATCHES, **IN_ORDER, **options
-    )
 
 
 @pytest.mark.parametrize(
@@ -83,7 +75,7 @@ def without(batch):
 def skipping(data, optimizer=SGD, precision="fp32", **gradients):
     given = {"gradients": Gradients(on_nan="skip", **gradients), "precision": precision}
     trainer = built(optimizer=optimizer, loss=Spoilt(), net=normed, **given)
-    return trainer, trainer.fit(*data, num_epochs=2, batch_size=5, **IN_ORDER)
+    return trainer, trainer.fit(*data, num_epochs=2, batch_size=5, **STILL)
 
 
 def normed():
@@ -143,7 +135,7 @@ class Buffers(nn.Module):
 @pytest.mark.parametrize("batch", [0, 3])
 def test_buffers_are_put_back_after_a_skipped_batch(batch):
     trainer = built(net=Buffers, gradients=Gradients(on_nan="skip"))
-    final, (x, _) = trainer.fit(*spoilt(batch, "nan"), num_epochs=1, batch_size=5, **IN_ORDER), without(batch)
+    final, (x, _) = trainer.fit(*spoilt(batch, "nan"), num_epochs=1, batch_size=5, **STILL), without(batch)
     assert (final["one"].item(), final["other"].item()) == (11, 11)
     assert final["seen"].item() == pytest.approx(x.sum(), abs=sum_error(np.float32, x.size, np.abs(x).sum()))
 
@@ -153,13 +145,13 @@ def test_who_skipped_what_is_told():
     x[25] = np.nan  # of the other half
     x[35] = np.nan
     trainer = built(workers=2, gradients=Gradients(on_nan="skip"))
-    trainer.fit(*blocked(x, y, 2), num_epochs=1, batch_size=5, **IN_ORDER)
+    trainer.fit(*blocked(x, y, 2), num_epochs=1, batch_size=5, **STILL)
     (record,) = trainer.history
     assert record["skipped_batches"] == 3
     assert [worker["skipped_batches"] for worker in record["workers"]] == [2, 1]
     x[25] = 0
     x[10] = 0
-    trainer.fit(*blocked(x, y, 2), num_epochs=1, batch_size=5, **IN_ORDER)
+    trainer.fit(*blocked(x, y, 2), num_epochs=1, batch_size=5, **STILL)
     assert ["skipped_batches" in worker for worker in trainer.history[1]["workers"]] == [False, True]
 
 
@@ -170,7 +162,7 @@ def test_a_worker_that_skips_everything_ends_the_fit(merge):
     trainer = built(workers=2, gradients=Gradients(on_nan="skip"), net=mlp)
     good = trainer.get_parameters()
     with pytest.raises(DivergedError, match=r"in all 7 batches of round 0 on worker 1, .* nothing was learnt"):
-        trainer.fit(*blocked(x, y, 2), num_epochs=1, batch_size=5, merge=merge, **IN_ORDER)
+        trainer.fit(*blocked(x, y, 2), num_epochs=1, batch_size=5, merge=merge, **STILL)
     assert_same_bits(trainer.get_parameters(), good)
 
 
@@ -188,7 +180,7 @@ def test_a_last_step_that_leads_to_infinity_is_never_merged(merge, on_nan):
 
 def test_ignored_values_that_are_not_finite_are_trained_on():
     trainer = built(gradients=Gradients(on_nan="ignore"))
-    final = trainer.fit(*spoilt(3, "nan"), num_epochs=2, batch_size=5, validation_data=(X, Y), **IN_ORDER)
+    final = trainer.fit(*spoilt(3, "nan"), num_epochs=2, batch_size=5, validation_data=(X, Y), **STILL)
     assert all(np.isnan(record["loss"]) and np.isnan(record["val_loss"]) for record in trainer.history)
     assert np.isnan(final["0.weight"]).all()
 
@@ -212,6 +204,6 @@ def test_sparse_gradients_are_skipped_and_accumulated_too(accumulate):
         trainer = built(
             net=lambda net=net: net, optimizer=sgd, gradients=Gradients(accumulate=accumulate, on_nan="skip")
         )
-        results.append(trainer.fit(X, Y, num_epochs=2, batch_size=5, **IN_ORDER))
+        results.append(trainer.fit(X, Y, num_epochs=2, batch_size=5, **STILL))
     steps = 2 * len(X) // 5 + 2  # those of a row of the table make its weights larger, up to 2
     assert_close(*results, sgd_error(np.float32, steps, 0.5, samples=5 * accumulate, weight=2.0))

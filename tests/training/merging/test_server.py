@@ -2,7 +2,6 @@
 
 import os
 import signal
-import sys
 import threading
 from dataclasses import replace
 
@@ -12,15 +11,14 @@ import torch
 from torch import nn
 
 from compss_train import Merge, parameter_server
-from compss_train.callbacks import Callback
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TensorNames
 from compss_train.parameter_server import LocalParameterServer, serve_apart
 from compss_train.worker.server_exchange import Exchange
+from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import (
     ADAM,
     MODES,
-    SGD,
     assert_close,
     assert_same_bits,
     awkward_net,
@@ -132,26 +130,19 @@ def exchange_that_dies(flag):
     return Dies
 
 
-def test_a_callback_that_raises_ends_the_server():
-    class InterruptAt(Callback):
-        def on_round_end(self, trainer, record):
-            raise KeyboardInterrupt
-
-    x, y = classification()
-    trainer = trainer_of(workers=2, seed=1, net=mlp, optimizer=SGD)
+def test_a_fit_that_fails_ends_the_server(monkeypatch):
+    """In its second round or before its first, with the parameters of the last one."""
+    ours, short = (trainer_of(workers=2, net=mlp) for _ in range(2))
     with pytest.raises(KeyboardInterrupt):
-        trainer.fit(*blocked(x, y, 2), num_epochs=5, batch_size=20, callbacks=[InterruptAt()], **SERVED)
-    options = {"optimizer": SGD, "seed": 1, "num_epochs": 1, "batch_size": 20, **SERVED}
-    assert_same_bits(trainer.get_parameters(), fitted("serial", 2, *blocked(x, y, 2), **options))
+        fit(ours, InterruptAt(1), **SERVED)
+    assert_same_bits(ours.get_parameters(), fit(short, num_epochs=1, **SERVED))
 
-
-def test_a_fit_without_a_round_ends_the_server(monkeypatch):
     def refuse(self, server, parameters):
         raise ArithmeticError("nothing is published today")
 
     monkeypatch.setattr(Exchange, "publish", refuse)
     with pytest.raises(ArithmeticError, match="today"):
-        fitted("serial", 1, *classification(), num_epochs=1, batch_size=20, **SERVED)
+        fit(ours, **SERVED)
 
 
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
@@ -175,17 +166,6 @@ def test_the_server_steps_with_each_change_as_a_gradient(order):
         ours, added = exchange.pull(server), exchange.pull(plain)
     assert ours["w"].tobytes() == weight.detach().numpy().tobytes()
     assert ours["v"].tobytes() == added["v"].tobytes()
-
-
-def test_without_zeromq_nothing_starts(monkeypatch):
-    for name in [name for name in sys.modules if name == "zmq" or name.startswith("zmq.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "compss_train.parameter_server.serving", raising=False)
-    monkeypatch.setitem(sys.modules, "zmq", None)
-    trainer = trainer_of("local", 2, net=mlp, optimizer=SGD)
-    with pytest.raises(ModuleNotFoundError, match=r"serve needs ZeroMQ: pip install 'compss_train\[online\]'"):
-        trainer.fit(*classification(), num_epochs=1, batch_size=5, **SERVED)
-    assert trainer._workplace.engine is None
 
 
 def test_a_server_apart_that_cannot_listen_says_so():

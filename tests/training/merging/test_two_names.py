@@ -7,7 +7,6 @@ from torch import nn
 from torch.nn import functional
 
 from compss_train import Merge
-from compss_train.model.training_spec import TrainingSpec
 from tests.helpers.models import ADAM, SGD, assert_same_bits, blocked, classification
 from tests.helpers.small_fits import trainer_of
 
@@ -55,15 +54,6 @@ def trained(engine, *, twice: bool = True, scale: float = 1.0, **options):
     trainer = trainer_of(engine, net=lambda: Shared(twice=twice), optimizer=SGD)
     given = {"num_epochs": 3, "batch_size": 5, "progress": False, **options}
     return trainer.fit(*blocked(X * np.float32(scale), Y, 6), **given), list(trainer.history)
-
-
-def test_what_has_two_names():
-    spec = TrainingSpec(net=Shared(twice=True), optimizer=torch.optim.SGD, loss=functional.cross_entropy)
-    names = spec.names
-    assert dict(names.aliases) == SECOND
-    statistics = {"running_mean", "running_var", "num_batches_tracked"}
-    assert names.buffers == {f"{module}.{name}" for module in ("norm", "again") for name in statistics}
-    assert sorted([*names.weights, *names.buffers]) == sorted(spec.net.state_dict())
 
 
 @pytest.mark.parametrize("merge", MERGES)
