@@ -153,7 +153,8 @@ class Buffer(QueueInterface):
 
     def _incoming(self, samples: Any, *, single: bool) -> SampleBatch:
         """Return one sample, or several, as they are stored."""
-        return (SampleBatch.from_sample if single else SampleBatch.from_batch)(samples, self._store.template)
+        template = self._store.template
+        return SampleBatch.from_sample(samples, template) if single else SampleBatch.from_batch(samples, template)
 
     def _put(self, incoming: SampleBatch, until: float | None) -> None:
         stored = 0

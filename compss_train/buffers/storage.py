@@ -32,8 +32,7 @@ class ObjectStorage:
 
     def read(self, slots: Slots, *, single: bool = False, pinned: bool = False) -> Any:
         """Return the objects themselves, or the single one."""
-        objects = [self._objects[slot] for slot in slots.tolist()]
-        return objects[0] if single else objects
+        return self._objects[slots[0]] if single else [self._objects[slot] for slot in slots.tolist()]
 
     def clear(self, slots: Slots) -> None:
         """Drop the references."""
@@ -68,8 +67,9 @@ class ColumnStorage:
         Leaves without dimensions are returned as arrays.
         """
         if single:
+            slot = int(slots[0])
             rows = [  # copying by numpy takes a third of the time
-                column[int(slots[0])].clone() if array is None else torch.from_numpy(array[slots[0], ...].copy())
+                column[slot].clone() if array is None else torch.from_numpy(array[slot, ...].copy())
                 for column, array in zip(self._columns, self._arrays, strict=True)
             ]
             parts = iter([row.pin_memory() for row in rows] if pinned else rows)

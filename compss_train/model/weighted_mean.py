@@ -111,17 +111,19 @@ def _combined(
         return np.asarray(np.maximum.reduce(integers) if len(integers) > 1 else integers[0])
     wide, tree = np.result_type(dtype, np.float64), tree_of([item.first for item in having])
     flat = [array if isinstance(array, CompressedChange) else np.ravel(array) for array in arrays]
+    factors = [item.count if item.dtypes is None else None for item in having]  # sums are multiplied already
 
     def add_up(node: Tree, part: slice) -> tuple[NDArray[Any], bool]:
         """Return the sum of some elements, and whether it is a new array, which may be changed."""
         if not isinstance(node, int):
             (left, own), (right, others) = (add_up(each, part) for each in node)
             return np.add(left, right, out=left if own else right if others else None), True
-        if having[node].dtypes is not None:  # a sum
-            return flat[node][part], False
-        values = flat[node][part].astype(wide)  # twice as fast as a product of another type
-        values *= having[node].count
-        return values, True
+        values, factor = flat[node][part], factors[node]
+        if factor is None:
+            return values, False
+        weighted = values.astype(wide)  # twice as fast as a product of another type
+        weighted *= factor
+        return weighted, True
 
     result = np.empty(arrays[0].shape, wide if divisor is None else dtype)
     flat_result, flat_base = result.reshape(-1), None if base is None else np.ravel(base)
