@@ -162,20 +162,14 @@ class CallbackList:
             self._call(callback, hook, self._trainer, *args)
 
     def _call(self, callback: Callback, method: str, *args: Any) -> Any:
-        with _noting_callback(callback, method):
+        """Call a method of a callback, whose exceptions get a note with its name."""
+        try:
             return getattr(callback, method)(*args)
-
-
-@contextmanager
-def _noting_callback(callback: Callback, method: str) -> Iterator[None]:
-    """Add a note with the callback's name to an exception that leaves the block."""
-    try:
-        yield
-    except KeyboardInterrupt:  # not raised by the callback, but while it ran
-        raise
-    except BaseException as error:
-        unnamed = isinstance(error, OSError) and error.filename is None
-        path = callback.writes_to() if unnamed else None
-        place = "" if path is None else f", which writes to {path}"
-        error.add_note(f"Raised in the callback {type(callback).__name__}, by its {method}{place}.")
-        raise
+        except KeyboardInterrupt:  # not raised by the callback, but while it ran
+            raise
+        except BaseException as error:
+            unnamed = isinstance(error, OSError) and error.filename is None
+            path = callback.writes_to() if unnamed else None
+            place = "" if path is None else f", which writes to {path}"
+            error.add_note(f"Raised in the callback {type(callback).__name__}, by its {method}{place}.")
+            raise

@@ -19,7 +19,7 @@ from compss_train.training.data_source import DataSource
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.session import Session
 from compss_train.training.training_state import States, state_refs
-from compss_train.worker import Reading, Step, Work, WorkerCallback, split_rows, train_alone, train_group
+from compss_train.worker import Reading, Step, Work, WorkerCallback, split_rows, train_group
 
 LEAST_CHUNKS = 16
 """In at least so many tasks blocks are cut, so that a task has a sixteenth of the data in memory at most."""
@@ -99,33 +99,22 @@ class WorkerGroup:
         self._shuffled = bool(first) and first[0].samples is not None
         self._pieces: list[Inputs] = self._cut() if self._shuffled and not self.data.mapped else []
 
-    def train(self, group: int, parameters: Ref, moments: Ref | None) -> Ref:
-        """Submit the training of a group; return a reference to its sum.
-
-        ``moments`` are those that a worker without a state of its own starts from.
-        """
-        (result,) = self._submit(train_group, 2, group, parameters, moments)
-        return result
-
-    def train_alone(
+    def train(
         self,
         group: int,
         parameters: Ref,
         moments: Ref | None,
-        task: Callable[..., Any] = train_alone,
         *more: Any,
-    ) -> tuple[Ref, Ref]:
-        """Submit the training of the only active worker of a group; return its result and its measurements.
+        task: Callable[..., Any] = train_group,
+        returns: int = 2,
+    ) -> list[Ref]:
+        """Submit the training of a group, and keep the states that it returns; return its other results.
 
-        ``task`` is the function that trains, and ``more`` are further arguments.
+        ``moments`` are those that a worker without a state of its own starts from. ``task`` is the function that
+        trains, which takes ``more`` arguments; one for the only active worker of a group also returns measurements.
         """
-        result, measured = self._submit(task, 3, group, parameters, moments, *more)
-        return result, measured
-
-    def _submit(self, task: Callable[..., Any], returns: int, group: int, parameters: Ref, *more: Any) -> list[Ref]:
-        """Submit the task of a group, and keep the states that it returns; return its other results."""
         values, works = self._task_of(group)
-        args = self.data.training_spec, parameters, self.states[group], values, works, *more
+        args = self.data.training_spec, parameters, self.states[group], values, works, moments, *more
         result, self.states[group], *others = self._engine.submit(
             task, *args, returns=returns, resources=self._session.resources
         )

@@ -35,35 +35,29 @@ class Preparation:
         spec = replica.training_spec
         self._augment, self._reads = spec.train_transform, spec.samples is not None
         functions = spec.collate, self._augment, spec.transform, spec.samples
-        self.has_work = ragged or any(each is not None for each in functions)
-        """Whether batches change at all."""
+        self._has_work = ragged or any(each is not None for each in functions)
 
     def of(self, batches: Iterator[PlacedBatch]) -> Iterator[PlacedBatch]:
         """Iterate over the prepared batches; those without samples, where a stream has ended, are left out."""
-        if not self.has_work:
+        if not self._has_work:
             return batches
-        prepared = ((place, self.prepare(place, batch)) for place, batch in batches)
+        prepared = ((place, self._prepared(place, batch)) for place, batch in batches)
         return ((place, batch) for place, batch in prepared if batch.samples_before != 0)
 
-    def prepare(self, place: Place, batch: Batch) -> Batch:
-        """Return a batch as the training step gets it."""
-        if not self.has_work:
-            return batch
-        with random_state(self._seed_of(place), self._replica.device):
-            return self._transformed(place, batch)
-
-    def _transformed(self, place: Place, batch: Batch) -> Batch:
-        batch = collated(self._replica, place, batch, lambda position: self._reseed(place, position))
-        before = batch.samples
-        if not before:
-            return batch
-        if self._reads:
-            self._reseed(place, place.position)  # transforms draw as for a batch that was not read
-        x, y = batch.x, batch.y
-        with self._replica.annotate_errors(x, y, own_target=y is None), self._replica.autocast():
-            if self._augment is not None:
-                x, y = self._augment(x, y, lambda sample: self._reseed(place, place.position + sample))
-            return batch._replace(samples_before=before, x=self._replica.transformed(x), y=y)
+    def _prepared(self, place: Place, batch: Batch) -> Batch:
+        replica = self._replica
+        with random_state(self._seed_of(place), replica.device):
+            batch = collated(replica, place, batch, lambda position: self._reseed(place, position))
+            before = batch.samples
+            if not before:
+                return batch
+            if self._reads:
+                self._reseed(place, place.position)  # transforms draw as for a batch that was not read
+            x, y = batch.x, batch.y
+            with replica.annotate_errors(x, y, own_target=y is None), replica.autocast():
+                if self._augment is not None:
+                    x, y = self._augment(x, y, lambda sample: self._reseed(place, place.position + sample))
+                return batch._replace(samples_before=before, x=replica.transformed(x), y=y)
 
     def _reseed(self, place: Place, position: int) -> int:
         """Seed all generators for the sample at a position of the place's block; return the seed."""

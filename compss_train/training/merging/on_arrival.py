@@ -27,6 +27,7 @@ from compss_train.training.merge import Rule
 from compss_train.training.merging.base import Merger, SubmittedRound
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
 from compss_train.training.worker_group import WorkerGroup
+from compss_train.worker import train_alone
 from compss_train.worker.server_exchange import (
     Exchange,
     ServerAddress,
@@ -96,7 +97,7 @@ class CommutativeMerger(ArrivalMerger):
         self.parameters = engine.publish(initial if optimizer is None else optimizer.starting(initial, saved))
 
     def _train(self, workers: WorkerGroup, worker: int, base: Ref, total: int, active: int) -> Ref:
-        trained, measured = workers.train_alone(worker, base, self._moments)
+        trained, measured = workers.train(worker, base, self._moments, task=train_alone, returns=3)
         count = measured if workers.data.source.may_skip else workers.round.counts[worker]
         update: tuple[Any, ...] = params.apply_delta, base, trained, count, total, self._buffers
         if self._rule == "halving":
@@ -186,8 +187,10 @@ class ServerMerger(ArrivalMerger):
             raise
 
     def _train(self, workers: WorkerGroup, worker: int, base: Ref, total: int, active: int) -> Ref:
-        exchange = train_and_exchange, self._address, total
-        self._bases[worker], measured = workers.train_alone(worker, base, self._moments, *exchange)
+        more = self._address, total
+        self._bases[worker], measured = workers.train(
+            worker, base, self._moments, *more, task=train_and_exchange, returns=3
+        )
         self._free([base])
         return measured
 

@@ -9,7 +9,7 @@ from compss_train.model.weighted_mean import partial_sum
 from compss_train.training.merging.base import Merger, SubmittedRound
 from compss_train.training.training_state import MergeState
 from compss_train.training.worker_group import WorkerGroup
-from compss_train.worker import MergeRule, finish
+from compss_train.worker import MergeRule, finish, train_alone
 
 ARITIES = (4, 8, 16, 32, 64)
 """How many versions of the parameters a task of the tree may add up."""
@@ -40,10 +40,10 @@ class SynchronousMerger(Merger):
         start = self.parameters, self.state.moments
         merged: Mapping[str, Ref]
         if alone:
-            trained, measured = workers.train_alone(next(iter(tasks)), *start)
+            trained, measured = workers.train(next(iter(tasks)), *start, task=train_alone, returns=3)
             merged = {"parameters": trained, "measured": measured}
         else:
-            merged = self._merge({workers.groups[g].start: workers.train(g, *start) for g in tasks})
+            merged = self._merge({workers.groups[g].start: workers.train(g, *start)[0] for g in tasks})
         if self.parameters is self._initial:
             self.engine.delete([self._initial])
         self.parameters = merged["parameters"]

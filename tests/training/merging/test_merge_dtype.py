@@ -18,7 +18,6 @@ from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, combined, fit, fitt
 
 DTYPES = ["bf16", "int8"]
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
-EVERYTHING = {"merge": Merge(outer_optimizer=NESTEROV, optimizer_state="average", averaging="ema")}
 
 
 class Recording(SerialEngine):
