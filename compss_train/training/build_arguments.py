@@ -1,25 +1,19 @@
-"""``BuildArguments``: the arguments of ``build``, and their checks, made before any task starts."""
+"""``BuildArguments``: the arguments of ``build``, and what is checked of networks, optimizers and pickles."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, get_args
+from typing import Any
 
 import cloudpickle
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from compss_train._utils.validation import check_choice, check_dense
-from compss_train.model import compilation, copies, loss_weights, losses, metrics, optimizers
-from compss_train.model.optimizers import Gradients
-from compss_train.model.schedule import LrSchedule, Schedule, ScheduleSpec, make_schedule
-from compss_train.model.train_transform import TrainTransform, as_train_transform
-from compss_train.model.training_spec import MEMORY_FORMATS, MemoryFormat, Precision, TrainingSpec
-from compss_train.model.training_step import Step, no_loss, training_steps
-
-PICKLED = ("net", "optimizer", "loss", "transform", "collate", "compile", "training_step", "validation_step")
-"""What is sent to workers and may be something that cannot be."""
+from compss_train._utils.validation import check_dense
+from compss_train.model import compilation, optimizers
+from compss_train.model.schedule import LrSchedule, Schedule
+from compss_train.model.training_spec import TrainingSpec
 
 
 @dataclass(frozen=True)
@@ -30,91 +24,6 @@ class BuildArguments:
     num_gpu: int
     schedule: Schedule | None = None
     lr_schedule: LrSchedule | None = field(default=None, repr=False)
-
-
-def build_arguments(
-    net: nn.Module | Mapping[str, nn.Module],
-    optimizer: optimizers.OptimizerSpec | Mapping[str, optimizers.OptimizerSpec] | None,
-    loss: str | losses.BatchFunction | None,
-    metric: metrics.MetricSpec,
-    *,
-    num_gpu: int,
-    transform: Callable[[torch.Tensor], torch.Tensor] | None,
-    train_transform: TrainTransform | Callable[..., Any] | None,
-    collate: Callable[[list[Any]], Any] | None,
-    precision: Precision,
-    memory_format: MemoryFormat,
-    compile: bool | Mapping[str, Any],
-    class_weight: loss_weights.ClassWeight | None,
-    schedule: ScheduleSpec | None,
-    gradients: Gradients | None,
-    training_step: Step | str | None,
-    validation_step: Step | str | None,
-) -> BuildArguments:
-    """Check the arguments of ``DistributedTrainer.build``, which documents them; the network is copied."""
-    net = nn.ModuleDict(net) if isinstance(net, Mapping) and not isinstance(net, nn.Module) else net
-    gradients = Gradients() if gradients is None else gradients
-    check_network(net)
-    steps = training_steps(net, optimizer, loss, training_step, validation_step)
-    factory = steps.optimizer
-    measures = metrics.resolve_metrics(metric)
-    loss_function = no_loss if loss is None else losses.resolve_loss(loss)
-    check_choice("precision", precision, get_args(Precision))
-    check_choice("memory_format", memory_format, tuple(MEMORY_FORMATS))
-    if not isinstance(gradients, Gradients):
-        raise TypeError(f"gradients={gradients!r}: give Gradients(...), such as Gradients(clip_norm=1.0)")
-    weights = loss_weights.check_class_weight(class_weight)
-    if weights is not None and loss is None:
-        raise ValueError("class_weight= belongs to loss=, which was not given; weight classes in the training step")
-    if weights is not None:
-        loss_weights.check_weightable(loss_function)
-    if transform is not None and not callable(transform):
-        raise TypeError(f"transform={transform!r}: give a function of a batch of x, or None")
-    if collate is not None and not callable(collate):
-        raise TypeError(f"collate={collate!r}: give a function of a list of samples, (x, y) or x, or None")
-    augment = as_train_transform(train_transform)
-    try:
-        own = copies.copy_network(net).cpu()
-    except Exception:
-        check_picklable(net=net)  # names the attribute
-        raise
-    spec = TrainingSpec(
-        net=own,
-        optimizer=factory,
-        loss=loss_function,
-        measures=measures,
-        transform=transform,
-        train_transform=augment,
-        collate=collate,
-        precision=precision,
-        compile=compilation.Compilation.of(compile),
-        memory_format=memory_format,
-        class_weight=weights,
-        gradients=gradients,
-        training_step=steps.training,
-        validation_step=steps.validation,
-    )
-    parts = {"metric": measures.metrics, "train_transform": augment and augment.function}
-    check_picklable(**{each: getattr(spec, each) for each in PICKLED}, **parts)
-    if precision == "fp16" and any(parameter.dtype == torch.float16 for parameter in own.parameters()):
-        raise ValueError("precision='fp16' keeps the parameters in float32, and the network has float16 ones")
-    several = isinstance(factory, optimizers.SeveralOptimizers)
-    given = [f"accumulate={gradients.accumulate}"] if gradients.accumulate > 1 else []
-    given += ["on_nan='skip'"] if gradients.on_nan == "skip" else []
-    if several and steps.training is None:
-        raise ValueError(
-            "several optimizers need training_step=, a function that updates them: docs/models.md has an example"
-        )
-    if several and given:
-        raise ValueError(
-            f"{given[0]} belongs to one optimizer; with several, the training step decides when each is updated"
-        )
-    given += ["precision='fp16'"] if precision == "fp16" else []
-    unsupported = ["one of several optimizers"] if several else given
-    check_optimizer(own, factory, next(iter(unsupported), ""))
-    chosen = None if schedule is None else Schedule.of(schedule)
-    lr_schedule = None if chosen is None else make_schedule(chosen, own, factory)
-    return BuildArguments(spec, num_gpu, chosen, lr_schedule)
 
 
 def check_network(net: object) -> None:

@@ -5,30 +5,33 @@ import os
 from collections.abc import Callable, Mapping
 from itertools import chain
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from compss_train._utils.validation import check_count
+from compss_train._utils.validation import check_choice, check_count
 from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
-from compss_train.model import copies, loss_weights, losses, metrics, optimizers, training_spec
+from compss_train.model import compilation, copies, loss_weights, losses, metrics, optimizers, training_spec
 from compss_train.model import parameters as params
 from compss_train.model.export import export
 from compss_train.model.optimizers import Gradients
 from compss_train.model.parameters import Parameters
-from compss_train.model.schedule import ScheduleSpec
-from compss_train.model.train_transform import TrainTransform
-from compss_train.model.training_step import Step
+from compss_train.model.schedule import Schedule, ScheduleSpec, make_schedule
+from compss_train.model.train_transform import TrainTransform, as_train_transform
+from compss_train.model.training_step import Step, no_loss, training_steps
 from compss_train.reports.history import History
+from compss_train.training import build_arguments as arguments
 from compss_train.training import data_source, description, resuming
-from compss_train.training.build_arguments import build_arguments
 from compss_train.training.inference import warn_of_random_transform, warn_of_skipped_files
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import Snapshot
 from compss_train.training.workplace import Workplace
+
+PICKLED = ("net", "optimizer", "loss", "transform", "collate", "compile", "training_step", "validation_step")
+"""What is sent to workers and may be something that cannot be."""
 
 
 class TrainerBase:
@@ -135,13 +138,76 @@ class TrainerBase:
         Raises ``ValueError`` for unknown names or optimizer parameters, a network without trainable parameters, and
         missing GPUs; ``TypeError`` for arguments of a wrong type, or that cannot be pickled.
         """
-        arguments = {name: value for name, value in locals().items() if name not in ("self", "num_nodes")}
         self._model.require_idle("build")
         check_count("num_gpu", num_gpu, least=0)
         check_count("num_nodes", num_nodes, least=0)
-        built = build_arguments(**arguments)
+        net = nn.ModuleDict(net) if isinstance(net, Mapping) and not isinstance(net, nn.Module) else net
+        gradients = Gradients() if gradients is None else gradients
+        arguments.check_network(net)
+        steps = training_steps(net, optimizer, loss, training_step, validation_step)
+        factory = steps.optimizer
+        measures = metrics.resolve_metrics(metric)
+        loss_function = no_loss if loss is None else losses.resolve_loss(loss)
+        check_choice("precision", precision, get_args(training_spec.Precision))
+        check_choice("memory_format", memory_format, tuple(training_spec.MEMORY_FORMATS))
+        if not isinstance(gradients, Gradients):
+            raise TypeError(f"gradients={gradients!r}: give Gradients(...), such as Gradients(clip_norm=1.0)")
+        weights = loss_weights.check_class_weight(class_weight)
+        if weights is not None and loss is None:
+            raise ValueError(
+                "class_weight= belongs to loss=, which was not given; weight classes in the training step"
+            )
+        if weights is not None:
+            loss_weights.check_weightable(loss_function)
+        if transform is not None and not callable(transform):
+            raise TypeError(f"transform={transform!r}: give a function of a batch of x, or None")
+        if collate is not None and not callable(collate):
+            raise TypeError(f"collate={collate!r}: give a function of a list of samples, (x, y) or x, or None")
+        augment = as_train_transform(train_transform)
+        try:
+            own = copies.copy_network(net).cpu()
+        except Exception:
+            arguments.check_picklable(net=net)  # names the attribute
+            raise
+        spec = training_spec.TrainingSpec(
+            net=own,
+            optimizer=factory,
+            loss=loss_function,
+            measures=measures,
+            transform=transform,
+            train_transform=augment,
+            collate=collate,
+            precision=precision,
+            compile=compilation.Compilation.of(compile),
+            memory_format=memory_format,
+            class_weight=weights,
+            gradients=gradients,
+            training_step=steps.training,
+            validation_step=steps.validation,
+        )
+        parts = {"metric": measures.metrics, "train_transform": augment and augment.function}
+        arguments.check_picklable(**{each: getattr(spec, each) for each in PICKLED}, **parts)
+        if precision == "fp16" and any(parameter.dtype == torch.float16 for parameter in own.parameters()):
+            raise ValueError("precision='fp16' keeps the parameters in float32, and the network has float16 ones")
+        several = isinstance(factory, optimizers.SeveralOptimizers)
+        given = [f"accumulate={gradients.accumulate}"] if gradients.accumulate > 1 else []
+        given += ["on_nan='skip'"] if gradients.on_nan == "skip" else []
+        if several and steps.training is None:
+            raise ValueError(
+                "several optimizers need training_step=, a function that updates them: docs/models.md has an "
+                "example"
+            )
+        if several and given:
+            raise ValueError(
+                f"{given[0]} belongs to one optimizer; with several, the training step decides when each is updated"
+            )
+        given += ["precision='fp16'"] if precision == "fp16" else []
+        unsupported = ["one of several optimizers"] if several else given
+        arguments.check_optimizer(own, factory, next(iter(unsupported), ""))
+        chosen = None if schedule is None else Schedule.of(schedule)
+        lr_schedule = None if chosen is None else make_schedule(chosen, own, factory)
         self._workplace.engine_class.check_gpus(num_gpu, num_nodes)
-        self._model.build(built)
+        self._model.build(arguments.BuildArguments(spec, num_gpu, chosen, lr_schedule))
         self._workplace.forget()
 
     @property
