@@ -1,7 +1,5 @@
 """The options of a fit, checked before any task starts."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 

@@ -1,7 +1,5 @@
 """``TrainedModel``: a network, how it is trained, and what fits make of it; ``Fit``: the fit that runs."""
 
-from __future__ import annotations
-
 import secrets
 from dataclasses import dataclass, field
 from pathlib import Path

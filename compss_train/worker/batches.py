@@ -25,13 +25,7 @@ from compss_train.data.streams import StreamReader
 from compss_train.model.devices import is_gpu, pieces, to_device
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
-from compss_train.worker.source import (
-    Columns,
-    PlacedColumns,
-    Source,
-    columns_of,
-    training_order,
-)
+from compss_train.worker.source import Columns, PlacedColumns, Source, columns_of, training_order
 from compss_train.worker.work import Work
 
 _BURST = 8  # batches made at a time

@@ -1,7 +1,5 @@
 """``WorkerCallback``: hooks that run inside the workers, around batches and rounds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``Learner``: a worker's copy of the model and what trains it, and what the worker keeps (``WorkerState``)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from dataclasses import replace

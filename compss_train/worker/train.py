@@ -5,8 +5,6 @@ however many workers it has. Each of them trains as it would in a task of its ow
 its own state, so that its results have the same bits.
 """
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence

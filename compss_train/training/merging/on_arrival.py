@@ -28,12 +28,7 @@ from compss_train.training.merging.base import Merger, SubmittedRound
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
 from compss_train.training.worker_group import WorkerGroup
 from compss_train.worker import train_alone
-from compss_train.worker.server_exchange import (
-    Exchange,
-    ServerAddress,
-    read_parameters,
-    train_and_exchange,
-)
+from compss_train.worker.server_exchange import Exchange, ServerAddress, read_parameters, train_and_exchange
 
 
 class ArrivalMerger(Merger):
