@@ -26,21 +26,6 @@ def test_layouts_are_alike_in_any_order_or_an_error_says_in_what_they_differ(lay
     assert any(repr(key) in str(caught.value) for key in differ)
 
 
-@pytest.mark.parametrize(
-    ("layout", "reason"),
-    [
-        ({"x": Field("float64", (2,))}, r"holds samples of float64 \(2,\) in 'x', but a of float32 \(2,\)"),
-        ({"x": Field("float32", (3,))}, r"holds samples of float32 \(3,\) in 'x', but a of float32 \(2,\)"),
-        ({"y": Field("float32", (2,))}, "holds arrays 'y', but a holds 'x'"),
-        ({"x": Field("float32", (2,)), "y": Field("f", ())}, "holds arrays 'x', 'y', but a holds 'x'"),
-        ({}, "holds arrays , but a holds 'x'"),
-    ],
-)
-def test_the_error_says_what_differs(layout, reason):
-    with pytest.raises(FileContentError, match=f"^{reason}$"):
-        check_same_layout(layout, {"x": Field("float32", (2,))}, "a")
-
-
 @given(lengths=st.dictionaries(NAMES, st.integers(0, 2)))
 def test_the_common_length_is_that_of_all_arrays_or_an_error(lengths):
     if len(set(lengths.values())) == 1 and 0 not in lengths.values():
@@ -54,14 +39,6 @@ def test_the_common_length_is_that_of_all_arrays_or_an_error(lengths):
 def test_a_field_is_what_rows_have_in_common(block):
     assert field_of(block) == field_of(block[:1]) == Field(str(block.dtype), (2, 1))
     assert str(field_of(block)) == f"{block.dtype} (2, 1)"
-
-
-def test_a_description_has_rows_and_fields_of_plain_types():
-    description = describe_arrays({"x": np.zeros((3, 2)), "y": torch.zeros(3)})
-    assert description.rows == 3
-    assert description.layout == {"x": Field("float64", (2,)), "y": Field("torch.float32", ())}
-    assert type(description.rows) is int
-    assert all(type(field.shape) is tuple for field in description.layout.values())
 
 
 WRONG = {

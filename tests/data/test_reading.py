@@ -12,7 +12,7 @@ from compss_train import BadFileError, FileDataset, PartialShuffleSampler
 from compss_train.data.layout import Field, FileContentError
 from compss_train.data.order import RowRange
 from compss_train.data.readers import CustomReader
-from compss_train.data.reading import FileBlock, FilePart, bad_file_errors, layout_of
+from compss_train.data.reading import FileBlock, FilePart, bad_file_errors
 from tests.data.readers.checks import names
 
 X, Y = np.arange(12.0).reshape(6, 2), np.arange(6)
@@ -121,12 +121,6 @@ def test_a_part_is_pickled_small(part):
     np.testing.assert_array_equal(again.read(RowRange(0, 0, 6))["x"], X)
 
 
-def test_a_part_reads_its_keys_only(file, part):
-    assert list(replace(part, keys=("y",), layout=None).read(RowRange(0, 0, 6))) == ["y"]
-    with names(file, "has no array 'z'"):
-        replace(part, keys=("z",)).read(RowRange(0, 0, 6))
-
-
 @pytest.mark.parametrize("rows", [3, 5, 7, 12])
 def test_a_file_of_another_number_of_samples_is_an_error_even_where_the_rows_are_there(file, part, rows):
     np.savez(file, x=np.resize(X, (rows, 2)), y=np.arange(rows))
@@ -162,8 +156,3 @@ def test_a_part_of_a_users_reader_is_checked_as_well():
         part.read(RowRange(0, 0, 5))
     with pytest.raises(BadFileError, match=r"a://b holds samples of float64 \(2,\) in 'x', but c of int8 \(\)"):
         part.read(RowRange(1, 0, 5))
-
-
-def test_the_layout_of_arrays_is_their_description(file):
-    dataset = FileDataset(file)
-    assert layout_of(dataset.part([0]).read(RowRange(0, 0, 1))) == dataset.layout
