@@ -10,6 +10,7 @@ from pkgutil import resolve_name
 from typing import Any, overload
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from compss_train.data import block as blocks_
@@ -110,12 +111,12 @@ class BlockedTensor:
             from dislib.data.tensor import Tensor
         except ImportError as error:
             raise ImportError("to_dislib needs dislib and PyCOMPSs; install dislib (pip install dislib)") from error
-        futures = [[getattr(block, "future", None) for block in row] for row in self.tensors]
+        blocks = [
+            [load_block(each) if (future := getattr(each, "future", None)) is None else future for each in row]
+            for row in self.tensors
+        ]
         tensor = Tensor(
-            tensors=[
-                [load_block(block) if future is None else future for block, future in zip(*row, strict=True)]
-                for row in zip(self.tensors, futures, strict=True)
-            ],
+            tensors=blocks,
             tensor_shape=tuple(self.tensors[0][0].shape),
             dtype=self.dtype,
             number_samples=self.number_samples,
@@ -219,11 +220,9 @@ def shuffle(
 
 
 def _permute(tensor: BlockedTensor, order: NDArray[Any]) -> BlockedTensor:
-    samples = [load_block(block) for block in tensor.blocks()]
-    permuted: Block = blocks_.gather(order, np.cumsum([0, *tensor.sizes[:-1]]).tolist(), samples)
-    if isinstance(samples[0], np.ndarray):
-        permuted = np.asarray(permuted)
-    return _in_blocks_of(tensor, permuted)
+    samples = tensor.collect()
+    rows: Any = torch.from_numpy(order).long() if isinstance(samples, torch.Tensor) else order
+    return _in_blocks_of(tensor, samples[rows])
 
 
 def _in_blocks_of(tensor: BlockedTensor, rows: Block) -> BlockedTensor:

@@ -96,13 +96,13 @@ class Ragged:
 
     def index_select(self, dimension: int, rows: torch.Tensor) -> Ragged:
         """Return copies of some sequences, by number."""
-        rows = rows.long()
-        starts = self.offsets[rows]
-        lengths = self.offsets[rows + 1] - starts
-        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-        shifts = torch.repeat_interleave(starts - offsets[:-1], lengths)
-        values = self.values.index_select(0, shifts + torch.arange(len(shifts)))
-        return Ragged.of(values, offsets, self.bucket_by_length)
+        bounds, numbers = self.offsets.numpy(), rows.numpy()  # NumPy takes a third of the time for a batch
+        starts = bounds[numbers]
+        lengths = bounds[numbers + 1] - starts
+        offsets = np.append(0, lengths.cumsum())
+        items = np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])
+        values = self.values.index_select(0, torch.from_numpy(items))
+        return Ragged.of(values, torch.from_numpy(offsets), self.bucket_by_length)
 
     def clone(self) -> Ragged:
         """Return a copy with only the items of these sequences."""
@@ -161,7 +161,10 @@ def _parts(sequence: Any) -> Sequence[Any]:
 
 def join(parts: Sequence[Any]) -> Ragged:
     """Return all sequences, one after another."""
-    own = [part.clone() for part in parts]
-    lengths = torch.cat([part.lengths for part in own])
-    offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths.cumsum(0)])
-    return Ragged.of(torch.cat([part.values for part in own]), offsets, own[0].bucket_by_length)
+    bounds = [(int(part.offsets[0]), int(part.offsets[-1])) for part in parts]
+    values = torch.cat([part.values[first:last] for part, (first, last) in zip(parts, bounds, strict=True)])
+    ends, offsets = 0, [torch.zeros(1, dtype=torch.int64)]
+    for part, (first, last) in zip(parts, bounds, strict=True):
+        offsets.append(part.offsets[1:] + (ends - first))
+        ends += last - first
+    return Ragged.of(values, torch.cat(offsets), parts[0].bucket_by_length)
