@@ -68,13 +68,10 @@ def test_what_the_reference_lists_exists():
     assert [name for name in NAMES if name.rpartition(".")[2] not in offered] == []
 
 
-def test_every_public_name_has_a_docstring():
+def test_every_public_name_and_module_says_what_it_is():
     for name in NAMES:
         module, _, attribute = name.rpartition(".")
         assert inspect.getdoc(getattr(importlib.import_module(module), attribute)), name
-
-
-def test_every_module_says_what_it_is():
     for module in pkgutil.walk_packages(compss_train.__path__, "compss_train."):
         spec = importlib.util.find_spec(module.name)
         source = Path(spec.origin).read_text(encoding="utf-8")

@@ -39,6 +39,7 @@ BATCHES = {"unit": "batches", "every": 2}
 VALIDATED = {"validation_data": (X[:20], Y[:20])}
 FIRO = BufferSpec("FIRO", 24, threshold=9)
 ARRIVING = {"merge": "commutative", "by_arrival": True}
+CHARACTERS = {"net": material.Characters, "metric": None}
 SERVED = {"merge": "parameter_server", "by_arrival": True}
 
 
@@ -86,10 +87,19 @@ def no_targets(folder):
     return (blocks(X),)
 
 
+def drawing(folder):
+    return (Samples(material.Named(), x="features", y="label", blocks=7),)
+
+
+def loader(folder):
+    return (DataLoader(material.Pairs(), batch_size=6, shuffle=True),)
+
+
 def twenty_blocks(folder):
     return blocks(X, 19), blocks(Y, 19)
 
 
+MANY = {"workers": 19, "data": twenty_blocks}
 SHUFFLES = {
     "blocks shuffled": {},
     "blocks shuffled, samples in order": {"shuffle_block_data": False},
@@ -101,8 +111,8 @@ SHUFFLES = {
     "partial shuffle, pools as large as blocks": {"shuffle": PartialShuffle()},
     "batches a block": {"num_batches_per_worker": 2},
     "one worker": {"workers": 1},
-    "several workers a task": {"workers": 19, "data": twenty_blocks},
-    "several workers a task, total shuffle": {"workers": 19, "data": twenty_blocks, "shuffle": "total"},
+    "several workers a task": MANY,
+    "several workers a task, total shuffle": {**MANY, "shuffle": "total"},
     "a grid of blocks": {"data": grid},
     "double precision": {"data": lambda folder: (blocks(X.astype("float64")), blocks(Y)), "net": material.double},
 }
@@ -134,12 +144,7 @@ MERGES = {
     "averaged parameters, decay": {"averaging": 0.5, "outer_optimizer": NESTEROV, **VALIDATED},
     "optimizers averaged": {"optimizer_state": "average", **BATCHES},
     "optimizers reset": {"optimizer_state": "reset", **BATCHES},
-    "optimizers averaged, int8, several workers a task": {
-        "optimizer_state": "average",
-        "dtype": "int8",
-        "workers": 19,
-        "data": twenty_blocks,
-    },
+    "optimizers averaged, int8, several workers a task": {"optimizer_state": "average", "dtype": "int8", **MANY},
     "preset auto": {"merge": "auto", "batch_size": None, "net": material.mlp, "optimizer": SGD},
     "preset diloco": {"merge": "diloco"},
     "preset slowmo": {"merge": "slowmo", "optimizer": SGD},
@@ -159,38 +164,14 @@ DATA = {
     "files of CSV": {"data": csv},
     "a data set": {"data": lambda folder: (Samples(material.Pairs(), blocks=7),)},
     "a data set, total shuffle": {"data": lambda folder: (material.Pairs(),), "shuffle": "total"},
-    "a data set that draws": {
-        "data": lambda folder: (Samples(material.Named(), x="features", y="label", blocks=7),),
-    },
-    "a data loader": {
-        "data": lambda folder: (DataLoader(material.Pairs(), batch_size=6, shuffle=True),),
-        "batch_size": None,
-    },
+    "a data set that draws": {"data": drawing},
+    "a data loader": {"data": loader, "batch_size": None},
     "an endless data set": {"data": lambda folder: (Samples(material.Stream(), blocks=3, size=57),), **STILL},
-    "sequences": {"data": ragged, "net": material.Characters, "metric": None},
-    "sequences by length": {
-        "data": functools.partial(ragged, bucket_by_length=True),
-        "net": material.Characters,
-        "metric": None,
-    },
-    "sequences, total shuffle": {
-        "data": ragged,
-        "net": material.Characters,
-        "metric": None,
-        "shuffle": "total",
-    },
-    "several inputs": {
-        "data": two_inputs,
-        "net": material.TwoInputs,
-        "loss": material.two_losses,
-        "metric": None,
-    },
-    "no targets": {
-        "data": lambda folder: (blocks(X),),
-        "net": lambda: material.mlp(6),
-        "loss": "mse",
-        "metric": None,
-    },
+    "sequences": {"data": ragged, **CHARACTERS},
+    "sequences by length": {"data": functools.partial(ragged, bucket_by_length=True), **CHARACTERS},
+    "sequences, total shuffle": {"data": ragged, "shuffle": "total", **CHARACTERS},
+    "several inputs": {"data": two_inputs, "net": material.TwoInputs, "loss": material.two_losses, "metric": None},
+    "no targets": {"data": no_targets, "net": lambda: material.mlp(6), "loss": "mse", "metric": None},
     "collated": {"data": arrays, "build": {"collate": material.collated}},
     "sample weights": {"sample_weight": WEIGHTS},
     "sample weights, total shuffle, batches": {"sample_weight": WEIGHTS, "shuffle": "total", **BATCHES},
@@ -205,8 +186,10 @@ BUFFERS = {
     "FIRO, batches": {"buffer": FIRO, **BATCHES},
     "FIRO, pseudo-epochs": {"buffer": BufferSpec("FIRO", 57, threshold=9, passes=2)},
     "FIRO, weighted": {"buffer": FIRO, "sample_weight": WEIGHTS},
-    "FIRO, several workers a task": {"buffer": FIRO, "workers": 19, "data": twenty_blocks},
+    "FIRO, several workers a task": {"buffer": FIRO, **MANY},
 }
+SKIPPING = {"training_step": material.nan_step, "gradients": Gradients(on_nan="skip")}
+CLOSURE = {"optimizer": torch.optim.LBFGS, "lr": 0.1, "max_iter": 2}
 STEPS = {
     "transform that draws": {"build": {"transform": material.noise}},
     "transform that draws, total shuffle": {"build": {"transform": material.noise}, "shuffle": "total"},
@@ -218,10 +201,7 @@ STEPS = {
     "gradients accumulated, batches": {"build": {"gradients": Gradients(accumulate=3)}, **BATCHES},
     "gradients clipped by norm": {"build": {"gradients": Gradients(clip_norm=0.5)}},
     "gradients clipped by value": {"build": {"gradients": Gradients(clip_value=0.05, accumulate=2)}},
-    "batches without finite loss skipped": {
-        "build": {"training_step": material.nan_step, "gradients": Gradients(on_nan="skip")},
-        "metric": None,
-    },
+    "batches without finite loss skipped": {"build": SKIPPING, "metric": None},
     "schedule": {"build": {"schedule": material.falling}},
     "schedule inside epochs": {"build": {"schedule": Schedule(material.falling, steps=3)}, **BATCHES},
     "schedule of torch": {"build": {"schedule": functools.partial(StepLR, step_size=1, gamma=0.5)}},
@@ -243,11 +223,7 @@ STEPS = {
     "Lightning": {"net": material.Lightning, "optimizer": None, "loss": None, "metric": None},
     "groups of parameters": {"optimizer": material.two_groups},
     "optimizer of torch": {"optimizer": {"optimizer": torch.optim.AdamW, "lr": 0.01, "weight_decay": 0.1}},
-    "optimizer with a closure": {
-        "optimizer": {"optimizer": torch.optim.LBFGS, "lr": 0.1, "max_iter": 2},
-        "net": material.mlp,
-        "num_epochs": 1,
-    },
+    "optimizer with a closure": {"optimizer": CLOSURE, "net": material.mlp, "num_epochs": 1},
     **{
         f"optimizer {name}": {"optimizer": {"optimizer": name, "lr": 0.01}, "num_epochs": 1}
         for name in ("rmsprop", "adagrad", "adamax", "adadelta", "nadam")

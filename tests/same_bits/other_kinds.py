@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -93,13 +94,7 @@ class Ends(Callback):
             raise InterruptedFitError
 
 
-RESUMED = {
-    "num_epochs": 3,
-    "outer_optimizer": NESTEROV,
-    "dtype": "int8",
-    "averaging": "ema",
-    **BATCHES,
-}
+RESUMED = {"num_epochs": 3, "outer_optimizer": NESTEROV, "dtype": "int8", "averaging": "ema", **BATCHES}
 IN_BUFFERS = {"num_epochs": 3, "buffer": BufferSpec("FIRO", 24, threshold=9), **BATCHES}
 
 
@@ -117,22 +112,16 @@ def on_serial(folder: Path) -> Place:
     return Place("serial", folder)
 
 
-@kind("interrupted and resumed")
-def interrupted(place: Place) -> Bits:
+def interrupted(place: Place, options: dict) -> Bits:
     try:
-        interrupted_fit(on_serial(place.folder), RESUMED, kill=False)
+        interrupted_fit(on_serial(place.folder), options, kill=False)
     except InterruptedFitError:
-        return resumed_fit(place, RESUMED)
+        return resumed_fit(place, options)
     raise RuntimeError("the fit was not interrupted")
 
 
-@kind("interrupted with samples in buffers and resumed")
-def interrupted_in_buffers(place: Place) -> Bits:
-    try:
-        interrupted_fit(on_serial(place.folder), IN_BUFFERS, kill=False)
-    except InterruptedFitError:
-        return resumed_fit(place, IN_BUFFERS)
-    raise RuntimeError("the fit was not interrupted")
+kind("interrupted and resumed")(partial(interrupted, options=RESUMED))
+kind("interrupted with samples in buffers and resumed")(partial(interrupted, options=IN_BUFFERS))
 
 
 @kind("killed and resumed")

@@ -18,9 +18,7 @@ from compss_train._utils.validation import check_count, check_fraction
 from compss_train.callbacks import Callback, EarlyStopping
 from compss_train.engines import Engine
 from compss_train.integrations.sklearn import defaults, inputs
-from compss_train.model.losses import BatchFunction
-from compss_train.model.metrics import MetricSpec
-from compss_train.model.optimizers import OptimizerSpec
+from compss_train.model import losses, metrics, optimizers
 from compss_train.model.schedule import ScheduleSpec
 from compss_train.reports.history import History
 from compss_train.trainer import DistributedTrainer
@@ -105,11 +103,11 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     net: nn.Module | defaults.NetworkFactory | None = None
     _: KW_ONLY
     hidden: int | Sequence[int] = (100,)
-    optimizer: OptimizerSpec | str | None = None
+    optimizer: optimizers.OptimizerSpec | str | None = None
     lr: float | None = None
     schedule: ScheduleSpec | str | None = None
-    loss: str | BatchFunction = "mse"
-    metric: MetricSpec = None
+    loss: str | losses.BatchFunction = "mse"
+    metric: metrics.MetricSpec = None
     num_workers: int = 2
     engine: str | Engine = "auto"
     num_epochs: int = 20
