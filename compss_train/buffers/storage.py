@@ -74,19 +74,16 @@ class ColumnStorage:
             ]
             parts = iter([row.pin_memory() for row in rows] if pinned else rows)
         else:
-            index = torch.from_numpy(slots)
-            parts = iter([_gather(column, index, pinned) for column in self._columns])
+            index, gathered = torch.from_numpy(slots), []
+            for column in self._columns:
+                shape = len(index), *column.shape[1:]
+                out = torch.empty(shape, dtype=column.dtype, pin_memory=True) if pinned else None
+                gathered.append(torch.index_select(column, 0, index, out=out))
+            parts = iter(gathered)
         return map_leaves(lambda leaf: next(parts).numpy() if leaf.is_array else next(parts), self.template)
 
     def clear(self, slots: Slots) -> None:
         """Do nothing: the memory is reused for the next samples."""
-
-
-def _gather(column: torch.Tensor, index: torch.Tensor, pinned: bool) -> torch.Tensor:
-    if not pinned:
-        return column.index_select(0, index)
-    rows = torch.empty(len(index), *column.shape[1:], dtype=column.dtype, pin_memory=True)
-    return torch.index_select(column, 0, index, out=rows)
 
 
 class SampleStore:
