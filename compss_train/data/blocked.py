@@ -80,7 +80,11 @@ class BlockedTensor:
         """
         names = file_names(paths)
         if reader is None and all(Path(name).suffix == ".npy" for name in names):
-            return cls([[_memory_map(Path(name))] for name in names])
+            arrays = [np.load(name, mmap_mode="r", allow_pickle=False) for name in names]
+            for name, array in zip(names, arrays, strict=True):
+                if not array.flags.c_contiguous:
+                    raise ValueError(f"{name} is in Fortran order; save numpy.ascontiguousarray(array) instead")
+            return cls([[array] for array in arrays])
         return cls([[block] for block in read_arrays(names, key, reader)])
 
     @classmethod
@@ -166,13 +170,6 @@ class BlockedTensor:
             f"BlockedTensor({rows} x {columns} blocks, {self.number_samples} samples "
             f"of {self.dtype} {self.sample_shape})"
         )
-
-
-def _memory_map(path: Path) -> NDArray[Any]:
-    array: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-    if not array.flags.c_contiguous:
-        raise ValueError(f"{path} is in Fortran order; save numpy.ascontiguousarray(array) instead")
-    return array
 
 
 def _check_grid(blocks: object, samples: int) -> tuple[int, int]:

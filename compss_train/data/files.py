@@ -120,7 +120,12 @@ class FileDataset:
         self.x, self.y = x if isinstance(x, str) else "x", y if y is None or isinstance(y, str) else "y"
         self.weight = weight
         roles = [key for key in (self.x, self.y, weight) if key is not None]
-        self.keys = _check_keys(roles if keys is None and groups else keys)
+        keys = roles if keys is None and groups else keys
+        if isinstance(keys, str) or not isinstance(keys, Collection | None):
+            raise TypeError(f"keys={keys!r}: give a list of names, for example [{str(keys)!r}]")
+        if keys is not None and not (keys and all(isinstance(key, str) for key in keys)):
+            raise ValueError(f"keys={keys!r}: give the names of the arrays to read, at least one")
+        self.keys = None if keys is None else tuple(keys)
         alone = (key for key in (*roles, *(self.keys or ())) if key not in groups)
         used = tuple(dict.fromkeys(chain(*groups.values(), alone)))
         self.reader = as_reader(reader, names).with_columns(groups, used, classes or {})
@@ -353,14 +358,6 @@ class FileDataset:
         return (
             f"FileDataset({len(self.files)} files, {self.number_samples} samples, keys {list(self.layout or ())})"
         )
-
-
-def _check_keys(keys: Collection[str] | None) -> tuple[str, ...] | None:
-    if isinstance(keys, str) or not isinstance(keys, Collection | None):
-        raise TypeError(f"keys={keys!r}: give a list of names, for example [{str(keys)!r}]")
-    if keys is not None and not (keys and all(isinstance(key, str) for key in keys)):
-        raise ValueError(f"keys={keys!r}: give the names of the arrays to read, at least one")
-    return None if keys is None else tuple(keys)
 
 
 def _check_lengths(files_len: Mapping[str, int], names: Sequence[str]) -> None:

@@ -155,7 +155,11 @@ class RoundPlan:
             units = self._units(epoch, cut_for)
             counted = self._counted_batches(units)
             size = self.num_workers * (1 if self.shuffle == "partial" else self._every(epoch))
-            buffered = self._buffered_epochs(epoch)
+            buffered = []
+            if self.put_counts is not None:
+                draws_of = partial(Draws.of_epoch, batching=self.batching, put_counts=self.put_counts)
+                of_workers = self._epoch_assignments(epoch, self.num_workers)
+                buffered = [block_passes.BufferedEpoch(own, draws_of(own)) if own else None for own in of_workers]
             for first in range(start.units, len(units), size):
                 stop = first + size
                 end_position = Position(epoch, stop, cut_for) if stop < len(units) else Position(epoch + 1)
@@ -172,14 +176,6 @@ class RoundPlan:
                         block_passes.join_parts(chain.from_iterable(of_worker)) for of_worker in own
                     )
                 yield Round(next(numbers), epoch + 1, assignments, end_position, spans, draws)
-
-    def _buffered_epochs(self, epoch: int) -> list[block_passes.BufferedEpoch | None]:
-        """Return each worker's epoch, ``None`` for one without samples; an empty list if merges empty buffers."""
-        if self.put_counts is None:
-            return []
-        draws = partial(Draws.of_epoch, batching=self.batching, put_counts=self.put_counts)
-        workers = self._epoch_assignments(epoch, self.num_workers)
-        return [block_passes.BufferedEpoch(passes, draws(passes)) if passes else None for passes in workers]
 
     def _counted_batches(self, units: list[WorkerAssignment]) -> list[int]:
         """Return for each unit the batches of its worker up to its end; before them a zero for each worker."""
