@@ -55,22 +55,16 @@ def test_a_script_for_dislib_pytorch(fit):
     y_tensor = Tensor(whole(y), (2, 2))
     model = TwoHalves()
     encaps_function = EncapsulatedFunctionsDistributedPytorch(num_workers=2)
-    encaps_function.build(
-        model, optim.SGD, nn.CrossEntropyLoss, {"lr": 0.3, "momentum": 0.9}, num_gpu=1, num_nodes=1
-    )
+    options = {"lr": 0.3, "momentum": 0.9}
+    encaps_function.build(model, optim.SGD, nn.CrossEntropyLoss, options, num_gpu=1, num_nodes=1)
     assert encaps_function.model_parameters is model
     trained = call(encaps_function, fit, x_tensor, y_tensor)
     for mine, its in zip(model.neural_network_layers, trained.neural_network_layers, strict=True):
         if hasattr(mine, "weight"):
             mine.weight, mine.bias = nn.Parameter(its.weight), nn.Parameter(its.bias)
     assert encaps_function.get_parameters() is encaps_function.model_parameters is trained
-    correct = total = 0
-    for images_row, labels_row in zip(x_tensor.collect(), y_tensor.collect(), strict=True):
-        for block, labels in zip(images_row, labels_row, strict=True):
-            _, predicted = torch.max(trained(block.float()), 1)
-            correct += (predicted == labels.argmax(1)).sum().item()
-            total += len(labels)
-    assert correct / total > 0.8
+    samples, labels = (torch.cat([torch.cat(row) for row in tensor.collect()]) for tensor in (x_tensor, y_tensor))
+    assert (trained(samples.float()).argmax(1) == labels.argmax(1)).float().mean() > 0.8
 
 
 def soft_network():
