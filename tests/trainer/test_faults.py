@@ -27,6 +27,8 @@ from compss_train import (
 )
 from compss_train.callbacks import Callback
 from compss_train.exceptions import WorkerTraceback
+from tests.engines import tasks
+from tests.helpers.callbacks import CallAt
 from tests.helpers.documents import ROOT
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.helpers.processes import children, leftovers, session, wait_until
@@ -226,16 +228,20 @@ def test_a_loss_that_turns_nan_names_round_and_worker(ahead, merge):
 
 
 @pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
-def test_nan_is_never_merged_into_the_parameters_of_others(shared_local, merge):
-    """The bad block comes in the second round: what the first made is kept, also where workers do not wait."""
+def test_nan_is_never_merged_into_the_parameters_of_others(shared_local, tmp_path, merge):
+    """The bad block comes in the third round: what the first made is kept, also where workers do not wait."""
+
+    def held(batch):
+        return tasks.wait_for(tmp_path / "gate", batch) if batch.isnan().any() else batch
+
     x, y = classification()
     x[50:] = np.nan
-    ends = shared_local.ends
-    trainer = trainer_of(shared_local, workers=2, net=mlp, optimizer=SGD)
+    ends, gate = shared_local.ends, CallAt("round_end", lambda trainer: (tmp_path / "gate").touch())
+    trainer = trainer_of(shared_local, workers=2, net=mlp, optimizer=SGD, transform=held)
     initial = trainer.get_parameters()
     options = {"num_epochs": 1, "batch_size": 5, "merge": Merge(merge, unit="blocks"), "shuffle": None}
     with pytest.raises(DivergedError, match="round 2 on worker 1"):
-        fit(trainer, data=blocked(x, y, 6), **options)
+        fit(trainer, gate, data=blocked(x, y, 6), **options)
     assert shared_local.ends == ends + 1
     kept = trainer.get_parameters()
     assert all(np.isfinite(array).all() for array in kept.values())

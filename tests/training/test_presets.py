@@ -40,16 +40,6 @@ def test_auto_merges_after_a_number_of_samples(net, workers, samples):
         assert merge.outer_optimizer == {**NESTEROV, "momentum": 0.65 if workers == 2 else 0.9}
 
 
-def test_auto_with_adam():
-    for net, outer in ((mlp, NESTEROV), (awkward_net, None)):
-        merge, _ = chosen("auto", net, optimizer=ADAM)
-        assert (merge.outer_optimizer, merge.optimizer_state) == (outer, "average")
-
-
-def test_auto_for_one_worker_is_the_plain_loop():
-    assert chosen("auto", workers=1) == (Merge("synchronous"), 100)
-
-
 def test_what_is_given_wins():
     given = {"every": 3, "unit": "blocks", "outer_optimizer": ADAM, "optimizer_state": "keep", "dtype": "int8"}
     for preset in ("auto", "diloco", "slowmo", "post_local"):
@@ -60,7 +50,11 @@ def test_what_is_given_wins():
     assert merge.every == round(15_000 / 320)  # blocks of 15,000 samples in batches of 10
 
 
-def test_published_presets():
+def test_known_choices_of_presets():
+    assert chosen("auto", workers=1) == (Merge("synchronous"), 100)  # the plain loop
+    for net, outer in ((mlp, NESTEROV), (awkward_net, None)):
+        merge, _ = chosen("auto", net, optimizer=ADAM)
+        assert (merge.outer_optimizer, merge.optimizer_state) == (outer, "average")
     assert chosen("diloco")[0].every == 500
     assert chosen("slowmo")[0].outer_optimizer["momentum"] == 0.7
     assert chosen("post_local")[0].every == PostLocal(epochs=4, then=16)
