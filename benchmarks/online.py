@@ -16,7 +16,7 @@ from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
 from compss_train.buffers import FIFO
-from compss_train.online.event_server import EventServer
+from compss_train.online.events import EventServer
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream import Stream
 
@@ -72,10 +72,10 @@ def receive_ours(size: int, samples: int, address: str | None = None) -> float:
     ):
         receiver.start()
         sender = start(send_ours, server.address, size, samples)
-        event = server.next(60)
-        if event is None:
+        received = server.next(60)
+        if received is None:
             raise TimeoutError("the sender has not started")
-        event.client.send({"accepted": True, "stream": 0, "workers": [receiver.url], "key": KEY})
+        received[0].send({"accepted": True, "stream": 0, "workers": [receiver.url], "key": KEY})
         first = len(buffer.get_batch(BATCH)[0])
         began = time.perf_counter()
         for _ in range(samples // BATCH - 1):

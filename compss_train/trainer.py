@@ -221,8 +221,8 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         exception or Ctrl-C the parameters are those that workers have merged until then.
         """
         import_optional("zmq", extra="online", needed_by="fit_online", package="ZeroMQ")
+        from compss_train.online.fitting import train_online
         from compss_train.online.options import OnlineOptions, online_merge
-        from compss_train.online.training import train_online
 
         options = OnlineOptions(
             simulations=simulations,

@@ -8,7 +8,7 @@ import pytest
 from compss_train import BadCheckpointError, BadFileError
 from compss_train.callbacks import JsonLines
 from compss_train.cli.run_files import RunFileError, read_toml
-from compss_train.net.messages import MessageError, unpack_lazily
+from compss_train.net.messages import MessageError, unpack
 from compss_train.reports.history import History
 from compss_train.training.checkpoints import STATE, read_checkpoint, write_checkpoint
 
@@ -41,7 +41,7 @@ def test_a_history(tmp_path):
 
 def test_a_message():
     with pytest.raises(MessageError):
-        unpack_lazily([DEEP.encode()])
+        unpack([DEEP.encode()])
 
 
 def test_a_run_file(tmp_path):

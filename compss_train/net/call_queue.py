@@ -43,8 +43,8 @@ class CallQueue:
         The thread that executes the calls adds calls without ``wait``, since it would wait for itself.
         """
         with self._changed:
-            if wait and not self._closed and not self._fits(call):
-                self._changed.wait_for(lambda: self._closed or self._fits(call))
+            while wait and not self._closed and self._bytes and self._bytes + call.size > self._limit:
+                self._changed.wait()
             if self._closed:
                 return False
             heapq.heappush(self._by_priority, (-priority, self._added, call))
@@ -54,9 +54,6 @@ class CallQueue:
             self._by_key.setdefault(call.key, deque()).append(call)
             self._changed.notify_all()
             return True
-
-    def _fits(self, call: Call) -> bool:
-        return not self._bytes or self._bytes + call.size <= self._limit
 
     def __len__(self) -> int:
         """Return the number of waiting calls."""
@@ -73,16 +70,13 @@ class CallQueue:
         Without ``wait`` also ``None`` if there is no call at present.
         """
         with self._changed:
-            while True:
-                while self._by_priority and self._by_priority[0][2].taken:
-                    heapq.heappop(self._by_priority)
-                if self._by_priority:
-                    break
+            while not self._waiting:
                 if self._closed or not wait:
                     return None
                 self._changed.wait()
-            calls = self._by_key[self._by_priority[0][2].key]  # earlier calls of the same key come first
-            call = calls.popleft()
+            while self._by_priority[0][2].taken:
+                heapq.heappop(self._by_priority)
+            call = self._by_key[self._by_priority[0][2].key].popleft()  # earlier calls of the same key come first
             call.taken = True
             self._waiting -= 1
             return call

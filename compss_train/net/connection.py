@@ -6,26 +6,21 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
-import torch
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from compss_train._utils import Closable
 from compss_train.data.block import Block
-from compss_train.net.messages import PIECE, MessageError, pack, unpack
-from compss_train.net.sockets import HANDSHAKE_FAILED, HANDSHAKE_MILLISECONDS, PRIVATE, Socket, client_socket
-from compss_train.net.tokens import WRONG_TOKEN, proof_of
-
-Header: TypeAlias = dict[str, Any]
-Message: TypeAlias = tuple[Header, list[torch.Tensor]]
+from compss_train.net.messages import PIECE, Header, Message, MessageError, pack, unpack
+from compss_train.net.sockets import HANDSHAKE_FAILED, PRIVATE, WRONG_TOKEN, Context, client_socket, proof_of
 
 _MAX_REFUSALS = 5
 """How often a handshake may fail before the token is wrong: a server that has many strangers closes connections."""
 _RETRY_SECONDS = 0.05
 _POLL_MILLISECONDS = 100
-_CONNECT_MILLISECONDS = 30_000
+_CONNECT_SECONDS = 30.0
 LINGER_MILLISECONDS = 2000
 
 
@@ -40,12 +35,15 @@ class Address:
     url: str
     token: str = field(repr=False)
 
-    def connect(self, greeting: Header, context: zmq.Context[Socket] | None = None) -> Connection:
+    def connect(
+        self, greeting: Header, context: Context | None = None, timeout: float = _CONNECT_SECONDS
+    ) -> Connection:
         """Connect and send the first message, which says what this client is.
 
-        Raises ``ConnectionRefusedError`` if nobody listens, and ``PermissionError`` for a wrong token.
+        Raises ``ConnectionRefusedError`` if nobody listens, ``TimeoutError`` if nobody answers for ``timeout``
+        seconds, and ``PermissionError`` for a wrong token.
         """
-        connection = Connection(self, context)
+        connection = Connection(self, context, timeout)
         try:
             proof = {"proof": proof_of(self.token)} if self.url.startswith(PRIVATE) else {}
             connection.send(greeting | proof)
@@ -58,11 +56,11 @@ class Address:
 class Connection(Closable):
     """Sends and receives messages; for one thread at a time."""
 
-    def __init__(self, address: Address, context: zmq.Context[Socket] | None = None) -> None:
+    def __init__(self, address: Address, context: Context | None, timeout: float) -> None:
         self._url, self._context, self._owns_context = address.url, context or zmq.Context(), context is None
         self._lost = True
         for _ in range(_MAX_REFUSALS):
-            if self._open(address):
+            if self._open(address, timeout):
                 self._lost = False
                 return
             self._close_socket()
@@ -70,24 +68,23 @@ class Connection(Closable):
         self.close()
         raise PermissionError(f"{self._url}: {WRONG_TOKEN}, or another program listens there")
 
-    def _open(self, address: Address) -> bool:
+    def _open(self, address: Address, timeout: float) -> bool:
         """Connect; return False if the handshake has failed."""
         self._socket = client_socket(self._context, address.url, address.token)
-        self._socket.setsockopt(zmq.RECONNECT_IVL, -1)
-        self._socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MILLISECONDS)
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
         self._monitor = self._socket.get_monitor_socket(events)
-        self._poller = zmq.Poller()
-        self._poller.register(self._monitor, zmq.POLLIN)
+        self.poller = zmq.Poller()
+        """Finds messages and the loss of the connection; a caller may wait for other things as well."""
+        self.poller.register(self._monitor, zmq.POLLIN)
         self._socket.connect(address.url)
-        if not self._poller.poll(_CONNECT_MILLISECONDS):
+        if not self.poller.poll(math.ceil(1000 * timeout)):
             self.close()
             raise TimeoutError(f"{self._url} does not answer")
         event = recv_monitor_message(self._monitor)["event"]
         if event == zmq.EVENT_CLOSED:
             self.close()
             raise ConnectionRefusedError(f"nobody listens at {self._url}")
-        self._poller.register(self._socket, zmq.POLLIN)
+        self.poller.register(self._socket, zmq.POLLIN)
         return bool(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
@@ -101,6 +98,10 @@ class Connection(Closable):
                 f"a message whose header has {len(frames[0])} bytes; the maximum is {PIECE}: give it fewer arrays, "
                 "and shorter texts"
             )
+        self.send_frames(frames)
+
+    def send_frames(self, frames: Sequence[Any]) -> None:
+        """Send a packed message; frames of ZeroMQ are not copied. Raises ``ConnectionLostError``."""
         while True:
             try:
                 self._socket.send_multipart(frames, zmq.NOBLOCK)
@@ -132,9 +133,9 @@ class Connection(Closable):
 
     def _wait(self, milliseconds: float) -> bool:
         """Wait for a message, or the loss of the connection; what has arrived before can still be received."""
-        ready = dict(self._poller.poll(math.ceil(milliseconds)))
+        ready = dict(self.poller.poll(math.ceil(milliseconds)))
         self._lost = self._lost or self._monitor in ready
-        return bool(ready)
+        return self._monitor in ready or self._socket in ready
 
     def _check(self) -> None:
         if self._lost:

@@ -23,6 +23,8 @@ _DTYPES = {
 PIECE = 2**20
 """Maximum size of a frame in bytes. Memory of this size is reused; larger memory is allocated each time."""
 
+Header: TypeAlias = dict[str, Any]
+"""What a message says, in JSON."""
 ArrayDescriptions: TypeAlias = list[tuple[str, list[int]]]
 """The dtype and shape of each array of a message, as in its header."""
 
@@ -31,13 +33,13 @@ class MessageError(ValueError):
     """A message is malformed."""
 
 
-def pack(header: dict[str, Any], arrays: Sequence[Block] = ()) -> list[Any]:
+def pack(header: Header, arrays: Sequence[Block] = ()) -> list[Any]:
     """Return the frames of a message; those of arrays share the arrays' memory."""
     descriptions, frames = pack_arrays(arrays)
     return [pack_header(header, descriptions), *frames]
 
 
-def pack_header(header: dict[str, Any], descriptions: ArrayDescriptions) -> bytes:
+def pack_header(header: Header, descriptions: ArrayDescriptions) -> bytes:
     """Return the first frame of a message."""
     return json.dumps({**header, "arrays": descriptions}).encode()
 
@@ -60,15 +62,9 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _pieces(tensor: torch.Tensor) -> Iterator[memoryview]:
-    data = _bytes(tensor)
+    data = flat_bytes(tensor).numpy().data if tensor.numel() else memoryview(b"")
     for start in range(0, len(data) or 1, PIECE):
         yield data[start : start + PIECE]
-
-
-def _bytes(tensor: torch.Tensor) -> memoryview:
-    if not tensor.numel():
-        return memoryview(b"")
-    return flat_bytes(tensor).numpy().data
 
 
 @dataclass(frozen=True)
@@ -102,17 +98,12 @@ class ReceivedArray:
         return torch.from_numpy(whole).view(self.dtype).reshape(self.shape)
 
 
-def unpack(frames: Sequence[Any]) -> tuple[dict[str, Any], list[torch.Tensor]]:
-    """Return the header and the arrays, which may share the frames' memory.
-
-    Raises ``MessageError`` for malformed frames.
-    """
-    header, arrays = unpack_lazily(frames)
-    return header, [array.tensor() for array in arrays]
+Message: TypeAlias = tuple[Header, list[ReceivedArray]]
+"""A message as it was received."""
 
 
-def unpack_lazily(frames: Sequence[Any]) -> tuple[dict[str, Any], list[ReceivedArray]]:
-    """Return the header and the arrays in pieces, after all checks.
+def unpack(frames: Sequence[Any]) -> Message:
+    """Return the header and the arrays in pieces, which share the frames' memory.
 
     Raises ``MessageError`` for malformed frames.
     """
@@ -129,19 +120,6 @@ def unpack_lazily(frames: Sequence[Any]) -> tuple[dict[str, Any], list[ReceivedA
             f"and {len(remaining)} other frames"
         )
     return header, arrays
-
-
-def array_sizes(header: bytes) -> list[int]:
-    """Return the size in bytes of each array in a header; raise ``MessageError`` for a malformed header."""
-    try:
-        return [_size(name, shape) for name, shape in json.loads(header)["arrays"]]
-    except (ValueError, TypeError, LookupError, RuntimeError) as error:
-        raise MessageError(f"malformed message: {error}") from error
-
-
-def _size(name: str, shape: list[int]) -> int:
-    dtype = _DTYPES[name]
-    return torch.empty(shape, dtype=dtype, device="meta").numel() * dtype.itemsize  # raises for an invalid shape
 
 
 def _received(name: str, shape: list[int], remaining: deque[memoryview]) -> ReceivedArray:

@@ -4,76 +4,163 @@
 
     simulations (tasks)  ── samples, over ZeroMQ ▶  workers (tasks): buffer ─▶ model replica ◀─▶ parameter server
             │                                         │
-            └────────── events ──▶ coordinator ◀──────┘  starts them, restarts them, records
+            └────────── messages ──▶ coordinator ◀────┘  starts them, restarts them, records
 """
 
 import itertools
 import time
-from collections.abc import Callable
-from typing import ClassVar
+from contextlib import ExitStack, suppress
+from typing import Any, ClassVar, cast
 
+from compss_train.engines.base import ONE_CPU
+from compss_train.exceptions import DivergedError
+from compss_train.model import parameters as params
 from compss_train.model.parameters import Parameters
-from compss_train.online.event_server import Event, EventServer
-from compss_train.online.options import OnlineJob
-from compss_train.online.records import Recorder
-from compss_train.online.simulation_queue import SimulationQueue
-from compss_train.online.simulation_runner import SimulationRunner
-from compss_train.online.simulations import Simulations
+from compss_train.net.server import Received
+from compss_train.net.sockets import new_token
+from compss_train.online.events import EventServer
+from compss_train.online.options import OnlineJob, OnlineOptions
+from compss_train.online.records import Evaluation, Progress, Recorder
+from compss_train.online.simulation_runs import SimulationRuns
 from compss_train.online.stream_router import ExternalSenders, StreamRouter
 from compss_train.online.workers import CheckpointStore, Workers
+from compss_train.training.build_arguments import check_outer_factory
+from compss_train.training.callback import CallbackList
+from compss_train.training.data_source import DataSource
+from compss_train.training.description import described_fit
+from compss_train.training.inference import Inference
+from compss_train.training.merging.on_arrival import GlobalParameters
+from compss_train.training.planning import validation_source
 from compss_train.training.rounds import MERGE_SECONDS
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
+from compss_train.training.trained_model import Fit, TrainedModel
 from compss_train.training.training_state import TrainingState
+from compss_train.training.workplace import Workplace
 
 _TICK = 0.1
-"""Seconds between checks for changes that cause no event."""
+"""Seconds between checks for changes that cause no message."""
 
 GRACE = 5.0
 """Seconds for workers to end a fit that stops at once; they merge once more and send their states."""
 
 
+def train_online(
+    model: TrainedModel,
+    workplace: Workplace,
+    options: OnlineOptions,
+    callbacks: CallbackList,
+    validation_data: Any,
+    stopping: Stopping,
+) -> None:
+    """Check what depends on the model and the data, and train; ``fit_online`` documents the options."""
+    built = model.built
+    if built.lr_schedule is not None:
+        raise ValueError(
+            "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
+            "learning rate"
+        )
+    validation = None
+    if validation_data is not None:
+        validation = validation_source(model, workplace.num_workers, validation_data)
+    if options.merge.outer_optimizer is not None:
+        check_outer_factory(built.training_spec.net, options.merge.outer_optimizer)
+    params.check_finite(model.parameters)
+    model.resumed_from = None
+    model.last_fit = described_fit("fit_online", options, callbacks.callbacks, validation_data=validation)
+    fit = Fit(callbacks=callbacks, stopping=stopping, validation=validation)
+    with workplace.fitting(fit, model, None) as session, ExitStack() as stack:
+        model.averaged = None
+        online = OnlineFit(model, session, options, fit, stack)
+        fit.running = online
+        try:
+            online.run()
+            model.parameters = online.current()
+            model.stopped = online.stopped
+            session.forget_merges()
+        except BaseException:
+            with suppress(OSError, RuntimeError, DivergedError):  # the error to raise is that of the fit
+                model.parameters = online.newest()
+            raise
+        finally:
+            fit.running = None
+
+
 class OnlineFit:
-    """Runs one fit, in one thread."""
+    """Runs one fit, in one thread; ``stack`` frees what it needs, for whatever reason it ends."""
 
     occupies_workers: ClassVar[bool] = True
 
     def __init__(
-        self,
-        *,
-        session: Session,
-        simulations: Simulations,
-        job: OnlineJob,
-        server: EventServer,
-        pull: Callable[..., Parameters],
-        recorder: Recorder,
-        checkpoints: CheckpointStore,
-        stopping: Stopping,
+        self, model: TrainedModel, session: Session, options: OnlineOptions, fit: Fit, stack: ExitStack
     ) -> None:
-        self._job, self._server, self._pull, self._recorder = job, server, pull, recorder
+        engine, workers, records = session.engine, len(session.devices), len(model.history)
+        simulations, stopping = options.simulations, fit.stopping
         self._session, self._stopping = session, stopping
         self._urgent_since: float | None = None
         self.stopped: str | None = None
         """Why the fit ended before all samples were trained on."""
-        numbers = itertools.count()
-        inputs = None if simulations.simulate is None else simulations.inputs
-        self._simulations = SimulationQueue(inputs, simulations.retries, numbers.__next__)
-        self._workers = Workers(
-            session=session,
-            job=job,
-            simulations=self._simulations,
-            progress=recorder.progress,
-            checkpoints=checkpoints,
+        self._reserve(options, fit.validation)
+        shared = GlobalParameters(
+            engine, model.parameters, workers, names=session.names, optimizer=options.merge.outer_optimizer
         )
+        stack.enter_context(shared)
+        self._pull = shared.pull
+        self._server = stack.enter_context(EventServer(engine.host()))
+        if simulations.address is not None:
+            self._server.listen_for_senders(simulations.address, str(simulations.token))
+        evaluation: Evaluation | None = None
+        if fit.validation is not None:
+            inference = Inference(session, fit.validation, on_cpu=True)
+            evaluation = Evaluation(inference, self._server.address, stopping)
+            evaluation.start(
+                model.parameters, notify=False
+            )  # so that mismatches are found before other tasks start
+            evaluation.result(model.built.training_spec.measures)
+        progress = Progress(workers, model.built.training_spec.measures)
+        self._recorder = Recorder(
+            progress=progress,
+            evaluation=evaluation,
+            pull=shared.pull,
+            numbers=itertools.count(records),
+            epoch=model.epochs,
+            interval=options.record_every,
+            on_record=model.record,
+            on_start=fit.callbacks.round_start,
+        )
+        self._job = job = OnlineJob(
+            coordinator=self._server.address,
+            key=new_token(),
+            host=simulations.host,
+            server_address=shared.server_address,
+            num_workers=workers,
+            buffer=options.buffer,
+            batch_size=options.batch_size,
+            merge_every=cast("int", options.merge.every),
+            max_batches=options.max_batches,
+            report_every=min(1.0, options.record_every) / 2,
+            checkpoint_every=options.checkpoint_every,
+            pairing=simulations.pairing,
+            new_optimizer=options.merge.optimizer_state == "reset",
+            seed=model.seed + records,
+        )
+        self._workers = Workers(session, job, progress, stack.enter_context(CheckpointStore()))
         self._router = StreamRouter(self._workers.all, job.key, paired=job.paired)
-        self._runner = SimulationRunner(
-            engine=session.engine,
-            queue=self._simulations,
-            router=self._router,
-            simulations=simulations,
-            job=job,
-        )
-        self._senders = ExternalSenders(simulations.senders, self._router, numbers.__next__)
+        streams = itertools.count()
+        self._runs = SimulationRuns(simulations, engine=engine, router=self._router, job=job, numbers=streams)
+        self._senders = ExternalSenders(simulations.senders, self._router, streams)
+
+    def _reserve(self, options: OnlineOptions, validation: DataSource | None) -> None:
+        """Reserve resources so that workers and simulations run at the same time, if possible evaluations, too.
+
+        Without resources of its own an evaluation runs when a simulation has ended.
+        """
+        session = self._session
+        tasks = [session.resources] * len(session.devices) + [ONE_CPU] * options.simulations.places
+        session.engine.reserve(tasks)
+        if validation is not None:
+            with suppress(ValueError):
+                session.engine.reserve([*tasks, ONE_CPU])
 
     def current(self) -> Parameters:
         """Return the current global parameters."""
@@ -97,13 +184,22 @@ class OnlineFit:
         """Train until every worker is done."""
         self._recorder.start()
         while not self._workers.all_done and not self._grace_is_over():
-            self._runner.start()
-            event = self._server.next(_TICK)
-            while event is not None:
-                self._handle(event)
-                event = self._server.next(0)
+            self._runs.start()
+            received = self._server.next(_TICK)
+            while received is not None:
+                self._handle(received)
+                received = self._server.next(0)
             self._check()
-        self._finish()
+        done = self._workers.all_done
+        if done:
+            self._runs.check(self._recorder.progress.received, final=True)
+        self._runs.stop()
+        self._senders.stop()
+        if done:
+            self._workers.finish()
+            self._recorder.finish(self._runs.counts(), self._workers.repetitions())
+        if self._recorder.evaluation is not None:
+            self._recorder.evaluation.delete()
 
     def _grace_is_over(self) -> bool:
         """Return True if the fit had to stop at once and the workers have not ended in time."""
@@ -112,40 +208,34 @@ class OnlineFit:
         self._urgent_since = self._urgent_since or time.monotonic()
         return time.monotonic() - self._urgent_since > GRACE
 
-    def _handle(self, event: Event) -> None:
-        client, header = event.client, event.header
-        if client.role == "worker":
-            if (died := self._workers.handle(client, header, event.arrays)) is not None:
-                self._senders.warn_lost_samples(died, self._job)
-            self._router.update()
-        elif client.role == "simulation":
-            self._runner.handle(client, header)
-        elif client.role == "sender":
-            try:
+    def _handle(self, received: Received) -> None:
+        client, header, arrays = received
+        match client.greeting["role"]:
+            case "worker":
+                worker = self._workers.all[int(client.greeting["number"])]
+                outcome = self._workers.handle(worker, client, header, arrays)
+                if outcome == "died":
+                    self._senders.warn_lost_samples(worker, self._job)
+                elif outcome == "restarted":
+                    self._runs.repeat_lost(worker)
+                elif outcome == "saved":
+                    self._workers.forget(self._runs.forget_safe(self._workers.all))
+                self._router.update()
+            case "simulation":
+                self._runs.handle(client, header)
+            case "sender":
                 self._senders.handle(client, header)
-            except (ValueError, TypeError, LookupError) as error:  # a malformed message of a foreign program
-                client.send({"error": f"{type(error).__name__}: {error}"})
-        elif header is not None:
-            self._recorder.complete(header.get("evaluated"))
+            case _:
+                if header is not None:
+                    self._recorder.complete(header.get("evaluated"))
 
     def _check(self) -> None:
-        self._workers.restart_lost()
+        self._workers.check()
         if self._stopping.reason is not None and not self._workers.all_done:
             self.stopped = self._stopping.reason
             self._workers.broadcast("stop")
-        self._simulations.check(self._recorder.progress.received)
-        if self._simulations.all_ended and self._senders.all_ended:
-            self._senders.close_registration()
+        self._runs.check(self._recorder.progress.received)
+        if self._runs.all_ended and self._senders.all_ended:
+            self._senders.closed = True
             self._workers.broadcast("end_reception")
-        self._recorder.update(self._simulations.counts())
-
-    def _finish(self) -> None:
-        done = self._workers.all_done
-        if done:
-            self._simulations.check(self._recorder.progress.received, final=True)
-        self._runner.stop()
-        self._senders.stop()
-        if done:
-            self._workers.finish()
-            self._recorder.finish(self._simulations.counts(), self._workers.repetitions())
-        self._recorder.close()
+        self._recorder.update(self._runs.counts())

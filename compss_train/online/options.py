@@ -9,7 +9,7 @@ from compss_train.engines.nodes import is_loopback
 from compss_train.net.connection import Address
 from compss_train.net.sockets import PRIVATE
 from compss_train.online.simulations import Pairing, Simulations
-from compss_train.online.stream import end_offset
+from compss_train.online.stream import worker_of
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.worker.batches import Batch
 from compss_train.worker.server_exchange import ServerAddress
@@ -115,8 +115,11 @@ class OnlineJob:
         return f"tcp://{self.host}:*"
 
     def end_offset(self, worker: int, stream: int, samples: int) -> int:
-        """Return the offset that a worker has when it holds all its samples of a stream of ``samples``."""
-        return end_offset(worker, stream, samples, self.num_workers, whole=self.paired)
+        """Return the offset of a worker that holds all its samples of a stream of ``samples``; 0 if none."""
+        for sample in range(samples - 1, max(-1, samples - 1 - self.num_workers), -1):
+            if worker_of(stream, sample, self.num_workers, whole=self.paired) == worker:
+                return sample + 1
+        return 0
 
     def make_batch(self, drawn: Any) -> Batch:
         """Return x and y of a batch that the buffer gave."""

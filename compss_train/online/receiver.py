@@ -3,7 +3,7 @@
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,11 +13,8 @@ import torch
 from compss_train._utils import Closable
 from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError
 from compss_train.buffers.paired import TimeStep
-from compss_train.net.connection import Header, Message
-from compss_train.net.server import MessageServer
-
-Offsets = dict[int, int]
-"""By stream number, one more than the number of the last sample received."""
+from compss_train.net.messages import Header, Message, ReceivedArray
+from compss_train.net.server import Client, MessageServer
 
 _TICK = 0.05
 """Seconds after which a wait for messages, or for room in the buffer, is interrupted by the other one."""
@@ -48,8 +45,8 @@ class Receiver(Closable):
     """Listens for streams of samples and puts each sample into the buffer exactly once.
 
     A sender may only send as many samples as it has credit for, and gets more when its samples are in the buffer:
-    it waits while the buffer is full. With ``checkpointing`` the order of puts is recorded for ``snapshot``.
-    ``on_failure`` is called with errors that no sample has caused. ``address`` is as for ``serve``.
+    it waits while the buffer is full. ``offsets`` holds by stream number one more than the number of the last
+    sample that the buffer has received. ``address`` is as for ``serve``.
     """
 
     def __init__(
@@ -59,18 +56,14 @@ class Receiver(Closable):
         *,
         token: str,
         paired: bool,
-        offsets: Offsets | None = None,
-        checkpointing: bool = False,
-        on_failure: Callable[[Exception], None] | None = None,
+        offsets: Mapping[int, int] | None = None,
     ) -> None:
-        offsets = offsets or {}
-        self._buffer, self._paired, self._on_failure = buffer, paired, on_failure
-        self._checkpointing = checkpointing
-        self._offsets: Offsets = dict(offsets)
-        self._saved_offsets: Offsets = dict(offsets)
-        self._unsaved_puts: deque[tuple[int, int]] = deque()  # streams and samples in the order of their puts
-        self._saved_puts = buffer.samples_put
-        self._senders: dict[bytes, _Sender] = {}
+        self._buffer, self._paired = buffer, paired
+        self._offsets = dict(offsets or {})
+        self.failed: Exception | None = None
+        """An error that no sample has caused."""
+        self._putting, self._turn = threading.Lock(), threading.Lock()
+        self._senders: dict[Client, _Sender] = {}
         self._ahead = 1  # until the size of a sample is known
         self._ending = threading.Event()
         self._discarding = threading.Event()
@@ -98,20 +91,21 @@ class Receiver(Closable):
                     self._ending.clear()
                     self._buffer.signal_reception_over()
 
-    def _handle(self, client: bytes, header: Header | None, arrays: list[torch.Tensor]) -> None:
+    def _handle(self, client: Client, header: Header | None, arrays: list[ReceivedArray]) -> None:
         sender = self._senders.get(client)
-        try:
-            if header is not None:
-                self._receive(client, sender, header, arrays)
-            elif sender is not None:
+        if header is None:
+            if sender is not None:
                 sender.gone = True
+            return
+        try:
+            self._receive(client, sender, header, arrays)
         except (ValueError, TypeError, LookupError) as error:  # a malformed message
             self._reject(client, error)
 
-    def _receive(self, client: bytes, sender: _Sender | None, header: Header, arrays: list[torch.Tensor]) -> None:
+    def _receive(self, client: Client, sender: _Sender | None, header: Header, arrays: list[ReceivedArray]) -> None:
         if sender is None:
             sender = self._senders[client] = _Sender(int(header["stream"]))
-            self._server.send(client, {"next": self._offsets.get(sender.stream, 0), "credit": self._grant(sender)})
+            client.send({"next": self._offsets.get(sender.stream, 0), "credit": self._grant(sender)})
         elif "end" in header:  # may be repeated
             sender.waiting.append((header, []))
         elif sender.ended or not sender.credit:
@@ -127,9 +121,9 @@ class Receiver(Closable):
         sender.credit += more
         return more
 
-    def _reject(self, client: bytes, error: Exception) -> None:
+    def _reject(self, client: Client, error: Exception) -> None:
         """Send an error to a sender, and forget it."""
-        self._server.send(client, {"error": f"{type(error).__name__}: {error}"})
+        client.send({"error": f"{type(error).__name__}: {error}"})
         self._senders.pop(client, None)
 
     def end_reception(self) -> None:
@@ -149,25 +143,25 @@ class Receiver(Closable):
             elif client in self._senders:
                 return
 
-    def _put_burst(self, client: bytes, sender: _Sender) -> bool:
+    def _put_burst(self, client: Client, sender: _Sender) -> bool:
         """Put the next samples of a sender; return whether there was room for any, or its stream has ended."""
         if "end" in sender.waiting[0][0]:
             sender.waiting.popleft()
             sender.ended = True
-            self._server.send(client, {"ended": True})
+            client.send({"ended": True})
             return True
         try:
             put = self._put(sender.stream, _next_burst(sender.waiting))
         except Exception as error:
             fatal = isinstance(error, BufferFullError | MemoryError) and not isinstance(error, ReceptionOverError)
-            if fatal and self._on_failure is not None:
-                self._on_failure(error)  # the next sample would fail in the same way
+            if fatal:
+                self.failed = error  # the next sample would fail in the same way
             self._reject(client, error)
             return False
         for _ in range(put):
             sender.waiting.popleft()
         if more := self._grant(sender):
-            self._server.send(client, {"credit": more})
+            client.send({"credit": more})
         return put > 0
 
     def _put(self, stream: int, burst: list[Message]) -> int:
@@ -176,50 +170,42 @@ class Receiver(Closable):
         new = [message for message in burst if int(message[0]["sample"]) >= offset]
         if self._discarding.is_set() or not new:
             return len(burst)
-        numbers = [int(header["sample"]) for header, _ in new]
-        samples = self._stack(stream, new)
-        if self._checkpointing:  # the order of puts, before they happen
-            self._unsaved_puts.extend((stream, number) for number in numbers)
-        put = len(new)
-        try:
-            self._buffer.put_many(samples, timeout=_TICK)
-        except BaseException as error:
-            put = getattr(error, "stored", 0)
-            if isinstance(error, ReceptionOverError):
-                if not self._discarding.is_set():
+        samples, put = self._stack(stream, new), len(new)
+        with self._turn:  # a snapshot that waits comes first
+            pass
+        with self._putting:
+            try:
+                self._buffer.put_many(samples, timeout=_TICK)
+            except BaseException as error:
+                put = getattr(error, "stored", 0)
+                if isinstance(error, ReceptionOverError):
+                    if not self._discarding.is_set():
+                        raise
+                elif not isinstance(error, BufferFullError) or error.final:
                     raise
-            elif not isinstance(error, BufferFullError) or error.final:
-                raise
-        finally:
-            for _ in range(len(new) - put if self._checkpointing else 0):
-                self._unsaved_puts.pop()
-            if put:
-                self._offsets[stream] = numbers[put - 1] + 1
+            finally:
+                if put:
+                    self._offsets[stream] = int(new[put - 1][0]["sample"]) + 1
         return len(burst) - len(new) + put
 
     def _stack(self, stream: int, messages: list[Message]) -> Any:
         """Return samples in the form that the buffer's ``put_many`` takes."""
-        columns = tuple(torch.stack(column) for column in zip(*(arrays for _, arrays in messages), strict=True))
+        rows = [[array.tensor() for array in arrays] for _, arrays in messages]
+        columns = tuple(torch.stack(column) for column in zip(*rows, strict=True))
         if not self._paired:
             return columns
         steps = np.array([int(header["step"]) for header, _ in messages])
         return TimeStep(np.full(len(messages), stream), steps, columns)
 
-    def snapshot(self) -> tuple[dict[str, Any], Offsets]:
+    def snapshot(self) -> tuple[dict[str, Any], dict[int, int]]:
         """Return the buffer's state and the offsets that belong to it, consistent with each other."""
-        state = self._buffer.state_dict()
-        puts = state["usage"]["put"]
-        for _ in range(puts - self._saved_puts):
-            stream, number = self._unsaved_puts.popleft()
-            self._saved_offsets[stream] = number + 1
-        self._saved_puts = puts
-        return state, dict(self._saved_offsets)
+        with self._turn, self._putting:
+            return self._buffer.state_dict(), dict(self._offsets)
 
     def forget(self, streams: Iterable[int]) -> None:
         """Drop the offsets of completed streams."""
         for stream in streams:
             self._offsets.pop(stream, None)
-            self._saved_offsets.pop(stream, None)
 
     def discard(self) -> None:
         """Discard samples from now on: training has ended."""
@@ -247,9 +233,9 @@ def _next_burst(waiting: Iterable[Message]) -> list[Message]:
     return burst
 
 
-def _size(arrays: list[torch.Tensor]) -> int:
-    return sum(array.nbytes for array in arrays)
+def _size(arrays: list[ReceivedArray]) -> int:
+    return sum(array.size for array in arrays)
 
 
-def _layout(arrays: list[torch.Tensor]) -> list[tuple[torch.dtype, torch.Size]]:
+def _layout(arrays: list[ReceivedArray]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
     return [(array.dtype, array.shape) for array in arrays]

@@ -1,23 +1,21 @@
 """Sending samples into an online fit from any program: ``SampleSender``, and raw records from a pipe."""
 
 import argparse
-import math
 import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from contextlib import ExitStack, suppress
 from typing import Any, BinaryIO
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from compss_train._utils import Closable
 from compss_train._utils.validation import warn_user
 from compss_train.exceptions import TrainingEndedError
-from compss_train.net.connection import Address, Header
+from compss_train.net.connection import Address
+from compss_train.net.messages import Header
 from compss_train.online.simulations import host_and_port
 from compss_train.online.stream import NameInUseError, Sample, Stream, WorkerDisconnectedError
 
@@ -105,27 +103,22 @@ def open_stream(
     """Return an open stream; retries until the fit listens, its workers are ready and the name is free."""
     deadline = time.monotonic() + timeout
     while True:
-        try:
-            return _open_once(Stream(address, handshake))
-        except (ConnectionRefusedError, WorkerDisconnectedError, NameInUseError) as error:
-            if time.monotonic() > deadline and isinstance(error, NameInUseError):
-                raise
-            if time.monotonic() > deadline:
-                raise ConnectionRefusedError(
-                    f"no fit listens at {address.url}; start fit_online(..., address=) first"
-                ) from error
-            sleep(_RETRY_SECONDS)
-
-
-def _open_once(stream: Stream) -> Stream:
-    try:
-        if not stream.accepted:
-            raise TrainingEndedError("training has ended; no more samples are accepted")
-        stream.open()
-    except BaseException:
-        stream.close()
-        raise
-    return stream
+        with ExitStack() as stack:
+            try:
+                stream = stack.enter_context(Stream(address, handshake))
+                if not stream.accepted:
+                    raise TrainingEndedError("training has ended; no more samples are accepted")
+                stream.open()
+                stack.pop_all()
+                return stream
+            except (ConnectionRefusedError, WorkerDisconnectedError, NameInUseError) as error:
+                if time.monotonic() > deadline and isinstance(error, NameInUseError):
+                    raise
+                if time.monotonic() > deadline:
+                    raise ConnectionRefusedError(
+                        f"no fit listens at {address.url}; start fit_online(..., address=) first"
+                    ) from error
+        sleep(_RETRY_SECONDS)
 
 
 def as_sample(parts: Sequence[Any]) -> Sample:
@@ -135,50 +128,38 @@ def as_sample(parts: Sequence[Any]) -> Sample:
 
 # Raw records: samples that a solver in any language writes to a pipe, sent by ``compss-train send``
 
-Shape = tuple[int, ...]
+
+def record_dtype(x: str, y: str | None, dtype: str, steps: bool) -> np.dtype[np.void]:
+    """Return the layout of a record: its time step (int64) if records have one, x, and y if present, no padding.
+
+    Shapes are written as ``"64x64"``; ``"1"`` is an array of one number.
+    """
+    fields: list[tuple[Any, ...]] = [("step", np.int64)] if steps else []
+    for name, text in (("x", x), ("y", y)):
+        if text is not None:
+            if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
+                raise ValueError(f"shape {text!r}: give numbers separated by x, such as 6 or 64x64")
+            fields.append((name, np.dtype(dtype), tuple(map(int, text.split("x")))))
+    return np.dtype(fields)
 
 
-@dataclass(frozen=True)
-class RawFormat:
-    """Layout of a record: its time step (int64) if records have one, x, and y if present, without padding."""
-
-    x: Shape
-    y: Shape | None
-    dtype: np.dtype[np.generic]
-    steps: bool = False
-
-    def read(self, file: BinaryIO) -> Iterator[tuple[int | None, list[NDArray[np.generic]]]]:
-        """Iterate over the time steps and arrays of the records; ``ValueError`` if the last one is truncated."""
-        shapes = [shape for shape in (self.x, self.y) if shape is not None]
-        sizes = [math.prod(shape) * self.dtype.itemsize for shape in shapes]
-        total = sum(sizes) + 8 * self.steps
-        while record := file.read(total):
-            if len(record) < total:
-                raise ValueError(f"the last record has {len(record)} bytes of {total}; check shapes and dtype")
-            step = int(np.frombuffer(record, np.int64, 1)[0]) if self.steps else None
-            arrays, start = [], 8 * self.steps
-            for shape, size in zip(shapes, sizes, strict=True):
-                arrays.append(np.frombuffer(record, self.dtype, math.prod(shape), start).reshape(shape))
-                start += size
-            yield step, arrays
-
-
-def parse_shape(text: str) -> Shape:
-    """Return the shape written as ``"64x64"``; ``"1"`` is an array of one number."""
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
-        raise ValueError(f"shape {text!r}: give numbers separated by x, such as 6 or 64x64")
-    return tuple(map(int, text.split("x")))
+def read_records(file: BinaryIO, layout: np.dtype[np.void]) -> Iterator[np.void]:
+    """Iterate over the records of a file; raise ``ValueError`` if the last one is truncated."""
+    while data := file.read(layout.itemsize):
+        if len(data) < layout.itemsize:
+            raise ValueError(f"the last record has {len(data)} bytes of {layout.itemsize}; check shapes and dtype")
+        yield np.frombuffer(data, layout)[0]
 
 
 def send_records(options: argparse.Namespace, token: str, file: BinaryIO) -> str:
     """Send the records of a file until it ends, or training does; return a summary of the result."""
-    y = None if options.y is None else parse_shape(options.y)
-    record_format = RawFormat(parse_shape(options.x), y, np.dtype(options.dtype), options.steps)
+    layout = record_dtype(options.x, options.y, options.dtype, options.steps)
     sent = 0
     try:
         with SampleSender(options.address, token, options.name, timeout=options.timeout) as sender:
-            for step, arrays in record_format.read(file):
-                sender.send(*arrays, step=step)
+            for record in read_records(file, layout):
+                arrays = [record[name] for name in ("x", "y") if name in (layout.names or ())]
+                sender.send(*arrays, step=int(record["step"]) if options.steps else None)
                 sent += 1
     except TrainingEndedError:
         return f"training has ended after {sent} samples of this stream"

@@ -21,6 +21,7 @@ from compss_train.net.connection import Address
 from compss_train.online.sender import as_sample
 from compss_train.online.stream import Sample, Stream, WorkerDisconnectedError
 
+_END = object()
 _TICK = 0.25
 _GRACE = 2.0
 """Seconds that a simulation has to end by itself after training has ended, or to report that it hangs."""
@@ -55,26 +56,20 @@ def simulate_and_send(
 
 
 def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: Watchdog) -> None:
+    """Send all samples; the watchdog times their computation, not the wait until they are sent."""
     with watchdog.computing():
         samples = iter(pickle.loads(simulate)(pickle.loads(value)))
     try:
-        for sample in _watched(samples, watchdog):
+        while True:
+            with watchdog.computing():
+                sample = next(samples, _END)
+            if sample is _END:
+                return
             stream.send(*_parse(sample, stream))
     finally:
         if hasattr(samples, "close"):  # a generator, which may have to clean up
             with watchdog.computing():
                 samples.close()
-
-
-def _watched(samples: Iterator[Any], watchdog: Watchdog) -> Iterator[Any]:
-    """Iterate over the samples; the watchdog times their computation, not the wait until they are sent."""
-    end = object()
-    while True:
-        with watchdog.computing():
-            sample = next(samples, end)
-        if sample is end:
-            return
-        yield sample
 
 
 def _parse(sample: Any, stream: Stream) -> tuple[Sample, int | None]:
@@ -149,15 +144,11 @@ def end_process() -> None:
 
 def _descendants(process: int) -> list[int]:
     """Return the ids of all descendants of a process; on systems other than Linux an empty list."""
-    parents = {int(stat.parent.name): _parent(stat) for stat in Path("/proc").glob("[0-9]*/stat")}
+    parents: dict[int, int] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # the process has ended meanwhile
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
     found = [process]
     for each in found:  # grows meanwhile
         found += [child for child, parent in parents.items() if parent == each]
     return found[1:]
-
-
-def _parent(stat: Path) -> int:
-    try:
-        return int(stat.read_text().rpartition(")")[2].split()[1])
-    except OSError:  # the process has ended meanwhile
-        return 0

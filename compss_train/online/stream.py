@@ -1,13 +1,14 @@
 """A stream: the client that sends the samples of one simulation, or of another program, to the workers.
 
-Samples go to the workers in turn (``route``). An offset counts the samples of a stream, as in a log: a worker with
-offset n has received all samples of the stream below n that are routed to it.
+Samples go to the workers in turn (``worker_of``). An offset counts the samples of a stream, as in a log: a worker
+with offset n has received all samples of the stream below n that are routed to it.
 """
 
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -17,7 +18,8 @@ from compss_train._utils import Closable
 from compss_train.data.block import Block
 from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError
-from compss_train.net.connection import LINGER_MILLISECONDS, Address, Connection, ConnectionLostError, Header
+from compss_train.net.connection import LINGER_MILLISECONDS, Address, Connection, ConnectionLostError
+from compss_train.net.messages import Header
 
 Sample: TypeAlias = tuple[Block, ...]
 """x and y, or x alone."""
@@ -28,17 +30,9 @@ _TICK = 0.1
 """Seconds between checks for messages of the coordinator."""
 
 
-def route(stream: int, sample: int, workers: int, *, whole: bool) -> int:
+def worker_of(stream: int, sample: int, workers: int, *, whole: bool) -> int:
     """Return the worker that gets a sample: round-robin, or one worker for all of a ``whole`` stream."""
     return (stream if whole else stream + sample) % workers
-
-
-def end_offset(worker: int, stream: int, samples: int, workers: int, *, whole: bool) -> int:
-    """Return the offset that a worker has when it holds all its samples of a stream of ``samples``; 0 if none."""
-    for sample in range(samples - 1, max(-1, samples - 1 - workers), -1):
-        if route(stream, sample, workers, whole=whole) == worker:
-            return sample + 1
-    return 0
 
 
 class WorkerDisconnectedError(ConnectionLostError):
@@ -51,6 +45,18 @@ class WorkerDisconnectedError(ConnectionLostError):
 
 class NameInUseError(PermissionError):
     """Another client sends under this name, or the coordinator has not noticed yet that it disconnected."""
+
+
+@dataclass(eq=False)
+class _Route:
+    """The connection of a stream to one worker."""
+
+    connection: Connection
+    url: str
+    """Where the worker listens."""
+    credit: int = 0
+    """How many more samples it accepts."""
+    flushed: bool = False
 
 
 class Stream(Closable):
@@ -71,23 +77,17 @@ class Stream(Closable):
         self._rejection: str | None = None
         self._lock = threading.Lock()
         self._updated = 0.0
-        self._connections: dict[int, Connection] = {}  # by worker
-        self._connected: dict[int, str | None] = {}  # where each of them listens
-        self._offsets: dict[int, int] = {}
-        self._credit: dict[int, int] = {}
-        self._flushed: set[int] = set()
+        self._routes: dict[int, _Route] = {}  # by worker
+        self._offsets: dict[int, int] = {}  # by worker, as of its last connection
         try:
             self._control = address.connect(greeting, self._context)
-            self._greet()
+            reply, _ = self._control.receive() or ({}, [])
+            if "error" in reply:
+                kind = NameInUseError if reply.get("busy") else PermissionError
+                raise kind(f"{address.url}: {reply['error']}")
         except BaseException:
             self.close()
             raise
-
-    def _greet(self) -> None:
-        reply, _ = self._control.receive() or ({}, [])
-        if "error" in reply:
-            kind = NameInUseError if reply.get("busy") else PermissionError
-            raise kind(f"{self._address.url}: {reply['error']}")
         self.accepted = bool(reply.get("accepted"))
         """Whether training still needs samples of this stream."""
         self.number: int = reply.get("stream", 0)
@@ -105,22 +105,19 @@ class Stream(Closable):
 
     def _open(self, worker: int, lost: str | None = None) -> None:
         """Connect to a worker, when it listens elsewhere than the one that was ``lost``."""
-        while (url := self._urls[worker]) in (None, lost):
+        while (url := self._urls[worker]) is None or url == lost:
             self.update(_TICK)
             self._check()
         with self._translating_errors(worker):
             self._disconnect(worker)
-            connection = Address(self._reachable(str(url)), self._key).connect(
-                {"stream": self.number}, self._context
-            )
-            self._connections[worker], self._connected[worker], self._credit[worker] = connection, url, 0
+            address = Address(self._reachable(url), self._key)
+            connection = address.connect({"stream": self.number}, self._context)
+            self._routes[worker] = _Route(connection, url)
             self._offsets[worker] = self._receive(worker)["next"]
-            self._flushed.discard(worker)
 
     def _reachable(self, url: str) -> str:
         """Return a worker's address; a loopback address on the coordinator's node is replaced by that node's."""
-        host = urlsplit(self._address.url).hostname
-        own = urlsplit(url).hostname
+        host, own = urlsplit(self._address.url).hostname, urlsplit(url).hostname
         return url.replace(own, host, 1) if own and host and is_loopback(own) and not is_loopback(host) else url
 
     def update(self, timeout: float = 0.0) -> None:
@@ -136,8 +133,8 @@ class Stream(Closable):
                 self.ended.set()
 
     def _disconnect(self, worker: int) -> None:
-        if worker in self._connections:
-            self._connections.pop(worker).close()
+        if worker in self._routes:
+            self._routes.pop(worker).connection.close()
 
     def reconnect(self, worker: int) -> int:
         """Wait for the replacement of a lost worker; return how many samples of this stream it does not have."""
@@ -146,20 +143,19 @@ class Stream(Closable):
             self._open(worker)  # in case that only the connection broke
         except WorkerDisconnectedError:
             self._open(worker, lost)
-        return sum(self._route(number) == worker for number in range(self._offsets[worker], self.sent))
+        return sum(self._worker_of(number) == worker for number in range(self._offsets[worker], self.sent))
 
     # Samples
 
     @property
     def delivered(self) -> int:
         """How many samples, counted from the first, earlier attempts have delivered."""
-        workers = range(len(self._urls))
-        used = {self._route(number) for number in workers}
-        return min((self._first_missing(worker) for worker in workers if worker in used), default=0)
+        missing = (self._first_missing(worker) for worker in {*map(self._worker_of, range(len(self._urls)))})
+        return min(missing, default=0)
 
     def _first_missing(self, worker: int) -> int:
         number = self._offsets[worker]
-        while self._route(number) != worker:
+        while self._worker_of(number) != worker:
             number += 1
         return number
 
@@ -177,26 +173,28 @@ class Stream(Closable):
         if time.monotonic() - self._updated > _TICK:
             self.update()
         self._check()
-        worker = self._route(self.sent)
-        if self.sent >= self._offsets[worker]:
-            header = {"sample": self.sent} if step is None else {"sample": self.sent, "step": step}
-            with self._translating_errors(worker):
-                while not self._credit[worker]:
+        worker = self._worker_of(self.sent)
+        with self._translating_errors(worker):
+            route = self._route(worker)
+            if self.sent >= self._offsets[worker]:
+                header = {"sample": self.sent} if step is None else {"sample": self.sent, "step": step}
+                while not route.credit:
                     self._receive(worker)
-                self._connection(worker).send(header, sample)
-            self._credit[worker] -= 1
+                self._route(worker).connection.send(header, sample)
+                route.credit -= 1
         self.sent += 1
 
     def flush(self) -> None:
         """Wait until the workers have received all samples sent."""
         self._check()
         for worker in range(len(self._urls)):
-            if worker not in self._flushed:
-                with self._translating_errors(worker):
-                    self._connection(worker).send({"end": True})
-                    while "ended" not in self._receive(worker):
-                        pass
-                self._flushed.add(worker)
+            if worker in self._routes and self._routes[worker].flushed:
+                continue
+            with self._translating_errors(worker):
+                self._route(worker).connection.send({"end": True})
+                while "ended" not in self._receive(worker):
+                    pass
+                self._routes[worker].flushed = True
 
     def finish(self) -> None:
         """Flush, and report the number of samples to the coordinator."""
@@ -208,21 +206,22 @@ class Stream(Closable):
         with self._lock:
             self._control.send(header)
 
-    def _route(self, number: int) -> int:
-        return route(self.number, number, len(self._urls), whole=self.paired)
+    def _worker_of(self, number: int) -> int:
+        return worker_of(self.number, number, len(self._urls), whole=self.paired)
 
-    def _connection(self, worker: int) -> Connection:
-        if worker not in self._connections or self._connected[worker] != self._urls[worker]:
+    def _route(self, worker: int) -> _Route:
+        route = self._routes.get(worker)
+        if route is None or route.url != self._urls[worker]:
             raise ConnectionLostError("the coordinator has lost it")
-        return self._connections[worker]
+        return route
 
     def _receive(self, worker: int) -> Header:
         """Wait for a worker's next message, while it is not lost and training has not ended."""
-        while (message := self._connection(worker).receive(_TICK)) is None:
+        while (message := self._route(worker).connection.receive(_TICK)) is None:
             self.update()
             self._check()
         reply, _ = message
-        self._credit[worker] += reply.get("credit", 0)
+        self._routes[worker].credit += reply.get("credit", 0)
         if "error" in reply:
             self._rejection = reply["error"]
             self._check()
@@ -249,6 +248,6 @@ class Stream(Closable):
         """Close all connections when what was sent has left."""
         with self._lock, suppress(AttributeError):
             self._control.close()
-        for worker in list(self._connections):
+        for worker in list(self._routes):
             self._disconnect(worker)
         self._context.destroy(LINGER_MILLISECONDS)

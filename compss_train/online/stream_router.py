@@ -3,11 +3,11 @@
 ``StreamRouter`` gives every stream the workers' addresses. ``ExternalSenders`` are programs outside of the fit.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 
 from compss_train._utils.validation import warn_user
-from compss_train.net.connection import Header
-from compss_train.online.event_server import Client
+from compss_train.net.messages import Header
+from compss_train.net.server import Client
 from compss_train.online.options import OnlineJob
 from compss_train.online.workers import Worker
 
@@ -44,63 +44,65 @@ class StreamRouter:
 
 
 class ExternalSenders:
-    """Waits until the expected number of senders have completed their streams."""
+    """Waits until the expected number of senders have completed their streams, which ``numbers`` gives numbers."""
 
-    def __init__(self, expected: int, router: StreamRouter, new_number: Callable[[], int]) -> None:
-        self._expected, self._router, self._new_number = expected, router, new_number
+    def __init__(self, expected: int, router: StreamRouter, numbers: Iterator[int]) -> None:
+        self._expected, self._router, self._numbers = expected, router, numbers
         self._streams: dict[str, int] = {}  # of senders with a name
         self._active: dict[Client, int] = {}
         self._completed: dict[int, int] = {}  # by stream, its number of samples
-        self._closed = False
+        self.closed = False
+        """Whether further senders are rejected: the workers end reception."""
 
     @property
     def all_ended(self) -> bool:
         """Whether none is connected or still expected."""
         return len(self._completed) >= self._expected and not self._active
 
-    def close_registration(self) -> None:
-        """Reject further senders: the workers end reception."""
-        self._closed = True
-
     def handle(self, client: Client, header: Header | None) -> None:
-        """Process an event of a sender."""
-        if header is not None and "role" in header:
-            self._connect(client)
-        elif client not in self._active:
-            return
-        elif header is None:
-            self._fail(client, "it disconnected without an error")
-        elif "finished" in header:
-            self._completed[self._active.pop(client)] = int(header["finished"])
-            self._router.unregister(client)
-        elif "failed" in header:
-            self._fail(client, str(header["failed"]))
+        """Process a message of a sender; one that is malformed is answered."""
+        try:
+            if header is client.greeting:
+                self._connect(client, client.greeting.get("name"))
+            elif client not in self._active:
+                return
+            elif header is None:
+                self._fail(client, "it disconnected without an error")
+            elif "finished" in header:
+                self._completed[self._active[client]] = int(header["finished"])
+                self._remove(client)
+            elif "failed" in header:
+                self._fail(client, str(header["failed"]))
+        except (ValueError, TypeError) as error:
+            client.send({"error": f"{type(error).__name__}: {error}"})
 
-    def _connect(self, client: Client) -> None:
-        if self._closed:
+    def _connect(self, client: Client, name: object) -> None:
+        if self.closed:
             client.send({"accepted": False})
             return
-        if not isinstance(client.name, str | None):
-            client.send({"error": f"name={client.name!r}: give a string, or null"})
-            return
-        number = self._streams[client.name] if client.name in self._streams else self._new_number()
-        if client.name is not None:
-            self._streams[client.name] = number
+        if not isinstance(name, str | None):
+            raise TypeError(f"name={name!r}: give a string, or null")
+        number = next(self._numbers) if name is None else self._streams.get(name)
+        if number is None:
+            number = self._streams[str(name)] = next(self._numbers)
         if number in self._active.values():
-            client.send({"error": f"another program sends as {client.name!r}", "busy": True})
+            client.send({"error": f"another program sends as {name!r}", "busy": True})
             return
         self._completed.pop(number, None)
         self._active[client] = number
         self._router.register(client, number)
 
-    def _fail(self, client: Client, reason: str) -> None:
-        number = self._active.pop(client)
+    def _remove(self, client: Client) -> int:
         self._router.unregister(client)
-        if client.name is None:  # it cannot continue the same stream
+        return self._active.pop(client)
+
+    def _fail(self, client: Client, reason: str) -> None:
+        number, name = self._remove(client), client.greeting.get("name")
+        if name is None:  # it cannot continue the same stream
             self._completed[number] = 0
             warn_user(f"a sender has failed: {reason}")
         else:
-            warn_user(f"sender {client.name!r} has failed and may reconnect: {reason}")
+            warn_user(f"sender {name!r} has failed and may reconnect: {reason}")
 
     def warn_lost_samples(self, worker: Worker, job: OnlineJob) -> None:
         """Warn of completed streams whose samples a dead worker had not checkpointed: none sends them again."""

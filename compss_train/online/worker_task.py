@@ -1,20 +1,25 @@
 """The task of one worker: receives samples, trains on batches from its buffer, merges, reports and checkpoints.
 
-It holds a control connection to the coordinator as long as it runs.
+It holds a connection to the coordinator as long as it runs. What it sends is data, safetensors and JSON, and no
+pickle.
 """
 
+import json
 import os
 import queue
 import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from traceback import format_exception
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
+import numpy as np
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
 
 from compss_train._utils import Closable
 from compss_train.buffers import BufferDrainedError
@@ -27,11 +32,12 @@ from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.devices import is_gpu
 from compss_train.model.random_state import random_state
+from compss_train.model.saved_state import EncodedValue, from_json, without_sharing
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.net.connection import Address, ConnectionLostError, Header
+from compss_train.net.connection import Address, ConnectionLostError
+from compss_train.net.messages import Header, MessageError
 from compss_train.online.options import OnlineJob
-from compss_train.online.receiver import Offsets, Receiver
-from compss_train.online.values import decode_value, encode_value
+from compss_train.online.receiver import Receiver
 from compss_train.training.training_state import worker_from_dict, worker_to_dict
 from compss_train.worker import GroupState, Reading, Step, Work, WorkerState
 from compss_train.worker.batches import PlacedBatch
@@ -44,26 +50,34 @@ MAX_SKIPPED = 100
 """Maximum number of consecutive batches that are skipped because loss or gradients are not finite."""
 _TICK = 0.2
 """Seconds between checks for the end of the fit while a worker waits for samples."""
+_DOCUMENT = "json"
 
 
-@dataclass(frozen=True)
-class WorkerCheckpoint:
-    """State of a worker between two batches, right after a merge; the global parameters are not part of it."""
+def encode_value(value: Any) -> torch.Tensor:
+    """Return a value of numbers, strings, lists, tuples, dicts, arrays and tensors as a tensor of bytes.
 
-    state: WorkerState
-    buffer: dict[str, Any]
-    offsets: Offsets
-    batches: int
+    The bytes are a safetensors file of its arrays, and of one that holds the JSON that refers to them by name.
+    Raises ``TypeError`` for other types.
+    """
+    encoded = EncodedValue.encode(value, "value")
+    document = torch.frombuffer(bytearray(encoded.text.encode()), dtype=torch.uint8)
+    data = save(without_sharing({**encoded.tensors, _DOCUMENT: document}))
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
-    def encode(self) -> torch.Tensor:
-        """Return the checkpoint as bytes."""
-        return encode_value({**vars(self), "state": worker_to_dict(self.state)})
 
-    @classmethod
-    def decode(cls, data: torch.Tensor) -> Self:
-        """Return the checkpoint from its bytes."""
-        saved = decode_value(data)
-        return cls(**{**saved, "state": worker_from_dict(saved["state"])})
+def decode_value(data: torch.Tensor) -> Any:
+    """Return the value that ``encode_value`` encoded; nothing in it can execute code.
+
+    Raises ``MessageError`` for other bytes, also for lists in lists that are too deep for Python.
+    """
+    try:
+        tensors = load(np.asarray(data).tobytes())
+        return from_json(json.loads(np.asarray(tensors.pop(_DOCUMENT)).tobytes()), tensors)
+    except (SafetensorError, ValueError, TypeError, LookupError, RecursionError) as error:
+        raise MessageError(
+            f"{data.numel()} bytes are no value that encode_value made ({type(error).__name__}: {error}); the "
+            "sender is damaged or has another version of compss_train"
+        ) from error
 
 
 class CoordinatorConnection(Closable):
@@ -79,7 +93,7 @@ class CoordinatorConnection(Closable):
         """False if another task is connected as this worker."""
         self.is_done = bool(reply.get("done"))
         """Whether an earlier attempt has completed its training, so that this one only receives."""
-        self.checkpoint: torch.Tensor | None = arrays[0] if arrays else None
+        self.checkpoint: torch.Tensor | None = arrays[0].tensor() if arrays else None
         """The last checkpoint of an earlier attempt."""
         self.stopped = False
         """Whether training is to end now."""
@@ -112,11 +126,6 @@ class CoordinatorConnection(Closable):
         """Send a message to the coordinator."""
         self._connection.send(header, arrays)
 
-    def report_failure(self, error: BaseException) -> None:
-        """Report an exception, which ends the fit; the engine has the exception itself when the task has ended."""
-        text = "".join(format_exception(error))[-_MAX_TRACEBACK:]
-        self.send({"failed": f"{type(error).__name__}: {error}"[:_MAX_TRACEBACK], "traceback": text})
-
     def close(self) -> None:
         """Disconnect."""
         self._connection.close()
@@ -142,26 +151,14 @@ def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob
             _only_receive(job, coordinator, stack)
         elif coordinator.accepted:
             try:
-                data = coordinator.checkpoint
-                checkpoint: WorkerCheckpoint | None = None if data is None else WorkerCheckpoint.decode(data)
-                (state,) = states
-                initial = state if checkpoint is None else checkpoint.state
-                stack.enter_context(random_state(initial.random, device))
-                OnlineWorker(
-                    training_spec=training_spec,
-                    initial=initial,
-                    job=job,
-                    number=number,
-                    device=device,
-                    coordinator=coordinator,
-                    checkpoint=checkpoint,
-                    stack=stack,
-                ).run()
+                OnlineWorker(training_spec, states[0], job, number, device, coordinator, stack).run()
             except ConnectionLostError:
                 raise
-            except BaseException as error:
+            except BaseException as error:  # which ends the fit; the engine has it when this task has ended
+                text = "".join(format_exception(error))[-_MAX_TRACEBACK:]
                 with suppress(ConnectionLostError):
-                    coordinator.report_failure(error)
+                    failed = f"{type(error).__name__}: {error}"[:_MAX_TRACEBACK]
+                    coordinator.send({"failed": failed, "traceback": text})
                 raise
 
 
@@ -176,25 +173,31 @@ def _only_receive(job: OnlineJob, coordinator: CoordinatorConnection, stack: Exi
 
 
 class OnlineWorker:
-    """One worker: its model replica, its buffer, and its connections, which ``stack`` closes."""
+    """One worker: its model replica, its buffer, and its connections, which ``stack`` closes.
+
+    A checkpoint is its state between two batches, right after a merge: it does not contain the global parameters.
+    """
 
     def __init__(
         self,
-        *,
         training_spec: TrainingSpec,
-        initial: WorkerState,
+        state: WorkerState,
         job: OnlineJob,
         number: int,
         device: str,
         coordinator: CoordinatorConnection,
-        checkpoint: WorkerCheckpoint | None,
         stack: ExitStack,
     ) -> None:
         self._job, self._coordinator, self._number, self._device = job, coordinator, number, device
-        server = stack.enter_context(job.server_address.connect(None))
-        self._server, self._exchange = server, job.server_address.exchange
-        if job.new_optimizer and checkpoint is None:
-            initial = replace(initial, optimizer=None)
+        checkpoint = {} if coordinator.checkpoint is None else decode_value(coordinator.checkpoint)
+        if checkpoint:
+            state = worker_from_dict(checkpoint["state"])
+        elif job.new_optimizer:
+            state = replace(state, optimizer=None)
+        stack.enter_context(random_state(state.random, device))
+        self._server = stack.enter_context(job.server_address.connect(None))
+        self._exchange = job.server_address.exchange
+        self._base = self._exchange.pull(self._server)
         work = Work(
             block_passes=(),
             reading=Reading(batching=Batching(size=job.batch_size), seed=job.seed),
@@ -203,34 +206,25 @@ class OnlineWorker:
             device=device,
             task=f"worker {number}",
         )
-        self._base = self._exchange.pull(server)
-        self._learner = Learner(training_spec, self._base, initial, work)
+        self._learner = Learner(training_spec, self._base, state, work)
         seed = buffer_seed(job.seed, 0, number)
         self._buffer = job.buffer.make(job.batch_size, seed, pin_memory=is_gpu(device))
-        if checkpoint is not None:
-            self._buffer.load_state_dict(checkpoint.buffer)
-        self._batches = self._merged = 0 if checkpoint is None else checkpoint.batches
+        if checkpoint:
+            self._buffer.load_state_dict(checkpoint["buffer"])
+        self._batches = self._merged = checkpoint.get("batches", 0)
         self._local_host = _local_host(job.coordinator)
-        self._failed: Exception | None = None  # in a thread of the receiver
         self._receiver = stack.enter_context(
             Receiver(
                 self._buffer,
                 job.listening_address(self._local_host),
                 token=job.key,
                 paired=job.paired,
-                offsets={} if checkpoint is None else checkpoint.offsets,
-                checkpointing=job.checkpoint_every is not None,
-                on_failure=self._fail,
+                offsets=checkpoint.get("offsets", {}),
             )
         )
-        self._drained = False  # nothing is left in the buffer, and nothing more comes
         self._reported = time.monotonic()
         # Staggered, so that workers do not checkpoint at the same time.
         self._checkpointed = self._reported - (job.checkpoint_every or 0) * number / job.num_workers
-
-    def _fail(self, error: Exception) -> None:
-        """End the task with an error of the receiver."""
-        self._failed = error
 
     def run(self) -> None:
         """Train, and stay connected until the coordinator ends the fit."""
@@ -246,32 +240,26 @@ class OnlineWorker:
 
     def _placed_batches(self) -> Iterator[PlacedBatch]:
         """Iterate over batches from the buffer, and do what is due when each has been learnt."""
-        while (drawn := self._draw()) is not None or not self._is_complete():
-            if drawn is not None:
-                yield Place(0, self._number, self._batches), self._job.make_batch(drawn).to(self._device)
-                self._batches += 1
-                self._after_batch()
+        while not self._is_complete():
+            try:
+                drawn = self._buffer.get_batch(self._job.batch_size, timeout=_TICK)
+            except BufferDrainedError:
+                return
+            except queue.Empty:
+                liveness.beat()  # simulations may take long
+                self._report_if_due()
+                continue
+            yield Place(0, self._number, self._batches), self._job.make_batch(drawn).to(self._device)
+            self._batches += 1
+            self._after_batch()
 
     def _is_complete(self) -> bool:
-        """Return whether no more batches are to be drawn."""
-        limit = self._job.max_batches
-        return self._coordinator.stopped or self._drained or (limit is not None and self._batches >= limit)
-
-    def _draw(self) -> Any:
-        """Return a batch from the buffer; ``None`` if there is none now, or none at all any more."""
+        """Return whether no more batches are to be drawn; raise an error of the receiver."""
         self._coordinator.update()
-        if self._failed is not None:
-            raise self._failed
-        if self._is_complete():
-            return None
-        try:
-            return self._buffer.get_batch(self._job.batch_size, timeout=_TICK)
-        except BufferDrainedError:
-            self._drained = True
-        except queue.Empty:
-            liveness.beat()  # simulations may take long
-            self._report_if_due()
-        return None
+        if self._receiver.failed is not None:
+            raise self._receiver.failed
+        limit = self._job.max_batches
+        return self._coordinator.stopped or (limit is not None and self._batches >= limit)
 
     def _after_batch(self) -> None:
         if self._learner.skipped == MAX_SKIPPED:
@@ -303,20 +291,16 @@ class OnlineWorker:
 
     def _report(self) -> None:
         self._reported = time.monotonic()
-        buffer = self._buffer
-        counts = {
-            "held": len(buffer),
-            "unseen": buffer.unseen,
-            "put": buffer.samples_put,
-            "got": buffer.samples_got,
-        }
+        held, put, got = len(self._buffer), self._buffer.samples_put, self._buffer.samples_got
+        counts = {"held": held, "unseen": self._buffer.unseen, "put": put, "got": got}
         measured = self._learner.measured().__getstate__()
         self._coordinator.send({"report": True}, [encode_value(measured | counts)])
 
     def _checkpoint(self) -> None:
         self._merge()  # moves all changes to the global parameters, which the checkpoint does not contain
         buffer, offsets = self._receiver.snapshot()
-        checkpoint = WorkerCheckpoint(self._learner.state(), buffer, offsets, self._batches)
+        state = worker_to_dict(self._learner.state())
+        saved = {"state": state, "buffer": buffer, "offsets": offsets, "batches": self._batches}
         by_stream = torch.tensor(list(offsets.items()), dtype=torch.int64)
-        self._coordinator.send({"checkpoint": True}, [checkpoint.encode(), by_stream])
+        self._coordinator.send({"checkpoint": True}, [encode_value(saved), by_stream])
         self._checkpointed = time.monotonic()

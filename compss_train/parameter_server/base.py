@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from compss_train._utils import Closable
+from compss_train._utils.validation import check_integer
 from compss_train.data.block import Block, as_tensor
 
 ArraySpecs: TypeAlias = list[tuple[torch.dtype, tuple[int, ...]]]
@@ -33,7 +34,6 @@ class ParameterServer(Closable):
     shape, dtype or number; ``ParameterServerClosedError`` after ``close``.
     """
 
-    @abstractmethod
     def init(
         self,
         parameter_id: str,
@@ -51,17 +51,41 @@ class ParameterServer(Closable):
 
         Raises ``ValueError`` if ``replicas`` is needed, or ``True`` for arrays that differ.
         """
+        own, number = without_replicas(parameter_id, value, replicas)
+        self._init(parameter_id, own, optimized, number)
 
-    @abstractmethod
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
-        """Update a key by a step of the server's optimizer with these gradients; without an optimizer, add them."""
+        """Update a key by a step of the server's optimizer with these gradients; without an optimizer, add them.
 
-    @abstractmethod
+        That happens in the background; a push waits while too many bytes are waiting.
+        """
+        check_arrays(parameter_id, self._specs(parameter_id), "grads", grads)
+        self._push(parameter_id, grads, check_integer("priority", priority))
+
     def pull(self, parameter_id: str, weights: Sequence[Block] | None = None, priority: int = 0) -> Sequence[Block]:
         """Copy a key's arrays into ``weights``, on their devices, or into new arrays; return them.
 
         There are as many new arrays as ``init`` got.
         """
+        if weights is not None:
+            check_arrays(parameter_id, self._specs(parameter_id), "weights", weights)
+        return self._pull(parameter_id, weights, check_integer("priority", priority))
+
+    @abstractmethod
+    def _init(self, key: str, value: Sequence[Block], optimized: bool, replicas: int) -> None:
+        """Set the arrays of a new key: those of one of the ``replicas``."""
+
+    @abstractmethod
+    def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
+        """Update a key; the gradients fit it."""
+
+    @abstractmethod
+    def _pull(self, key: str, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:
+        """Copy the arrays of a key into ``weights``, which fit it, or into new arrays."""
+
+    @abstractmethod
+    def _specs(self, key: str) -> ArraySpecs:
+        """Return the dtypes and shapes of a key's arrays; raise ``ValueError`` if the key does not exist."""
 
     @abstractmethod
     def close(self) -> None:
@@ -77,19 +101,14 @@ def without_replicas(key: str, value: Sequence[Block], replicas: bool | None) ->
     if replicas is False or (replicas is None and not alike):
         return value, 1
     if not alike:
-        raise ValueError(
-            f"replicas=True for {key!r}: replicas have one shape and dtype, these have {_listed(value)}"
-        )
+        listed = ", ".join(f"{str(dtype).removeprefix('torch.')} {shape}" for dtype, shape in specs_of(value))
+        raise ValueError(f"replicas=True for {key!r}: replicas have one shape and dtype, these have {listed}")
     if not all(torch.equal(as_tensor(value[0]).cpu(), as_tensor(array).cpu()) for array in value[1:]):
         raise ValueError(
             f"{key!r} got {len(value)} arrays of one shape with different values: give replicas=False if each is a "
             "parameter of its own, with its own gradients; replicas of one parameter must have the same values"
         )
     return value[:1], len(value)
-
-
-def _listed(value: Sequence[Block]) -> str:
-    return ", ".join(f"{str(dtype).removeprefix('torch.')} {shape}" for dtype, shape in specs_of(value))
 
 
 def check_arrays(key: str, specs: ArraySpecs, name: str, arrays: Sequence[Block]) -> None:

@@ -1,88 +1,62 @@
 """Client of a parameter server that is served over ZeroMQ."""
 
+import uuid
 import weakref
 from collections.abc import Sequence
 
 import torch
 
-from compss_train._utils.validation import check_count, check_integer
+from compss_train._utils.validation import check_count
 from compss_train.data.block import Block, as_tensor
-from compss_train.net.caller import Caller, Request
-from compss_train.net.tokens import check_token, proof_of
-from compss_train.parameter_server.base import (
-    ArraySpecs,
-    ParameterServer,
-    check_arrays,
-    specs_of,
-    without_replicas,
-)
+from compss_train.net.caller import Caller
+from compss_train.net.connection import Address
+from compss_train.net.sockets import check_token
+from compss_train.parameter_server.base import ArraySpecs, ParameterServer, specs_of
 from compss_train.parameter_server.store import copy_values
 
 
 class RemoteParameterServer(ParameterServer):
-    """A parameter server at an address, for any number of threads of this process; see ``connect``."""
+    """A parameter server at an address, for any number of threads of this process; see ``connect``.
 
-    def __init__(self, address: str, token: str, timeout: float, name: str | None, generation: int) -> None:
-        self._specs: dict[str, ArraySpecs] = {}
-        self._caller = Caller(address, token, timeout, name, generation)
+    Pushes are sent in the background; if the server rejects them, the next call raises its error.
+    """
+
+    def __init__(self, address: Address, timeout: float, name: str | None, generation: int) -> None:
+        self._known_specs: dict[str, ArraySpecs] = {}
+        own = f"unnamed {uuid.uuid4().hex}" if name is None else f"named {name}"
+        # A client with a name may come again; the server can forget others.
+        goodbye = {"call": "goodbye"} if name is None else None
+        self._caller = Caller(address, {"client": own, "generation": generation}, goodbye, timeout)
         self._finalizer = weakref.finalize(self, self._caller.close)
 
-    def init(
-        self,
-        parameter_id: str,
-        value: Sequence[Block],
-        *,
-        optimized: bool = True,
-        replicas: bool | None = None,
-    ) -> None:
-        """Set the arrays of a new key, and wait for the answer."""
-        own, number = without_replicas(parameter_id, value, replicas)
-        request = self._caller.request("init", parameter_id, own)
-        request.options = {"optimized": optimized, "replicas": number}
-        self._ask(request)
-        self._specs[parameter_id] = specs_of(own)
+    def _init(self, key: str, value: Sequence[Block], optimized: bool, replicas: int) -> None:
+        self._caller.ask("init", key, value, changes=True, optimized=optimized, replicas=replicas)
+        self._known_specs[key] = specs_of(value)
 
-    def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
-        """Send gradients in the background; if the server rejects them, the next call raises its error."""
-        check_arrays(parameter_id, self._specs_of(parameter_id), "grads", grads)
-        self._caller.send(self._request("push", parameter_id, grads, priority))
+    def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
+        self._caller.send("push", key, grads, priority)
 
-    def pull(self, parameter_id: str, weights: Sequence[Block] | None = None, priority: int = 0) -> Sequence[Block]:
-        """Wait for the key's arrays after this client's pushes; new arrays are tensors."""
-        if weights is not None:
-            check_arrays(parameter_id, self._specs_of(parameter_id), "weights", weights)
-        pulled = self._ask(self._request("pull", parameter_id, (), priority))
+    def _pull(self, key: str, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:
+        header, pulled = self._caller.ask("pull", key, priority=priority)
         if weights is None:
-            arrays = [array.tensor() for array in pulled.answer]
-            return arrays + [arrays[0].clone() for _ in range(pulled.fields["replicas"] - 1)]
+            arrays = [array.tensor() for array in pulled]
+            return arrays + [arrays[0].clone() for _ in range(header["replicas"] - 1)]
         # Either one array or as many as weights.
-        values = [array.tensor(_memory(weight)) for array, weight in zip(pulled.answer, weights, strict=False)]
-        copy_values(values, weights)
+        copy_values([array.tensor(_memory(own)) for array, own in zip(pulled, weights, strict=False)], weights)
         return weights
+
+    def _specs(self, key: str) -> ArraySpecs:
+        if key not in self._known_specs:
+            header, _ = self._caller.ask("describe", key)
+            self._known_specs[key] = [
+                (getattr(torch, name.removeprefix("torch.")), tuple(shape)) for name, shape in header["specs"]
+            ]
+        return self._known_specs[key]
 
     def close(self) -> None:
         """Wait until the server has executed all pushes, and close the connection."""
         self._finalizer()
         self._caller.check()
-
-    def _request(self, call: str, key: str, arrays: Sequence[Block], priority: int) -> Request:
-        return self._caller.request(call, key, arrays, check_integer("priority", priority))
-
-    def _ask(self, request: Request) -> Request:
-        self._caller.send(request)
-        request.finished.wait()
-        self._caller.check()
-        if request.error is not None:
-            raise request.error
-        return request
-
-    def _specs_of(self, key: str) -> ArraySpecs:
-        if key not in self._specs:
-            specs = self._ask(self._caller.request("describe", key)).fields["specs"]
-            self._specs[key] = [
-                (getattr(torch, name.removeprefix("torch.")), tuple(shape)) for name, shape in specs
-            ]
-        return self._specs[key]
 
 
 def _memory(weight: Block) -> torch.Tensor | None:
@@ -116,11 +90,9 @@ def connect(
     check_count("generation", generation, least=0)
     if name is not None and not (isinstance(name, str) and name):
         raise ValueError(f"name={name!r}: give a string that is not empty, or None")
-    server = RemoteParameterServer(address, token, timeout, name, generation)
+    server = RemoteParameterServer(Address(address, token), timeout, name, generation)
     try:
-        hello = server._caller.request("hello", "")
-        hello.options = {"proof": proof_of(token)}
-        server._ask(hello)
+        server._caller.ask("hello", "")
     except BaseException:
         server._caller.close(wait=False)
         raise

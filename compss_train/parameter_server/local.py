@@ -2,16 +2,15 @@
 
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Any
 
-from compss_train._utils.validation import check_count, check_integer
+from compss_train._utils.validation import check_count
 from compss_train.data.block import Block
 from compss_train.exceptions import ParameterServerClosedError
 from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
 from compss_train.net.call_queue import Call, CallQueue
-from compss_train.parameter_server.base import ParameterServer, without_replicas
+from compss_train.parameter_server.base import ArraySpecs, ParameterServer
 from compss_train.parameter_server.store import Entry, ParameterStore, cpu_copy
 
 MAX_BACKLOG = 2**30
@@ -42,44 +41,39 @@ class LocalParameterServer(ParameterServer):
         self._thread.start()
         weakref.finalize(self, self._queue.close).atexit = False
 
-    def init(
-        self,
-        parameter_id: str,
-        value: Sequence[Block],
-        *,
-        optimized: bool = True,
-        replicas: bool | None = None,
-    ) -> None:
-        """Set the arrays of a new key."""
+    def _init(self, key: str, value: Sequence[Block], optimized: bool, replicas: int) -> None:
         self._check_open()
-        own, number = without_replicas(parameter_id, value, replicas)
-        self._store.add(parameter_id, own, optimized, number)
+        self._store.add(key, value, optimized, replicas)
 
-    def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
-        """Update a key in the background; blocks while too many bytes are waiting."""
-        entry = self._entry(parameter_id)
-        entry.check("grads", grads)
-        own = [cpu_copy(grad) for grad in grads]
-        size = sum(tensor.numel() * tensor.element_size() for tensor in own)
+    def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
+        entry, own = self._entry(key), [cpu_copy(grad) for grad in grads]
 
         def update() -> None:
             try:
                 entry.update(own)
             except BaseException as error:
-                self._failed[parameter_id] = error
+                self._failed[key] = error
 
-        self._add(Call(parameter_id, update, size), priority)
+        self._add(Call(key, update, sum(tensor.nbytes for tensor in own)), priority)
 
-    def pull(self, parameter_id: str, weights: Sequence[Block] | None = None, priority: int = 0) -> Sequence[Block]:
-        """Wait for earlier pushes of the key, and copy its arrays."""
-        entry = self._entry(parameter_id)
-        if weights is not None:
-            entry.check("weights", weights)
-            self._wait(parameter_id, lambda: entry.copy_into(weights), priority)
-            return weights
-        copies: list[Block] = []
-        self._wait(parameter_id, lambda: copies.extend(entry.copies()), priority)
-        return copies
+    def _pull(self, key: str, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:
+        entry, future = self._entry(key), Future[Sequence[Block]]()
+
+        def read() -> None:
+            try:
+                future.set_result(entry.copies() if weights is None else entry.copy_into(weights))
+            except BaseException as error:
+                future.set_exception(error)
+
+        self._add(Call(key, read), priority)
+        error = future.exception()
+        self._check_failed(key)
+        if error is not None:
+            raise error
+        return future.result()
+
+    def _specs(self, key: str) -> ArraySpecs:
+        return self._entry(key).specs
 
     def close(self) -> None:
         """Execute waiting calls, and end the thread."""
@@ -88,16 +82,8 @@ class LocalParameterServer(ParameterServer):
         if self._thread is not threading.current_thread():
             self._thread.join()
 
-    def _wait(self, key: str, run: Callable[[], Any], priority: int) -> None:
-        future: Future[Any] = Future()
-        self._add(Call(key, lambda: _fulfil(future, run)), priority)
-        error = future.exception()
-        self._check_failed(key)
-        if error is not None:
-            raise error
-
     def _add(self, call: Call, priority: int) -> None:
-        if not self._queue.add(call, check_integer("priority", priority)):
+        if not self._queue.add(call, priority):
             raise _closed()
 
     def _entry(self, key: str) -> Entry:
@@ -118,13 +104,6 @@ class LocalParameterServer(ParameterServer):
 
 def _closed() -> ParameterServerClosedError:
     return ParameterServerClosedError("the parameter server was closed; make another one")
-
-
-def _fulfil(future: Future[Any], run: Callable[[], Any]) -> None:
-    try:
-        future.set_result(run())
-    except BaseException as error:
-        future.set_exception(error)
 
 
 def _execute(queue: CallQueue) -> None:

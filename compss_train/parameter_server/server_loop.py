@@ -1,22 +1,19 @@
 """The thread of a served parameter server, and the records by which it executes no call of a client twice."""
 
-import hmac
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-import zmq
 
+from compss_train._utils import Closable
 from compss_train.model.optimizers import OptimizerFactory
 from compss_train.net.call_queue import Call, CallQueue
-from compss_train.net.messages import MessageError, ReceivedArray, pack, unpack_lazily
-from compss_train.net.sockets import ServerSocket
-from compss_train.net.tokens import WRONG_TOKEN, proof_of
+from compss_train.net.messages import Header, ReceivedArray
+from compss_train.net.server import Client, MessageServer
 from compss_train.parameter_server.base import check_specs
 from compss_train.parameter_server.store import ParameterStore
 
@@ -24,46 +21,67 @@ CallError: TypeAlias = tuple[str, str]
 """The name of an exception's class, and its message."""
 _MAX_KEPT_ERRORS = 100  # per client and key
 _MAX_BATCH = 32  # calls that are executed before pushes are answered, in one message
-_STOP_MILLISECONDS = 50  # maximum delay until a stop is noticed
+_STOP_SECONDS = 0.05  # maximum delay until a stop is noticed
+
+
+@dataclass
+class KeyCalls:
+    """A client's calls that change one key. Its n-th call is executed once, however often it is received."""
+
+    next: int = 0
+    """The number of calls received so far."""
+    waiting: dict[int, int] = field(default_factory=dict)
+    """The calls that are to be executed, and the number of the request with which each was received last."""
+    errors: dict[int, CallError] = field(default_factory=dict)
+    """The errors that answer calls, each time that they are received."""
+
+    def add_error(self, count: int, error: CallError) -> None:
+        """Record the error of a call, and forget that of the oldest one."""
+        self.errors[count] = error
+        if len(self.errors) > _MAX_KEPT_ERRORS:
+            del self.errors[min(self.errors)]
+
+
+@dataclass(eq=False)
+class Records:
+    """What is known of a client, over all its connections."""
+
+    name: str
+    generation: int
+    connections: set[Client] = field(default_factory=set)
+    keys: defaultdict[str, KeyCalls] = field(default_factory=lambda: defaultdict(KeyCalls))
+    pulls: set[int] = field(default_factory=set)
+    """Numbers of waiting pulls: one that is received again is answered once."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Request:
     """A call of a client, as received."""
 
-    client: bytes
+    records: Records
+    arrays: list[ReceivedArray]
     call: str
     key: str
     priority: int
     number: int
     count: int
-    optimized: bool
-    replicas: int
-    generation: int
-    proof: str
-    arrays: list[ReceivedArray]
+    optimized: int = True
+    replicas: int = 1
+
+    def __post_init__(self) -> None:
+        numbers = self.priority, self.number, self.count, self.optimized, self.replicas
+        if not isinstance(self.key, str) or not all(isinstance(each, int) for each in numbers):
+            raise TypeError("a call with a key that is no text, or with fields that are no integers")
 
     @property
     def size(self) -> int:
         """Size of its arrays in bytes."""
         return sum(array.size for array in self.arrays)
 
-
-def _request(header: dict[str, Any], arrays: list[ReceivedArray]) -> _Request:
-    return _Request(
-        # From the header, since ZeroMQ changes the identity in messages of a connection that was replaced.
-        client=str(header["client"]).encode(),
-        call=str(header["call"]),
-        key=str(header["key"]),
-        priority=int(header["priority"]),
-        number=int(header["number"]),
-        count=int(header["count"]),
-        optimized=bool(header.get("optimized", True)),
-        replicas=int(header.get("replicas", 1)),
-        generation=int(header.get("generation", 0)),
-        proof=str(header.get("proof", "")),
-        arrays=arrays,
-    )
+    @property
+    def calls(self) -> KeyCalls:
+        """The client's calls of its key."""
+        return self.records.keys[self.key]
 
 
 def _described(error: Exception) -> CallError:
@@ -73,81 +91,38 @@ def _described(error: Exception) -> CallError:
     return "RuntimeError", f"{type(error).__name__}: {error}"
 
 
-@dataclass
-class KeyCalls:
-    """A client's calls that change one key. Its n-th call is executed once, however often it is received."""
+class ServerLoop(Closable):
+    """A thread that receives, executes and answers calls; those with a high priority overtake earlier ones."""
 
-    next: int = 0
-    """The number of calls received so far."""
-    _waiting: dict[int, int] = field(default_factory=dict)
-    _errors: dict[int, CallError] = field(default_factory=dict)
-
-    def add_waiting(self, count: int, number: int) -> None:
-        """Record a call that is to be executed, and the number of its answer."""
-        self._waiting[count] = number
-
-    def is_waiting(self, count: int) -> bool:
-        """Return whether a call is still to be executed."""
-        return count in self._waiting
-
-    def pop_executed(self, count: int) -> int:
-        """Remove an executed call and return the number of its answer: that with which it was received last."""
-        return self._waiting.pop(count)
-
-    def add_error(self, count: int, error: CallError) -> None:
-        """Record the error that answers a call, each time that it is received."""
-        self._errors[count] = error
-        if len(self._errors) > _MAX_KEPT_ERRORS:
-            del self._errors[min(self._errors)]
-
-    def error(self, count: int) -> CallError | None:
-        """Return the error of a call, ``None`` if it succeeded."""
-        return self._errors.get(count)
-
-
-@dataclass
-class ClientState:
-    """A client's calls by key, and its waiting pulls."""
-
-    keys: defaultdict[str, KeyCalls] = field(default_factory=lambda: defaultdict(KeyCalls))
-    pulls: set[int] = field(default_factory=set)
-    """Numbers of waiting pulls: one that is received again is answered once."""
-    generation: int = 0
-    """That of the last client of this name; calls of earlier ones have been executed."""
-
-
-class ServerLoop:
-    """Receive, execute and answer calls in one thread; calls with a high priority overtake earlier ones."""
-
-    def __init__(
-        self,
-        *,
-        socket: ServerSocket,
-        token: str,
-        optimizer: OptimizerFactory | None,
-        max_backlog: int,
-    ) -> None:
-        self._server, self._socket, self._proof = socket, socket.socket, proof_of(token)
+    def __init__(self, server: MessageServer, optimizer: OptimizerFactory | None, max_backlog: int) -> None:
+        self._server = server
+        self.address, self.token = server.address.url, server.address.token
+        """Where it listens, and what clients need."""
         self._queue = CallQueue(max_backlog)
         self._store = ParameterStore(optimizer)
-        self._clients: defaultdict[bytes, ClientState] = defaultdict(ClientState)
-        self._executed: defaultdict[bytes, list[int]] = defaultdict(list)
-        """Numbers of executed pushes that were not answered yet, by client."""
+        self._clients: dict[str, Records] = {}
+        self._connected: dict[Client, Records] = {}
+        self._executed: defaultdict[Records, list[int]] = defaultdict(list)
+        """Numbers of executed pushes that were not answered yet."""
         self._memory: dict[int, torch.Tensor] = {}
         self._reuses_memory = optimizer is None
         self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="parameter-server", daemon=True)
+        self._thread.start()
 
-    def stop(self) -> None:
-        """End the loop when all received calls have been executed."""
+    def close(self) -> None:
+        """Execute all received calls, and end; may be called again."""
         self._stopped.set()
+        self._thread.join()
 
-    def run(self) -> None:
-        """Serve until stopped."""
-        while self._execute() or not self._stopped.is_set():
-            self._answer_pushes()
-            if not len(self._queue):
-                self._socket.poll(_STOP_MILLISECONDS)
-        self._server.close(1000)
+    def _run(self) -> None:
+        with self._server:
+            while self._execute() or not self._stopped.is_set():
+                for records, numbers in self._executed.items():
+                    self._send(records, {"numbers": numbers})
+                self._executed.clear()
+                if not len(self._queue):
+                    self._receive(_STOP_SECONDS)
 
     def _execute(self) -> bool:
         """Execute a batch of calls; return whether there were any."""
@@ -160,38 +135,48 @@ class ServerLoop:
             self._queue.executed(call)
         return True
 
-    def _answer_pushes(self) -> None:
-        """Answer the pushes that have been executed."""
-        for client, numbers in self._executed.items():
-            self._send(client, numbers)
-        self._executed.clear()
-
-    def _receive(self) -> None:
+    def _receive(self, timeout: float = 0.0) -> None:
         """Receive all pending messages: the last may have the highest priority."""
-        while self._queue.has_space and int(self._socket.EVENTS) & zmq.POLLIN:
-            _, *frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
-            self._server.connections.heard(frames[0])
+        while self._queue.has_space and (received := self._server.receive(timeout)) is not None:
+            timeout = 0.0
+            client, header, arrays = received
+            if header is None:
+                self._disconnected(client)
+                continue
             try:
-                header, arrays = unpack_lazily(frames)
-                request = _request(header, arrays)
-            except (MessageError, KeyError, TypeError, ValueError, OverflowError, RecursionError):
-                continue  # not from a client of ours; no answer is possible
-            self._handle(request)
+                if client in self._connected:
+                    self._call(self._connected[client], header, arrays)
+                else:
+                    self._greeted(client, header)
+            except Exception as error:
+                client.send({"numbers": [header.get("number")], "error": _described(error)})
 
-    def _handle(self, request: _Request) -> None:
-        if request.call == "goodbye":
-            self._clients.pop(request.client, None)
+    def _greeted(self, client: Client, greeting: Header) -> None:
+        """Continue the records of a client; a later generation of its name forgets the earlier ones.
+
+        The calls of an earlier generation are not executed any more.
+        """
+        name, generation = str(greeting["client"]), int(greeting["generation"])
+        known = self._clients.get(name)
+        if known is None or generation > known.generation:
+            self._clients[name] = known = Records(name, generation)
+        elif generation < known.generation:
+            known = Records(name, generation)
+        self._connected[client] = known
+        known.connections.add(client)
+
+    def _disconnected(self, client: Client) -> None:
+        if (records := self._connected.pop(client, None)) is not None:
+            records.connections.discard(client)
+
+    def _call(self, records: Records, header: Header, arrays: list[ReceivedArray]) -> None:
+        if header.get("call") == "goodbye":
+            self._clients.pop(records.name, None)
             return
-        try:
-            self._call(request)
-        except Exception as error:
-            self._answer(request, error=_described(error))
-
-    def _call(self, request: _Request) -> None:
+        request = _Request(records=records, arrays=arrays, **header)
         match request.call:
             case "hello":
-                same = hmac.compare_digest(request.proof.encode(), self._proof.encode())
-                self._answer(request, None if same else ("PermissionError", WRONG_TOKEN))
+                self._answer(request)
             case "describe":
                 specs = self._store[request.key].specs
                 self._answer(request, specs=[[str(dtype), list(shape)] for dtype, shape in specs])
@@ -203,27 +188,22 @@ class ServerLoop:
                 raise ValueError(f"unknown call {other!r}; use hello, describe, init, push, pull or goodbye")
 
     def _change_once(self, request: _Request) -> None:
-        """Execute a call unless it was executed before, or an earlier call was lost with a connection.
+        """Execute a call unless it was executed before.
 
-        In the latter case the client will send all lost calls again, in order.
+        A connection brings the calls of a key in order, beginning with the first one that has no answer.
         """
-        client = self._client(request)
-        calls = client.keys[request.key]
-        if request.generation < client.generation:
+        calls = request.calls
+        if self._clients.get(request.records.name) is not request.records:  # of an earlier generation
             self._answer(request)
         elif request.count == calls.next:
             calls.next += 1
             self._change(request, calls)
-        elif calls.is_waiting(request.count):
-            calls.add_waiting(request.count, request.number)
+        elif request.count in calls.waiting:
+            calls.waiting[request.count] = request.number
         elif request.count < calls.next:
-            self._answer(request, calls.error(request.count))
-
-    def _client(self, request: _Request) -> ClientState:
-        """Return the state of the client; the first call of a later generation forgets the earlier ones."""
-        if request.generation > self._clients[request.client].generation:
-            self._clients[request.client] = ClientState(generation=request.generation)
-        return self._clients[request.client]
+            self._answer(request, calls.errors.get(request.count))
+        else:
+            raise ValueError(f"call {request.count} of {request.key!r} came before call {calls.next}")
 
     def _change(self, request: _Request, calls: KeyCalls) -> None:
         try:
@@ -231,10 +211,10 @@ class ServerLoop:
                 self._queue_update(request, calls)
                 return
             arrays = [array.tensor() for array in request.arrays]
-            self._store.add(request.key, arrays, request.optimized, request.replicas)
+            self._store.add(request.key, arrays, bool(request.optimized), request.replicas)
         except Exception as error:
             calls.add_error(request.count, _described(error))
-        self._answer(request, calls.error(request.count))
+        self._answer(request, calls.errors.get(request.count))
 
     def _queue_update(self, request: _Request, calls: KeyCalls) -> None:
         entry = self._store[request.key]
@@ -245,13 +225,13 @@ class ServerLoop:
                 entry.update([self._gradient(*numbered) for numbered in enumerate(request.arrays)])
             except Exception as error:
                 calls.add_error(request.count, ("RuntimeError", f"{type(error).__name__}: {error}"))
-            number, call_error = calls.pop_executed(request.count), calls.error(request.count)
+            number, call_error = calls.waiting.pop(request.count), calls.errors.get(request.count)
             if call_error is None:
-                self._executed[request.client].append(number)
+                self._executed[request.records].append(number)
             else:
-                self._send(request.client, [number], call_error)
+                self._send(request.records, {"numbers": [number], "error": call_error})
 
-        calls.add_waiting(request.count, request.number)
+        calls.waiting[request.count] = request.number
         self._enqueue(request, update)
 
     def _gradient(self, place: int, array: ReceivedArray) -> torch.Tensor:
@@ -265,16 +245,15 @@ class ServerLoop:
 
     def _pull(self, request: _Request) -> None:
         """Answer a pull after the client's earlier pushes have been executed."""
-        client, entry = self._client(request), self._store[request.key]
-        is_early = request.generation == client.generation and request.count > client.keys[request.key].next
-        if is_early or request.number in client.pulls:
+        pulls, entry = request.records.pulls, self._store[request.key]
+        if request.number in pulls:
             return
 
         def answer() -> None:
-            client.pulls.discard(request.number)
+            pulls.discard(request.number)
             self._answer(request, arrays=entry.values, replicas=entry.replicas)
 
-        client.pulls.add(request.number)
+        pulls.add(request.number)
         self._enqueue(request, answer)
 
     def _enqueue(self, request: _Request, run: Callable[[], None]) -> None:
@@ -287,17 +266,10 @@ class ServerLoop:
         arrays: Sequence[torch.Tensor] = (),
         **fields: Any,
     ) -> None:
-        self._send(request.client, [request.number], error, arrays, **fields)
+        errors = {} if error is None else {"error": error}
+        self._send(request.records, {"numbers": [request.number], **errors, **fields}, arrays)
 
-    def _send(
-        self,
-        client: bytes,
-        numbers: list[int],
-        error: CallError | None = None,
-        arrays: Sequence[torch.Tensor] = (),
-        **fields: Any,
-    ) -> None:
-        if error is not None:
-            fields["error"] = error
-        with suppress(zmq.ZMQError):  # the client has disconnected, or will send its request again
-            self._socket.send_multipart([client, *pack({"numbers": numbers, **fields}, arrays)], zmq.NOBLOCK)
+    def _send(self, records: Records, header: Header, arrays: Sequence[torch.Tensor] = ()) -> None:
+        """Send an answer over all connections of a client, of which at most one is not broken."""
+        for client in records.connections:
+            client.send(header, arrays)

@@ -8,7 +8,6 @@ import json
 import pickle
 import subprocess
 import sys
-import threading
 from contextlib import suppress
 
 import cloudpickle
@@ -16,8 +15,8 @@ import cloudpickle
 from compss_train._utils import Closable
 from compss_train._utils.validation import check_count
 from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
-from compss_train.net.sockets import ServerSocket
-from compss_train.net.tokens import check_token, new_token
+from compss_train.net.server import MessageServer
+from compss_train.net.sockets import check_token, new_token
 from compss_train.parameter_server.server_loop import ServerLoop
 
 MAX_BACKLOG = 2**28
@@ -26,29 +25,13 @@ _CLOSE_SECONDS = 1.0
 """How long the process may take to end before it is killed."""
 
 
-class Serving(Closable):
-    """A running server: its ``address``, the ``token`` that clients need, and ``close``."""
-
-    def __init__(self, loop: ServerLoop, address: str, token: str) -> None:
-        self.address = address
-        self.token = token
-        self._loop = loop
-        self._thread = threading.Thread(target=loop.run, name="parameter-server", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Execute all received calls, and end; may be called again."""
-        self._loop.stop()
-        self._thread.join()
-
-
 def serve(
     address: str | None = None,
     *,
     optimizer: OptimizerSpec | None = None,
     token: str | None = None,
     max_backlog: int = MAX_BACKLOG,
-) -> Serving:
+) -> ServerLoop:
     """Serve parameters to clients in other processes, or on other nodes, from a thread of this process.
 
     Parameters
@@ -73,22 +56,32 @@ def serve(
     check_count("max_backlog", max_backlog)
     factory = None if optimizer is None else optimizer_factory(optimizer)
     token = new_token() if token is None else check_token(token)
-    socket = ServerSocket(address, token)
-    loop = ServerLoop(socket=socket, token=token, optimizer=factory, max_backlog=max_backlog)
-    return Serving(loop, socket.address, token)
+    return ServerLoop(MessageServer(address, token), factory, max_backlog)
 
 
 class ServingProcess(Closable):
     """A server that runs in another process: its ``address``, the ``token`` that clients need, and ``close``."""
 
-    def __init__(self, process: subprocess.Popen[str], address: str, token: str) -> None:
-        self.address = address
-        self.token = token
+    def __init__(self, process: subprocess.Popen[str], sent: str) -> None:
+        """``sent`` goes to its input, as the first line."""
         self._process = process
+        try:
+            started = json.loads(_first_line(process, sent))
+            if "error" in started:
+                raise OSError(started["error"])
+        except BaseException:
+            self.close()
+            raise
+        self.address, self.token = started["address"], started["token"]
 
     def close(self) -> None:
         """End the process; may be called again."""
-        _end(self._process)
+        if self._process.returncode is None:
+            try:
+                self._process.communicate(timeout=_CLOSE_SECONDS)  # it ends at the end of its input
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.communicate()
 
 
 def serve_apart(address: str | None = None, *, optimizer: OptimizerSpec | None = None) -> ServingProcess:
@@ -105,14 +98,8 @@ def serve_apart(address: str | None = None, *, optimizer: OptimizerSpec | None =
         text=True,
         start_new_session=True,  # so that Ctrl-C reaches this process only
     )
-    try:
-        started = json.loads(_first_line(process, sent.hex()))
-        if "error" in started:
-            raise OSError(started["error"])
-    except BaseException:
-        _end(process)
-        raise
-    return ServingProcess(process, started["address"], started["token"])
+
+    return ServingProcess(process, sent.hex())
 
 
 def _serve_until_closed() -> None:
@@ -141,15 +128,3 @@ def _first_line(process: subprocess.Popen[str], sent: str) -> str:
     if not line:
         raise OSError("the parameter server's process ended before it served; its error output is above")
     return line
-
-
-def _end(process: subprocess.Popen[str]) -> None:
-    """Close the process's input, at whose end it ends, and kill it after a timeout."""
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            pipe.close()
-    try:
-        process.wait(_CLOSE_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

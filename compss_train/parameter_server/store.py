@@ -9,7 +9,7 @@ from torch import nn
 
 from compss_train.data.block import Block, as_tensor
 from compss_train.model.optimizers import OptimizerFactory
-from compss_train.parameter_server.base import ArraySpecs, check_arrays, check_sequence
+from compss_train.parameter_server.base import ArraySpecs, check_sequence
 
 
 class Entry:
@@ -36,10 +36,6 @@ class Entry:
         """The arrays themselves, which the next update changes."""
         return [value.detach() for value in self._values]
 
-    def check(self, name: str, arrays: Sequence[Block]) -> None:
-        """Raise ``ValueError`` unless the arrays agree with the key's in number, dtypes and shapes."""
-        check_arrays(self._key, self.specs, name, arrays)
-
     @torch.no_grad()
     def update(self, grads: Sequence[torch.Tensor]) -> None:
         """Take a step of the optimizer with the gradients, or add them."""
@@ -63,9 +59,10 @@ class Entry:
             total += grad
         return [total]
 
-    def copy_into(self, weights: Sequence[Block]) -> None:
-        """Copy the arrays into others, in place."""
+    def copy_into(self, weights: Sequence[Block]) -> Sequence[Block]:
+        """Copy the arrays into others, in place; return these."""
         copy_values(self._values, weights)
+        return weights
 
     def copies(self) -> list[Block]:
         """Return copies of the arrays or replicas: numpy arrays or tensors, as they were passed to ``init``."""

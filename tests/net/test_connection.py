@@ -74,7 +74,7 @@ class Echo:
     def __init__(self, address):
         self.server = MessageServer(address, "token")
         self.client = self.server.address.connect({"role": "x"})
-        self.identity, header, _ = self.receive()
+        self.peer, header, _ = self.receive()
         assert header == {"role": "x"}
 
     def receive(self):
@@ -84,9 +84,13 @@ class Echo:
 
     def answer(self, count=1):
         """Send this many messages back; return them."""
-        received = [self.receive()[1:] for _ in range(count)]
-        assert all(self.server.send(self.identity, *message) for message in received)
+        received = [(header, tensors_of(arrays)) for _, header, arrays in (self.receive() for _ in range(count))]
+        assert all(self.peer.send(*message) for message in received)
         return received
+
+
+def tensors_of(arrays):
+    return [array.tensor() for array in arrays]
 
 
 @pytest.fixture(params=[None, LOOPBACK], ids=["socket file", "TCP"])
@@ -109,7 +113,9 @@ def test_messages_round_trip(sent, address):
     with echo_at(address) as echo:
         for message in sent:
             echo.client.send(*message)
-        for received in (echo.answer(len(sent)), [echo.client.receive() for _ in sent]):
+        answered = echo.answer(len(sent))
+        returned = [(header, tensors_of(arrays)) for header, arrays in (echo.client.receive() for _ in sent)]
+        for received in (answered, returned):
             for (header, tensors), (expected, arrays) in zip(received, sent, strict=True):
                 assert header == expected
                 for tensor, array in zip(tensors, arrays, strict=True):
@@ -162,13 +168,13 @@ def test_sent_messages_arrive_after_close_and_before_the_disconnect(echo):
     for _ in range(2):
         echo.client.close()
     assert [echo.receive()[1] for _ in range(50)] == [{"n": number} for number in range(50)]
-    assert echo.receive() == (echo.identity, None, [])
-    assert not echo.server.send(echo.identity, {"too": "late"})
+    assert echo.receive() == (echo.peer, None, [])
+    assert not echo.peer.send({"too": "late"})
     assert echo.server.receive(0.1) is None  # once
 
 
 def test_a_lost_connection_raises_after_the_last_message(echo):
-    echo.server.send(echo.identity, {"last": 1})
+    echo.peer.send({"last": 1})
     echo.server.close()
     assert echo.client.receive(DEADLINE) == ({"last": 1}, [])
     for act in (echo.client.receive, echo.client.receive, lambda: echo.client.send({"n": 1})):
@@ -198,21 +204,21 @@ def test_a_send_to_a_server_that_does_not_read_waits_and_ends_with_it(echo):
 
 def test_receive_returns_none_after_its_timeout(echo):
     assert echo.client.receive(0) is echo.client.receive(0.02) is None
-    echo.server.send(echo.identity, {})  # only asks whether the client is there
+    echo.peer.send({})  # only asks whether the client is there
     assert echo.client.receive(0.05) is None
 
 
 def test_a_disconnected_client_is_found_among_others(echo):
     others = [echo.server.address.connect({"n": number}) for number in range(5)]
-    identities = {header["n"]: identity for identity, header, _ in (echo.receive() for _ in others)}
+    peers = {header["n"]: peer for peer, header, _ in (echo.receive() for _ in others)}
     others[3].close()
-    assert echo.receive() == (identities[3], None, [])
+    assert echo.receive() == (peers[3], None, [])
     with echo.server.address.connect({"n": 9}):  # it gets the file descriptor of the other one
         assert echo.receive()[1] == {"n": 9}
         assert echo.server.receive(0.2) is None
         for number in (0, 1, 2, 4):
             others[number].close()
-        assert sorted(echo.receive()[0] for _ in range(4)) == sorted(identities[number] for number in (0, 1, 2, 4))
+        assert {echo.receive()[0] for _ in range(4)} == {peers[number] for number in (0, 1, 2, 4)}
 
 
 def test_nobody_listens():

@@ -5,7 +5,7 @@ import torch
 from compss_train._utils import Closable
 from compss_train.net.connection import Address
 from compss_train.online.sender import SampleSender
-from compss_train.online.stream import Stream, route
+from compss_train.online.stream import Stream, worker_of
 from tests.buffers.kinds import DEADLINE, STEPS
 from tests.net.plain_clients import KEY, TOKEN
 
@@ -17,7 +17,7 @@ def number_sample(number):
 
 def expected_samples(number, samples, workers, *, whole=False):
     """Return for each worker the samples of a stream that are routed to it."""
-    routed = [route(number, sample, workers, whole=whole) for sample in range(samples)]
+    routed = [worker_of(number, sample, workers, whole=whole) for sample in range(samples)]
     return [[n for n in range(samples) if routed[n] == worker] for worker in range(workers)]
 
 

@@ -6,7 +6,7 @@ import threading
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
-from compss_train.online.event_server import EventServer
+from compss_train.online.events import EventServer
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream_router import ExternalSenders, StreamRouter
 from tests.buffers.kinds import DEADLINE, Thread, make, numbers, until
@@ -24,7 +24,7 @@ class StubCoordinator:
         self.url = self.server._servers[-1].address.url
         self.workers = [SimpleNamespace(number=number, url=None, deaths=0) for number in range(workers)]
         self.router = StreamRouter(self.workers, KEY, paired=paired)
-        self.senders = ExternalSenders(senders, self.router, itertools.count().__next__)
+        self.senders = ExternalSenders(senders, self.router, itertools.count())
         self.events, self.warnings, self.clients = [], [], []
         self._calls = queue.SimpleQueue()
         self._closed = threading.Event()
@@ -35,23 +35,21 @@ class StubCoordinator:
             while not self._closed.is_set():
                 while not self._calls.empty():
                     self._calls.get()()
-                if (event := self.server.next(0.02)) is not None:
-                    self._handle(event.client, event.header)
+                if (received := self.server.next(0.02)) is not None:
+                    self._handle(*received[:2])
 
     def _handle(self, client, header):
         if client not in self.clients:
             self.clients.append(client)
         try:
-            if client.role == "sender":
+            if client.greeting["role"] == "sender":
                 self.senders.handle(client, header)
             elif header is not None and "role" in header:
-                self.router.register(client, client.number)
+                self.router.register(client, client.greeting["number"])
             elif header is None or header.keys() & {"finished", "failed", "interrupted"}:
                 self.router._active.pop(client, None)
         except UserWarning as warning:
             self.warnings.append(str(warning))
-        except (ValueError, TypeError, LookupError) as error:
-            client.send({"error": f"{type(error).__name__}: {error}"})
         self.events.append((client, header))
 
     def call(self, action):
@@ -99,17 +97,9 @@ class StubCoordinator:
 class StubWorker:
     """A worker that only receives."""
 
-    def __init__(self, buffer, *, paired=False, offsets=None, checkpointing=True, address=None):
-        self.buffer, self.failures = buffer, []
-        self.receiver = Receiver(
-            buffer,
-            address,
-            token=KEY,
-            paired=paired,
-            offsets=offsets,
-            checkpointing=checkpointing,
-            on_failure=self.failures.append,
-        )
+    def __init__(self, buffer, *, paired=False, offsets=None, address=None):
+        self.buffer = buffer
+        self.receiver = Receiver(buffer, address, token=KEY, paired=paired, offsets=offsets)
         self.receiver.start()
         self.url = self.receiver.url
 

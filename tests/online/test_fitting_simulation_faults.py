@@ -84,7 +84,7 @@ def test_an_error_is_raised_if_all_simulations_fail(local, tmp_path):
 
 
 def test_an_error_is_raised_if_endless_simulations_all_fail(local, tmp_path, monkeypatch):
-    monkeypatch.setattr("compss_train.online.simulation_queue.REPORT_SECONDS", 0.3)
+    monkeypatch.setattr("compss_train.online.simulation_runs.REPORT_SECONDS", 0.3)
     fault = Fault(0, raise_error, tmp_path, times=10**6)
     inputs = itertools.repeat([0])
     with pytest.warns(UserWarning, match="simulation .* failed"):

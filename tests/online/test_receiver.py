@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from compss_train.buffers import TimeStep
 from compss_train.net.connection import Address
+from compss_train.net.messages import pack, unpack
 from compss_train.online import receiver
 from tests.buffers.kinds import Thread, make, until
 from tests.net.plain_clients import KEY, no_threads_left
@@ -66,7 +67,7 @@ def test_connections_of_one_stream_may_interleave(schedule, first, second, rando
                 if counters[who] is None:
                     counters[who] = itertools.count(stub.receiver._offsets.get(0, 0))
                 burst = [
-                    ({"sample": next(counters[who])}, list(number_sample(turn)))
+                    unpack(pack({"sample": next(counters[who])}, number_sample(turn)))
                     for _ in range(random.randint(1, 3))
                 ]
                 stub.receiver._put(0, burst)
@@ -142,7 +143,7 @@ def test_a_full_buffer_blocks_the_sender(length, samples, ahead):
             got += [int(buffer.get()[0][0]) for _ in range(taken)]
             expected = len(got) + capacity + ahead
             until(lambda expected=expected: opened.sent == expected)
-            assert not opened._credit[0]
+            assert not opened._routes[0].credit
             assert buffer.samples_put == buffer.samples_got + capacity
         got += [int(buffer.get()[0][0]) for _ in range(samples - len(got))]
         sending.result()
@@ -155,7 +156,7 @@ def test_who_sends_without_credit_is_not_heard(make_stub):
         for number in range(300):
             connection.connection.send({"sample": number}, number_sample(number))
         assert "without credit" in connection.read("error")["error"]
-    assert stub.failures == []
+    assert stub.receiver.failed is None
 
 
 def test_a_full_buffer_delays_no_other_sender(make_stub):
@@ -177,7 +178,7 @@ arrays = st.sampled_from(
 @given(st.lists(arrays, min_size=1, max_size=8), st.integers(1, 80), st.booleans())
 def test_bursts_are_bounded_and_as_large_as_possible(kinds, times, ends):
     samples = [
-        ({"sample": number}, [each, each])
+        ({"sample": number}, unpack(pack({}, [each, each]))[1])
         for number, each in enumerate(each for each in kinds for _ in range(times))
     ]
     waiting = [*samples, ({"end": True}, []), ({"sample": 99}, [])] if ends else list(samples)
@@ -207,7 +208,7 @@ def test_samples_before_a_disconnect_are_put(make_stub):
 
 def test_a_partially_put_burst_counts_up_to_its_last_put(make_stub):
     stub = make_stub(make("FIFO", 3))
-    burst = [({"sample": number}, list(number_sample(number))) for number in range(5)]
+    burst = [unpack(pack({"sample": number}, number_sample(number))) for number in range(5)]
     assert stub.receiver._put(0, burst) == 3
     state, received = stub.receiver.snapshot()
     assert (state["usage"]["put"], received, stub.receiver._offsets) == (3, {0: 3}, {0: 3})
@@ -229,7 +230,7 @@ def test_running_out_of_memory_is_reported_as_the_workers_failure(make_stub, mon
     with stub.connect(0) as connection:
         connection.send(0)
         assert "no more" in connection.read("error")["error"]
-    assert [str(failure) for failure in stub.failures] == ["no more"]
+    assert str(stub.receiver.failed) == "no more"
     send_stream(stub, 0, 1)
     assert stub.drain() == [0]
 

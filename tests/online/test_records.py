@@ -40,7 +40,7 @@ def test_records_cover_each_report_once_and_the_last_buffer_state(todo, metric):
         else:
             progress.add(*step)
             last[step[0]] = step[1]
-    records.append(progress.final_record(99, 7, SIMULATIONS))
+    records.append(progress.record(99, 7, SIMULATIONS, final=True))
     trained = [step for step in todo if step is not None]
     for name in ("samples", "batches"):
         assert sum(record[name] for record in records) == sum(getattr(report, name) for _, report in trained)
@@ -77,8 +77,8 @@ def test_the_final_record_covers_every_worker_that_trained():
     progress.record(0, 0, SIMULATIONS)
     for worker in (0, 1):
         progress.add(worker, report(0))
-    assert [each["batches"] for each in progress.final_record(1, 0, SIMULATIONS)["workers"]] == [1, 1]
-    assert progress.final_record(2, 0, SIMULATIONS)["batches"] == 0
+    assert [each["batches"] for each in progress.record(1, 0, SIMULATIONS, final=True)["workers"]] == [1, 1]
+    assert progress.record(2, 0, SIMULATIONS, final=True)["batches"] == 0
 
 
 def test_a_record_is_due_after_its_interval_if_there_are_reports():

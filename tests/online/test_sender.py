@@ -92,7 +92,7 @@ def test_rejected_senders_get_the_reason():
 
 def test_late_senders_are_rejected():
     with no_open_connections(), stub_fit() as running:
-        running.coordinator.call(running.coordinator.senders.close_registration)
+        running.coordinator.senders.closed = True
         with pytest.raises(TrainingEndedError, match="no more samples are accepted"):
             connect_sender(running)
 

@@ -2,6 +2,7 @@
 
 import warnings
 from itertools import pairwise
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,8 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from compss_train.online.options import OnlineJob
 from compss_train.online.sender import as_sample
-from compss_train.online.stream import end_offset, route
+from compss_train.online.stream import worker_of
 from tests.buffers.kinds import STEPS, Thread, until
 from tests.online.sample_streams import connect_sender, expected_samples, number_sample, send_all, simulation_stream
 from tests.online.stub_fits import stub_fit
@@ -22,25 +24,26 @@ streams, numbers_of_samples, workers = st.integers(0, 10**6), st.integers(0, 60)
 
 @given(streams, numbers_of_samples, workers)
 def test_streams_are_routed_round_robin_from_successive_workers(stream, samples, workers):
-    routed = [route(stream, sample, workers, whole=False) for sample in range(samples)]
+    routed = [worker_of(stream, sample, workers, whole=False) for sample in range(samples)]
     assert set(routed) <= set(range(workers))
     assert all(after == (before + 1) % workers for before, after in pairwise(routed))
     counts = [routed.count(worker) for worker in range(workers)]
     assert sum(counts) == samples
     assert max(counts) - min(counts) <= 1
-    assert route(stream + 1, 0, workers, whole=False) == route(stream, 1, workers, whole=False)
+    assert worker_of(stream + 1, 0, workers, whole=False) == worker_of(stream, 1, workers, whole=False)
 
 
 @given(streams, numbers_of_samples, workers)
 def test_whole_streams_are_routed_to_one_worker_each(stream, samples, workers):
-    assert {route(stream, sample, workers, whole=True) for sample in range(samples + 1)} == {stream % workers}
+    assert {worker_of(stream, sample, workers, whole=True) for sample in range(samples + 1)} == {stream % workers}
 
 
 @given(streams, numbers_of_samples, workers, st.booleans(), st.data())
 def test_end_offset_follows_the_last_sample_of_a_worker(stream, samples, workers, whole, data):
     worker = data.draw(st.integers(0, workers - 1))
-    own = [n for n in range(samples) if route(stream, n, workers, whole=whole) == worker]
-    assert end_offset(worker, stream, samples, workers, whole=whole) == max(own, default=-1) + 1
+    own = [n for n in range(samples) if worker_of(stream, n, workers, whole=whole) == worker]
+    job = SimpleNamespace(num_workers=workers, paired=whole)
+    assert OnlineJob.end_offset(job, worker, stream, samples) == max(own, default=-1) + 1
 
 
 @settings(max_examples=15, deadline=None)

@@ -137,7 +137,7 @@ def test_a_sample_of_another_shape_is_rejected_with_the_buffers_reason():
         with connect_sender(running) as other:
             other.send(torch.zeros(2))
         assert running.workers[0].buffer.samples_put == 2
-        assert running.workers[0].failures == []  # the sample's failure, not the worker's
+        assert running.workers[0].receiver.failed is None  # the sample's failure, not the worker's
 
 
 def test_a_rejection_is_raised_again_by_later_calls():
@@ -181,8 +181,8 @@ def test_a_buffer_that_stays_full_raises_in_the_sender():
         try:
             with pytest.raises(ValueError, match="use a capacity above"):
                 closing.result()
-            [failure] = running.workers[0].failures  # not the sample's failure: reported to the fit, too
-            assert isinstance(failure, BufferFullError)
+            # Not the sample's failure: it ends the fit, too.
+            assert isinstance(running.workers[0].receiver.failed, BufferFullError)
         finally:
             running.coordinator.close()
             senders[2]._stream.close()

@@ -9,9 +9,9 @@ from safetensors.torch import save
 
 from compss_train.model.random_state import RandomState
 from compss_train.net.messages import MessageError, pack, unpack
-from compss_train.online.values import decode_value, encode_value
-from compss_train.online.worker_task import WorkerCheckpoint
+from compss_train.online.worker_task import decode_value, encode_value
 from compss_train.online.workers import CheckpointStore
+from compss_train.training.training_state import worker_from_dict, worker_to_dict
 from compss_train.worker import WorkerState
 from tests.buffers.kinds import ALL, make, put_some
 
@@ -25,29 +25,27 @@ def test_a_worker_checkpoint_round_trips(kind):
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     net(torch.ones(3)).sum().backward()
     optimizer.step()
-    checkpoint = WorkerCheckpoint(
-        WorkerState(optimizer.state_dict(), RandomState.capture("cpu")), buffer.state_dict(), {0: 3, 9: 1}, 17
-    )
+    state = WorkerState(optimizer.state_dict(), RandomState.capture("cpu"))
+    saved = {"state": worker_to_dict(state), "buffer": buffer.state_dict(), "offsets": {0: 3, 9: 1}}
     with CheckpointStore() as store:
-        store.store(3, checkpoint.encode())
-        [data] = store.load(3)
-    back = WorkerCheckpoint.decode(data)
-    assert (back.offsets, back.batches) == ({0: 3, 9: 1}, 17)
-    expected, other = checkpoint.state.optimizer["state"], back.state.optimizer["state"]
-    assert all(torch.equal(expected[n][key], other[n][key]) for n in expected for key in expected[n])
-    assert back.state.optimizer["param_groups"] == checkpoint.state.optimizer["param_groups"]
+        store.store(3, encode_value(saved))
+        back = decode_value(*store.load(3))
+    assert back["offsets"] == saved["offsets"]
+    expected, other = state.optimizer, worker_from_dict(back["state"]).optimizer
+    for n, values in expected["state"].items():
+        assert all(torch.equal(value, other["state"][n][key]) for key, value in values.items())
+    assert expected["param_groups"] == other["param_groups"]
     restored = make(kind, 12, seed=5)
-    restored.load_state_dict(back.buffer)
+    restored.load_state_dict(back["buffer"])
     assert repr(restored.state_dict()) == repr(buffer.state_dict())
     for each in (buffer, restored):
         each.signal_reception_over()
     assert repr(restored.get_batch(3)) == repr(buffer.get_batch(3))
 
 
-def test_a_checkpoint_without_optimizer_round_trips():
-    checkpoint = WorkerCheckpoint(WorkerState(None, 3), make("FIFO", 2).state_dict(), {}, 0)
-    back = WorkerCheckpoint.decode(checkpoint.encode())
-    assert (back.state, back.offsets, back.batches) == (WorkerState(None, 3), {}, 0)
+def test_a_state_without_optimizer_round_trips():
+    state = WorkerState(None, 3)
+    assert worker_from_dict(decode_value(encode_value(worker_to_dict(state)))) == state
 
 
 @pytest.mark.parametrize(
@@ -64,7 +62,7 @@ def test_a_checkpoint_without_optimizer_round_trips():
 def test_values_round_trip(value):
     data = encode_value(value)
     assert (data.dtype, data.dim(), data.is_contiguous()) == (torch.uint8, 1, True)
-    back = decode_value(unpack([bytearray(frame) for frame in pack({}, [data])])[1][0])
+    back = decode_value(unpack(pack({}, [data]))[1][0].tensor())
     assert repr(back) == repr(value)
     encode_value(value)[:] = 0  # does not share memory with the value
     assert repr(decode_value(data)) == repr(back)

@@ -7,6 +7,8 @@ import torch
 
 from compss_train import WorkerLostError
 from compss_train.engines import Resources, Traits
+from compss_train.net.messages import pack, unpack
+from compss_train.online.events import RECONNECT_SECONDS, ConnectedTask
 from compss_train.online.workers import MAX_RUNS, CheckpointStore, Worker, Workers
 
 
@@ -32,15 +34,18 @@ def test_the_last_checkpoint_of_each_worker_is_loaded():
         assert load(store, 0) == [[7]]
 
 
+class Full:
+    """A checkpoint that does not fit on the disk."""
+
+    def numpy(self):
+        return self
+
+    def tofile(self, path):
+        path.write_bytes(b"ha")
+        raise OSError("no space")
+
+
 def test_a_failed_write_keeps_the_previous_checkpoint():
-    class Full:
-        def numpy(self):
-            return self
-
-        def tofile(self, path):
-            path.write_bytes(b"ha")
-            raise OSError("no space")
-
     with CheckpointStore() as store:
         store.store(0, bytes_of(1, 2))
         with pytest.raises(
@@ -48,7 +53,7 @@ def test_a_failed_write_keeps_the_previous_checkpoint():
         ):
             store.store(0, Full())
         assert load(store, 0) == [[1, 2]]
-        assert not list(store._folder.glob("*.new"))
+        assert {path.name for path in store._folder.iterdir()} == {".lock", "0.checkpoint"}
 
 
 def test_close_removes_the_files_and_is_idempotent():
@@ -65,51 +70,63 @@ def test_close_removes_the_files_and_is_idempotent():
     assert not folder.exists()
 
 
-def workers_of(submitted, simulations=None, store=lambda worker, data: None):
-    """Return two workers on an engine that runs nothing."""
-    engine = SimpleNamespace(
+def engine_of(submitted, **options):
+    """Return an engine that runs nothing."""
+    return SimpleNamespace(
         traits=Traits(interruptible=False),
         submit=lambda *args, resources: submitted.append(resources),
         arrived=lambda refs: [],
         delete=lambda refs: None,
+        **options,
     )
+
+
+def workers_of(submitted, store=lambda worker, data: None):
+    """Return two workers on an engine that runs nothing."""
     session = SimpleNamespace(
-        engine=engine,
+        engine=engine_of(submitted),
         regroup=lambda groups: None,
         training_spec=None,
         states=[(), ()],
         devices=["cuda", "cuda"],
         resources=Resources(cpus=3, gpus=1, gpu_tasks=2),
     )
-    job = SimpleNamespace(num_workers=2)
-    return Workers(
-        session=session, job=job, simulations=simulations, progress=None, checkpoints=SimpleNamespace(store=store)
-    )
+    return Workers(session, SimpleNamespace(num_workers=2), None, SimpleNamespace(store=store))
+
+
+def client_of(number):
+    return SimpleNamespace(greeting={"role": "worker", "number": number}, send=lambda header: None)
+
+
+CHECKPOINT = unpack(pack({"checkpoint": True}, [bytes_of(1), torch.tensor([[0, 5]])]))
 
 
 def test_a_worker_that_is_submitted_again_does_not_wait_for_the_others():
     """The limit of tasks on GPUs would make it wait for the first one, which runs to the end of the fit."""
     submitted = []
-    workers = workers_of(submitted)
-    workers.all[1].liveness = SimpleNamespace(is_lost=True, client=None)
-    workers.restart_lost()
+    worker, now = workers_of(submitted).all[1], [0.0]
+    worker._clock = lambda: now[0]
+    worker.connect(client_of(1))
+    worker.disconnect()
+    now[0] += RECONNECT_SECONDS + 1
+    worker.check()
     assert submitted == [Resources(cpus=3, gpus=1, own_process=True)] * 3
 
 
 def test_a_worker_is_given_up_after_four_attempts_without_a_checkpoint_between_them():
-    workers, client = workers_of([], SimpleNamespace(done=[])), SimpleNamespace(number=1)
+    workers, client = workers_of([]), client_of(1)
     worker = workers.all[1]
 
     def attempts(count):
         for _ in range(count):
             worker.connect(client)
-            workers.handle(client, None, ())
+            assert workers.handle(worker, client, None, ()) == "died"
 
     for _ in range(3):
         attempts(MAX_RUNS - 1)
         worker.connect(client)
-        workers.handle(client, {"checkpoint": True}, [bytes_of(1), torch.tensor([[0, 5]])])
-        worker.liveness.disconnect()
+        assert workers.handle(worker, client, *CHECKPOINT) == "saved"
+        ConnectedTask.disconnect(worker)
     with pytest.raises(WorkerLostError, match=r"worker 1 was started 4 times, .* before its next checkpoint"):
         attempts(MAX_RUNS)
 
@@ -118,28 +135,68 @@ def test_a_checkpoint_that_cannot_be_stored_is_a_warning_and_does_not_count():
     def full(worker, data):
         raise OSError("no space left on device")
 
-    workers, client = workers_of([], SimpleNamespace(done=[]), full), SimpleNamespace(number=1)
-    workers.all[1].connect(client)
+    workers, client = workers_of([], full), client_of(1)
+    worker = workers.all[1]
+    worker.connect(client)
     with pytest.warns(UserWarning, match="no space left on device; training goes on"):
-        workers.handle(client, {"checkpoint": True}, [bytes_of(1), torch.tensor([[0, 5]])])
-    workers.handle(client, {"checkpoint": True}, [bytes_of(1), torch.tensor([[0, 5]])])  # warned once
-    assert workers.all[1].saved_offsets == {}
+        assert workers.handle(worker, client, *CHECKPOINT) is None
+    assert workers.handle(worker, client, *CHECKPOINT) is None  # warned once
+    assert worker.saved_offsets == {}
 
 
 def test_a_worker_that_sends_nothing_for_long_is_warned_of_once():
     now = [0.0]
-    worker = Worker(3, None, lambda: now[0])
+    worker = Worker(3, engine_of([]), lambda: None, lambda: now[0])
     for now[0] in (50.0, 500.0):
         worker.hear({"role": "worker"})
     worker.hear({"process": "4711 on node1"})
     for now[0] in (501.0, 503.5):
         worker.hear({"report": True})
+    worker.connect(client_of(3))
     now[0] += 29
-    worker.warn_if_silent()  # no warning: those of tests are errors
+    worker.check()  # no warning: those of tests are errors
     now[0] += 2
     with pytest.warns(
         UserWarning, match="worker 3 has sent nothing for 31 s: its process, 4711 on node1, is stopped"
     ):
-        worker.warn_if_silent()
+        worker.check()
     now[0] += 200
-    worker.warn_if_silent()
+    worker.check()
+
+
+def test_a_task_is_submitted_again_if_it_is_lost_and_not_before():
+    now, submitted = [100.0], []
+    task = ConnectedTask(engine_of(submitted), lambda: submitted.append("task"), lambda: now[0])
+
+    def check(times):
+        task.restart(lambda error: True)
+        assert len(submitted) == times
+
+    now[0] += 2 * RECONNECT_SECONDS
+    check(1)  # it never connected: it may wait for its turn
+    for times in (1, 2):
+        assert task.connect("client")
+        now[0] += 2 * RECONNECT_SECONDS
+        check(times)
+        task.disconnect()
+        now[0] += RECONNECT_SECONDS
+        check(times)
+        now[0] += 1
+        check(times + 1)
+
+
+@pytest.mark.parametrize("interruptible", [True, False])
+def test_a_task_that_ended_is_submitted_again_if_it_had_connected_or_its_error_may_pass(interruptible):
+    submitted, asked = [], []
+    engine = engine_of(submitted, fetch=lambda refs: 1 / 0)
+    engine.traits, engine.arrived = Traits(interruptible=interruptible), lambda refs: refs
+    task = ConnectedTask(engine, lambda: submitted.append("task"))
+    for again in (False, True):
+        task.restart(lambda error, again=again: asked.append(error) or again)
+    assert [type(error) for error in asked] == [ZeroDivisionError] * 2
+    assert len(submitted) == 2
+    task.connect("client")
+    task.restart(None)  # it is there
+    task.disconnect()
+    task.restart(None)
+    assert len(submitted) == 3

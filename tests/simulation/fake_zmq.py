@@ -1,9 +1,8 @@
-"""Stands in for ZeroMQ: sockets in one process, whose messages are late, doubled, lost with a connection, or kill.
+"""Stands in for ZeroMQ: sockets in one process, whose messages are late, lost with a connection, or kill.
 
 Only what the package uses. A connection delivers messages in order. It may break at any message: what was on its
-way is lost, in part or all of it, or arrives after messages of the next connection (``stale``). Clients of the
-parameter server connect again; those with ``RECONNECT_IVL`` of -1 learn that they are disconnected. The names are
-those of ``zmq``.
+way is lost, in part or all of it, or arrives after messages of the next connection (``stale``). The names are those
+of ``zmq``.
 """
 
 # ruff: noqa: N802
@@ -25,8 +24,9 @@ SECONDS = (0.001, 0.01, 0.01, 0.5)
 CONNECTING = 0.01
 """Seconds that it takes to connect."""
 
-PATIENCE = 30.0
-"""Seconds that a poll waits unless something happens, however little it was to wait."""
+PATIENCE, SHORT = 30.0, 100
+"""Seconds that polls of at most so many milliseconds wait instead, unless something happens; online fits need them
+as they are, and their polls wait longer only after the coordinator's end."""
 
 
 class Again(Exception):  # noqa: N818
@@ -59,17 +59,10 @@ class Link:
     def __init__(self, zmq: FakeZmq, client: Socket, server: Socket) -> None:
         self._zmq, self.client, self.server = zmq, client, server
         self.descriptor = 0
-        self.ended = False
-        self._generation = 0
-        self._late: set[int] = set()
-        """Generations whose messages arrive after those of later ones."""
-        self._arrives: dict[Socket, float] = {}
+        self.ended = self._lost = False
+        zmq.after(CONNECTING, self._connected)
+        self._arrives = dict.fromkeys((client, server), zmq.events.now + 2 * CONNECTING)
         """When the last message to each end arrives: the next one is not faster."""
-        self.connect()
-
-    def connect(self) -> None:
-        self._zmq.after(CONNECTING, self._connected)
-        self._arrives = dict.fromkeys((self.client, self.server), self._zmq.events.now + 2 * CONNECTING)
 
     def _connected(self) -> None:
         if self.server.closed:
@@ -82,32 +75,20 @@ class Link:
             self.client.notice(FakeZmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def send(self, to: Socket, frames: list[bytes]) -> None:
-        zmq, generation, descriptor = self._zmq, self._generation, self.descriptor
-        seconds, times = zmq.message(self)
-        arrives = max(zmq.events.now + seconds, self._arrives[to] + 1e-6)
-        self._arrives[to] = arrives
+        zmq, descriptor = self._zmq, self.descriptor
+        self._arrives[to] = max(zmq.events.now + zmq.seconds_of_message(self), self._arrives[to] + 1e-6)
 
-        def arrive(late: bool = False) -> None:
-            if to.closed:
-                return
-            if late or generation == self._generation:
+        def arrive() -> None:
+            if not to.closed and not self._lost:
                 to.received.append((descriptor, frames))
-            elif generation in self._late:
-                zmq.after(zmq.events.draw.choice(SECONDS), lambda: arrive(late=True))
 
-        for _ in range(times):
-            zmq.after(arrives - zmq.events.now, arrive)
+        zmq.after(self._arrives[to] - zmq.events.now, arrive)
 
-    def break_off(self, *, late: bool = False) -> None:
-        """Lose what is on its way, or have it arrive late, and connect again."""
-        if late:
-            self._late.add(self._generation)
-        self._generation += 1
-        if self.client.reconnects:
-            self.server.links.pop(self.client.identity, None)
-            self.server.notice(FakeZmq.EVENT_DISCONNECTED, self.descriptor)
-            self.connect()
-        else:
+    def break_off(self, *, stale: bool = False) -> None:
+        """Break, and lose what is on its way; ``stale`` if that arrives, while the client connects again."""
+        self._lost = not stale
+        if not self.ended:
+            self._zmq.after(0.0, self._client_disconnected)
             self.end()
 
     def end(self) -> None:
@@ -134,17 +115,11 @@ class Socket:
         self.address = ""
         self.received: deque[tuple[int, list[bytes]]] = deque()
         self.links: dict[bytes, Link] = {}
-        self.monitor_events = Monitor(self)
-        self.reconnects, self.mandatory = True, False
+        self.monitor_events = Monitor()
         self._noticed = 0
         self._link: Link | None = None
         self.closed = False
         zmq.sockets.append(self)
-
-    @property
-    def patient(self) -> bool:
-        """Whether polls wait longer than they are told."""
-        return self.reconnects and not self.mandatory
 
     def notice(self, event: int, value: int = 0) -> None:
         """Tell the monitor of an event, if it watches for it."""
@@ -156,15 +131,7 @@ class Socket:
         return FakeZmq.POLLIN if self.received else 0
 
     def setsockopt(self, option: str, value: Any) -> None:
-        if option == FakeZmq.IDENTITY:
-            self.identity = value
-        if option == FakeZmq.RECONNECT_IVL:
-            self.reconnects = value >= 0
-        if option == FakeZmq.ROUTER_MANDATORY:
-            self.mandatory = bool(value)
-
-    def setsockopt_string(self, option: str, value: str) -> None:
-        self.setsockopt(option, value.encode())
+        pass
 
     def getsockopt_string(self, option: str) -> str:
         return self.address
@@ -200,13 +167,12 @@ class Socket:
         sent = [bytes(frame.buffer if isinstance(frame, Frame) else frame) for frame in frames]
         if self._kind == "ROUTER":
             identity, *sent = sent
-            if (link := self.links.get(identity)) is not None:
-                link.send(link.client, sent)
-            elif self.mandatory:
+            if (link := self.links.get(identity)) is None:
                 raise ZMQError("no route to host")
+            link.send(link.client, sent)
         elif self._link is not None and not self._link.ended:
             self._link.send(self._link.server, [self.identity, *sent])
-        elif not self.reconnects:
+        else:
             raise Again
 
     def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Frame]:
@@ -216,10 +182,7 @@ class Socket:
         return [Frame(frame, descriptor=descriptor) for frame in frames]
 
     def poll(self, milliseconds: float) -> int:
-        if self.patient:
-            self._zmq.poll(lambda: bool(self.received), 120 * PATIENCE)
-        else:
-            self._zmq.wait(lambda: bool(self.received), milliseconds)
+        self._zmq.wait(lambda: bool(self.received), milliseconds)
         return self.EVENTS
 
     def close(self, linger: int | None = None) -> None:
@@ -227,18 +190,12 @@ class Socket:
             return
         self.closed = True
         for link in [*self.links.values(), *([self._link] if self._link is not None else [])]:
-            if not link.client.reconnects:
-                link.break_off() if linger == 0 else link.end()
+            link.break_off() if linger == 0 else link.end()
 
 
 class Monitor:
-    def __init__(self, socket: Socket) -> None:
-        self._socket = socket
+    def __init__(self) -> None:
         self.handshakes: deque[dict[str, Any]] = deque()
-
-    @property
-    def patient(self) -> bool:
-        return self._socket.patient
 
     @property
     def EVENTS(self) -> int:
@@ -260,10 +217,7 @@ class Poller:
         def ready() -> bool:
             return any(map(_readable, self._sources))
 
-        if all(isinstance(source, int) or source.patient for source in self._sources):
-            self._zmq.poll(ready, PATIENCE)
-        else:
-            self._zmq.wait(ready, milliseconds)
+        self._zmq.wait(ready, milliseconds)
         return [(source, FakeZmq.POLLIN) for source in self._sources if _readable(source)]
 
 
@@ -295,9 +249,8 @@ class FakeZmq:
     """The module ``zmq``, of one simulated network."""
 
     ROUTER, DEALER, PAIR = "ROUTER", "DEALER", "PAIR"
-    IDENTITY, LAST_ENDPOINT = "IDENTITY", "LAST_ENDPOINT"
-    RECONNECT_IVL, ROUTER_MANDATORY = "RECONNECT_IVL", "ROUTER_MANDATORY"
-    ROUTER_HANDOVER = RCVHWM = LINGER = HANDSHAKE_IVL = MAXMSGSIZE = "ignored"
+    LAST_ENDPOINT = "LAST_ENDPOINT"
+    RECONNECT_IVL = ROUTER_MANDATORY = RCVHWM = LINGER = HANDSHAKE_IVL = MAXMSGSIZE = "ignored"
     TCP_KEEPALIVE = TCP_KEEPALIVE_IDLE = TCP_KEEPALIVE_INTVL = TCP_KEEPALIVE_CNT = "ignored"
     POLLIN = NOBLOCK = 1
     EVENT_HANDSHAKE_SUCCEEDED, EVENT_ACCEPTED, EVENT_DISCONNECTED = 1, 2, 4
@@ -333,35 +286,28 @@ class FakeZmq:
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         self.events.after(seconds, action)
 
-    def poll(self, condition: Callable[[], bool], seconds: float) -> None:
-        changes = self.events.changes
-        self.events.wait(lambda: condition() or self.events.changes != changes, seconds)
-
     def wait(self, condition: Callable[[], bool], milliseconds: float) -> None:
-        """Wait as long as told; longer in what outlives the coordinator, which may wait for hours."""
-        self.events.wait(condition, PATIENCE if milliseconds and self._plan.killed else milliseconds / 1000)
+        """Wait, for longer than told where nothing depends on it."""
+        changes, patient = self.events.changes, self.events.patient or self._plan.killed
+        if 0 < milliseconds <= SHORT and patient:
+            self.events.wait(lambda: condition() or self.events.changes != changes, PATIENCE)
+        else:
+            self.events.wait(condition, milliseconds / 1000)
 
-    def message(self, link: Link) -> tuple[float, int]:
-        """Return how long a message takes, and how often it arrives.
-
-        A fault may break the connection, or end the client's process.
-        """
-        seconds, times = self.events.draw.choice(SECONDS), 1
+    def seconds_of_message(self, link: Link) -> float:
+        """Return how long a message takes; a fault may break the connection, or end the client's process."""
+        seconds = self.events.draw.choice(SECONDS)
         for fault in self._plan.at("message"):
             if fault.kind == "late":
                 seconds += fault.seconds
-            if fault.kind in ("cut", "stale"):
-                self.after(seconds / 2, partial(link.break_off, late=fault.kind == "stale"))
-            if fault.kind == "double" and link.client.reconnects:
-                times = 2  # as they are sent again; what comes twice on one connection breaks it
-            elif fault.kind == "double":
-                self.after(seconds / 2, link.break_off)
+            if fault.kind in ("cut", "double", "stale"):  # what comes twice on one connection breaks it
+                self.after(seconds / 2, partial(link.break_off, stale=fault.kind == "stale"))
             if fault.kind == "die" and link.client.process is not COORDINATOR:
                 self.after(seconds / 2, lambda: self.events.kill(link.client.process))
-        return seconds, times
+        return seconds
 
     def close_sockets(self, process: object) -> None:
         """Do what the system does when a process ends."""
         for each in self.sockets:
             if each.process is process and not each.closed:
-                each.close(None if each.patient else self.events.draw.choice([0, None]))
+                each.close(self.events.draw.choice([0, None]))

@@ -44,6 +44,8 @@ class FiberEvents(Events):
     """Events, and fibers that run until they wait."""
 
     concurrent: ClassVar[bool] = True
+    patient: ClassVar[bool] = True
+    """Whether threads that look for changes now and then may sleep until something happens."""
 
     def __init__(self, seed: int, plan: FaultPlan) -> None:
         super().__init__(seed)

@@ -40,6 +40,7 @@ class OnlineEvents(FiberEvents):
     """Tasks begin soon: they run until the fit ends."""
 
     pace = 0.01
+    patient = False
 
 
 def options_of(draw: random.Random) -> dict[str, Any]:

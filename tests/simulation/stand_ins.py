@@ -13,7 +13,7 @@ from unittest.mock import patch
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from compss_train.online import simulation_task, training, worker_task  # noqa: F401  # so that they are patched
+from compss_train.online import fitting, simulation_task, worker_task  # noqa: F401  # so that they are patched
 from compss_train.parameter_server import connect, serve  # noqa: F401
 from tests.simulation.engine import Events, FaultPlan
 from tests.simulation.fake_zmq import FakeZmq

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from compss_train.net.connection import Address
-from compss_train.online.event_server import RECONNECT_SECONDS, EventServer, TaskLiveness
+from compss_train.online.events import EventServer
 from compss_train.online.stream_router import StreamRouter
 from tests.buffers.kinds import DEADLINE
 from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
@@ -42,24 +42,25 @@ def test_tokens_of_senders_never_act_as_those_of_tasks(server):
             rejected.send({"checkpoint": True}, [torch.zeros(2)])  # it gets no role by insisting
             assert server.next(0.1) is None
     with senders.connect({"role": "sender", "name": "a"}):
-        assert server.next(DEADLINE).client.name == "a"
-    assert next_event(server).header is None
+        assert server.next(DEADLINE)[1]["name"] == "a"
+    assert next_event(server)[1] is None
 
 
 def test_events_keep_each_clients_order_and_end_with_a_disconnect(server):
     with server.address.connect({"role": "worker", "number": 3}) as one:
-        first = server.next(DEADLINE)
-        assert (first.client.role, first.client.name, first.client.number) == ("worker", None, 3)
+        first, header, _ = server.next(DEADLINE)
+        assert header is first.greeting
+        assert header == {"role": "worker", "number": 3}
         for number in range(5):
             one.send({"n": number}, [torch.tensor(number)])
-        first.client.send({"hi": 1}, [torch.zeros(2**22)])
+        first.send({"hi": 1}, [torch.zeros(2**22)])
         header, [came] = one.receive()
-        assert (header, len(came)) == ({"hi": 1}, 2**22)
+        assert (header, came.shape) == ({"hi": 1}, (2**22,))
     events = [next_event(server) for _ in range(6)]
-    assert [each.header for each in events] == [*({"n": number} for number in range(5)), None]
-    assert [int(each.arrays[0]) for each in events[:-1]] == list(range(5))
-    assert {each.client for each in events} == {first.client}
-    first.client.send({"ignored": "disconnected"})
+    assert [header for _, header, _ in events] == [*({"n": number} for number in range(5)), None]
+    assert [int(arrays[0].tensor()) for _, _, arrays in events[:-1]] == list(range(5))
+    assert {client for client, _, _ in events} == {first}
+    first.send({"ignored": "disconnected"})
     assert server.next(0) is None
 
 
@@ -72,23 +73,6 @@ def test_a_greeting_without_role_is_rejected(server, greeting):
     with server.address.connect(greeting) as client:
         assert server.next(0.1) is None
         assert "role" in client.receive(DEADLINE)[0]["error"]
-
-
-def test_a_task_that_does_not_reconnect_in_time_is_lost():
-    now = [100.0]
-    liveness = TaskLiveness(lambda: now[0])
-    now[0] += 2 * RECONNECT_SECONDS
-    assert not liveness.is_lost  # it never connected
-    liveness.connect("client")
-    now[0] += 2 * RECONNECT_SECONDS
-    assert not liveness.is_lost
-    liveness.disconnect()
-    now[0] += RECONNECT_SECONDS
-    assert not liveness.is_lost
-    now[0] += 1
-    assert liveness.is_lost
-    liveness.connect("client")
-    assert not liveness.is_lost
 
 
 def test_streams_get_the_addresses_of_the_workers_whenever_one_changes():

@@ -1,0 +1,138 @@
+"""What the coordinator hears: the messages of all clients, and whether the fit's own tasks are still there.
+
+Clients are workers, simulations, external senders and evaluations.
+"""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+
+import zmq
+
+from compss_train._utils import Closable
+from compss_train.data.block import Block
+from compss_train.engines import Engine, Ref
+from compss_train.engines.nodes import is_loopback
+from compss_train.net.messages import Header
+from compss_train.net.server import Client, MessageServer, Received
+from compss_train.net.sockets import new_token
+
+RECONNECT_SECONDS = 120.0
+"""How long a task may take to reconnect after its process died, for engines that cannot report a lost task."""
+
+SENDER = "sender"
+"""The role of programs that are not tasks of the fit."""
+
+
+class EventServer(Closable):
+    """Receives the messages of all clients, for one thread.
+
+    The fit's own tasks present a token that is generated for each fit. ``host`` is the address at which they reach
+    this machine: if it is the loopback address, nobody but this user can connect.
+    """
+
+    def __init__(self, host: str) -> None:
+        self._tasks = MessageServer(None if is_loopback(host) else f"tcp://{host}:*", new_token())
+        self._servers = [self._tasks]
+        self._clients: set[Client] = set()
+        self._poller = zmq.Poller()
+        self._poller.register(self._tasks.socket, zmq.POLLIN)
+        self.address = self._tasks.address
+
+    def listen_for_senders(self, address: str, token: str) -> None:
+        """Listen at another address, for senders only, which present this token."""
+        self._servers.append(MessageServer(address, token))
+        self._poller.register(self._servers[-1].socket, zmq.POLLIN)
+
+    def next(self, timeout: float) -> Received | None:
+        """Return the next message, ``None`` after ``timeout`` seconds; the first one of a client says its role."""
+        if (received := self._next()) is None and timeout and self._poller.poll(math.ceil(1000 * timeout)):
+            return self._next()
+        return received
+
+    def _next(self) -> Received | None:
+        for server in self._servers:
+            while (received := server.receive()) is not None:
+                client, header, _ = received
+                if header is client.greeting:
+                    self._greet(client, is_task=server is self._tasks)
+                if client in self._clients:
+                    if header is None:
+                        self._clients.remove(client)
+                    return received
+        return None
+
+    def _greet(self, client: Client, *, is_task: bool) -> None:
+        role = client.greeting.get("role")
+        if isinstance(role, str) and (role == SENDER) != is_task:
+            self._clients.add(client)
+        else:
+            client.send({"error": f"role {role!r}; this address is for others"})
+
+    def close(self) -> None:
+        """Close all connections; simulations and workers then end."""
+        for server in self._servers:
+            server.close()
+
+
+class ConnectedTask:
+    """A task of the fit, which stays connected to the coordinator while it runs; ``submit`` submits it."""
+
+    def __init__(
+        self, engine: Engine, submit: Callable[[], Ref], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._engine, self._submit, self._clock = engine, submit, clock
+        self.client: Client | None = None
+        """The current connection."""
+        self._start()
+
+    def _start(self) -> None:
+        self.ref, self.has_connected, self._disconnected_since = self._submit(), False, self._clock()
+
+    def connect(self, client: Client) -> bool:
+        """Accept a connection; return False if another task is connected in its place."""
+        if self.client is not None:
+            client.send({"accepted": False})
+            return False
+        self.client, self.has_connected = client, True
+        return True
+
+    def disconnect(self) -> None:
+        """Mark as disconnected."""
+        self.client, self._disconnected_since = None, self._clock()
+
+    def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
+        """Send a message if it is connected."""
+        if self.client is not None:
+            self.client.send(header, arrays)
+
+    @property
+    def seconds_disconnected(self) -> float:
+        """Seconds since it was submitted or disconnected; 0 while it is connected."""
+        return self._clock() - self._disconnected_since if self.client is None else 0.0
+
+    def restart(self, never_connected: Callable[[Exception | None], bool]) -> None:
+        """Submit it again if it was lost with its node or connection, or the engine has given it up.
+
+        If it has ended without ever having connected, ``never_connected`` gets its exception, and says whether to.
+        """
+        if self.client is not None:
+            return
+        ended = bool(self._engine.arrived([self.ref]))
+        if ended and not self.has_connected and not never_connected(self._exception()):
+            return
+        known = self._engine.traits.interruptible  # what has become of tasks
+        if ended or (not known and self.has_connected and self.seconds_disconnected > RECONNECT_SECONDS):
+            self.free()
+            self._start()
+
+    def _exception(self) -> Exception | None:
+        try:
+            self._engine.fetch([self.ref])
+        except Exception as error:
+            return error
+        return None
+
+    def free(self) -> None:
+        """Free what the engine holds of it."""
+        self._engine.delete([self.ref])

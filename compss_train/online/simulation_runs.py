@@ -1,0 +1,247 @@
+"""Runs the simulations of a fit as tasks: a limited number at a time, with retries."""
+
+import itertools
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import cloudpickle
+
+from compss_train._utils.validation import warn_user
+from compss_train.engines import Engine, Ref, Resources
+from compss_train.exceptions import SimulationError, WorkerTraceback
+from compss_train.net.messages import Header
+from compss_train.net.server import Client
+from compss_train.online.events import ConnectedTask
+from compss_train.online.options import OnlineJob
+from compss_train.online.simulation_task import simulate_and_send
+from compss_train.online.simulations import Simulations
+from compss_train.online.stream_router import StreamRouter
+from compss_train.online.workers import Worker
+
+UNREACHABLE_SECONDS = 60.0
+"""How long a simulation retries a worker that is not known to have died: a failed node is noticed late."""
+REPORT_SECONDS = 3.0
+"""Seconds after which workers have reported the samples received so far."""
+
+
+@dataclass(eq=False, kw_only=True)
+class Simulation:
+    """One input, and what has become of its simulation."""
+
+    number: int
+    """Number of its stream of samples."""
+    value: Any
+    task: ConnectedTask | None = None
+    """Its task, while it runs."""
+    samples: int | None = None
+    """Number of its samples, once it is done."""
+    failures: int = 0
+    timeout_report: str | None = None
+    """The watchdog's last message before it ended the process."""
+    interrupted_since: float | None = None
+    """Time of the first interruption by a worker that is unreachable but not known to have died."""
+
+
+class SimulationRuns:
+    """Runs simulations: those to repeat first, then the next inputs. ``numbers`` gives each a stream of its own."""
+
+    def __init__(
+        self,
+        simulations: Simulations,
+        *,
+        engine: Engine,
+        router: StreamRouter,
+        job: OnlineJob,
+        numbers: Iterator[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._engine, self._router, self._job, self._clock = engine, router, job, clock
+        self._options, self._numbers = simulations, numbers
+        self._inputs = iter(() if simulations.simulate is None else simulations.inputs)
+        self._exhausted = simulations.simulate is None
+        self._simulate: Ref = engine.publish(cloudpickle.dumps(simulations.simulate))
+        self._repeated: deque[Simulation] = deque()
+        self._known: dict[int, Simulation] = {}  # those that may have to be repeated; others are only counted
+        self._done = self._failed = 0
+        self._any_samples = False
+        self._first_failure: tuple[str, str, float] | None = None
+        """Of the first simulation that failed for good, the message, its traceback, and the time."""
+
+    # Which of them run
+
+    @property
+    def _running(self) -> list[tuple[Simulation, ConnectedTask]]:
+        return [(each, each.task) for each in self._known.values() if each.task is not None]
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether no simulation is running or pending."""
+        return self._exhausted and not self._repeated and not self._running
+
+    @property
+    def _done_ones(self) -> list[Simulation]:
+        """Completed simulations, which are repeated if a worker loses their samples."""
+        return [each for each in self._known.values() if each.samples is not None]
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of running, completed and failed simulations."""
+        return {"running": len(self._running), "done": self._done, "failed": self._failed}
+
+    def start(self) -> None:
+        """Submit simulations up to the limit, and resubmit lost tasks."""
+        running = self._running
+        for simulation, task in running:
+            task.restart(partial(self._never_connected, simulation))
+        for _ in range(self._options.count - len(running)):
+            if (pending := self._next()) is None:
+                return
+            value = cloudpickle.dumps(pending.value)  # here, so that the caller gets the exception
+            args = self._simulate, value, pending.number, self._job.coordinator, self._options.timeout
+            submit = partial(self._engine.submit, simulate_and_send, *args, resources=Resources(own_process=True))
+            pending.task = ConnectedTask(self._engine, submit, self._clock)
+
+    def _next(self) -> Simulation | None:
+        """Return the next simulation to run, ``None`` if none is pending."""
+        if self._repeated:
+            return self._repeated.popleft()
+        if self._exhausted:
+            return None
+        for value in itertools.islice(self._inputs, 1):
+            simulation = Simulation(number=next(self._numbers), value=value)
+            self._known[simulation.number] = simulation
+            return simulation
+        self._exhausted = True
+        return None
+
+    def repeat_lost(self, worker: Worker) -> None:
+        """Run simulations again of whose samples a worker has lost some."""
+        for each in self._done_ones:
+            if self._lacks(worker, each):
+                self._repeat(each)
+
+    def forget_safe(self, workers: Sequence[Worker]) -> list[int]:
+        """Forget simulations whose samples are in all workers' checkpoints; return the numbers of their streams."""
+        safe = [each for each in self._done_ones if not any(self._lacks(worker, each) for worker in workers)]
+        for simulation in safe:
+            self._forget(simulation)
+        return [simulation.number for simulation in safe]
+
+    def _lacks(self, worker: Worker, simulation: Simulation) -> bool:
+        return worker.lacks_samples(self._job, simulation.number, simulation.samples or 0)
+
+    def _repeat(self, simulation: Simulation) -> None:
+        self._done -= simulation.samples is not None
+        simulation.samples = None
+        self._repeated.append(simulation)
+
+    def _forget(self, simulation: Simulation) -> None:
+        """Drop a simulation that will not run again."""
+        del self._known[simulation.number]
+
+    # What becomes of their tasks
+
+    def handle(self, client: Client, header: Header | None) -> None:
+        """Process a message of a simulation's task."""
+        simulation = self._known.get(int(client.greeting["number"]))
+        task = None if simulation is None else simulation.task
+        if simulation is None or task is None:  # skipped, or a duplicate
+            client.send({"accepted": False})
+        elif header is client.greeting:
+            if task.connect(client):
+                self._router.register(client, simulation.number)
+        elif task.client is not client:
+            return
+        elif header is None:
+            self._process_died(client, simulation, task)
+        elif "timeout" in header:
+            simulation.timeout_report = f"no sample within {header['timeout']} s; it was here:\n{header['stack']}"
+        else:
+            self._ended(client, simulation, header)
+
+    def _never_connected(self, simulation: Simulation, error: Exception | None) -> bool:
+        self._free(simulation)
+        reason, text = "its task could not reach the coordinator", ""
+        if error is not None:
+            reason, text = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+        if self._may_run_again(simulation, reason, text):
+            self._repeat(simulation)
+        return False
+
+    def _process_died(self, client: Client, simulation: Simulation, task: ConnectedTask) -> None:
+        """Record a failure; the engine restarts the task."""
+        task.disconnect()
+        self._router.unregister(client)
+        reason, simulation.timeout_report = simulation.timeout_report or "its process died", None
+        if not self._may_run_again(simulation, reason):
+            self._free(simulation)
+
+    def _ended(self, client: Client, simulation: Simulation, header: Header) -> None:
+        lost_workers = self._router.unregister(client)
+        self._free(simulation)
+        if "finished" in header:
+            repeat = self._finished(simulation, int(header["finished"]), lost_workers)
+        elif "interrupted" in header:
+            now = self._clock()
+            if lost_workers or simulation.interrupted_since is None:
+                simulation.interrupted_since = now
+            repeat = now - simulation.interrupted_since < UNREACHABLE_SECONDS or self._may_run_again(
+                simulation, header["interrupted"]
+            )
+        else:
+            repeat = self._may_run_again(simulation, header["failed"], header["traceback"])
+        if repeat:
+            self._repeat(simulation)
+
+    def _finished(self, simulation: Simulation, samples: int, lost_workers: list[Worker]) -> bool:
+        """Mark a simulation as done; return True if it has to run again for samples that a worker lost."""
+        self._done += 1
+        simulation.samples, simulation.interrupted_since = samples, None
+        self._any_samples = self._any_samples or samples > 0
+        if self._job.checkpoint_every is None:
+            self._forget(simulation)
+            return False
+        return any(self._lacks(worker, simulation) for worker in lost_workers)
+
+    def _may_run_again(self, simulation: Simulation, reason: str, text: str = "") -> bool:
+        """Record a failure with its traceback, warn, and return True if retries are left."""
+        simulation.failures += 1
+        value, retries = repr(simulation.value), self._options.retries
+        value = value if len(value) <= 80 else f"{value[:77]}..."
+        what = f"simulation {simulation.number} of input {value} failed: {reason}"
+        if simulation.failures <= retries:
+            warn_user(f"{what}; retry {simulation.failures} of {retries}")
+            return True
+        warn_user(f"{what}; skipped after {simulation.failures} failures\n{text}")
+        self._failed += 1
+        self._forget(simulation)
+        if self._first_failure is None:
+            self._first_failure = f"{what} (failures: {simulation.failures})", text, self._clock()
+        return False
+
+    def check(self, received: int, *, final: bool = False) -> None:
+        """Raise ``SimulationError`` if a simulation failed for good and no sample has come from any.
+
+        ``received`` is the number of samples that workers have reported, which lags behind unless it is ``final``.
+        """
+        if self._first_failure is None or received or self._any_samples:
+            return
+        what, text, since = self._first_failure
+        if final or self._clock() - since > REPORT_SECONDS:
+            cause = WorkerTraceback(text) if text else None
+            raise SimulationError(f"{what}, and no simulation has produced a sample") from cause
+
+    def _free(self, simulation: Simulation) -> None:
+        if simulation.task is not None:
+            simulation.task.free()
+        simulation.task = None
+
+    def stop(self) -> None:
+        """Notify all running simulations that training has ended."""
+        for _, task in self._running:
+            task.send({"stop": True})
+        self._engine.delete([self._simulate])
