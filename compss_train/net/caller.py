@@ -118,38 +118,22 @@ class Caller:
         self._thread = threading.Thread(target=self._run, name="caller", daemon=True)
         self._thread.start()
 
-    def send(self, call: str, key: str, arrays: Sequence[Block], priority: int) -> None:
-        """Send a call that changes the key, and copies of its arrays; its error is raised by the next call.
-
-        Raises ``ValueError`` for a key and for arrays that no server accepts.
-        """
-        self._queue_request(call, key, arrays, priority=priority, changes=True, waited_for=False)
-
-    def ask(
+    def call(
         self,
         call: str,
         key: str,
         arrays: Sequence[Block] = (),
-        priority: int = 0,
         *,
+        priority: int = 0,
         changes: bool = False,
+        wait: bool = True,
         **options: int,
     ) -> Message:
-        """Send a call as ``send`` does, and return its answer, or raise its error.
+        """Send a call with copies of its arrays, and return its answer, or raise its error.
 
-        ``changes`` says whether it changes the key.
+        ``changes`` says whether it changes the key. Without ``wait`` it returns an empty answer at once, and the
+        next call raises the error. Raises ``ValueError`` for a key and for arrays that no server accepts.
         """
-        header = {"priority": priority, **options}
-        request = self._queue_request(call, key, arrays, **header, changes=changes, waited_for=True)
-        request.finished.wait()
-        self.check()
-        if request.error is not None:
-            raise request.error
-        return request.answer
-
-    def _queue_request(
-        self, call: str, key: str, arrays: Sequence[Block], *, changes: bool, waited_for: bool, **options: int
-    ) -> Request:
         descriptions, views = pack_arrays(arrays)
         if len(key.encode()) > _MAX_KEY_BYTES:
             raise ValueError(f"a key of {len(key):,} characters, {key[:40]!r}...: give at most {_MAX_KEY_BYTES:,}")
@@ -160,18 +144,23 @@ class Caller:
         request = Request(
             key,
             size=sum(len(view) for view in views),
-            header={"call": call, "key": key, **options},
+            header={"call": call, "key": key, "priority": priority, **options},
             descriptions=descriptions,
             frames=[self._frames.copy(view) for view in views],
             changes=changes,
-            waited_for=waited_for,
+            waited_for=wait,
         )
         self.check()
-        if self._closing or not self._queue.add(request, options["priority"]):
+        if self._closing or not self._queue.add(request, priority):
             raise _closed()
         if self._asleep:
             self._wake_up()
-        return request
+        if wait:
+            request.finished.wait()
+            self.check()
+            if request.error is not None:
+                raise request.error
+        return request.answer
 
     def check(self) -> None:
         """Raise the error of a request that nobody has waited for, once."""

@@ -30,14 +30,14 @@ class RemoteParameterServer(ParameterServer):
         self._finalizer = weakref.finalize(self, self._caller.close)
 
     def _init(self, key: str, value: Sequence[Block], optimized: bool, replicas: int) -> None:
-        self._caller.ask("init", key, value, changes=True, optimized=optimized, replicas=replicas)
+        self._caller.call("init", key, value, changes=True, optimized=optimized, replicas=replicas)
         self._known_specs[key] = specs_of(value)
 
     def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
-        self._caller.send("push", key, grads, priority)
+        self._caller.call("push", key, grads, priority=priority, changes=True, wait=False)
 
     def _pull(self, key: str, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:
-        header, pulled = self._caller.ask("pull", key, priority=priority)
+        header, pulled = self._caller.call("pull", key, priority=priority)
         if weights is None:
             arrays = [array.tensor() for array in pulled]
             return arrays + [arrays[0].clone() for _ in range(header["replicas"] - 1)]
@@ -47,7 +47,7 @@ class RemoteParameterServer(ParameterServer):
 
     def _specs(self, key: str) -> ArraySpecs:
         if key not in self._known_specs:
-            header, _ = self._caller.ask("describe", key)
+            header, _ = self._caller.call("describe", key)
             self._known_specs[key] = [
                 (getattr(torch, name.removeprefix("torch.")), tuple(shape)) for name, shape in header["specs"]
             ]
@@ -92,7 +92,7 @@ def connect(
         raise ValueError(f"name={name!r}: give a string that is not empty, or None")
     server = RemoteParameterServer(Address(address, token), timeout, name, generation)
     try:
-        server._caller.ask("hello", "")
+        server._caller.call("hello", "")
     except BaseException:
         server._caller.close(wait=False)
         raise

@@ -48,7 +48,7 @@ class Records:
 
     name: str
     generation: int
-    connections: set[Client] = field(default_factory=set)
+    connections: list[Client] = field(default_factory=list)
     keys: defaultdict[str, KeyCalls] = field(default_factory=lambda: defaultdict(KeyCalls))
     pulls: set[int] = field(default_factory=set)
     """Numbers of waiting pulls: one that is received again is answered once."""
@@ -140,16 +140,16 @@ class ServerLoop(Closable):
         while self._queue.has_space and (received := self._server.receive(timeout)) is not None:
             timeout = 0.0
             client, header, arrays = received
-            if header is None:
-                self._disconnected(client)
-                continue
+            records = self._connected.get(client)
             try:
-                if client in self._connected:
-                    self._call(self._connected[client], header, arrays)
-                else:
+                if header is None:
+                    self._connected.pop(client, None)
+                elif records is None:
                     self._greeted(client, header)
+                else:
+                    self._call(records, header, arrays)
             except Exception as error:
-                client.send({"numbers": [header.get("number")], "error": _described(error)})
+                client.send({"numbers": [(header or {}).get("number")], "error": _described(error)})
 
     def _greeted(self, client: Client, greeting: Header) -> None:
         """Continue the records of a client; a later generation of its name forgets the earlier ones.
@@ -163,11 +163,7 @@ class ServerLoop(Closable):
         elif generation < known.generation:
             known = Records(name, generation)
         self._connected[client] = known
-        known.connections.add(client)
-
-    def _disconnected(self, client: Client) -> None:
-        if (records := self._connected.pop(client, None)) is not None:
-            records.connections.discard(client)
+        known.connections.append(client)
 
     def _call(self, records: Records, header: Header, arrays: list[ReceivedArray]) -> None:
         if header.get("call") == "goodbye":
@@ -271,5 +267,4 @@ class ServerLoop(Closable):
 
     def _send(self, records: Records, header: Header, arrays: Sequence[torch.Tensor] = ()) -> None:
         """Send an answer over all connections of a client, of which at most one is not broken."""
-        for client in records.connections:
-            client.send(header, arrays)
+        records.connections = [client for client in records.connections if client.send(header, arrays)]

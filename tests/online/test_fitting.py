@@ -1,15 +1,13 @@
 """fit_online without failures: equality with a plain loop, each sample trained on, ends, pairs, further fits."""
 
 import itertools
-from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from compss_train import BufferSpec, DistributedTrainer, Merge
+from compss_train import BufferSpec, Merge
 from compss_train.buffers import BufferFullError
 from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.tolerances import adam_error, sgd_error
@@ -96,66 +94,6 @@ def test_samples_without_y_are_their_own_targets(local):
     net = mlp(outputs=6)
     ours = fit_online(build_trainer(local, 1, net, SGD, "mse"), simulate_rows, [(x,)], batch_size=4)
     assert_same_bits(ours, plain_loop(net, PLAIN["momentum"][1], batches_of(4, x), nn.functional.mse_loss))
-
-
-@dataclass(frozen=True)
-class BatchRecorder:
-    """A transform that stores its batches in files, as it runs in the worker."""
-
-    folder: Path
-
-    def __call__(self, x):
-        torch.save(x, self.folder / f"{len(list(self.folder.iterdir()))}.pt")
-        return x.reshape(len(x), -1)[:, :1].float()
-
-    def batches(self):
-        return [torch.load(self.folder / f"{number}.pt") for number in range(len(list(self.folder.iterdir())))]
-
-
-def samples_of_type(which):
-    """Yield samples of all types and memory layouts that a solver may use."""
-    for number in range(4):
-        x = np.arange(24, dtype=np.float32).reshape(2, 3, 4) + number
-        x = {
-            "strided": x.transpose(2, 0, 1)[::2],
-            "backwards": x[:, ::-1],
-            "read-only": np.frombuffer(x.tobytes(), np.float32).reshape(x.shape),
-            "tensor": torch.from_numpy(x.copy()).requires_grad_().permute(1, 0, 2),
-            "half": x.astype(np.float16),
-            "bytes": x.astype(np.uint8),
-            "truth": x > 10,
-            "number": float(number),
-            "list": x.tolist(),
-            "large": np.broadcast_to(x[..., None], (2, 3, 4, 70000)),
-            "scalar": x[0, 0, 0],
-        }[which]
-        yield (x, np.float32(number)) if number % 2 else (number, x, np.float32(number))  # a step is accepted
-        if isinstance(x, np.ndarray) and x.flags.writeable:
-            x[:] = 0  # solvers reuse their memory
-
-
-@pytest.mark.parametrize(
-    "which",
-    ["strided", "backwards", "read-only", "tensor", "half", "bytes", "truth", "number", "list", "large", "scalar"],
-)
-def test_samples_arrive_unchanged(local, tmp_path, which):
-    recorder = BatchRecorder(tmp_path)
-    trainer = DistributedTrainer(1, engine=local, seed=0, threads=1)
-    trainer.build(nn.Linear(1, 1), SGD, lambda output, target: output.mean(), transform=recorder)
-    fit_online(trainer, samples_of_type, [which], batch_size=4)
-    (batch,) = recorder.batches()
-    expected = [sample[-2] for sample in expected_samples(which)]
-    assert batch.shape == (4, *np.shape(expected[0]))
-    for ours, theirs in zip(batch, expected, strict=True):
-        assert ours.dtype == theirs.dtype
-        assert torch.equal(ours, theirs)
-
-
-def expected_samples(which):
-    for sample in samples_of_type(which):
-        x = sample[-2]
-        copied = x.detach().clone() if isinstance(x, torch.Tensor) else torch.as_tensor(np.array(x))
-        yield copied.float() if which in ("number", "list") else copied, None
 
 
 # Every sample is trained on
@@ -247,12 +185,6 @@ def test_max_batches_ends_short_simulations(local):
         trainer, OneHotSimulation(10), ([number % 10] for number in itertools.count()), batch_size=5, max_batches=4
     )
     assert sample_counts(parameters, 1) == [2] * 10
-
-
-def test_max_batches_above_the_number_of_batches_has_no_effect(local):
-    trainer = build_trainer(local, 2, CountingNet(10), COUNTING_SGD, sum_loss)
-    parameters = fit_online(trainer, OneHotSimulation(10), [range(10)], batch_size=5, max_batches=400)
-    assert sample_counts(parameters, 2) == [1] * 10
 
 
 # Pairs of time steps

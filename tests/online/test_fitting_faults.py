@@ -171,26 +171,6 @@ def sender_options(port):
     return address, {"senders": 1, "address": address, "token": "secret"}
 
 
-def test_a_failed_sender_may_reconnect(local, tmp_path):
-    def numbers():
-        yield from range(7)
-        raise LookupError("out of licences")
-
-    address, options = sender_options(free_port())
-    later = []
-
-    def again():
-        later.append(send_in_thread(address, range(20), 20, name="solver"))
-
-    first, errors = send_in_thread(address, numbers(), 20, again, name="solver")
-    with pytest.warns(UserWarning, match="(?s)sender 'solver' has failed and may reconnect: .*out of licences"):
-        _, trained = fit_and_count(local, CountingNet(20), None, (), workers=2, **options)
-    for thread, raised in [(first, errors), *later]:
-        thread.join(20)
-        assert [type(error) for error in raised] == ([LookupError] if raised is errors else [])
-    assert trained == [1] * 20
-
-
 def test_lost_samples_of_a_sender_are_warned_of(local, tmp_path):
     """The sender has ended without an error long before."""
     address, options = sender_options(free_port())

@@ -17,7 +17,6 @@ import torch
 from torch import nn
 
 from compss_train import BufferSpec
-from compss_train.exceptions import TrainingEndedError
 from compss_train.online import SampleSender
 from tests.helpers.models import SGD
 from tests.online.fits import build_trainer, fit_online
@@ -102,27 +101,6 @@ def test_only_senders(local):
     assert sample_counts(parameters, 1) == [1] * 12
     with pytest.raises(ConnectionRefusedError, match="start fit_online"):
         SampleSender(address, "secret", timeout=0.1)
-
-
-def test_max_batches_ends_senders(local, tmp_path):
-    address, ended = f"tcp://127.0.0.1:{free_port()}", []
-
-    def send():
-        try:
-            with SampleSender(address, "secret", timeout=20) as sender:
-                for number in itertools.count():
-                    sender.send(one_hot(number % 12, 12), 0.0)
-        except TrainingEndedError as error:
-            ended.append(error)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    trainer = build_trainer(local, 1, CountingNet(12), COUNTING_SGD, sum_loss)
-    options = {"senders": 1, "address": address, "token": "secret", "inputs": ()}
-    parameters = fit_online(trainer, None, **options, batch_size=6, max_batches=4)
-    thread.join(20)
-    assert len(ended) == 1
-    assert sample_counts(parameters, 1) == [2] * 12
 
 
 # Back-pressure and cleanup

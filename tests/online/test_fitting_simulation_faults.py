@@ -1,8 +1,6 @@
 """fit_online: simulations that raise, hang and die."""
 
-import itertools
 import re
-import sys
 import threading
 import time
 import warnings
@@ -24,7 +22,6 @@ from tests.online.simulations import (
     TouchFile,
     increment,
     kill_process,
-    one_hot,
     raise_error,
     read_count,
     sample_counts,
@@ -83,62 +80,6 @@ def test_an_error_is_raised_if_all_simulations_fail(local, tmp_path):
     assert sample_counts(trainer.get_parameters(), 1) == [0] * 5
 
 
-def test_an_error_is_raised_if_endless_simulations_all_fail(local, tmp_path, monkeypatch):
-    monkeypatch.setattr("compss_train.online.simulation_runs.REPORT_SECONDS", 0.3)
-    fault = Fault(0, raise_error, tmp_path, times=10**6)
-    inputs = itertools.repeat([0])
-    with pytest.warns(UserWarning, match="simulation .* failed"):
-        _, error = run_fit(local, CountingNet(5), OneHotSimulation(5, fault), inputs, retries=0)
-    assert isinstance(error, SimulationError)
-
-
-def invalid_samples(which):
-    good = one_hot(0, 5), np.float32(0)
-    for number in range(3):
-        yield one_hot(number, 5), np.float32(0)
-    yield {
-        "no tuple": lambda: "a word",
-        "nothing": lambda: None,
-        "too many": lambda: (1, 2, 3, 4),
-        "empty": lambda: (),
-        "alone": lambda: good[0],
-        "objects": lambda: (np.array([None, 3]), good[1]),
-        "ragged": lambda: ([[1.0], [2.0, 3.0]], good[1]),
-        "shape": lambda: (one_hot(0, 6), good[1]),
-        "dtype": lambda: (good[0].astype(np.float64), good[1]),
-        "big-endian": lambda: (good[0].astype(">f4"), good[1]),
-        "words": lambda: (np.array(["a"]), good[1]),
-        "step": lambda: ("first", *good),
-    }[which]()
-
-
-REASONS = {
-    "no tuple": "",
-    "nothing": "",
-    "too many": "a tuple of 4",
-    "empty": "a tuple of 0",
-    "alone": "a sample of",
-    "objects": "",
-    "ragged": "",
-    "shape": "a worker rejected a sample",
-    "dtype": "a worker rejected a sample",
-    "big-endian": "",
-    "words": "",
-    "step": "first",
-}
-
-
-@pytest.mark.parametrize("which", REASONS)
-def test_invalid_samples_skip_their_simulation_with_a_warning(local, which):
-    def simulate(what):
-        return invalid_samples(what) if isinstance(what, str) else OneHotSimulation(5)(what)
-
-    with pytest.warns(UserWarning, match=rf"(?s)simulation 0 of input '{which}' failed: .*{REASONS[which]}"):
-        trainer, trained = fit_and_count(local, CountingNet(5), simulate, [which, [3, 4]], retries=0)
-    assert trained[3:] == [1, 1]
-    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 1, "failed": 1}
-
-
 def test_samples_of_a_skipped_simulation_are_trained_on(local, tmp_path):
     """Some samples are still in sockets when the coordinator knows that no more will come."""
 
@@ -151,33 +92,6 @@ def test_samples_of_a_skipped_simulation_are_trained_on(local, tmp_path):
     with pytest.warns(UserWarning, match="(?s)singular matrix; skipped after 1 failures"):
         _, trained = fit_and_count(local, net, simulate, [0], retries=0, buffer=BufferSpec("FIFO", 5))
     assert trained == [1] * 12
-
-
-def returns_none(_):
-    return None
-
-
-class Unpicklable:
-    """Can be pickled but not unpickled."""
-
-    def __reduce__(self):
-        return (int, ("no number",))
-
-
-@pytest.mark.parametrize(
-    ("simulate", "value", "said"),
-    [
-        (returns_none, 0, "not iterable"),
-        (OneHotSimulation(5), Unpicklable(), "no number"),
-        (sys.exit, "code 7", "SystemExit"),
-    ],
-    ids=["nothing to iterate over", "input", "exit"],
-)
-def test_simulations_that_cannot_start_are_reported(local, simulate, value, said):
-    with pytest.warns(UserWarning, match="skipped after"):
-        _, error = run_fit(local, CountingNet(5), simulate, [value], retries=0)
-    assert isinstance(error, SimulationError)
-    assert said in str(error)
 
 
 def test_an_unpicklable_input_raises_in_the_caller(local):
@@ -242,20 +156,6 @@ def test_a_killed_simulation_is_retried(local, tmp_path):
     assert fault.count == 1
     assert trained == [1] * 40
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}
-
-
-def test_a_simulation_that_always_dies_is_skipped(local, tmp_path):
-    """It has given samples, so that the failure does not end the fit."""
-    fault = Fault(7, kill_process, tmp_path, times=100)
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        trainer, trained = fit_and_count(
-            local, CountingNet(20), OneHotSimulation(20, fault), split_range(20, 10), retries=1
-        )
-    assert ["skipped after" in str(warning.message) for warning in warned] == [False, True]
-    assert max(trained[:7]) <= 1  # what a process has sent may be lost with it
-    assert trained[7:] == [0] * 3 + [1] * 10
-    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 1, "failed": 1}
 
 
 @pytest.mark.timeout(15)

@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from compss_train import BufferSpec, WorkerLostError
-from compss_train.online import workers
-from tests.helpers.models import classification, mlp
-from tests.online.fits import build_trainer, fit_and_count, fit_online, run_fit, split_range
+from compss_train import BufferSpec
+from tests.online.fits import fit_and_count, split_range
 from tests.online.simulations import (
     CallAll,
     CountingNet,
@@ -22,7 +20,6 @@ from tests.online.simulations import (
     increment,
     kill_process,
     read_count,
-    simulate_rows,
     slow_copy,
 )
 
@@ -100,18 +97,6 @@ def test_a_worker_killed_before_its_first_checkpoint_receives_all_samples_again(
     assert trainer.history[-1]["repetitions"] == [0, 60]
 
 
-def test_a_full_temporary_folder_is_a_warning_and_training_goes_on(local, monkeypatch):
-    def full(store, worker, checkpoint):
-        raise OSError("a checkpoint could not be written: no space")
-
-    monkeypatch.setattr(workers.CheckpointStore, "store", full)
-    trainer = build_trainer(local, 1, mlp())
-    with pytest.warns(UserWarning, match="no space; training goes on, .* or give checkpoint_every=None") as warned:
-        fit_online(trainer, simulate_rows, [classification(samples=20)] * 4, checkpoint_every=1e-6)
-    assert len(warned) == 1
-    assert trainer.history[-1]["received"] == 80
-
-
 def test_a_killed_worker_without_checkpoints_loses_its_buffer(local, tmp_path):
     """Only samples of completed simulations are lost; the fit does not wait for them."""
     fault = Fault(31, kill_process, tmp_path)
@@ -122,16 +107,6 @@ def test_a_killed_worker_without_checkpoints_loses_its_buffer(local, tmp_path):
     assert fault.count == 1
     assert trained == [1] * 30 + [0] * 20 + [1] * 10
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 6, "failed": 0}
-
-
-@pytest.mark.slow
-def test_one_of_two_workers_is_killed(local, tmp_path):
-    fault = Fault(31, kill_process, tmp_path)
-    buffer = BufferSpec("Reservoir", 20)
-    options = {"workers": 2, "count": 2, "checkpoint_every": 0.01, "buffer": buffer}
-    _, trained = fit_and_count(local, CountingNet(60, fault), OneHotSimulation(60), split_range(60, 10), **options)
-    assert fault.count == 1
-    assert min(trained) >= 1
 
 
 def test_a_worker_that_dies_after_the_simulations_receives_their_samples_again(local, tmp_path):
@@ -181,16 +156,6 @@ class RestartNet(CountingNet):
         super().__setstate__(state)
         if self.fault.count:
             threading.Timer(0.5, (self.fault.folder / "restarted").touch).start()
-
-
-def test_a_worker_that_always_dies_raises(local, tmp_path, monkeypatch):
-    assert workers.MAX_RUNS == 4
-    monkeypatch.setattr(workers, "MAX_RUNS", 2)
-    fault = Fault(3, kill_process, tmp_path, times=100)
-    _, error = run_fit(local, CountingNet(20, fault), OneHotSimulation(20), [range(20)])
-    assert isinstance(error, WorkerLostError)
-    assert "worker 0 was started 2 times, and each time its process died or its connection broke" in str(error)
-    assert fault.count == 2
 
 
 class DyingAtTheEnd(torch.optim.SGD):

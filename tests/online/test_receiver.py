@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from compss_train.buffers import TimeStep
 from compss_train.net.connection import Address
 from compss_train.net.messages import pack, unpack
-from compss_train.online import receiver
 from tests.buffers.kinds import Thread, make, until
 from tests.net.plain_clients import KEY, no_threads_left
 from tests.online.sample_streams import number_sample, send_stream, simulation_stream
@@ -169,33 +168,6 @@ def test_a_full_buffer_delays_no_other_sender(make_stub):
             assert {int(stub.buffer.get()[0]) for _ in range(4)} == {0, 1, 2, 100}
 
 
-arrays = st.sampled_from(
-    [torch.zeros(size, dtype=dtype) for size in (1, 2**17, 2**19) for dtype in (torch.int8, torch.half)]
-)
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(arrays, min_size=1, max_size=8), st.integers(1, 80), st.booleans())
-def test_bursts_are_bounded_and_as_large_as_possible(kinds, times, ends):
-    samples = [
-        ({"sample": number}, unpack(pack({}, [each, each]))[1])
-        for number, each in enumerate(each for each in kinds for _ in range(times))
-    ]
-    waiting = [*samples, ({"end": True}, []), ({"sample": 99}, [])] if ends else list(samples)
-    bursts = []
-    while waiting and "end" not in waiting[0][0]:
-        bursts.append(receiver._next_burst(waiting))
-        del waiting[: len(bursts[-1])]
-    assert [header["sample"] for burst in bursts for header, _ in burst] == list(range(len(samples)))
-    for burst in bursts:
-        assert len({receiver._layout(own)[0] for _, own in burst}) == 1
-        assert 1 <= len(burst) <= 64
-        assert sum(receiver._size(own) for _, own in burst[:-1]) < 2**20
-    for one, after in itertools.pairwise(bursts):
-        is_large = len(one) == 64 or sum(receiver._size(own) for _, own in one) >= 2**20
-        assert is_large or receiver._layout(one[-1][1]) != receiver._layout(after[0][1])
-
-
 def test_samples_before_a_disconnect_are_put(make_stub):
     stub = make_stub(make("FIFO", 50))
     with stub.connect(0) as connection:
@@ -204,17 +176,6 @@ def test_samples_before_a_disconnect_are_put(make_stub):
     until(lambda: not stub.receiver._senders)
     assert stub.receiver.snapshot()[1] == {0: 6}
     assert stub.drain() == list(range(6))
-
-
-def test_a_partially_put_burst_counts_up_to_its_last_put(make_stub):
-    stub = make_stub(make("FIFO", 3))
-    burst = [unpack(pack({"sample": number}, number_sample(number))) for number in range(5)]
-    assert stub.receiver._put(0, burst) == 3
-    state, received = stub.receiver.snapshot()
-    assert (state["usage"]["put"], received, stub.receiver._offsets) == (3, {0: 3}, {0: 3})
-    stub.receiver.discard()
-    assert stub.receiver._put(0, burst[3:]) == 2
-    assert stub.receiver._offsets == stub.receiver.snapshot()[1] == {0: 3}
 
 
 def test_running_out_of_memory_is_reported_as_the_workers_failure(make_stub, monkeypatch):

@@ -6,6 +6,7 @@ import threading
 from types import SimpleNamespace
 
 import cloudpickle
+import numpy as np
 import pytest
 import torch
 
@@ -61,9 +62,16 @@ def not_iterable(_):
             1,
             "TypeError: arrays of torch.uint16 cannot be sent",
         ),
+        (lambda _: [1.0, ([[1.0], [2.0, 3.0]], 0.0)], 1, "ValueError: .*length"),
+        (lambda _: [1.0, np.float32([1]).astype(">f4")], 1, "ValueError: .*byte order"),
+        (lambda _: [1.0, np.array(["a"])], 1, "TypeError: .*numpy.str_"),
+        (lambda _: [1.0, ("first", 1.0, 0.0)], 1, "ValueError: .*first"),
         (b"no pickle", 0, "UnpicklingError"),
     ],
-    ids=["raises", "exits", "no file", "not iterable", "four", "empty", "object", "uint16", "pickle"],
+    ids=[
+        *("raises", "exits", "no file", "not iterable", "four", "empty", "object", "uint16", "ragged"),
+        *("big-endian", "words", "step", "pickle"),
+    ],
 )
 def test_exceptions_of_a_simulation_are_reported_not_raised(simulate, sent, reason):
     with stub_fit() as running:

@@ -250,15 +250,15 @@ def test_another_client_knows_the_replicas():
 
 def test_a_pull_by_a_new_client_is_one_request(monkeypatch):
     """Each task of a fit is a new client, which pulls every layer."""
-    calls, ask = [], caller.Caller.ask
+    calls, call_once = [], caller.Caller.call
 
     def counted(self, call, *args, **options):
         calls.append(call)
-        return ask(self, call, *args, **options)
+        return call_once(self, call, *args, **options)
 
     with serve() as serving, connect(serving.address, serving.token) as first:
         first.init("w", [np.zeros(2)] * 3)
-        monkeypatch.setattr(caller.Caller, "ask", counted)
+        monkeypatch.setattr(caller.Caller, "call", counted)
         with connect(serving.address, serving.token) as second:
             assert len(second.pull("w")) == 3
             assert calls == ["hello", "pull"]
