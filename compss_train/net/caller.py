@@ -214,7 +214,7 @@ class Caller:
             if isinstance(error, PermissionError) and self._refused:
                 raise
             time.sleep(_RETRY_SECONDS)
-            self._waited(time.monotonic() - began)
+            self._waited(min(time.monotonic() - began, _CONNECT_SECONDS))
 
     def _exchange(self, connection: Connection) -> None:
         """Send what may be sent, and receive answers, or wait for something to happen."""

@@ -1,17 +1,13 @@
 """The watchdog ends its process: in children of one process that has imported the package."""
 
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 
 import psutil
 import pytest
 
-from compss_train.online import simulation_task as watchdog
 from compss_train.online.simulation_task import Watchdog
 from tests.buffers.kinds import until
 from tests.net.plain_clients import no_threads_left
@@ -168,18 +164,6 @@ def is_running(process):
         return False
 
 
-def test_descendants_are_complete():
-    with subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE) as program:
-        sleeper = int(program.stdout.readline())
-        found = watchdog._descendants(os.getpid())
-        assert {program.pid, sleeper} <= set(found)
-        assert not {os.getpid(), os.getppid(), 1, 0} & set(found)
-        assert watchdog._descendants(program.pid) == [sleeper]
-        for each in (sleeper, program.pid):
-            os.kill(each, signal.SIGKILL)
-    assert watchdog._descendants(program.pid) == []
-
-
 def test_a_solver_that_holds_the_interpreter_lock_is_shown_on_standard_error(children):
     assert "in hangs_deep" in children[1]
     assert "Timeout" in children[1]
@@ -201,24 +185,3 @@ def test_close_ends_the_thread_at_once_and_is_idempotent():
         dog.close()
         assert not dog._thread.is_alive()
         dog.close()
-
-
-def test_a_sample_during_a_check_does_not_stop_the_watchdog(monkeypatch):
-    monkeypatch.setattr("compss_train.online.simulation_task._TICK", 0.001)
-    looks = []
-
-    class Between(Watchdog):
-        """Its sample completes between two reads of the deadline."""
-
-        @property
-        def _deadline(self):
-            looks.append(1)
-            return time.monotonic() + 1000 if len(looks) % 2 else None
-
-        @_deadline.setter
-        def _deadline(self, value):
-            pass
-
-    with no_threads_left(), Between(SilentStream(), 1000.0) as dog:
-        until(lambda: len(looks) > 6 or not dog._thread.is_alive())
-        assert dog._thread.is_alive()

@@ -185,14 +185,6 @@ def test_sgd_on_the_server_is_plain_sgd(make):
         assert torch.equal(ours, theirs)
 
 
-def test_gradients_of_several_devices_are_added_and_a_pull_fills_several_arrays(server):
-    server.init("w", [np.zeros(3, np.float32)])
-    server.push("w", [np.ones(3, np.float32), torch.full((3,), 2.0), np.ones(3, np.float32)])
-    weights = [np.empty(3, np.float32), torch.empty(3)]
-    assert server.pull("w", weights) is weights
-    assert all(weight.tolist() == [4.0] * 3 for weight in weights)
-
-
 def test_the_use_of_the_java_interface(make):
     """A parameter on two devices: gradients of both are summed, and both replicas are updated alike."""
     with make({"optimizer": "sgd", "lr": 0.1}) as server:
@@ -208,20 +200,6 @@ def test_the_use_of_the_java_interface(make):
         pulled = server.pull("weight")
         assert [torch.equal(array, expected) for array in pulled] == [True, True]
         assert pulled[0].data_ptr() != pulled[1].data_ptr()
-
-
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_replicas_learn_as_one_parameter(make, momentum):
-    optimizer = {"optimizer": "sgd", "lr": 0.05, "momentum": momentum}
-    with make(optimizer) as server:
-        server.init("one", [np.ones(4)])
-        server.init("three", [np.ones(4)] * 3, replicas=True)
-        for step in range(5):
-            server.push("one", [np.arange(4) + step * 1.0])
-            server.push("three", [np.arange(4) / 2.0, np.full(4, step / 2.0), np.arange(4) / 2.0 + step / 2.0])
-        (one,) = server.pull("one")
-        for replica in server.pull("three"):
-            np.testing.assert_array_equal(np.asarray(replica), np.asarray(one))
 
 
 def test_parameters_of_one_shape_are_named_as_such(server):

@@ -7,59 +7,30 @@ from tests.simulation.online import simulate_online
 from tests.simulation.simulate import simulate
 
 
-def test_seed_157():
-    # there are 2 checkpoints, and 1 were to be kept
-    simulate(157, [Fault("kill", "disk", 25, 0.0)])
-
-
-def test_seed_558():
-    # ['.round-000000.vm.4194305.old'] are left in the folder of checkpoints
-    simulate(558, [Fault("kill", "disk", 26, 0.0)])
-
-
-def test_seed_394():
-    # the checkpoint of round 0 was written, and there are those of []
-    simulate(394, [Fault("kill", "event", 19, 0.0), Fault("kill", "disk", 4, 0.0)])
-
-
-def test_seed_143():
-    # TimeoutError: tcp://127.0.0.1:40001 has not answered for 60.0 s; check that the server is running
-    simulate(143, [Fault("jump", "event", 13, 1800.0)])
-
-
-def test_seed_50243():
-    # 200000 events have happened, and a thread still waits (for a task whose process died of two faults at once)
-    simulate(50243, [Fault("mute", "task", 3, 0.0), Fault("die", "message", 68, 0.0)])
-
-
-def test_seed_3004619():
-    # 200000 events have happened, and a thread still waits
-    simulate(3004619, [Fault("double", "message", 13, 0.0)])
-
-
-def test_seed_20002847():
-    # TimeoutError: the server has not answered for 60.0 s (two messages in a row that were late by 9,000 s)
-    simulate(20002847, [Fault("late", "message", 1, 9000.0), Fault("late", "message", 0, 9000.0)])
-
-
-def test_seed_20015463():
-    # TimeoutError: the server has not answered for 60.0 s (the answer overtook the handshake when the clock jumped)
-    simulate(20015463, [Fault("jump", "event", 36, 1800.0)])
-
-
-def test_seed_60():
-    # the checkpoint of round 0 was written, and there are those of [] (a program that was killed had not synced it)
-    simulate(60, [Fault("kill", "disk", 20, 0.0), Fault("kill", "disk", 23, 0.0), Fault("full", "disk", 9, 0.0)])
-
-
-def test_seed_20038939():
-    # PermissionError: 127.0.0.1:50001: wrong token; use the token= given to fit_online
-    simulate(20038939, [Fault("double", "message", 5, 0.0)])
-
-
-def test_seed_30064891():
-    # MessageError: a header of 3279374022 bytes; the maximum is 16777216
-    simulate(30064891, [Fault("double", "message", 9, 0.0)])
+@pytest.mark.parametrize(
+    ("seed", "faults"),
+    [
+        # there are 2 checkpoints, and 1 were to be kept
+        (157, [Fault("kill", "disk", 25)]),
+        # ['.round-000000.vm.4194305.old'] are left in the folder of checkpoints
+        (558, [Fault("kill", "disk", 26)]),
+        # the checkpoint of round 0 was written, and there are those of []
+        (394, [Fault("kill", "event", 19), Fault("kill", "disk", 4)]),
+        # TimeoutError: tcp://127.0.0.1:40001 has not answered for 60.0 s; check that the server is running
+        (143, [Fault("jump", "event", 13, 1800.0)]),
+        # 200000 events have happened, and a thread still waits (for a task whose process died twice)
+        (50243, [Fault("mute", "task", 3), Fault("die", "message", 68)]),
+        # TimeoutError: the server has not answered for 60.0 s (two messages in a row that were late by 9,000 s)
+        (20002847, [Fault("late", "message", 1, 9000.0), Fault("late", "message", 0, 9000.0)]),
+        # TimeoutError (the answer overtook the handshake when the clock jumped)
+        (20015463, [Fault("jump", "event", 36, 1800.0)]),
+        # the checkpoint of round 0 was written, and there are those of [] (a killed program had not synced it)
+        (60, [Fault("kill", "disk", 20), Fault("kill", "disk", 23), Fault("full", "disk", 9)]),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else "",
+)
+def test_a_seed_that_has_failed(seed, faults):
+    simulate(seed, faults)
 
 
 @pytest.mark.parametrize(("kind", "deadly"), [("mute", 1), ("twice", 2)])

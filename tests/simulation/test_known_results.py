@@ -1,7 +1,5 @@
 """Tasks whose results are known do not run again, but for a few that show whether they still come to the same."""
 
-import time
-
 import pytest
 
 from tests.simulation import known_results
@@ -9,7 +7,6 @@ from tests.simulation.engine import SimulatedEngine
 from tests.simulation.known_results import KnownResults
 from tests.simulation.scenarios import SCENARIOS
 from tests.simulation.simulate import simulate
-from tests.simulation.stand_ins import EPOCH
 
 WITH_MESSAGES = 3, 7
 """Seeds that leave these when divided by 8 have messages: their tasks run."""
@@ -25,10 +22,6 @@ def doubled(values):
 def number_of_runs():
     RUNS.append(None)
     return len(RUNS)
-
-
-def time_of_day():
-    return time.time()
 
 
 @pytest.fixture(autouse=True)
@@ -49,20 +42,6 @@ def test_a_task_runs_once_for_each_input(runs):
         assert results(known, doubled, [1]) == [2]
         assert results(known, doubled, [2]) == [4]
     assert runs == [[1], [2]]
-
-
-def test_results_are_known_by_their_number_too(runs):
-    known = KnownResults()
-    assert results(known, doubled, [1, 2]) == [2, 4]
-    engine = SimulatedEngine(run=known)
-    assert engine.fetch([*engine.submit(doubled, [1, 2], returns=2)]) == [2, 4]
-    assert len(runs) == 2
-
-
-def test_tasks_have_their_own_copies_of_known_results():
-    known = KnownResults()
-    results(known, doubled, [1]).append("changed")
-    assert results(known, doubled, [1]) == [2]
 
 
 def test_some_known_tasks_run_all_the_same(runs):
@@ -89,11 +68,6 @@ def test_failures_are_not_known(runs):
         with pytest.raises(TypeError):
             results(known, doubled, [None])
     assert runs == 2 * [[None]]
-
-
-def test_all_tasks_read_one_time_of_the_day():
-    known = KnownResults()
-    assert results(known, time_of_day) == EPOCH
 
 
 def test_no_more_than_so_many_are_known(monkeypatch, runs):

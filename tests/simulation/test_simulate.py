@@ -113,13 +113,6 @@ def test_what_threads_have_ended_with_is_part_of_the_failure():
     assert "# threads ended with errors, the first with KeyError('lost')" in pasted(7, [], raised.value)
 
 
-def test_a_seed_that_fails_after_others_only_is_printed(monkeypatch, capsys):
-    monkeypatch.setattr(program, "simulate", lambda seed, faults=None, run=None: None)
-    program.report(5, RuntimeError("different results for the same inputs"))
-    assert "# different results for the same inputs" in (shown := capsys.readouterr().out)
-    assert shown.count("Fault(") == len(faults_of(5)) > 0
-
-
 def test_different_results_are_reported_with_a_seed_that_fails(monkeypatch, capsys):
     def differing(seed, faults=None, run=None):
         if seed == 5 and run is not None:
