@@ -175,27 +175,6 @@ def test_only_delivered_samples_may_be_skipped(before, ways, workers, paired):
             assert [stub.drain() for stub in running.workers] == turn
 
 
-def test_a_name_is_free_after_the_coordinator_processed_its_end():
-    with stub_fit() as running:
-        sender = connect_sender(running, "solver")
-        handle, waiting = running.coordinator.senders.handle, []
-
-        def late(client, header):
-            """Process the end of the first one after the handshake of the second one, as may happen."""
-            if header is not None and "finished" in header:
-                waiting.append((client, header))
-            else:
-                handle(client, header)
-                while waiting and header is not None:
-                    handle(*waiting.pop())
-
-        running.coordinator.senders.handle = late
-        sender.close()
-        again = connect_sender(running, "solver")
-        assert again.delivered == 0
-        again._stream.close()
-
-
 def test_senders_with_other_names_or_none_have_their_own_streams():
     with stub_fit(senders=4) as running:
         for name in ("a", "b", None, None):

@@ -49,23 +49,6 @@ def test_a_disconnected_sender_can_reconnect():
         assert running.workers[0].buffer.samples_put == 1
 
 
-def test_a_completed_sender_that_restarts_is_expected_again():
-    with stub_fit(senders=1) as running:
-        coordinator = running.coordinator
-        connect_sender(running, "solver").close()
-        coordinator.wait_for("finished")
-        assert coordinator.call(lambda: coordinator.senders.all_ended)
-        again = connect_sender(running, "solver")
-        assert not coordinator.call(lambda: coordinator.senders.all_ended)
-        again._stream.close()
-        coordinator.wait_for_disconnects(2)
-        assert not coordinator.call(lambda: coordinator.senders.all_ended)
-        connect_sender(running, "solver").close()
-        coordinator.wait_for("finished", 2)
-        with connect_sender(running):
-            assert not coordinator.call(lambda: coordinator.senders.all_ended)
-
-
 @pytest.mark.parametrize("end", END_TRAINING)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_the_end_of_training_raises_in_the_sender(end, workers):
