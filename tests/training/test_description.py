@@ -104,7 +104,8 @@ def test_a_trainer_tells_all_that_it_was_given():
     assert given - {"gradients"} <= built.keys()
     assert built["net"] == str(mlp())
     assert built["parameters"] == 16 * 6 + 16 + 3 * 16 + 3
-    assert built["optimizer"] == "torch.optim.sgd.SGD(lr=0.05, momentum=0.9)"
+    arguments = {"lr": 0.05, "momentum": 0.9}
+    assert built["optimizer"] == {"torch_class": "torch.optim.sgd.SGD", "arguments": arguments}
     assert (built["loss"], built["precision"], built["num_gpu"]) == ("CrossEntropyLoss()", "fp32", 0)
     buffer = BufferSpec("FIRO", 20)
     trainer.fit(x, y, num_epochs=1, batch_size=5, buffer=buffer, validation_data=(x[:7], y[:7]), progress=False)
