@@ -14,11 +14,10 @@ from compss_train import BadCheckpointError, BlockedTensor, BufferSpec, Merge, P
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.model import saved_state
 from compss_train.training import checkpoints as storage
-from tests.helpers.models import MODES, SGD, assert_same_bits, awkward_net, blocked, mlp
+from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.small_fits import RefusingTransform, X, Y, assert_alike, fit, numbers_of, trainer_of
 from tests.training.checkpoints.trees import assert_same
 
-BLOCKS = MODES[3]
 pytestmark = pytest.mark.filterwarnings(
     r"ignore:.*transform was None, and is <tests\.helpers\.small_fits\.RefusingTransform"
 )

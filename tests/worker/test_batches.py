@@ -7,6 +7,7 @@ import warnings
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
@@ -141,7 +142,8 @@ def test_reads_of_any_size_from_memory_and_files_give_the_same(kind, tmp_path, m
     for chunk in (1, 20, 2**22):
         monkeypatch.setattr(source, "_MEMORY_CHUNK", chunk)
         monkeypatch.setattr(source, "_FILE_CHUNK", chunk)
-        for data in (x, BlockedTensor.from_files(paths)):
+        in_torch = BlockedTensor([[torch.from_numpy(block)] for block in x.blocks()])
+        for data in (x, in_torch, BlockedTensor.from_files(paths)):
             (made,), _ = batches_of(data, **options)
             assert made == expected if kind == "FIRO" else set(flat(made)) == set(range(60))
 
