@@ -78,16 +78,14 @@ class EventServer(Closable):
 class ConnectedTask:
     """A task of the fit, which stays connected to the coordinator while it runs; ``submit`` submits it."""
 
-    def __init__(
-        self, engine: Engine, submit: Callable[[], Ref], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._engine, self._submit, self._clock = engine, submit, clock
+    def __init__(self, engine: Engine, submit: Callable[[], Ref]) -> None:
+        self._engine, self._submit = engine, submit
         self.client: Client | None = None
         """The current connection."""
         self._start()
 
     def _start(self) -> None:
-        self.ref, self.has_connected, self._disconnected_since = self._submit(), False, self._clock()
+        self.ref, self.has_connected, self._disconnected_since = self._submit(), False, time.monotonic()
 
     def connect(self, client: Client) -> bool:
         """Accept a connection; return False if another task is connected in its place."""
@@ -99,7 +97,7 @@ class ConnectedTask:
 
     def disconnect(self) -> None:
         """Mark as disconnected."""
-        self.client, self._disconnected_since = None, self._clock()
+        self.client, self._disconnected_since = None, time.monotonic()
 
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
         """Send a message if it is connected."""
@@ -109,7 +107,7 @@ class ConnectedTask:
     @property
     def seconds_disconnected(self) -> float:
         """Seconds since it was submitted or disconnected; 0 while it is connected."""
-        return self._clock() - self._disconnected_since if self.client is None else 0.0
+        return time.monotonic() - self._disconnected_since if self.client is None else 0.0
 
     def restart(self, never_connected: Callable[[Exception | None], bool]) -> None:
         """Submit it again if it was lost with its node or connection, or the engine has given it up.

@@ -37,17 +37,14 @@ class Progress:
     Each worker's last report with trained batches is held back, so that the final record is not empty.
     """
 
-    def __init__(
-        self, num_workers: int, measures: Measures, clock: Callable[[], float] = time.perf_counter
-    ) -> None:
+    def __init__(self, num_workers: int, measures: Measures) -> None:
         self.measures = measures
         self._reports: list[list[Report]] = [[] for _ in range(num_workers)]
         self._held_back: list[list[Report]] = [[] for _ in range(num_workers)]
         self._skipped = [0] * num_workers
         self._warned = False
         self._buffers = [Report() for _ in range(num_workers)]
-        self._clock = clock
-        self._recorded = clock()
+        self._recorded = time.perf_counter()
         self._fit_started = time.time()
 
     def add(self, worker: int, report: Report) -> None:
@@ -66,11 +63,11 @@ class Progress:
 
     def is_due(self, seconds: float) -> bool:
         """Return True if there are reports to record and the last record is at least ``seconds`` old."""
-        return self._clock() - self._recorded >= seconds and any(self._reports)
+        return time.perf_counter() - self._recorded >= seconds and any(self._reports)
 
     def record(self, number: int, epoch: int, simulations: dict[str, int], *, final: bool = False) -> Record:
         """Return a record of the reports since the last one; of all remaining ones if it is ``final``."""
-        now = self._clock()
+        now = time.perf_counter()
         seconds, self._recorded = now - self._recorded, now
         reports, self._reports = self._reports, [[] for _ in self._reports]
         if final:

@@ -4,7 +4,7 @@ import itertools
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -58,9 +58,8 @@ class SimulationRuns:
         router: StreamRouter,
         job: OnlineJob,
         numbers: Iterator[int],
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._engine, self._router, self._job, self._clock = engine, router, job, clock
+        self._engine, self._router, self._job = engine, router, job
         self._options, self._numbers = simulations, numbers
         self._inputs = iter(() if simulations.simulate is None else simulations.inputs)
         self._exhausted = simulations.simulate is None
@@ -103,7 +102,7 @@ class SimulationRuns:
             value = cloudpickle.dumps(pending.value)  # here, so that the caller gets the exception
             args = self._simulate, value, pending.number, self._job.coordinator, self._options.timeout
             submit = partial(self._engine.submit, simulate_and_send, *args, resources=Resources(own_process=True))
-            pending.task = ConnectedTask(self._engine, submit, self._clock)
+            pending.task = ConnectedTask(self._engine, submit)
 
     def _next(self) -> Simulation | None:
         """Return the next simulation to run, ``None`` if none is pending."""
@@ -186,7 +185,7 @@ class SimulationRuns:
         if "finished" in header:
             repeat = self._finished(simulation, int(header["finished"]), lost_workers)
         elif "interrupted" in header:
-            now = self._clock()
+            now = time.monotonic()
             if lost_workers or simulation.interrupted_since is None:
                 simulation.interrupted_since = now
             repeat = now - simulation.interrupted_since < UNREACHABLE_SECONDS or self._may_run_again(
@@ -220,7 +219,7 @@ class SimulationRuns:
         self._failed += 1
         self._forget(simulation)
         if self._first_failure is None:
-            self._first_failure = f"{what} (failures: {simulation.failures})", text, self._clock()
+            self._first_failure = f"{what} (failures: {simulation.failures})", text, time.monotonic()
         return False
 
     def check(self, received: int, *, final: bool = False) -> None:
@@ -231,7 +230,7 @@ class SimulationRuns:
         if self._first_failure is None or received or self._any_samples:
             return
         what, text, since = self._first_failure
-        if final or self._clock() - since > REPORT_SECONDS:
+        if final or time.monotonic() - since > REPORT_SECONDS:
             cause = WorkerTraceback(text) if text else None
             raise SimulationError(f"{what}, and no simulation has produced a sample") from cause
 

@@ -41,10 +41,8 @@ START_SECONDS = 300.0
 class Worker(ConnectedTask):
     """One worker."""
 
-    def __init__(
-        self, number: int, engine: Engine, submit: Callable[[], Ref], clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__(engine, submit, clock)
+    def __init__(self, number: int, engine: Engine, submit: Callable[[], Ref]) -> None:
+        super().__init__(engine, submit)
         self.number = number
         self.url: str | None = None
         """Where it receives samples, once it does."""
@@ -61,21 +59,21 @@ class Worker(ConnectedTask):
         self.state: Ref | None = None
         """State of its optimizer and random number generators, once it is done."""
         self._process = "unknown"
-        self._heard, self._longest_silence = clock(), 0.0
+        self._heard, self._longest_silence = time.monotonic(), 0.0
 
     def hear(self, header: Header) -> None:
         """Note that it has sent a message."""
         self._process = header.get("process", self._process)
         if "role" not in header:  # with which an attempt begins
-            self._longest_silence = max(self._longest_silence, self._clock() - self._heard)
-        self._heard = self._clock()
+            self._longest_silence = max(self._longest_silence, time.monotonic() - self._heard)
+        self._heard = time.monotonic()
 
     def warn_if_silent(self) -> None:
         """Warn if it has sent nothing for long, though workers send something twice a second.
 
         The silence is the longest so far from then on, so that the next warning comes after ten times as long.
         """
-        silence = self._clock() - self._heard
+        silence = time.monotonic() - self._heard
         if too_silent(silence, self._longest_silence):
             self._longest_silence = silence
             warn_user(

@@ -1,6 +1,8 @@
-"""An engine for online fits, workers that only receive, checks that threads end, and short waits."""
+"""An engine for online fits, workers that only receive, checks that threads end, short waits, and a clock."""
 
 import threading
+import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +20,15 @@ def local(shared_local):
     """The shared engine, with processes for two workers and two simulations."""
     shared_local.reserve([Resources()] * 4)
     return shared_local
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that is set by hand."""
+    clock = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(time, "monotonic", lambda: clock.now)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    return clock
 
 
 @pytest.fixture

@@ -81,9 +81,8 @@ def test_the_final_record_covers_every_worker_that_trained():
     assert progress.record(2, 0, SIMULATIONS, final=True)["batches"] == 0
 
 
-def test_a_record_is_due_after_its_interval_if_there_are_reports():
-    now = [5.0]
-    progress = Progress(1, Measures(), lambda: now[0])
+def test_a_record_is_due_after_its_interval_if_there_are_reports(clock):
+    progress = Progress(1, Measures())
     assert not progress.is_due(0)
     progress.add(0, report(0))
     assert not progress.is_due(0)
@@ -91,7 +90,7 @@ def test_a_record_is_due_after_its_interval_if_there_are_reports():
         progress.add(0, report())
     assert progress.is_due(0)
     assert not progress.is_due(1000)
-    now[0] += 1000
+    clock.now += 1000
     assert progress.is_due(1000)
     assert progress.record(0, 0, SIMULATIONS)["seconds"] >= 1000
     assert not progress.is_due(0)

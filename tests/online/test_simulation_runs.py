@@ -25,7 +25,7 @@ class Runs:
     """Simulations without processes: tests say what their tasks send."""
 
     def __init__(self, inputs, retries=2, count=1, checkpoint_every=60.0):
-        self.now, self.lost, self.ended, self.tasks = 100.0, [], [], []
+        self.lost, self.ended, self.tasks = [], [], []
         engine = SimpleNamespace(
             traits=Traits(interruptible=False),
             publish=lambda value: value,
@@ -40,7 +40,6 @@ class Runs:
             router=router,
             job=SimpleNamespace(checkpoint_every=checkpoint_every, coordinator=None),
             numbers=itertools.count(),
-            clock=lambda: self.now,
         )
         self.start()
 
@@ -158,17 +157,17 @@ def test_a_simulation_is_repeated_at_once_if_a_worker_lost_its_samples_while_it_
     assert runs.values == ["b"]
 
 
-def test_an_interruption_counts_as_a_failure_when_no_worker_dies_for_long():
+def test_an_interruption_counts_as_a_failure_when_no_worker_dies_for_long(clock):
     runs = Runs("a", retries=0)
     for seconds in (0, UNREACHABLE_SECONDS - 1):
-        runs.now += seconds
+        clock.now += seconds
         runs.end(INTERRUPTED)
         assert runs.values == ["a"]
     runs.lost = ["a worker"]  # it has died: others are tried as long
-    runs.now += 1000
+    clock.now += 1000
     runs.end(INTERRUPTED)
     runs.lost = []
-    runs.now += UNREACHABLE_SECONDS
+    clock.now += UNREACHABLE_SECONDS
     runs.end(INTERRUPTED)
     assert (runs.values, runs.runs.counts()["failed"]) == ([], 1)
 
@@ -198,20 +197,20 @@ def test_a_duplicate_and_a_skipped_simulation_are_not_accepted():
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
 @pytest.mark.parametrize(("header", "cause"), [(OH, "where it was"), (DIED, None)])
-def test_failures_without_any_sample_raise_with_their_traceback(retries, header, cause):
+def test_failures_without_any_sample_raise_with_their_traceback(retries, header, cause, clock):
     runs = Runs("ab", retries)
     for _ in range(retries + 1):
         assert runs.values == ["a"]
         runs.runs.check(0, final=True)
         runs.end(header)
     reason = "its process died" if header is None else "oh"
-    runs.now += 1
+    clock.now += 1
     for _ in range(retries + 1):
         runs.end(OH)  # of the second one
-    runs.now += REPORT_SECONDS - 1
+    clock.now += REPORT_SECONDS - 1
     runs.runs.check(0)  # earlier samples may not have been reported yet
     for later, final in ((0, True), (0.1, False), (0, True)):
-        runs.now += later
+        clock.now += later
         with pytest.raises(
             SimulationError,
             match=rf"simulation 0 of input 'a' failed: {reason} \(failures: {retries + 1}\), and no simulation",
@@ -230,11 +229,11 @@ def test_failures_without_any_sample_raise_with_their_traceback(retries, header,
     [({"finished": 1}, 0, False), ({"finished": 0}, 1, False), ({"finished": 0}, 0, True)],
 )
 @pytest.mark.parametrize("first", [True, False])
-def test_failures_only_warn_if_any_sample_was_given(gave, received, raises, first):
+def test_failures_only_warn_if_any_sample_was_given(gave, received, raises, first, clock):
     runs = Runs("ab", retries=0)
     for header in (gave, OH) if first else (OH, gave):
         runs.end(header)
-    runs.now += 1000
+    clock.now += 1000
     if raises:
         with pytest.raises(SimulationError):
             runs.runs.check(received)

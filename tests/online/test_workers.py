@@ -101,14 +101,13 @@ def client_of(number):
 CHECKPOINT = unpack(pack({"checkpoint": True}, [bytes_of(1), torch.tensor([[0, 5]])]))
 
 
-def test_a_worker_that_is_submitted_again_does_not_wait_for_the_others():
+def test_a_worker_that_is_submitted_again_does_not_wait_for_the_others(clock):
     """The limit of tasks on GPUs would make it wait for the first one, which runs to the end of the fit."""
     submitted = []
-    worker, now = workers_of(submitted).all[1], [0.0]
-    worker._clock = lambda: now[0]
+    worker = workers_of(submitted).all[1]
     worker.connect(client_of(1))
     worker.disconnect()
-    now[0] += RECONNECT_SECONDS + 1
+    clock.now += RECONNECT_SECONDS + 1
     worker.check()
     assert submitted == [Resources(cpus=3, gpus=1, own_process=True)] * 3
 
@@ -144,44 +143,44 @@ def test_a_checkpoint_that_cannot_be_stored_is_a_warning_and_does_not_count():
     assert worker.saved_offsets == {}
 
 
-def test_a_worker_that_sends_nothing_for_long_is_warned_of_once():
-    now = [0.0]
-    worker = Worker(3, engine_of([]), lambda: None, lambda: now[0])
-    for now[0] in (50.0, 500.0):
+def test_a_worker_that_sends_nothing_for_long_is_warned_of_once(clock):
+    clock.now = 0.0
+    worker = Worker(3, engine_of([]), lambda: None)
+    for clock.now in (50.0, 500.0):
         worker.hear({"role": "worker"})
     worker.hear({"process": "4711 on node1"})
-    for now[0] in (501.0, 503.5):
+    for clock.now in (501.0, 503.5):
         worker.hear({"report": True})
     worker.connect(client_of(3))
-    now[0] += 29
+    clock.now += 29
     worker.check()  # no warning: those of tests are errors
-    now[0] += 2
+    clock.now += 2
     with pytest.warns(
         UserWarning, match="worker 3 has sent nothing for 31 s: its process, 4711 on node1, is stopped"
     ):
         worker.check()
-    now[0] += 200
+    clock.now += 200
     worker.check()
 
 
-def test_a_task_is_submitted_again_if_it_is_lost_and_not_before():
-    now, submitted = [100.0], []
-    task = ConnectedTask(engine_of(submitted), lambda: submitted.append("task"), lambda: now[0])
+def test_a_task_is_submitted_again_if_it_is_lost_and_not_before(clock):
+    submitted = []
+    task = ConnectedTask(engine_of(submitted), lambda: submitted.append("task"))
 
     def check(times):
         task.restart(lambda error: True)
         assert len(submitted) == times
 
-    now[0] += 2 * RECONNECT_SECONDS
+    clock.now += 2 * RECONNECT_SECONDS
     check(1)  # it never connected: it may wait for its turn
     for times in (1, 2):
         assert task.connect("client")
-        now[0] += 2 * RECONNECT_SECONDS
+        clock.now += 2 * RECONNECT_SECONDS
         check(times)
         task.disconnect()
-        now[0] += RECONNECT_SECONDS
+        clock.now += RECONNECT_SECONDS
         check(times)
-        now[0] += 1
+        clock.now += 1
         check(times + 1)
 
 
