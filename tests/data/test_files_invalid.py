@@ -49,7 +49,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("files", "options", "error", "message"), WRONG, ids=str)
+@pytest.mark.parametrize(("files", "options", "error", "message"), WRONG, ids=range(len(WRONG)))
 def test_wrong_arguments_are_errors_that_say_what_to_give(folder, files, options, error, message):
     torch.save(torch.zeros(3), "t.pt")
     Path("t.txt").touch()

@@ -98,6 +98,18 @@ def test_commutative_updates_leave_no_files(local):
     wait_until(lambda: not stored(local) - before)
 
 
+def test_a_failed_update_leaves_the_newest_value(local):
+    target = local.publish(np.zeros(10_000))
+    made = [local.commute(target, tasks.plus, 2)]
+    local.fetch(made)
+    made += [local.commute(target, tasks.plus, local.submit(tasks.fail, "no value")) for _ in range(2)]
+    for ref in made[1:]:
+        with pytest.raises(KeyError, match="no value"):
+            local.fetch([ref])
+    local.delete(made)
+    assert local.peek(target).tolist() == [2.0] * 10_000
+
+
 def test_a_memory_mapped_array_is_sent_as_a_path(local, tmp_path):
     np.save(tmp_path / "x.npy", np.arange(200_000).reshape(1000, 200))
     mapped = np.load(tmp_path / "x.npy", mmap_mode="r")

@@ -137,9 +137,8 @@ class TaskGraph:
         """Set a task's results to an error."""
         task.failed = True
         if task.updates is not None:
-            task.updates.newest = None
-            if task.args[0] is task.updates:
-                self._chain(task, task.updates)
+            before = self._chain(task, task.updates) if task.args[0] is task.updates else task.args[0]
+            before.readers += 1  # the newest value stays, for peek
         for value in task.outputs:
             self._settle(value, error)
         self._detach(task)
