@@ -26,15 +26,15 @@ class _Column(NamedTuple):
     starts: NDArray[np.int64]
     """The number of the first row of each block."""
     is_padded: bool
-    """Whether lists differ in length, but not those in the rows that are used."""
+    """Whether lists differ in length, although those in the selected rows do not."""
 
 
 class ArrowRows(SampleReader):
     """Reads columns of numbers, and of lists of numbers, from the files of a data set, which each process maps.
 
-    Lists that differ in length are sequences. Numbers with a fraction become ``floats``.
+    Lists that differ in length are sequences. Floating-point numbers are converted to ``floats``.
 
-    Raises ``ValueError`` for values that are missing.
+    Raises ``ValueError`` for missing values.
     """
 
     def __init__(self, dataset: Any, roles: Roles, floats: str | None) -> None:
@@ -44,7 +44,7 @@ class ArrowRows(SampleReader):
 
     @property
     def dtypes(self) -> dict[str, np.dtype[Any] | None]:
-        """The dtypes of the columns that are read, ``None`` for those without numbers."""
+        """The dtypes of the columns that are read; ``None`` for columns without numbers."""
         schema = self._dataset.data.table.schema
         names = [name for name in leaves((self._x, self._y)) if name is not None]
         return {name: tables.number_type(schema.field(name).type)[0] for name in names}
@@ -108,7 +108,7 @@ class ArrowRows(SampleReader):
 
     @cached_property
     def _indices(self) -> NDArray[np.int64] | None:
-        """The rows of the table in the order of a data set that was shuffled, or selected from."""
+        """The table's row numbers in the order of a data set that was shuffled or selected from, or ``None``."""
         indices = self._dataset._indices
         return None if indices is None else indices.column(0).to_numpy().astype(np.int64)
 
@@ -122,7 +122,7 @@ def is_hugging_face(value: Any) -> bool:
 
 
 def arrow_rows(dataset: Any, roles: Roles, floats: str | None) -> ArrowRows | None:
-    """Return a reader of a data set; ``None`` if that has to make the samples: images, texts, transforms."""
+    """Return a reader of a data set; ``None`` if only the data set can make samples: images, text, transforms."""
     if dataset.format["type"] == "custom":
         return None
     rows = ArrowRows(dataset, roles, floats)

@@ -163,10 +163,10 @@ BlockDescription = tuple[DType, tuple[int, ...]]
 
 
 class RemoteBlock(ABC):
-    """A block in an engine's storage, of which this process has only the dtype and shape."""
+    """A block in an engine's storage; this process knows only its dtype and shape."""
 
     home: ClassVar[str]
-    """Name of the engine whose tasks read it directly; other engines get the result of ``load``."""
+    """Name of the engine whose tasks read the block directly; other engines get the result of ``load``."""
     future: object = None
     """The PyCOMPSs future of the block; ``None`` for blocks of other engines."""
 
@@ -180,7 +180,7 @@ class RemoteBlock(ABC):
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions, including that of the samples."""
+        """Number of dimensions, including the sample dimension."""
         return len(self.shape)
 
     def __len__(self) -> int:
@@ -190,7 +190,7 @@ class RemoteBlock(ABC):
 def is_future(value: object) -> bool:
     """Return whether an object is a placeholder of PyCOMPSs for a value that a task computes.
 
-    Placeholders are of PyCOMPSs's classes for results of tasks, and bare ``object()`` instances in a
+    Placeholders are objects of PyCOMPSs's classes for task results, and bare ``object()`` instances in a
     COLLECTION_OUT.
     """
     return type(value) is object or type(value).__module__.split(".")[0] == "pycompss"

@@ -15,7 +15,7 @@ class BlockPass:
     """One pass over the samples of one block, or of a part of it."""
 
     block: int
-    """Number of the block, or of the position in the grid to which a total shuffle moves these samples."""
+    """Number of the block, or of the grid position to which a total shuffle moves these samples."""
     epoch: int
     size: int
     """Number of samples in this pass."""
@@ -29,12 +29,12 @@ class BlockPass:
     """Number of samples that the whole pass trains after this part of it."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields: what dataclasses with slots do takes several times as long."""
+        """Pickle the fields: the default for dataclasses with slots takes several times as long."""
         return type(self), (self.block, self.epoch, self.size, self.samples, self.first, self.skip, self.rest)
 
     @property
     def whole(self) -> int:
-        """Number of samples in the whole pass of which this is a part."""
+        """Number of samples in the whole pass, which this is a part of."""
         return self.skip + self.size + self.rest
 
     def part(self, start: int, stop: int) -> Self:
@@ -57,24 +57,24 @@ WorkerAssignment: TypeAlias = tuple[BlockPass, ...]
 
 
 class Place(NamedTuple):
-    """Where a batch is in an epoch, whichever worker trains it; random transforms are seeded by it."""
+    """Where a batch is in an epoch, independent of the worker that trains it; it seeds random transforms."""
 
     epoch: int
     block: int
-    """The block of the batch, or its position in the grid of a total shuffle; the first one where several mix."""
+    """The batch's block, or its grid position in a total shuffle; the first block if several mix."""
     position: int
     """Number of the batch's first sample in the training order that begins there."""
 
 
 def blocks_of(block_passes: Iterable[BlockPass]) -> tuple[int, ...]:
-    """Return the numbers of the blocks that are passed over, each once, in that order."""
+    """Return the numbers of the blocks in these passes, each once, in order of first use."""
     return tuple(dict.fromkeys([block_pass.block for block_pass in block_passes]))
 
 
 def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]:
     """Return the sizes of the batches that hold every sample of these passes once.
 
-    Sizes differ by one at most. If the number of batches a block is fixed, there are as many as block by block.
+    Sizes differ by one at most. With a fixed number of batches a block, their total is the same as block by block.
     """
     samples = sum(block_pass.size for block_pass in block_passes)
     if not samples:
@@ -122,15 +122,15 @@ def _join_run(parts: Sequence[BlockPass]) -> BlockPass:
 
 
 PutCounts: TypeAlias = Callable[[Sequence[int]], Sequence[int]]
-"""Given the sizes of the batches that hold a worker's samples, how many have been put when each batch is drawn.
+"""Given the sizes of the batches that hold a worker's samples, how many samples are put before each draw.
 
-A buffer that gives all samples several times has as many times more batches, with counts for each.
+A buffer that gives every sample several times draws that many times more batches, with a count for each.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Draws:
-    """Batches that a worker draws from a buffer: those of an epoch, or of a round inside it.
+    """Batches that a worker draws from a buffer in an epoch, or in a round inside it.
 
     Merges inside an epoch do not empty the buffer, so that they do not change the batches.
     """
@@ -145,7 +145,7 @@ class Draws:
     sizes: tuple[int, ...]
     """Sizes of the batches."""
     puts: tuple[int, ...]
-    """How many samples of the epoch have been put into the buffer when each batch is drawn."""
+    """For each batch, how many samples of the epoch are in the buffer's input before it is drawn."""
     drawn: int = 0
     """Samples of the epoch in the batches before these."""
     put_before: int = 0
@@ -170,7 +170,7 @@ class Draws:
         )
 
     def part(self, first: int, stop: int) -> Self:
-        """Return the draws of the epoch's batches from ``first`` to ``stop``, as far as there are any."""
+        """Return the draws of the epoch's batches ``first`` to ``stop``; the range may exceed the epoch."""
         return replace(
             self,
             sizes=self.sizes[first:stop],
@@ -195,7 +195,7 @@ class BufferedEpoch:
     draws: Draws
 
     def part(self, first: int, stop: int) -> tuple[WorkerAssignment, Draws]:
-        """Return the passes whose samples are put for the batches from ``first`` to ``stop``, and their draws."""
+        """Return the passes whose samples are put for batches ``first`` to ``stop``, and these batches' draws."""
         draws = self.draws.part(first, stop)
         if not draws.sizes:
             return (), draws

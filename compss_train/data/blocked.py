@@ -22,13 +22,13 @@ from compss_train.data.order import sample_order, split_points
 from compss_train.data.ragged import Ragged
 
 _FUTURE_BLOCKS = "compss_train.engines.compss.engine:future_blocks"
-"""Makes blocks of PyCOMPSs's futures, whose shapes its tasks determine; by name, as engines are in a room above."""
+"""Makes blocks from PyCOMPSs futures, whose shapes tasks determine; imported by name, as engines are above data."""
 
 
 class BlockedTensor:
     """A grid of blocks whose rows are samples, numbered in row-major order of the grid.
 
-    ``tensors[i][j]`` is a block: a numpy array or a torch tensor whose first dimension is that of the samples, or a
+    ``tensors[i][j]`` is a block: a numpy array or torch tensor whose first dimension is the samples, or a
     ``RemoteBlock`` that refers to one. All blocks have the same dtype and sample shape, and none is empty.
 
     Raises ``ValueError`` for a grid that is empty or ragged, and for blocks of different dtypes or sample shapes.
@@ -56,7 +56,7 @@ class BlockedTensor:
     def from_array(cls, array: object, blocks: int | tuple[int, int]) -> BlockedTensor:
         """Split an array or tensor along its first dimension into ``blocks[0] * blocks[1]`` blocks.
 
-        A single number ``blocks`` is a grid of so many rows and one column.
+        A single number gives a grid with ``blocks`` rows and one column.
 
         Every sample is kept, and block sizes differ by one at most. The samples are copied once, so that the array
         can be modified or deleted afterwards. A ``numpy.memmap`` is not copied: its blocks stay in the file.
@@ -74,8 +74,8 @@ class BlockedTensor:
 
         ``paths`` is a list, or a pattern as in ``FileDataset``. ``.npy`` files are memory-mapped: only their paths
         are sent to the workers, so that the files must be accessible to them under these paths (on a cluster: in a
-        shared file system). Of files in other supported formats, or with a ``reader``, the array ``key`` is read
-        into memory; for samples that do not fit in memory use a ``FileDataset``. Raises ``ValueError`` for files
+        shared file system). For other supported formats, or with a ``reader``, the array ``key`` is read into
+        memory; for samples that do not fit in memory use a ``FileDataset``. Raises ``ValueError`` for files
         that cannot be read or mapped.
         """
         names = file_names(paths)
@@ -223,7 +223,7 @@ def _permute(tensor: BlockedTensor, order: NDArray[Any]) -> BlockedTensor:
 
 
 def _in_blocks_of(tensor: BlockedTensor, rows: Block) -> BlockedTensor:
-    """Return rows in a grid and in blocks like those of ``tensor``."""
+    """Return rows in the grid and block sizes of ``tensor``."""
     bounds = starmap(slice, pairwise(np.cumsum([0, *tensor.sizes]).tolist()))
     return BlockedTensor([[rows[next(bounds)] for _ in row] for row in tensor.tensors])
 
@@ -261,7 +261,7 @@ def as_weights(value: object, x: BlockedTensor) -> BlockedTensor:
 
 
 def as_blocked_like(value: object, x: BlockedTensor, name: str) -> BlockedTensor:
-    """Return a blocked tensor as it is, and an array in the blocks of x; messages call it ``name``."""
+    """Return a blocked tensor unchanged, and an array split into the blocks of x; messages call it ``name``."""
     if isinstance(value, BlockedTensor):
         return value
     if hasattr(value, "tensors"):

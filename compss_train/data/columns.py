@@ -1,7 +1,7 @@
-"""``ColumnStructure``: which columns of the samples are x, which y, and how several of them belong together.
+"""``ColumnStructure``: which columns of the samples are x, which are y, and how several of them are nested.
 
-Samples have columns, tensors with a row each: those of x, then those of y and of weights. Sources, batches and
-engines only see columns; a batch gets its structure when it is made of them.
+Samples have columns, tensors with a row a sample: first the columns of x, then of y and of the weights. Sources,
+batches and engines see only columns; a batch gets its structure when it is assembled from them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,7 +19,7 @@ from compss_train.data.tables import is_frame
 
 
 class Parts(NamedTuple):
-    """The columns of one batch, as the network and the loss get them."""
+    """The columns of one batch, as the network and the loss receive them."""
 
     x: Any
     y: Any = None
@@ -32,7 +32,7 @@ class ColumnStructure:
 
     x: Any = None
     y: Any = None
-    """Those of y, if there are columns for it: without, x is its own target."""
+    """The structure of y; without columns for y, x is its own target."""
     ragged: bool = False
     """Whether some columns have sequences of different lengths."""
     bucketed: bool = False
@@ -61,11 +61,11 @@ SINGLE = ColumnStructure()
 
 
 def structured(value: Any) -> Any:
-    """Return data with their tuples, lists and dicts as such: their leaves are arrays, frames or blocked tensors.
+    """Return data with tuples, lists and dicts kept: the leaves are arrays, frames or blocked tensors.
 
     Dicts are several columns, and so are tuples and lists of arrays, frames or blocked tensors. But a list of
-    arrays of one dtype and shape is an array of as many samples, as numpy sees it, and one of sequences that differ
-    in length is ``Ragged``. Raises ``ValueError`` for an empty one.
+    arrays of one dtype and shape is one array with a sample for each, as in numpy, and a list of sequences that
+    differ in length is ``Ragged``. Raises ``ValueError`` for empty data.
     """
     if isinstance(value, Mapping):
         parts: Any = {name: structured(item) for name, item in value.items()}

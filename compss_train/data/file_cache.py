@@ -41,7 +41,7 @@ _HEADER_BYTES = 1024  # of an entry, and of each array in it: more than numpy's 
 
 
 def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> FileCache | None:
-    """Return the cache in ``"memory"`` or a folder, of ``max_bytes`` if given; ``None`` for none.
+    """Return the cache in ``"memory"`` or a folder, limited to ``max_bytes`` if given; ``None`` for no cache.
 
     Raises ``ValueError`` for a limit without a cache or below 1, a path that cannot be a folder, and a folder that
     others may write to, ``TypeError`` for other values.
@@ -78,18 +78,18 @@ def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> F
 class FileCache:
     """A folder with the arrays of files, shared by all processes of a machine that read them.
 
-    An entry is one npz file, written under another name and renamed, with a checksum for each array: one that is
-    damaged is removed and its file read again. Before an entry is written, those that were used longest ago are
-    removed until it fits into ``max_bytes``. The folder belongs to the user alone, and nothing in it is unpickled.
+    An entry is one npz file, written under another name and renamed, with a checksum for each array. A damaged
+    entry is removed, and its file read again. Before an entry is written, the least recently used ones are removed
+    until it fits into ``max_bytes``. The folder belongs to the user alone, and nothing in it is unpickled.
     """
 
     folder: str
     max_bytes: int
     temporary: bool = False
-    """Whether the folder is removed with the process that made it."""
+    """Whether the folder is removed when the process that created it exits."""
 
     def open(self) -> Path:
-        """Return the folder; make it where it is missing, as on another node."""
+        """Return the folder; create it where it is missing, as on another node."""
         folder = Path(self.folder)
         if not folder.is_dir() and self.temporary:
             made = TemporaryFolder(str(folder.parent), folder.name)
@@ -107,9 +107,9 @@ class FileCache:
         return folder
 
     def entry(self, file: str, stamp: list[int], reader: str, rows: int, layout: Layout) -> CacheEntry | None:
-        """Return the entry of a file with these arrays, ``None`` if it is larger than the whole cache.
+        """Return the entry of a file with these arrays, or ``None`` if it is larger than the whole cache.
 
-        A file with another size or modification time (its ``stamp``), or read by another reader, is another one.
+        A file with another size or modification time (its ``stamp``), or another reader, has a different entry.
         """
         if entry_bytes(rows, layout) > self.max_bytes:
             return None
@@ -118,7 +118,7 @@ class FileCache:
         return CacheEntry(self, digest[:40] + _SUFFIX, rows, layout)
 
     def make_room(self, size: int) -> None:
-        """Remove the entries that were used longest ago, until there is room for another of ``size`` bytes."""
+        """Remove the least recently used entries until another of ``size`` bytes fits."""
         entries = []
         for entry in os.scandir(self.folder):
             if entry.name.endswith(_SUFFIX):
@@ -168,9 +168,9 @@ class CacheEntry:
         return arrays
 
     def store(self, arrays: Arrays) -> None:
-        """Keep all rows of these arrays; log why that is impossible, as on a full disk.
+        """Store all rows of these arrays; if that is impossible, as on a full disk, log the reason.
 
-        If another thread or process that read the same file was faster, there is nothing to do.
+        Does nothing if another thread or process has already stored the file.
         """
         folder = self.cache.open()
         try:
@@ -186,7 +186,7 @@ class CacheEntry:
 
 
 def entry_bytes(rows: int, layout: Layout) -> int:
-    """Return the most bytes that an entry with these arrays takes."""
+    """Return the maximum size in bytes of an entry with these arrays."""
     row = sum(_dtype_of(field).itemsize * math.prod(field.shape) for field in layout.values())
     return _HEADER_BYTES * (1 + len(layout)) + rows * row
 
@@ -198,7 +198,7 @@ def _dtype_of(field: Field) -> DType:
 
 
 def _decoded(stored: Block, rows: int, field: Field) -> Block:
-    """Return an array of which the bytes were stored: numpy has no name for some dtypes of tensors."""
+    """Return an array from its stored bytes: numpy has no name for some tensor dtypes."""
     dtype, flat = _dtype_of(field), np.asarray(stored).reshape(-1)
     if isinstance(dtype, torch.dtype):
         return torch.from_numpy(flat).view(dtype).reshape(rows, *field.shape)
@@ -207,6 +207,6 @@ def _decoded(stored: Block, rows: int, field: Field) -> Block:
 
 
 def _remove(folder: TemporaryFolder, process: int) -> None:
-    """Remove the folder, but not from a process that was forked from the one that made it."""
+    """Remove the folder, but not in a process forked from the one that created it."""
     if os.getpid() == process:
         folder.remove()

@@ -25,12 +25,12 @@ def describe_files(
     keys: Collection[str] | None = None,
     index: str | os.PathLike[str] | None = None,
 ) -> list[Description | BadFileError]:
-    """Return the description of each file, or the error in reading it.
+    """Return the description of each file, or the error raised by reading it.
 
     ``index`` is a JSON file that caches the descriptions by path, ``None`` (default) for no cache. An entry is
     valid while the file's size and modification time are the same. An unreadable cache is replaced.
 
-    Raises ``ValueError`` if ``index`` cannot be a file, or is another file than an index.
+    Raises ``ValueError`` if ``index`` cannot be a file, or is a file but not an index.
     """
     if not isinstance(index, str | os.PathLike | None):
         raise TypeError(f"index={index!r}: give the name of a file, or None")

@@ -40,15 +40,15 @@ class FileDataset:
     ----------
     files:
         File names, or a pattern such as ``"data/*.npz"``, whose matches are sorted; or a folder with a subfolder
-        of images for each class. Names such as ``"s3://bucket/*.parquet"`` are of files that ``fsspec`` reaches.
+        of images for each class. Names such as ``"s3://bucket/*.parquet"`` are opened through ``fsspec``.
     reader:
         ``None`` for the reader of the files' format: .npz, .npy (memory-mapped), .pt (tensors only), HDF5, Parquet,
-        Arrow (.arrow, .feather), CSV (.csv, .tsv), or images. Those of ``compss_train.data.readers`` have options.
-        Otherwise a function ``reader(filename, get_data=False)`` that returns the number of samples, or with
+        Arrow (.arrow, .feather), CSV (.csv, .tsv), or images. ``compss_train.data.readers`` has them with options.
+        Otherwise a function ``reader(filename, get_data=False)`` that returns the number of samples, and with
         ``get_data=True`` a dict of arrays and that number.
     files_len:
-        Number of samples in each file by name, which saves opening the files to count them; wrong numbers are
-        detected when a file is read. By default the constructor reads the headers of all files.
+        Number of samples in each file by name, so that the files need not be opened to count them; wrong numbers
+        are detected when a file is read. By default the constructor reads the headers of all files.
     keys:
         Names of the arrays to read, all by default.
     x, y:
@@ -56,8 +56,8 @@ class FileDataset:
         single array, the samples are their own targets. In tables (Parquet, Arrow, CSV) columns are arrays, and a
         list of columns is one array of shape (samples, columns).
     classes:
-        The classes of columns of strings by name, or of images by ``"y"``: class 0 is the first. By default the
-        sorted values in all files; give those of the training data (``classes=train.classes``) to other data sets.
+        The classes of string columns by column name, or of images under ``"y"``; the first is class 0. By default
+        the sorted values in all files; pass ``classes=train.classes`` to other data sets.
     weight:
         Name of the array of sample weights for ``DistributedTrainer.fit``; ``None`` for no weights.
     index:
@@ -70,18 +70,18 @@ class FileDataset:
     file_buffer:
         Maximum number of files that each worker holds in memory, 10 by default; 1 reads none ahead.
     cache:
-        Where to keep what was read for the next round and epoch: ``"memory"``, or a folder on a local disk, which
-        all processes of a machine share, as the next fits do. ``None`` (default) keeps nothing.
+        Where to keep arrays for later rounds and epochs: ``"memory"``, or a folder on a local disk, shared by all
+        processes of the machine and by later fits. ``None`` (default) keeps nothing.
     cache_bytes:
-        Limit in bytes of the cache on each machine; those used longest ago make room. By default 1 GiB in memory
-        and 10 GiB in a folder.
+        Size limit of the cache on each machine, in bytes; the least recently used files make room. By default
+        1 GiB in memory and 10 GiB in a folder.
 
-    Attributes: ``files``, names; ``files_len``; ``sizes``, number of samples in each file; ``classes``, those of
-    columns of strings, and of images; ``skipped``, the reason for each skipped file; ``layout``, dtypes and shapes,
-    ``None`` if the reader can only count samples, and ``reference``, the file that it was taken from.
+    Attributes: ``files``, names; ``files_len``; ``sizes``, number of samples in each file; ``classes`` of string
+    columns and of images; ``skipped``, the reason for each skipped file; ``layout``, dtypes and shapes, ``None`` if
+    the reader can only count samples; and ``reference``, the file that the layout was taken from.
 
-    Where a file has several parts that are read for themselves (row groups of Parquet, record batches of Arrow,
-    some images of a folder), ``files`` names the parts: ``NAME#0``, ``NAME#1`` and so on.
+    Where a file has several parts that can be read separately (row groups of Parquet, record batches of Arrow,
+    images of a folder), ``files`` names the parts: ``NAME#0``, ``NAME#1`` and so on.
 
     Raises ``ValueError`` if no file matches, a name occurs twice, ``files_len`` lacks a file, or the ``cache``
     cannot be made or others may write to it; ``BadFileError`` for a file that is missing, empty, truncated or
@@ -159,9 +159,9 @@ class FileDataset:
     def _describe(
         self, names: list[str], files_len: Mapping[str, int] | None, index: str | os.PathLike[str] | None
     ) -> dict[str, Description]:
-        """Return the descriptions of the valid files, which agree with the first one.
+        """Return the descriptions of the valid files, checked against the first one.
 
-        With ``files_len`` only one valid file is opened, for its layout.
+        With ``files_len``, only one valid file is opened, for its layout.
         """
         options, paths = (self.reader, self.keys, index), list(self._paths.values())
         found: Iterable[Description | BadFileError]
@@ -223,7 +223,7 @@ class FileDataset:
     def with_reader(
         self, reader: Reader | Callable[..., Any] | None, files_len: Mapping[str, int] | None
     ) -> FileDataset:
-        """Return a data set of the same files with another reader, or other numbers of samples."""
+        """Return a data set of the same files with another reader or other sample counts."""
         paths = {name: self._blocks[name].path for name in self.files}
         if files_len is not None:
             lengths: Counter[str] = Counter()  # blocks of one file have one path
@@ -240,7 +240,7 @@ class FileDataset:
     def with_reading(
         self, threads: int | None, cache: str | os.PathLike[str] | None, cache_bytes: int | None
     ) -> FileDataset:
-        """Return this data set, or a copy that is read with these threads and this cache where they are given."""
+        """Return this data set, or a copy with the given threads and cache."""
         if threads is None and cache is None and cache_bytes is None:
             return self
         dataset = copy.copy(self)
@@ -251,7 +251,7 @@ class FileDataset:
         return dataset
 
     def with_floats(self, floats: str) -> FileDataset:
-        """Return this data set; of tables, a copy whose numbers with a fraction are of this dtype if others are."""
+        """Return this data set; for tables with floats of other dtypes, a copy that converts them to ``floats``."""
         reader, layout = self.reader.with_floats(self.layout or {}, floats)
         if reader is self.reader:
             return self
@@ -265,16 +265,16 @@ class FileDataset:
 
     @cached_property
     def _reader_id(self) -> str:
-        """Identifies the reader in the cache; one that cannot be pickled is another one in each data set."""
+        """Identifies the reader in the cache; a reader that cannot be pickled is unique to its data set."""
         return reader_id(self.reader) or secrets.token_hex(16)
 
     def part(
         self, numbers: Sequence[int], keys: tuple[str, ...] | None = None, upcoming: Sequence[int] = ()
     ) -> FilePart:
-        """Return names and layout of some files, to read them in a task.
+        """Return what a task needs to read some of the files.
 
-        ``keys`` are the arrays to read. ``upcoming`` are files that the next task needs, which this one keeps in
-        the cache while it trains; without a cache they are not needed.
+        ``keys`` are the arrays to read. ``upcoming`` are files that the next task needs, which this task reads into
+        the cache while it trains; without a cache they are ignored.
         """
         keys = self.keys if keys is None else keys
         upcoming = () if self.cache is None else tuple(upcoming)

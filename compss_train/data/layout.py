@@ -40,11 +40,11 @@ class Description:
     layout: Layout | None
     """``None`` if the reader can only count the samples."""
     blocks: tuple[int, ...] = ()
-    """The rows of each part of the file that can be read for itself, in order; empty for one that has none."""
+    """Number of rows of each separately readable part of the file, in order; empty for a file without parts."""
     classes: Mapping[str, tuple[Any, ...]] = dataclass_field(default_factory=dict)
-    """The different values of columns whose numbers are classes."""
+    """The distinct values of columns that are read as class indices."""
     files: tuple[str, ...] = ()
-    """The names of the files that the rows are in, one a row, for a folder of such files."""
+    """For a folder of files, the name of each row's file."""
 
 
 def field_of(block: Block) -> Field:
@@ -77,7 +77,7 @@ def check_same_layout(layout: Layout, reference: Layout, name: str) -> None:
 
 
 def common_length(lengths: Mapping[str, int]) -> int:
-    """Return the length of all arrays; raise ``FileContentError`` if lengths differ, or without any samples."""
+    """Return the length of all arrays; raise ``FileContentError`` if lengths differ or are 0."""
     if not lengths:
         raise FileContentError("holds no arrays")
     if len(set(lengths.values())) > 1:

@@ -1,4 +1,4 @@
-"""Where files are: names and patterns, of local files and of those that ``fsspec`` reaches (S3, GCS, HTTP)."""
+"""Where files are: names and patterns of local files and of files that ``fsspec`` reaches (S3, GCS, HTTP)."""
 
 import glob
 import hashlib
@@ -20,10 +20,10 @@ _VERSIONS = {
     *("etag", "lastmodified", "modified", "mtime", "created", "updated", "generation"),
     *("version", "versionid", "blobid", "md5", "md5hash", "contentmd5", "crc32c", "sha256"),
 }
-"""What the stores call the version of a file, in lower case."""
+"""The stores' names for the version of a file, in lower case."""
 
 _TAIL = 2**16
-"""Bytes at the end of a file that tell whether a server sends ranges."""
+"""Bytes read at the end of a file to find out whether a server supports range requests."""
 
 
 def is_remote(name: str) -> bool:
@@ -37,7 +37,7 @@ def absolute(name: str) -> str:
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of a name in lower case, with the dot; that of an address is before its query."""
+    """Return the suffix of a name in lower case, with the dot; the query of a URL is ignored."""
     return PurePath(name.partition("?")[0] if is_remote(name) else name).suffix.lower()
 
 
@@ -71,7 +71,7 @@ def _matches(pattern: str) -> list[str]:
 
 
 def is_folder(name: str) -> bool:
-    """Return whether this is a folder with other folders, as those of images are."""
+    """Return whether this is a folder with subfolders, as folders of images are."""
     if not is_remote(name):
         return os.path.isdir(name)
     system, path = _file_system(name)
@@ -94,8 +94,8 @@ def files_below(folder: str) -> Iterator[str]:
 def open_binary(path: str, buffering: int = -1) -> BinaryIO | Any:
     """Open a local file, with this ``buffering``, or a remote one for reading.
 
-    What a server of HTTP has without ranges is read whole. Raises ``ModuleNotFoundError`` where the package for the
-    store is not installed, which says how to do it.
+    A file on an HTTP server without range requests is read whole. Raises ``ModuleNotFoundError`` with installation
+    instructions if the store's package is missing.
     """
     if not is_remote(path):
         return open(path, "rb", buffering=buffering)
@@ -109,7 +109,7 @@ def open_binary(path: str, buffering: int = -1) -> BinaryIO | Any:
 
 @contextmanager
 def openable(path: str) -> Iterator[str | BinaryIO | Any]:
-    """Provide what libraries open: the path of a local file, or an open remote one."""
+    """Yield an argument for libraries that open files: a local file's path, or an open remote file."""
     if not is_remote(path):
         yield path
         return
@@ -118,7 +118,7 @@ def openable(path: str) -> Iterator[str | BinaryIO | Any]:
 
 
 def _has_ranges(opened: Any) -> bool:
-    """Return whether any part of a file can be read: its end, which formats with an index begin with, is cached."""
+    """Return whether any part of a file can be read. Reads and caches its end, which indexed formats read first."""
     try:
         opened.seek(max(0, opened.seek(0, os.SEEK_END) - _TAIL))
         opened.read()
@@ -129,9 +129,9 @@ def _has_ranges(opened: Any) -> bool:
 
 
 def file_stamp(file: str) -> list[int] | None:
-    """Return the size and version of a file, of a local one the modification time.
+    """Return the size and version of a file; a local file's version is its modification time.
 
-    ``None`` if its store has neither a version, a checksum nor a time.
+    ``None`` if its store has no version, checksum or time.
     """
     if not is_remote(file):
         status = os.stat(file)
@@ -148,7 +148,7 @@ def _plain(key: str) -> str:
 
 
 def _file_system(path: str) -> tuple[Any, str]:
-    """Return fsspec's file system, with the options of its own configuration, and the name within it."""
+    """Return the fsspec file system, with options from fsspec's configuration, and the name within it."""
     import fsspec
 
     try:

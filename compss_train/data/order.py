@@ -1,7 +1,7 @@
 """Random orders of blocks, samples and files: pure functions of seed and epoch, the same on every engine.
 
-An epoch's files are put in a new order, concatenated and cut into partitions of equal size. A partition is a few
-whole files, and perhaps parts of two at its ends, row ranges, so that it can be read file by file.
+An epoch's files are put in a new order, concatenated and cut into partitions of equal size. A partition consists of
+whole files and of row ranges of at most two files at its ends, so that it can be read file by file.
 """
 
 from collections.abc import Iterator, Sequence
@@ -48,7 +48,7 @@ def row_order(seed: int, epoch: int, block: int, rows: int) -> NDArray[np.int64]
 
 
 BUCKETED = 50
-"""Batches whose samples are sorted by length together."""
+"""Number of batches whose samples are sorted by length together."""
 
 
 def bucketed_order(
@@ -56,8 +56,8 @@ def bucketed_order(
 ) -> NDArray[Any]:
     """Return a random order of a block's rows with samples of similar lengths in each batch.
 
-    Of the samples in ``order``, those of so many batches as ``BUCKETED`` are sorted by length and cut into batches
-    again, which are put in a random order. ``bounds`` are starts and stops of batches, ``lengths`` those of rows.
+    The samples in ``order`` are taken ``BUCKETED`` batches at a time, sorted by length and cut into batches again,
+    which are then shuffled. ``bounds`` are the batches' (start, stop), ``lengths`` the lengths of the rows.
     """
     random = _generator(seed, _Stream.BUCKETS, epoch, block)
     result = np.empty_like(order)
@@ -98,7 +98,7 @@ def buffer_seed(seed: int, epoch: int, block: int) -> int:
 
 
 def transform_seed(seed: int, epoch: int, block: int, position: int) -> int:
-    """Return the seed of the draws of a transform of the batch whose first sample is there in the epoch."""
+    """Return the seed of a transform's draws for the batch whose first sample is at this place of the epoch."""
     return _derived_seed(seed, _Stream.TRANSFORMS, epoch, block, position)
 
 
@@ -109,7 +109,7 @@ def partition_order(seed: int, epoch: int, partitions: int) -> list[int]:
 
 
 def partial_shuffle_generator(seed: int, epoch: int, *origin: int) -> np.random.Generator:
-    """Return the generator of a partial shuffle; ``origin`` is where in the epoch it begins."""
+    """Return the generator of a partial shuffle; ``origin`` is the place in the epoch where it begins."""
     return _generator(seed, _Stream.PARTIAL, epoch, *origin)
 
 
@@ -175,8 +175,8 @@ def rank_row_ranges(
     """Return the row ranges of one rank; all ranks get the same number of rows.
 
     The last ranks wrap around to the first rows, so that at most ``num_ranks - 1`` rows are used twice. With
-    ``drop_last`` at most as many rows at the end of the epoch are left out instead. Without ``shuffle`` files and
-    ranks stay in order.
+    ``drop_last``, at most that many rows at the end of the epoch are left out instead. Without ``shuffle``, files
+    and ranks stay in order.
     """
     rows = _EpochRows(sizes, block_order(seed, epoch, len(sizes)) if shuffle else range(len(sizes)))
     number = partition_order(seed, epoch, num_ranks)[rank] if shuffle else rank
@@ -186,7 +186,7 @@ def rank_row_ranges(
 
 
 def rows_of_rank(rows: int, num_ranks: int, *, drop_last: bool) -> int:
-    """Return the number of rows of each rank: their share, rounded down with ``drop_last`` and up without."""
+    """Return the number of rows of each rank: an equal share, rounded down with ``drop_last`` and up without."""
     return rows // num_ranks if drop_last else -(-rows // num_ranks)
 
 

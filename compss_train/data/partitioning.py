@@ -4,7 +4,7 @@ A *block pass* is one pass over the samples of one block. Block passes are assig
 epoch. In a partial shuffle each worker gets an equal run of consecutive rows instead, with parts of blocks at its
 ends. A *round* is the training between two merges: n epochs, n blocks a worker within an epoch (in a partial
 shuffle: as many samples as n blocks have on average), n batches a worker, or the whole fit. Rounds of batches
-do not change the batches: they are those that the worker would have in a round of whole epochs.
+do not change the batches: a worker trains the same ones as in a round of whole epochs.
 """
 
 from collections.abc import Callable, Iterator
@@ -40,11 +40,11 @@ class Position:
     units: int = 0
     """Trained units of the next epoch: blocks, or batches, or equal parts of the epoch in a partial shuffle."""
     cut_for: int = 0
-    """Number of workers for which the current epoch was partitioned; 0 at the start of an epoch."""
+    """Number of workers that the current epoch was partitioned for; 0 at the start of an epoch."""
 
 
 Span: TypeAlias = tuple[Fraction, Fraction]
-"""The parts of an epoch, from 0 to 1, between which something is trained."""
+"""Start and end of a part of an epoch, as fractions from 0 to 1."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,7 +61,7 @@ class Round:
     spans: tuple[Span, ...] = ()
     """The part of the epoch that each worker trains, by its own batches; empty for a round of whole epochs."""
     draws: tuple[Draws | None, ...] = ()
-    """What each worker draws from a buffer that merges do not empty; its assignment is what it puts into it."""
+    """Each worker's draws from a buffer that merges do not empty; the assignments are what workers put into it."""
 
     @cached_property
     def counts(self) -> tuple[int, ...]:
@@ -100,13 +100,13 @@ class RoundPlan:
     first_round: int = 0
     start: Position | None = None
     put_counts: PutCounts | None = None
-    """Of a buffer that merges by batches do not empty. An epoch must then end with the workers that began it."""
+    """For a buffer that merges by batches do not empty. An epoch must then end with the workers that began it."""
 
     def rounds(self, is_over: Callable[[], bool] = lambda: False) -> Iterator[Round]:
         """Iterate over the rounds; the order of an epoch is computed when the epoch is reached.
 
-        A round of many epochs takes long to plan: ``is_over`` is called for each, and ends the iteration if it
-        returns ``True``.
+        A round of many epochs takes long to plan: ``is_over`` is called for each epoch, and ends the iteration by
+        returning ``True``.
         """
         splits_epochs = self.merge_unit != "epochs" and self.merge_every
         numbers = count(self.first_round)
@@ -114,7 +114,7 @@ class RoundPlan:
 
     @property
     def samples(self) -> int:
-        """Number of samples to train on; each counts as often as it is drawn in an epoch."""
+        """Number of samples to train on, each counted as often as it is drawn in an epoch."""
         start = self._start
         trained = self._units(start.epoch, start.cut_for)[: start.units] if start.units and self._epochs else []
         trained_samples = sum(block_pass.size for unit in trained for block_pass in unit)
@@ -148,7 +148,7 @@ class RoundPlan:
             yield Round(next(numbers), epochs.stop, assignments, Position(epochs.stop))
 
     def _rounds_within_epochs(self, numbers: Iterator[int]) -> Iterator[Round]:
-        """Iterate over rounds that each are a part of one epoch."""
+        """Iterate over rounds that are each a part of one epoch."""
         for epoch in self._epochs:
             start = self._start if epoch == self._start.epoch else Position(epoch)
             cut_for = start.cut_for or self.num_workers
@@ -178,7 +178,7 @@ class RoundPlan:
                 yield Round(next(numbers), epoch + 1, assignments, end_position, spans, draws)
 
     def _counted_batches(self, units: list[WorkerAssignment]) -> list[int]:
-        """Return for each unit the batches of its worker up to its end; before them a zero for each worker."""
+        """Return a zero for each worker, then for each unit the number of its worker's batches up to its end."""
         is_batch = self.merge_unit == "batches" and self.shuffle != "partial"
         counted = [0] * self.num_workers
         for number, unit in enumerate(units):
@@ -199,8 +199,8 @@ class RoundPlan:
     def _units(self, epoch: int, workers: int) -> list[WorkerAssignment]:
         """Return the units of an epoch's rounds, in the order in which they are assigned to workers round-robin.
 
-        A unit is a block pass; or a batch, and nothing for the workers that have fewer of them; or in a partial
-        shuffle an equal part of the epoch, one for each worker and round.
+        A unit is a block pass; or a batch, empty for workers that have run out of them; or, in a partial shuffle,
+        an equal part of the epoch, one for each worker and round.
         """
         if self.shuffle == "partial":
             every = self._every(epoch)
@@ -217,7 +217,7 @@ class RoundPlan:
         return [(block_pass,) for block_pass in self._block_passes(epoch)]
 
     def _batches(self, assignment: WorkerAssignment) -> list[WorkerAssignment]:
-        """Return the batches of a worker's epoch; with a buffer, what it would draw if it kept the order."""
+        """Return the batches of a worker's epoch; with a buffer, the batches drawn if it preserved the order."""
         if self.put_counts is not None:
             bounds = pairwise(accumulate(batch_sizes(assignment, self.batching), initial=0))
             return [block_passes.cut_assignment(assignment, start, stop) for start, stop in bounds] * self._passes
@@ -259,5 +259,5 @@ def epochs_of_rounds(epochs: range, merge_every: MergeEvery) -> Iterator[range]:
 
 
 def units_between_merges(epoch: int, merge_every: MergeEvery) -> int:
-    """Return the number of units between merges; raise ``ValueError`` if a function returns none of at least 1."""
+    """Return the number of units between merges; raise ``ValueError`` if a function returns less than 1."""
     return check_count(f"every({epoch})", merge_every(epoch)) if callable(merge_every) else merge_every

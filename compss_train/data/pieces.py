@@ -20,7 +20,7 @@ class Pieces:
     rows: NDArray[Any]
     """Numbers of the samples within the chunk, piece by piece, ascending in each."""
     bounds: NDArray[Any]
-    """Where each piece begins in ``rows``, and the end of the last one."""
+    """The start of each piece in ``rows``, then the end of the last one."""
     groups: list[int]
     """The group that needs each piece, in ascending order."""
 
@@ -31,7 +31,7 @@ class Cut:
 
     chunks: list[Pieces]
     numbers: list[NDArray[Any]]
-    """For each group, its samples as numbers among the rows of its pieces, chunk after chunk."""
+    """For each group, the positions of its samples among the rows of its pieces, chunk after chunk."""
 
     @property
     def rows(self) -> int:
@@ -44,7 +44,7 @@ def cut_into_pieces(samples: Sequence[NDArray[Any]], chunk_starts: Sequence[int]
     flat = np.concatenate([*samples, np.empty(0, np.int64)])
     lengths, limit = [len(each) for each in samples], int(flat.max(initial=0)) + 1
     owners = np.repeat(np.arange(len(samples)), lengths)
-    # Each sample once in a group, as it may pass over it several times; those of one group after the other.
+    # Each sample once a group, although a group may pass over it several times; group after group.
     distinct, numbers = np.unique(owners * limit + flat, return_inverse=True)
     groups, kept = np.divmod(distinct, limit)
     numbers = numbers.reshape(-1) - np.searchsorted(groups, owners)

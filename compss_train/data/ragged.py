@@ -17,18 +17,18 @@ IGNORED = -100
 class Ragged:
     """Sequences of different lengths: their items one after another, and where each begins.
 
-    A batch of them is padded to its longest, or given to the ``collate`` of ``build`` as a list of tensors. Lists
-    of sequences that differ in length become one of these by themselves.
+    A batch is padded to its longest sequence, or passed to ``build``'s ``collate`` as a list of tensors. Lists of
+    sequences that differ in length are converted automatically.
 
     Parameters
     ----------
     sequences:
         Arrays, tensors or lists of one dtype, with shapes that differ in the first dimension only.
     bucket_by_length:
-        Whether ``fit`` makes batches of samples of similar lengths, so that little is padded: within each block, in
-        random order. ``False`` by default.
+        Whether ``fit`` makes batches of samples of similar lengths, to reduce padding: within each block, in random
+        order. ``False`` by default.
 
-    Raises ``ValueError`` if there are none, or if their shapes or dtypes differ otherwise.
+    Raises ``ValueError`` without any sequences, or if their other dimensions or their dtypes differ.
     """
 
     bucket_by_length: bool = False
@@ -49,13 +49,13 @@ class Ragged:
 
     @classmethod
     def of(cls, values: torch.Tensor, offsets: torch.Tensor, bucket_by_length: bool = False) -> Ragged:
-        """Return sequences of these items; ``offsets`` has where each begins, and the end of the last one."""
+        """Return sequences of these items; ``offsets`` holds the start of each, then the end of the last one."""
         made = cls.__new__(cls)
         made.values, made.offsets, made.bucket_by_length = values, offsets, bucket_by_length
         return made
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the items of these sequences alone."""
+        """Pickle only the items of these sequences."""
         own = self.clone()
         return Ragged.of, (own.values, own.offsets, own.bucket_by_length)
 
@@ -66,7 +66,7 @@ class Ragged:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Type of the items."""
+        """The dtype of the items."""
         return self.values.dtype
 
     @property
@@ -76,14 +76,14 @@ class Ragged:
 
     @property
     def ndim(self) -> int:
-        """Number of dimensions, with that of the samples."""
+        """Number of dimensions, including the sample dimension."""
         return 1 + self.values.ndim
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def __getitem__(self, key: Any) -> Any:
-        """Return one sequence as a tensor, or consecutive ones, which share this memory; or copies, by number."""
+        """Return a sequence as a tensor or a slice of sequences, both sharing this memory; or copies, by number."""
         if isinstance(key, slice):
             start, stop, _ = key.indices(len(self))
             return Ragged.of(self.values, self.offsets[start : max(start, stop) + 1], self.bucket_by_length)
@@ -110,7 +110,7 @@ class Ragged:
         return Ragged.of(self.values[first:last].clone(), self.offsets - first, self.bucket_by_length)
 
     def to(self, device: str | torch.dtype, *, non_blocking: bool = False) -> Ragged:
-        """Return the sequences with their items on a device, or of another dtype."""
+        """Return the sequences with their items on another device or in another dtype."""
         return Ragged.of(self.values.to(device, non_blocking=non_blocking), self.offsets)
 
     def pin_memory(self) -> Ragged:
@@ -134,7 +134,7 @@ class Ragged:
         return self.values._version
 
     def padded(self, value: float) -> torch.Tensor:
-        """Return the sequences as one tensor, as long as the longest, with ``value`` after the ends."""
+        """Return the sequences as one tensor, padded with ``value`` to the length of the longest."""
         lengths = self.lengths
         shape = len(self), int(lengths.max()), *self.values.shape[1:]
         result = self.values.new_full(shape, value)

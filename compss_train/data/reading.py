@@ -30,15 +30,15 @@ _CONTENT_ERRORS = (
     *(ValueError, LookupError, TypeError, ArithmeticError, AttributeError, EOFError, RuntimeError, AssertionError),
     *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, pickle.PickleError),
 )
-"""What a parser raises, beside ``OSError``; the packages that reach stores have classes of their own."""
+"""What a parser raises besides ``OSError``; packages that access remote stores have their own classes."""
 
 
 @contextmanager
 def bad_file_errors(file: str) -> Iterator[None]:
     """Convert exceptions into a ``BadFileError`` that names the file.
 
-    A lack of memory or of file descriptors, and a file system, network or store that does not respond, are raised
-    unchanged: the file may be good.
+    Errors for a lack of memory or file descriptors, and for a file system, network or store that does not respond,
+    are raised unchanged: the file may be valid.
     """
     try:
         yield
@@ -58,7 +58,7 @@ def bad_file_errors(file: str) -> Iterator[None]:
 def _is_transient(file: str, error: Exception) -> bool:
     """Return whether the machine, the network or the store of a remote file failed, rather than the file.
 
-    A remote file is missing only if a server has said so: fsspec's HTTP also says it without an answer.
+    A remote file is missing only if a server has said so: fsspec's HTTP raises the same error without an answer.
     """
     if isinstance(error, TimeoutError | ConnectionError):
         return True
@@ -91,16 +91,16 @@ def _reason(file: str, error: Exception) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileBlock:
-    """Rows that are read together: those of a file, of a row group in it, or of some images in a folder."""
+    """Rows that are read together: a file, a row group of it, or some images of a folder."""
 
     path: str
     first: int = 0
-    """The first of its rows in the file."""
+    """The block's first row in the file."""
     rows: int
     file_rows: int
     """Number of rows of the file."""
     files: tuple[str, ...] = ()
-    """In a folder, the file that each row is in."""
+    """In a folder, the file of each row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,7 +112,7 @@ class FilePart:
     keys: tuple[str, ...] | None
     """Names of the arrays to read; ``None`` for all."""
     layout: Layout | None
-    """The layout that each file must have; ``None`` if it is not known, and then not checked."""
+    """The layout that each file must have; ``None`` if it is unknown and cannot be checked."""
     reference: str
     """Name of the file that the layout was taken from."""
     skip: bool = False
@@ -120,16 +120,16 @@ class FilePart:
     threads: int = 1
     """Number of files to read at the same time."""
     file_buffer: int = 10
-    """The most files in memory, those read ahead and the one in use."""
+    """Maximum number of files in memory: those read ahead and the one in use."""
     cache: FileCache | None = None
-    """Where to keep what was read."""
+    """The cache for arrays that were read."""
     reader_id: str = ""
     """Identifies the reader in the cache."""
     upcoming: tuple[int, ...] = ()
-    """The files that the next task needs first, which are read ahead into the cache."""
+    """The files that the next task needs first; they are read ahead into the cache."""
 
     def cache_entry(self, file: int) -> CacheEntry | None:
-        """Return the place of a file in the cache; ``None`` without one, or if the file cannot be kept in it.
+        """Return the place of a file in the cache; ``None`` without a cache, or if it cannot hold the file.
 
         Raises ``BadFileError`` if there is no such file.
         """
@@ -138,7 +138,7 @@ class FilePart:
         block = self.blocks[file]
         with bad_file_errors(block.path):
             stamp = self._reader_of(block).stamp(block.path, block.first, block.first + block.rows)
-        if stamp is None:  # nobody could see that the file has changed
+        if stamp is None:  # a change of the file could not be detected
             return None
         name = block.path if block.rows == block.file_rows else f"{block.path}#{block.first}"
         return self.cache.entry(name, stamp, self.reader_id, block.rows, self.layout)
@@ -146,8 +146,8 @@ class FilePart:
     def read(self, row_range: RowRange) -> Arrays:
         """Return rows of a file.
 
-        Raises ``BadFileError`` if the file has another number of rows than expected, or another layout than the
-        reference file, if that is known.
+        Raises ``BadFileError`` if the file has an unexpected number of rows, or a layout that differs from the
+        reference file's, if that is known.
         """
         block = self.blocks[row_range.file]
         with bad_file_errors(block.path):

@@ -28,19 +28,19 @@ Collate: TypeAlias = Callable[[list[Any]], Any]
 
 
 Key: TypeAlias = str | int
-"""The name of a part of a sample that is a dict, or its place in a tuple."""
+"""The key of a part of a sample: a name in a dict, or an index in a tuple."""
 Keys: TypeAlias = Key | Sequence[Key]
 
 TARGETS = ("y", "label", "labels", "target", "targets")
-"""Names of targets that are recognized."""
+"""Names that are recognized as targets."""
 
 
 @dataclass(frozen=True)
 class Roles:
     """Which parts of a sample, or of a batch, are x and y.
 
-    Several keys give a dict of these parts, or a tuple where they are places. Without any, a pair is (x, y); of a
-    dict, ``TARGETS`` are targets, and x is ``"x"``, or else all other parts.
+    Several names give a dict of these parts, several indices a tuple. Without keys, a pair is (x, y); in a dict,
+    ``TARGETS`` names the targets, and x is ``"x"``, or else all other parts.
     """
 
     x: Keys | None = None
@@ -49,7 +49,7 @@ class Roles:
     def split(self, sample: Any) -> tuple[Any, Any]:
         """Return x and y; y is ``None`` if there are no targets.
 
-        Raises ``ValueError`` for keys that a sample does not have, ``TypeError`` for a tuple that is no pair.
+        Raises ``ValueError`` for keys that a sample does not have, ``TypeError`` for a tuple that is not a pair.
         """
         x, y = self.x, self.y
         if x is None and y is None:
@@ -77,21 +77,21 @@ class ReadBatch(NamedTuple):
 
 
 class SampleReader(ABC):
-    """Reads samples in workers: a column of the data has their numbers, in the place of the samples themselves.
+    """Reads samples in workers: a column of the data holds sample numbers instead of the samples themselves.
 
-    A process keeps the object from task to task, so that it may hold open files.
+    A process keeps the object between tasks, so it may hold files open.
     """
 
     is_stream: ClassVar[bool] = False
-    """Whether samples come one after the other instead of by number."""
+    """Whether samples are read in sequence instead of by number."""
     counted: bool = True
     """Whether the number of samples is known."""
 
     @abstractmethod
     def read(self, numbers: NDArray[np.int64], place: Place, reseed: Reseed, collate: Collate | None) -> ReadBatch:
-        """Return the batch of samples with these numbers, which is trained at that place.
+        """Return the batch of samples with these numbers, which is trained at ``place``.
 
-        ``collate`` makes batches of lists of (x, y), as ``collate`` of ``build``.
+        ``collate`` makes batches from lists of (x, y), like ``build(collate=...)``.
         """
 
     @property
@@ -104,7 +104,7 @@ class SampleReader(ABC):
         return self.read(np.zeros(1, np.int64), Place(0, 0, 0), lambda _: 0, None)
 
     def fingerprint(self, starts: Sequence[int], stops: Sequence[int]) -> int | None:
-        """Return a checksum of the samples at the ends of blocks, ``None`` if it would be costly."""
+        """Return a checksum of the samples at the ends of blocks, or ``None`` if it would be costly."""
         return None
 
     def __deepcopy__(self, memo: object) -> Self:
@@ -114,7 +114,7 @@ class SampleReader(ABC):
 
 @dataclass(eq=False)
 class MapReader(SampleReader):
-    """Reads a data set whose samples have numbers: ``__getitem__``, or ``__getitems__`` for many at a time."""
+    """Reads a map-style data set: with ``__getitem__``, or ``__getitems__`` for many samples at a time."""
 
     dataset: Any
     roles: Roles
@@ -140,12 +140,12 @@ class MapReader(SampleReader):
             raise
 
     def read_first(self) -> ReadBatch:
-        """Return a batch of the first sample, read by a copy: data sets may open files that cannot be pickled."""
+        """Return a batch of the first sample, read by a copy: reading may open files that cannot be pickled."""
         return SampleReader.read_first(MapReader(_own(self.dataset), self.roles, self.collate))
 
 
 def _own(dataset: Any) -> Any:
-    """Return a shallow copy of a data set, and of those that it consists of."""
+    """Return a shallow copy of a data set and of the data sets that it consists of."""
     own = copy.copy(dataset)
     if isinstance(own, Subset):
         own.dataset = _own(own.dataset)
@@ -157,8 +157,8 @@ def _own(dataset: Any) -> Any:
 def batch_of(samples: list[Any], roles: Roles, own: Collate | None, collate: Collate | None) -> tuple[Any, Any]:
     """Return x and y of a batch.
 
-    ``own`` is the data set's function, which gets the samples as they are; ``collate`` that of ``build``, which
-    gets (x, y). Without both, samples are stacked.
+    ``own`` is the data set's function, which gets unchanged samples; ``collate`` is ``build``'s, which gets
+    (x, y). Without either, samples are stacked.
     """
     if own is not None:
         return roles.split(own(samples))
@@ -180,7 +180,7 @@ def _picked(sample: Any, keys: Keys) -> Any:
 
 
 def _others(sample: Any, targets: Keys | None) -> Any:
-    """Return all parts but the targets; a single one by itself."""
+    """Return all parts but the targets; a single part is returned directly."""
     taken = {targets} if isinstance(targets, str | int) else set(targets or ())
     if isinstance(sample, Mapping):
         parts: Any = {name: part for name, part in sample.items() if name not in taken}
@@ -202,8 +202,8 @@ def _parts_of(sample: Any) -> str:
 def collate_pairs(collate: Collate, pairs: list[tuple[Any, Any]]) -> tuple[Any, Any]:
     """Return x and y of a batch that the function ``collate`` of ``build`` makes of samples.
 
-    It gets a list of (x, y), or of x where there is no y, and returns a batch of the same kind. Raises
-    ``TypeError`` for others.
+    It gets a list of (x, y), or of x without targets, and must return a batch of the same kind. Raises
+    ``TypeError`` for other results.
     """
     if pairs[0][1] is None:
         return collate([x for x, _ in pairs]), None
@@ -214,7 +214,7 @@ def collate_pairs(collate: Collate, pairs: list[tuple[Any, Any]]) -> tuple[Any, 
 
 
 def collate_batch(collate: Collate, x: Any, y: Any, samples: int) -> tuple[Any, Any]:
-    """Return x and y of a batch that ``collate`` of ``build`` makes of so many samples, the rows of these."""
+    """Return x and y of a batch that ``build``'s ``collate`` makes from the rows of x and y, ``samples`` in all."""
 
     def sample(part: Any, number: int) -> Any:
         return None if part is None else map_leaves(lambda leaf: leaf[number], part)
@@ -225,10 +225,10 @@ def collate_batch(collate: Collate, x: Any, y: Any, samples: int) -> tuple[Any, 
 def stacked(values: Sequence[Any]) -> Any:
     """Return samples as one tensor with a row for each, or tuples, lists and dicts of such tensors.
 
-    Python's floats, and those in lists, become torch's default dtype. Sequences that differ in length are
-    returned as ``Ragged``.
+    Python floats, also in lists, become torch's default dtype. Sequences that differ in length are returned as
+    ``Ragged``.
 
-    Raises ``TypeError`` for what is no number, ``ValueError`` for other shapes that differ.
+    Raises ``TypeError`` for values that are not numbers, ``ValueError`` for shapes that differ otherwise.
     """
     first = values[0]
     if isinstance(first, Mapping):

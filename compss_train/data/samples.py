@@ -18,32 +18,32 @@ from compss_train.data.streams import StreamReader
 
 
 class Samples:
-    """Samples of a data set, for where ``fit(dataset)`` needs more to be said.
+    """Samples of a data set, with options that ``fit(dataset)`` alone cannot express.
 
     Parameters
     ----------
     dataset:
         A map-style data set of torch, or any object with ``__len__`` and ``__getitem__``; an ``IterableDataset``;
-        or a ``datasets.Dataset`` of Hugging Face. Each sample has its targets in it.
+        or a ``datasets.Dataset`` of Hugging Face. Each sample includes its targets.
     x, y:
-        Keys of the parts of a sample that are x and y: names in dicts, places in tuples. Several are several inputs
-        or outputs: a dict, or a tuple of places. By default a pair is (x, y); in a dict y is the part called y,
-        label, labels, target or targets, and x the one called x, or all others. With ``x`` alone there is no y.
+        Keys of the parts of a sample that are x and y: names in dicts, indices in tuples. Several names give a dict
+        of inputs or outputs, several indices a tuple. By default a pair is (x, y); in a dict, y is the part called
+        y, label, labels, target or targets, and x the part called x, or all others. With ``x`` alone there is no y.
     blocks:
-        Number of blocks of a map-style data set, or of shards of an iterable one. By default one a worker.
+        Number of blocks of a map-style data set, or of shards of an iterable one. By default one for each worker.
     collate:
-        Makes a batch of a list of samples as the data set gives them, as torch's ``collate_fn``; x and y are then
-        parts of the batch. By default samples are stacked, and sequences that differ in length padded.
+        Makes a batch from a list of the data set's samples, like torch's ``collate_fn``; x and y are then parts of
+        the batch. By default samples are stacked, and sequences that differ in length are padded.
     size:
-        Number of samples of an ``IterableDataset`` that are trained in an epoch, all workers together; shards that
-        have fewer end before, and of others the rest is left out. ``None`` (default) for all that there are: then
-        workers merge after whole epochs only.
+        Number of samples of an ``IterableDataset`` trained in an epoch by all workers together. Shards with fewer
+        samples end early; the rest of longer shards is left out. ``None`` (default) trains on all samples, and
+        workers then merge only after whole epochs.
     worker_init_fn:
         Called with the number of a shard of an ``IterableDataset`` before it is iterated over, as in a
         ``DataLoader``. ``None`` (default) for none.
     drop_last:
         Whether the last batch of an ``IterableDataset``'s shard is left out if it is smaller; by default ``False``.
-        Those of other data sets differ by one sample at most.
+        Batch sizes of other data sets differ by one sample at most.
 
     Raises ``TypeError`` for other objects, ``ValueError`` for an empty data set and unsuitable numbers.
     """
@@ -77,10 +77,10 @@ class Samples:
         self.worker_init_fn = worker_init_fn
         self.drop_last = drop_last
         self.batch_size: int | None = None
-        """That of the ``DataLoader`` which these samples were taken from."""
+        """The batch size of the ``DataLoader`` that these samples were taken from."""
 
     def sizes(self, blocks: int) -> list[int]:
-        """Return the numbers of samples of so many blocks, by default; 1 for shards whose size is not known."""
+        """Return the sizes of the blocks, ``blocks`` of them by default; 1 for shards of unknown size."""
         number = self.blocks or blocks
         total = self.size if self.is_stream else len(self.dataset)
         if total is None:
@@ -88,7 +88,7 @@ class Samples:
         return [stop - start for start, stop in pairwise(split_points(total, min(number, total)))]
 
     def reader(self, blocks: int, floats: str | None) -> SampleReader:
-        """Return what workers read the samples with, in so many blocks; columns of tables become ``floats``."""
+        """Return the workers' reader of the samples in this number of blocks; table columns become ``floats``."""
         if self.is_stream:
             return StreamReader(
                 self.dataset,
@@ -106,7 +106,7 @@ class Samples:
 
     @property
     def tensors(self) -> tuple[Any, Any] | None:
-        """x and y, if the data set is a ``TensorDataset`` of these alone; ``None`` for others."""
+        """x and y if the data set is a ``TensorDataset`` of exactly these; ``None`` for other data sets."""
         kind, plain = type(self.dataset), not (self.collate or self.blocks) and self.roles == Roles()
         if not plain or kind is not torch_data.TensorDataset or len(self.dataset.tensors) > 2:
             return None
@@ -116,7 +116,7 @@ class Samples:
     def select(self, numbers: Sequence[int]) -> Samples:
         """Return these samples only, by number.
 
-        Raises ``TypeError`` for those of an ``IterableDataset``, ``ValueError`` for no numbers.
+        Raises ``TypeError`` for an ``IterableDataset``, ``ValueError`` for no numbers.
         """
         if self.is_stream:
             raise TypeError(
@@ -155,9 +155,9 @@ def _check_dataset(dataset: Any) -> None:
 
 
 def as_samples(value: Any) -> Samples | None:
-    """Return a data set or a ``DataLoader`` as ``Samples``, ``None`` for any other value.
+    """Return a data set or a ``DataLoader`` as ``Samples``, or ``None`` for any other value.
 
-    Raises ``ValueError`` for a loader that decides on the order or the batches of its samples itself.
+    Raises ``ValueError`` for a loader with its own order or batches of samples.
     """
     if isinstance(value, Samples):
         return value

@@ -33,7 +33,7 @@ class _Iteration:
     iterator: Iterator[Any] | None = None
 
     def continues_at(self, seed: int, position: int) -> bool:
-        """Return whether the next samples of a pass are those at a position: after the end there are none."""
+        """Return whether this iteration can continue a pass at a position; past its end there are no samples."""
         return self.seed == seed and (position == self.position or (self.ended and position > self.position))
 
     def samples(self, stop: int, reseed: Reseed) -> Iterator[Any]:
@@ -55,11 +55,11 @@ class _Iteration:
 
 @dataclass(eq=False)
 class StreamReader(SampleReader):
-    """Reads samples one after the other; their numbers are those of the shards that they are in.
+    """Reads samples in sequence; a sample's number is the number of its shard.
 
-    A shard's iterator is kept for the next batch. Where that begins at another place, as after a resume or in
-    another process, the shard is iterated over again, and what comes before is left out. Each sample has seeded
-    draws of its own, so that it is the same again.
+    A shard's iterator is kept for the next batch. If that batch begins elsewhere, as after a resume or in another
+    process, the shard is iterated over again and the samples before the batch are skipped. Each sample's random
+    draws have their own seed, so that it is reproduced exactly.
 
     Parameters
     ----------
@@ -104,12 +104,12 @@ class StreamReader(SampleReader):
         return ReadBatch(*batch_of(samples, self.roles, self.collate, collate), len(samples))
 
     def has_ended(self, shard: int, epoch: int) -> bool:
-        """Return whether the shard's pass of an epoch has come to its end."""
+        """Return whether the shard's pass of an epoch has ended."""
         iteration = self._iterations.get(shard)
         return iteration is not None and iteration.epoch == epoch and iteration.ended
 
     def _worker(self, shard: int, seed: int, epoch: int) -> torch_worker.WorkerInfo:
-        # Several workers may be in this process, and change what they iterate over.
+        # Several workers may share this process, and modify the data set that they iterate over.
         dataset = copy.copy(self.dataset)
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(epoch)

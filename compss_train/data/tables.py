@@ -1,4 +1,4 @@
-"""Columns of tables as arrays of numbers: of frames of pandas and polars, and of Arrow in files and data sets.
+"""Columns of tables as arrays of numbers: pandas and polars frames, and Arrow tables in files and data sets.
 
 Messages of ``FileContentError`` continue a sentence that starts with the name of the table.
 """
@@ -19,16 +19,16 @@ from compss_train.data.layout import FileContentError, quote_names
 from compss_train.data.ragged import Ragged
 
 MAX_CLASSES = 10_000
-"""So many different strings in a column are classes; more are names or text, unless their classes are given."""
+"""Up to this number, distinct strings in a column are classes; more are names or text unless classes are given."""
 
 _NAMED = 5
-"""So many columns are named in a note."""
+"""Maximum number of columns that a note names."""
 
 
 def column_groups(**roles: str | Sequence[str] | None) -> dict[str, tuple[str, ...]]:
-    """Return the columns that are one array, by role: those given as a list of names.
+    """Return the columns that form one array, by role: those given as a list of names.
 
-    Raises ``TypeError`` for other lists, ``ValueError`` for empty ones and columns that are named twice.
+    Raises ``TypeError`` for other lists, ``ValueError`` for empty lists and columns that are named twice.
     """
     groups = {}
     for role, columns in roles.items():
@@ -62,7 +62,7 @@ def check_numbers(name: str, dtype: object) -> None:
 
 
 def find_classes(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
-    """Return the different values of a column in ascending order; class 0 is the first.
+    """Return the distinct values of a column in ascending order; the first is class 0.
 
     Raises ``FileContentError`` for more than ``MAX_CLASSES``, and for values without an order.
     """
@@ -84,9 +84,9 @@ def class_codes(
 ) -> NDArray[np.int64]:
     """Return the class of each row: the place of ``values[place]`` among the classes.
 
-    ``values`` are the different values of a column, and ``places`` has one of them for each row, as
-    Arrow's dictionaries have them; ``first`` is the number of the first row. Raises
-    ``FileContentError`` for a value that is not among the classes.
+    ``values`` are the distinct values of a column and ``places`` the index of each row's value, as in Arrow's
+    dictionary arrays; ``first`` is the number of the first row. Raises ``FileContentError`` for a value that is not
+    among the classes.
     """
     numbers = {value: number for number, value in enumerate(classes)}
     codes = np.array([numbers.get(value, -1) for value in values], np.int64)
@@ -102,15 +102,15 @@ def class_codes(
 
 
 def float_dtype(dtype: np.dtype[Any], floats: str | None) -> np.dtype[Any]:
-    """Return ``floats``, the dtype of a network's parameters, for numbers with a fraction; others stay as they are.
+    """Return ``floats``, the dtype of a network's parameters, for floating-point dtypes; others are unchanged.
 
-    ``None`` leaves all as they are.
+    ``None`` leaves all dtypes unchanged.
     """
     return np.dtype(floats) if floats is not None and dtype.kind == "f" else dtype
 
 
 def conversion_note(columns: Iterable[str], dtype: str, floats: str) -> str:
-    """Return what users are informed of when columns of ``dtype`` become ``floats``."""
+    """Return the note for users when columns of ``dtype`` are converted to ``floats``."""
     return (
         f"{', '.join(columns)}: {dtype} becomes {floats}, the dtype of the network's parameters; convert the data, "
         "or the network (net.double()), if this is not what you want"
@@ -126,8 +126,8 @@ def is_frame(value: Any) -> bool:
 def frame_as_array(value: Any, name: str, floats: str | None) -> tuple[NDArray[Any], list[str]]:
     """Return a frame as an array of shape (rows, columns), a series as one of shape (rows,).
 
-    The second result is what users should know about conversions. Categories become their codes, and numbers with
-    a fraction ``floats``.
+    The second result is what users should know about conversions. Categories become their codes, and floating-point
+    numbers are converted to ``floats``.
 
     Raises ``ValueError`` for missing values and for columns that are neither numbers nor categories; messages call
     the data ``name``.
@@ -171,13 +171,13 @@ def _frame_column(name: str, series: Any) -> NDArray[Any]:
 
 
 def import_pyarrow(module: str = "pyarrow") -> Any:
-    """Return pyarrow or one of its modules; raise ``ModuleNotFoundError`` that says how to install it."""
+    """Return pyarrow or one of its modules; raise ``ModuleNotFoundError`` with installation instructions."""
     return import_optional(module, extra="arrow", needed_by="tables (Parquet, Arrow, CSV)", package="pyarrow")
 
 
 @cache  # of a few types, asked for each of many columns
 def is_text(kind: Any) -> bool:
-    """Return whether columns of this type of Arrow are strings, or categories, whatever their values are."""
+    """Return whether columns of this Arrow type are strings, or categories with values of any type."""
     types = import_pyarrow().types
     accepted = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary)
     return any(is_kind(kind) for is_kind in accepted)
@@ -185,9 +185,9 @@ def is_text(kind: Any) -> bool:
 
 @cache
 def number_type(kind: Any) -> tuple[np.dtype[Any] | None, tuple[int | None, ...]]:
-    """Return the dtype of the numbers in a column of Arrow, and the sizes of the lists that they are in.
+    """Return the dtype of the numbers in an Arrow column, and the sizes of the lists that contain them.
 
-    The dtype is ``None`` for anything else than numbers, a size ``None`` for lists that may differ in length.
+    The dtype is ``None`` for anything but numbers; a size is ``None`` for lists that may differ in length.
     """
     types, sizes = import_pyarrow().types, []
     if isinstance(kind, import_pyarrow().FixedShapeTensorType):
@@ -205,13 +205,13 @@ def _is_list(kind: Any) -> bool:
 
 
 def check_no_nulls(name: str, column: Any, first: int = 0) -> None:
-    """Raise ``FileContentError`` if a column of Arrow, whose first row has the number ``first``, lacks values."""
+    """Raise ``FileContentError`` for missing values in an Arrow column whose first row has the number ``first``."""
     if column.null_count:
         check_complete(name, np.asarray(column.is_null()), first)
 
 
 def number_blocks(name: str, chunks: Sequence[Any]) -> list[Block]:
-    """Return chunks of a column of Arrow as arrays, without a copy where Arrow has numbers as numpy has them.
+    """Return chunks of an Arrow column as arrays, without a copy where Arrow and numpy store numbers alike.
 
     Lists that differ in length are ``Ragged``, in all chunks. Raises ``FileContentError`` for lists within lists
     that differ in length, and for missing values in lists.
@@ -232,9 +232,9 @@ def number_blocks(name: str, chunks: Sequence[Any]) -> list[Block]:
 
 
 def _opened(name: str, values: Any) -> tuple[Any, list[NDArray[Any]]]:
-    """Return the values in lists of Arrow, and the lengths of these, from outside to inside.
+    """Return the values in Arrow's lists and the lengths of the lists, outermost first.
 
-    Raises ``FileContentError`` for missing values within lists; those of fixed lists would be left out silently.
+    Raises ``FileContentError`` for missing values within lists; fixed-size lists would silently drop them.
     """
     lengths = []
     while _is_list((values := getattr(values, "storage", values)).type):
@@ -247,13 +247,13 @@ def _opened(name: str, values: Any) -> tuple[Any, list[NDArray[Any]]]:
 
 
 def _common(lengths: NDArray[Any]) -> int | None:
-    """Return the length of all lists, ``None`` if they differ."""
+    """Return the length of all lists, or ``None`` if lengths differ."""
     first = int(lengths[0]) if len(lengths) else 0
     return first if (lengths == first).all() else None
 
 
 def _as_tensor(values: Any) -> torch.Tensor:
-    """Return Arrow's numbers as a tensor that shares its memory; booleans, which are bits there, are copied."""
+    """Return Arrow's numbers as a tensor that shares their memory; booleans, stored as bits, are copied."""
     if import_pyarrow().types.is_boolean(values.type):
         return torch.from_numpy(values.to_numpy(zero_copy_only=False))
     return torch.utils.dlpack.from_dlpack(values)

@@ -77,7 +77,7 @@ def write_parts(folder: str | os.PathLike[str], parts: Iterable[Part], *, format
             written.append(folder / f"part-{number:06d}{suffix}")
             _write(written[-1], part, format)
     except BaseException:
-        for path in written:  # an incomplete set of files would look complete
+        for path in written:  # an incomplete set of files could be mistaken for a complete one
             path.unlink(missing_ok=True)
         raise
     return list(map(str, written))

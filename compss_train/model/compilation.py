@@ -34,7 +34,7 @@ class Compilation:
 
     @classmethod
     def of(cls, value: bool | Mapping[str, Any]) -> Self | None:
-        """Return the argument ``compile`` of ``build``; raise ``TypeError`` or ``ValueError`` if it is none."""
+        """Return ``build(compile=...)`` as an object; raise ``TypeError`` or ``ValueError`` for other values."""
         if isinstance(value, bool):
             return cls() if value else None
         if not isinstance(value, Mapping):
@@ -58,7 +58,7 @@ class Compilation:
         return repr(self.options or True)
 
     def problem(self, device: str) -> str | None:
-        """Return what this machine lacks to compile for a device, ``None`` if nothing."""
+        """Return why this machine cannot compile for a device, or ``None`` if it can."""
         if self.options.get("backend", "inductor") != "inductor":
             return None
         if not is_gpu(device):
@@ -68,7 +68,7 @@ class Compilation:
         return None if any(map(shutil.which, ("gcc", "cc", "clang"))) else "there is no C compiler for triton"
 
     def apply(self, net: nn.Module, device: str) -> None:
-        """Let the network run compiled, and its children where a training step calls them, if that is possible."""
+        """Run the network compiled if possible, and its children where a training step calls them."""
         if self.problem(device) is None:
             for name, module in callable_modules(net):
                 module._compiled_call_impl = _CompiledCall(self, name, module)
@@ -87,7 +87,7 @@ def _call(*args: Any, **kwargs: Any) -> Any:
 
 
 class _CompiledCall:
-    """The call of a module, which it does not keep alive."""
+    """The call of a module, held by a weak reference."""
 
     def __init__(self, compilation: Compilation, name: str, module: nn.Module) -> None:
         self._compilation, self._name, self._module = compilation, name, weakref.ref(module)
@@ -108,7 +108,7 @@ def has_forward(module: nn.Module) -> bool:
 
 
 def callable_modules(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Iterate over the network and its children, without those that cannot be called; each with its name."""
+    """Iterate over the names and modules of the network and its children, except those that cannot be called."""
     return ((name, module) for name, module in [("", net), *net.named_children()] if has_forward(module))
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 MergeDtype = Literal["bf16", "int8"]
 
 _CHUNK = 32768
-"""Elements that are processed at a time: with some intermediate results they fit into a core's cache."""
+"""Elements processed at a time: they and their intermediate results fit into a core's cache."""
 
 _BF16_BITS = np.uint64(2**64 - 2**45)
 """The bits of a double-precision number that bfloat16 has as well: sign, exponent, and 7 of the significand."""
@@ -61,10 +61,10 @@ def compress_arrays(
     dtype: MergeDtype,
     errors: Mapping[str, NDArray[Any]] | None = None,
 ) -> tuple[dict[str, CompressedChange], dict[str, NDArray[Any]]]:
-    """Return the compressed changes of the named arrays, and their errors; ``errors`` are those of the last time.
+    """Return the compressed changes of the named arrays and the new errors; ``errors`` are the previous ones.
 
-    Arrays that ``before`` lacks were zero. Left out are those that are not real floats, and those without
-    dimensions, such as numbers of steps, which bf16 cannot count.
+    Arrays missing from ``before`` count as zeros. Arrays that are not real floats are left out, as are scalars such
+    as step counts, which bf16 cannot represent.
     """
     changes: dict[str, CompressedChange] = {}
     new_errors: dict[str, NDArray[Any]] = {}
@@ -79,10 +79,10 @@ def compress_arrays(
 def compress(
     before: NDArray[Any], after: NDArray[Any], dtype: MergeDtype, error: NDArray[Any] | None = None
 ) -> tuple[CompressedChange, NDArray[Any]]:
-    """Return after - before + error as a compressed change, and what is missing in it: the next error.
+    """Return after - before + error as a compressed change, and what compression dropped: the next error.
 
-    Both are computed in single precision, or that of the array if it is higher. If a sum is NaN or infinite, or too
-    large for bf16, so is the error.
+    Both are computed in single precision, or in the array's precision if that is higher. If a sum is NaN, infinite
+    or too large for bf16, so is the error.
     """
     rest = np.empty(after.shape, np.result_type(after.dtype, np.float32))
     sums = _add_up(before, after, error, rest)
@@ -107,7 +107,7 @@ def _add_up(before: NDArray[Any], after: NDArray[Any], error: NDArray[Any] | Non
 
 
 def _to_bf16(sums: Parts, rest: NDArray[Any]) -> tuple[NDArray[np.uint16], None]:
-    """Return codes of the sums, which it reduces to the rest."""
+    """Return codes of the sums; reduce the sums to the remainder in place."""
     codes = np.empty(rest.shape, np.uint16)
     flat = codes.reshape(-1)
     for part, values in sums:
@@ -124,7 +124,7 @@ def _cut(values: NDArray[Any]) -> NDArray[np.float32]:
 
 
 def _to_int8(sums: Parts, rest: NDArray[Any]) -> tuple[NDArray[np.int8], Any]:
-    """Return codes of the sums, which it reduces to the rest, and the scale."""
+    """Return codes of the sums and their scale; reduce the sums to the remainder in place."""
     largest = np.max([np.abs(values).max() for _, values in sums], initial=0)
     scale = rest.dtype.type(largest / 127 if np.isfinite(largest) else np.nan)
     # Below that the inverse may be infinite: nothing is sent, and such changes gather in the error.

@@ -1,8 +1,8 @@
 """Copies of networks that share nothing with the original, and that can be pickled; many copies of one object.
 
 torch refuses to pickle parametrized modules (``weight_norm``, ``spectral_norm``, ``orthogonal`` and others of
-``torch.nn.utils.parametrizations``), whose class it makes when their first parametrization is registered. The
-copies have classes that are made again where they are unpickled. Tensors that a module has computed and keeps as an
+``torch.nn.utils.parametrizations``), because it creates their class when the first parametrization is registered.
+The copies have classes that are recreated on unpickling. Tensors that a module has computed and keeps as an
 attribute, as the older ``torch.nn.utils.weight_norm`` does, are copied without their graph.
 """
 
@@ -37,7 +37,7 @@ def copy_network(net: nn.Module) -> nn.Module:
 
 
 def own_entries(net: nn.Module) -> list[torch.Tensor]:
-    """Return the tensors of the state_dict that share no memory with others and have no attributes."""
+    """Return the tensors of the state_dict that share no memory with other tensors and have no attributes."""
     stored = {id(tensor) for tensor in net.state_dict(keep_vars=True).values()}
     own = [tensor for tensor in (*net.parameters(), *net.buffers()) if id(tensor) in stored and _is_plain(tensor)]
     storages = [tensor.untyped_storage() for tensor in own]
@@ -51,7 +51,7 @@ def own_entries(net: nn.Module) -> list[torch.Tensor]:
 
 
 def unset_copies(entries: Iterable[torch.Tensor], device: str) -> dict[int, torch.Tensor]:
-    """Return new tensors without values by the ``id`` of the originals, as deepcopy takes them as a memo.
+    """Return new uninitialized tensors by the ``id`` of the originals: a memo for ``copy.deepcopy``.
 
     On the device ``"meta"`` they have no memory.
     """
@@ -64,7 +64,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 _LARGE = 2**22
-"""Bytes from which on memory comes from numpy, which asks the system for large pages: that is 5 times as fast."""
+"""From this size in bytes, memory comes from numpy, which asks the system for large pages: 5 times as fast."""
 
 _ALIGNMENT = 64
 """Bytes that torch aligns memory to: the results of some operations depend on it."""
@@ -85,7 +85,7 @@ def _unset(tensor: torch.Tensor, device: str) -> torch.Tensor:
 
 
 def _picklable(parametrized: type) -> type:
-    """Return a class like this one of a parametrized module, whose objects can be pickled."""
+    """Return a class like that of a parametrized module, but with picklable objects."""
     members = {name: value for name, value in vars(parametrized).items() if name != "__getstate__"}
     return type(parametrized.__name__, parametrized.__bases__, {**members, "__reduce_ex__": _reduce})
 
@@ -97,7 +97,7 @@ def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
 
 
 def _new_parametrized(plain: type[nn.Module], names: Sequence[str]) -> nn.Module:
-    """Return an object without attributes, as unpickling needs it, of the class of a parametrized module."""
+    """Return an object of a parametrized module's class without attributes, for unpickling."""
     module = plain.__new__(plain)
     parametrize._inject_new_class(module)
     for name in names:
@@ -112,10 +112,10 @@ _SAME_LENGTH = 1e-3
 
 @torch.no_grad()
 def normalize_spectral_vectors(net: nn.Module) -> None:
-    """Give the singular vectors of ``spectral_norm`` the length 1 again, which a mean of workers' vectors has lost.
+    """Rescale the singular vectors of ``spectral_norm`` to length 1, which averaging workers' vectors shortens.
 
-    In training the power iteration normalizes them; but evaluation takes them as they are, and would divide weights
-    by a norm that is too small by both lengths. Vectors of about the length 1 keep their bits.
+    In training, the power iteration normalizes them; evaluation uses them unchanged, and would divide weights by a
+    norm that is too small by both lengths. Vectors whose length is already about 1 keep their bits.
     """
     for vector in _spectral_vectors(net):
         length = torch.linalg.vector_norm(vector)
@@ -135,16 +135,16 @@ def _spectral_vectors(net: nn.Module) -> Iterator[torch.Tensor]:
 T = TypeVar("T")
 
 _SHARED = (type, FunctionType, BuiltinFunctionType, CodeType, property, bytes, weakref.ref)
-"""What deepcopy does not copy, either."""
+"""Types that deepcopy does not copy either."""
 _ARRAYS = (torch.Tensor, np.ndarray)
 
 
 class CopyTemplate(Generic[T]):
     """Copies what an object holds now, as ``copy.deepcopy`` does, which walks through all of it in Python.
 
-    The structure is a pickle, which is loaded for each copy. Beside it are kept, and copied by deepcopy, tensors,
-    arrays and what has a ``__deepcopy__`` of its own. Where a module has one, where one would copy what is in the
-    pickle, too, or something cannot be pickled, deepcopy copies the whole object.
+    The structure is a pickle, loaded once for each copy. Tensors, arrays and objects with their own
+    ``__deepcopy__`` are kept beside it and copied by deepcopy. If a module has a ``__deepcopy__``, if one would
+    also copy parts of the pickle, or if something cannot be pickled, deepcopy copies the whole object.
     """
 
     def __init__(self, value: T) -> None:

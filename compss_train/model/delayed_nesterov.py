@@ -33,8 +33,8 @@ class DelayedNesterov:
     def of(cls, spec: object) -> Self:
         """Return the optimizer that a dict of ``outer_optimizer=`` describes.
 
-        Raises ``ValueError`` for other optimizers, momentum without ``nesterov``, and values that are no numbers of
-        at least 0.
+        Raises ``ValueError`` for other optimizers, for momentum without ``nesterov``, and for values that are not
+        numbers of at least 0.
         """
         if not isinstance(spec, Mapping) or spec.get("optimizer") != "sgd" or set(spec) - _ACCEPTED:
             raise ValueError(
@@ -47,7 +47,7 @@ class DelayedNesterov:
         return cls(check_at_least_0("lr", spec["lr"]), check_at_least_0("momentum", spec.get("momentum", 0.0)))
 
     def starting(self, initial: Parameters, saved: Mapping[str, Any] | None) -> Parameters:
-        """Return initial parameters that continue with a saved state, unless it is that of another optimizer."""
+        """Return initial parameters that continue from a saved state; the state of another optimizer is ignored."""
         if not self.momentum or saved is None or saved["kind"] != _KIND:
             return initial
         merged = MergedParameters(initial)

@@ -10,7 +10,7 @@ CPU = "cpu"
 
 
 def gpu(number: int | None = None) -> str:
-    """Return the name of a GPU, by default of the current one."""
+    """Return the name of a GPU, by default the current one."""
     return "cuda" if number is None else f"cuda:{number}"
 
 
@@ -20,16 +20,16 @@ def is_gpu(device: str) -> bool:
 
 
 Bounds: TypeAlias = tuple[int, int]
-"""Start and stop of a batch among the samples of a pass."""
+"""Start and stop of a batch within the samples of a pass."""
 
 _PIECE_BYTES = 2**23
 """Bytes that go to a GPU at a time: many small batches in one copy, as each copy costs tens of microseconds."""
 
 
 def to_device(columns: Sequence[torch.Tensor], device: str) -> tuple[torch.Tensor, ...]:
-    """Return columns on the device; copies to a GPU go on after the return, from pinned memory.
+    """Return columns on the device; copies to a GPU continue after the return, from pinned memory.
 
-    The pinned memory and the GPU's are reused when a copy or its use has ended; torch's allocators see to that.
+    torch's allocators reuse the pinned memory when a copy has ended, and the GPU's when its use has ended.
     """
     if not is_gpu(device):
         return tuple(part.to(device) for part in columns)

@@ -64,7 +64,7 @@ def export(
 
 
 def _onnx_batch(example: Any) -> Any:
-    """Return the example as tensors of at least two samples; raise if it or a package is missing."""
+    """Return the example as tensors of at least two samples; raise if the example or a package is missing."""
     if example is None:
         raise ValueError("ONNX needs the shape and dtype of a sample: give example=x[:2], a batch of x")
     if isinstance(example, list) and not all(isinstance(each, np.ndarray | Tensor) for each in example):

@@ -78,7 +78,7 @@ class TrainingLoss:
 
 
 def _as_loss(value: object) -> Tensor:
-    """Return the value of a loss; raise ``TypeError`` if it is no tensor."""
+    """Return the value of a loss; raise ``TypeError`` if it is not a tensor."""
     if isinstance(value, Tensor):
         return value
     raise TypeError(
@@ -93,7 +93,7 @@ def _are_weights(numbers: Tensor) -> bool:
 
 
 def _multiply(weights: Sequence[Tensor], output: object, shape: torch.Size) -> Tensor:
-    """Return the product of weights in the shape of the losses; each has one number for each sample or loss."""
+    """Return the product of weights in the shape of the losses; each has one number per sample or per loss."""
     precision = output.dtype if isinstance(output, Tensor) else torch.float32
     product = torch.ones(shape, dtype=torch.promote_types(precision, torch.float32), device=weights[0].device)
     for weight in weights:
@@ -111,8 +111,8 @@ def class_weights(weights: Tensor, output: object, target: Tensor, ignore_index:
     """Return the weight of the class of each target, in the shape (N, ...) of the targets without classes.
 
     Targets are class indices; one-hot or soft targets (N, C, ...) in the shape of the outputs, which get the mean
-    of the weights of their classes; or, for two classes, probabilities of the second. Ignored targets get an
-    arbitrary weight. Raises ``ValueError`` for others.
+    weight of their classes; or, for two classes, probabilities of the second class. Ignored targets get an
+    arbitrary weight. Raises ``ValueError`` for other targets.
     """
     shape = output.shape if isinstance(output, Tensor) else None
     if target.shape == shape and target.dim() > 1 and target.shape[1] == len(weights):

@@ -115,7 +115,7 @@ def full_precision(output: Tensor) -> Tensor:
 
 
 def match_output(output: Tensor, target: Tensor) -> Tensor:
-    """Return the target in the output's shape and dtype; ``ValueError`` if more than dimensions of 1 differ."""
+    """Return the target in the output's shape and dtype; ``ValueError`` if shapes differ beyond size-1 axes."""
     if _without_ones(target.shape) != _without_ones(output.shape):
         raise ValueError(
             f"targets have shape {tuple(target.shape)} and outputs {tuple(output.shape)}; their shapes must match, "
@@ -125,7 +125,7 @@ def match_output(output: Tensor, target: Tensor) -> Tensor:
 
 
 def _without_ones(shape: torch.Size) -> tuple[int, ...]:
-    """Return the number of samples, and the other dimensions that are not 1."""
+    """Return the number of samples and the other dimensions, without those of size 1."""
     return *shape[:1], *(size for size in shape[1:] if size != 1)
 
 

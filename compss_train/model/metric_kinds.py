@@ -1,9 +1,9 @@
-"""Metrics: the mean of a function over samples, with EDDL's names of such, and metrics of torchmetrics.
+"""Metrics: means of a function over samples, also by EDDL's names, and metrics of torchmetrics.
 
 A metric of torchmetrics accumulates states: the AUROC over all samples is not the mean over batches. Each worker
-updates its own copy. The states are merged as torchmetrics merges those of the processes of ``torch.distributed``:
-by the reduction that each state was added with. States that are means over batches are weighted by the number of
-batches, as within one process. torchmetrics itself is imported only where a metric is used.
+updates its own copy. States are merged as torchmetrics merges them across the processes of ``torch.distributed``:
+by the reduction given to ``add_state``. States that are means over batches are weighted by the number of batches,
+as within one process. torchmetrics is imported only where one of its metrics is used.
 """
 
 import copy
@@ -22,11 +22,11 @@ from compss_train.model import losses
 from compss_train.model.losses import BatchFunction
 
 Value: TypeAlias = float | list[Any] | dict[str, Any]
-"""The value of a metric in a record: a number, or lists or dicts of numbers, which JSON can hold, too."""
+"""The value of a metric in a record: a number, or lists or dicts of numbers, so that it can be stored as JSON."""
 
 
 class Metric(ABC):
-    """A metric, whose copies workers update with batches; its value is computed from the states of all copies."""
+    """A metric. Workers update copies of it with batches; its value is computed from the states of all copies."""
 
     @abstractmethod
     def start(self) -> Self:
@@ -239,7 +239,7 @@ def _copy_state(value: StateValue, reduction: Any) -> StateValue:
 
 
 def _load(metric: Any, states: list[MetricState]) -> None:
-    """Set a metric to the merged states of several; without any it stays without samples."""
+    """Set a metric to the merged states of several copies; without states it stays empty."""
     if not states:
         return
     updates = [state["updates"] for state in states]

@@ -1,7 +1,7 @@
 """The loss and the metrics: from batches in workers to values in the history.
 
-Workers accumulate a state for each metric, and the coordinator computes values from the states of all workers, in
-their order: the value over all samples, not the mean of the workers' values.
+Workers accumulate a state for each metric. The coordinator computes values from the states of all workers, in
+worker order: the value over all samples, not the mean of the workers' values.
 """
 
 import re
@@ -22,13 +22,13 @@ from compss_train.reports.records import BOOKKEEPING
 
 @dataclass(kw_only=True, eq=False)
 class Measured:
-    """What a task has measured of the samples of one worker; of a merge only the ``change``."""
+    """What a task has measured on the samples of one worker; a merge measures only the ``change``."""
 
     samples: int = 0
-    """Samples that the worker has learnt from, or was evaluated on."""
+    """Samples that the worker has trained on, or was evaluated on."""
     batches: int = 0
     skipped_batches: int = 0
-    """Batches that were left out, as their loss or gradients were not finite."""
+    """Batches skipped because their loss or gradients were not finite."""
     loss: float = 0.0
     """The sum of the losses of all samples."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
@@ -39,7 +39,7 @@ class Measured:
     given: int = 0
     """Samples that the worker was to train; a reservoir's repetitions do not count."""
     left_out: int = 0
-    """Samples of files that could not be read, or that a stream lacked."""
+    """Samples of files that could not be read, or samples missing from a stream."""
     weightless: int = 0
     """Samples of batches whose weights are all 0."""
     change: float = 0.0
@@ -50,9 +50,9 @@ class Measured:
     files: Mapping[str, Any] | None = None
     """Counts of file reads, ``None`` for samples in memory."""
     skipped: Mapping[str, str] = field(default_factory=dict)
-    """Files that could not be read, with the reasons."""
+    """Files that could not be read, each with the reason."""
     not_compiled: str | None = None
-    """Why the network could not be compiled, once."""
+    """Why the network could not be compiled; reported once."""
     probabilities: bool = False
     """Whether the first outputs are probabilities, though the loss takes logits."""
     random_transform: bool = False
@@ -82,7 +82,7 @@ class Measures:
     def values(self, parts: Sequence[Measured], prefix: str = "") -> dict[str, Value]:
         """Return the values over all samples of these parts, by name; NaN for no samples.
 
-        What training steps and callbacks measured on no samples only counts where no part has samples.
+        A number that training steps and callbacks measured on no samples counts only if no part has samples.
         """
         samples = sum(part.samples for part in parts)
         result: dict[str, Value] = {f"{prefix}loss": mean([part.loss for part in parts], samples)}
@@ -109,7 +109,7 @@ class MetricAccumulator:
         self.clear()
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Reset the accumulator."""
         self.samples = self._batches = self._skipped = 0
         self._loss = WeightedSum()
         self._measured: dict[str, tuple[WeightedSum, list[int]]] = {}
@@ -119,7 +119,7 @@ class MetricAccumulator:
     def add(
         self, samples: int, loss: torch.Tensor, output: Any, target: Any, measured: Mapping[str, Any] | None = None
     ) -> None:
-        """Add a batch, whose loss and what else was measured are means over its samples."""
+        """Add a batch; its loss and other measurements are means over its samples."""
         self.samples += samples
         self._batches += 1
         self._loss.add(loss, samples)
@@ -130,7 +130,7 @@ class MetricAccumulator:
                 metric.update(output, target, samples)
 
     def measure(self, numbers: Mapping[str, Any], samples: int) -> None:
-        """Add numbers that are means over so many samples; those of none count if there are no others."""
+        """Add means over this number of samples; means over 0 samples count only if there are no others."""
         for name, value in numbers.items():
             if not samples:
                 self._of_no_samples.setdefault(name, []).append(float(value))
@@ -180,7 +180,7 @@ _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
 def resolve_metrics(metric: MetricSpec) -> Measures:
-    """Return the loss and the given metrics: one, several, several by name, or none.
+    """Return the loss and the given metrics: one, a sequence, a dict by name, or none.
 
     Raises ``ValueError`` for a name that is unknown, or already used in the history, and ``TypeError`` for an
     object that is not a metric.
@@ -209,7 +209,7 @@ def resolve_metrics(metric: MetricSpec) -> Measures:
 
 
 def _resolve(metric: Any, name: str | None = None) -> Iterator[tuple[str, Metric]]:
-    """Iterate over the name and metric, or over those of all metrics in a collection."""
+    """Iterate over the metric and its name, or over the names and metrics of a collection."""
     resolved = resolve_function("metric", metric, METRICS)
     if _is_from_torchmetrics("MetricCollection", resolved):
         for inner, member in resolved.items():
@@ -223,6 +223,6 @@ def _resolve(metric: Any, name: str | None = None) -> Iterator[tuple[str, Metric
 
 
 def _is_from_torchmetrics(kind: str, metric: object) -> bool:
-    """Return whether the object is of that class of torchmetrics, which is imported already if it is."""
+    """Return whether the object is of this class of torchmetrics; if it is, torchmetrics is already imported."""
     module = sys.modules.get("torchmetrics")
     return module is not None and isinstance(metric, getattr(module, kind))

@@ -20,7 +20,7 @@ OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Opt
 OptimizerSpec: TypeAlias = Mapping[str, Any] | OptimizerFactory
 
 _TORCH_NAMES = {"epsilon": "eps", "schedule_decay": "momentum_decay"}
-"""EDDL's names of parameters that torch calls otherwise."""
+"""EDDL's names of parameters that have other names in torch."""
 _ALIASES = {"learning_rate": "lr", "eps": "epsilon", "betas": "beta_1", "alpha": "rho"}
 """Names of parameters in other libraries, and EDDL's names of them."""
 _BETAS = ("beta_1", "beta_2")
@@ -123,7 +123,7 @@ def _from_name(name: str, arguments: dict[str, Any]) -> OptimizerFactory:
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether ``step`` must be given a function that evaluates the loss of a batch, as that of LBFGS."""
+    """Return whether ``step`` requires a closure that evaluates the loss of a batch, as LBFGS does."""
     return _takes_closure(type(optimizer).step)
 
 
@@ -134,7 +134,7 @@ def _takes_closure(step: Callable[..., Any]) -> bool:
 
 
 class SeveralOptimizers:
-    """Makes an optimizer for each of some submodules."""
+    """Makes one optimizer for each of several submodules."""
 
     def __init__(self, factories: Mapping[str, OptimizerFactory]) -> None:
         self.factories = dict(factories)
@@ -156,7 +156,7 @@ class SeveralOptimizers:
 class JoinedOptimizer(torch.optim.Optimizer):
     """Several optimizers as one, which has their parameter groups in turn and the state of all.
 
-    So learning-rate schedules, checkpoints and averages of moments need not know that there are several. ``step``
+    Learning-rate schedules, checkpoints and averages of moments therefore treat them as one optimizer. ``step``
     steps all of them; a training step updates them one by one.
     """
 
@@ -168,7 +168,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
         self._share()
 
     def _share(self) -> None:
-        """Let each optimizer work on its groups of this one, and on the state of all."""
+        """Share this object's parameter groups and state with the single optimizers."""
         groups = iter(self.param_groups)
         for each in self.optimizers.values():
             each.param_groups = [next(groups) for _ in each.param_groups]
@@ -189,7 +189,7 @@ class ConfiguredOptimizer:
     """The optimizer that ``configure_optimizers`` of a module in Lightning's style returns."""
 
     def of_module(self, net: nn.Module) -> torch.optim.Optimizer:
-        """Return it; raise ``TypeError`` for several, and for learning-rate schedules."""
+        """Return the optimizer; raise ``TypeError`` for several optimizers and for learning-rate schedules."""
         returned: Any = net.configure_optimizers()  # type: ignore[operator]
         configured = returned
         if isinstance(configured, dict) and set(configured) == {"optimizer"}:
@@ -226,7 +226,7 @@ def make_optimizer(factory: NetOptimizer, net: nn.Module) -> torch.optim.Optimiz
 def net_optimizer(spec: OptimizerSpec | Mapping[str, OptimizerSpec], net: nn.Module) -> NetOptimizer:
     """Return the factory of one optimizer, or of several by the names of submodules.
 
-    Raises as ``optimizer_factory``, and ``ValueError`` for names that are no submodules of ``net``.
+    Raises the errors of ``optimizer_factory``, and ``ValueError`` for names that are not submodules of ``net``.
     """
     if not isinstance(spec, Mapping) or "optimizer" in spec or not spec:
         return optimizer_factory(spec)

@@ -2,7 +2,7 @@
 
 Floating entries are weights, and buffers such as BatchNorm statistics; integer and boolean entries are counters and
 masks. Formats that numpy lacks (bfloat16, float8) are stored as float32, which represents them exactly. Workers may
-return compressed changes in place of some arrays (``compression``). Module ``weighted_mean`` has their means.
+return compressed changes in place of some arrays (``compression``). ``weighted_mean`` computes their means.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -33,7 +33,7 @@ FORMATS = (".npz", ".safetensors")
 _TORCH_SUFFIXES = (".pt", ".pth")
 
 _CHUNK = 8192
-"""Elements that are processed at a time: with some intermediate results they fit into a core's cache."""
+"""Elements processed at a time: they and their intermediate results fit into a core's cache."""
 
 _WITHOUT_NUMPY_TYPE = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
@@ -44,7 +44,7 @@ def from_module(module: nn.Module) -> Parameters:
 
 
 def to_array(name: str, tensor: object) -> NDArray[Any]:
-    """Return a tensor as an array; ``TypeError`` names what is no tensor."""
+    """Return a tensor as an array; raise ``TypeError`` with the entry's name if it is not a tensor."""
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"state_dict entry {name!r} is a {type(tensor).__name__}; only tensors can be exchanged between "
@@ -140,7 +140,7 @@ def check_outer_step(parameters: Parameters, *inputs: Mapping[str, Any]) -> None
 
 
 Count = int | Sequence[Measured]
-"""A number of samples, or the measurements of one worker's task, which have it as ``given``."""
+"""A number of samples, or the measurements of one worker's task, whose ``given`` is that number."""
 
 
 def sample_count(count: Count) -> int:
@@ -168,7 +168,7 @@ class MergedParameters(Parameters):
 
     samples: int = 0
     outer: dict[str, Any] | None = None
-    """The state of an outer optimizer, if there is one."""
+    """The state of the outer optimizer, or ``None``."""
 
 
 def apply_delta(
@@ -206,7 +206,7 @@ def apply_delta(
 
 
 def change(before: NDArray[Any], after: NDArray[Any] | CompressedChange) -> NDArray[Any]:
-    """Return after - before, or the change that ``after`` is, in double precision at least."""
+    """Return after - before, or ``after`` if it is already a change, in at least double precision."""
     wide = np.result_type(before.dtype, np.float64)
     if isinstance(after, CompressedChange):
         return after[:].astype(wide).reshape(after.shape)
@@ -220,7 +220,7 @@ def _interpolate(array: NDArray[Any], trained: NDArray[Any], fraction: float) ->
 
 
 def halve(current: Parameters, trained: Parameters) -> Parameters:
-    """Return (current + trained) / 2, the commutative rule of dislib, in which the last worker counts half."""
+    """Return (current + trained) / 2, dislib's commutative rule, which gives the last worker half the weight."""
     return {
         name: _interpolate(array, trained[name], 0.5)
         if array.dtype.kind in "fc"
@@ -242,10 +242,10 @@ def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> None:
 
 
 def load(path: str | Path) -> Parameters:
-    """Return the arrays of a file that ``save`` wrote, for ``.npz`` in the same order.
+    """Return the arrays of a file that ``save`` wrote; ``.npz`` keeps their order.
 
-    Of a ``.pt`` or ``.pth`` file, written by ``torch.save(model.state_dict(), path)`` or with that under
-    ``"state_dict"``, only tensors are loaded (``weights_only``), so that it cannot run code.
+    A ``.pt`` or ``.pth`` file holds a state_dict saved by ``torch.save``, or a dict with one under
+    ``"state_dict"``. Only its tensors are loaded (``weights_only``), so that it cannot run code.
 
     Raises ``BadFileError`` for a damaged file, and ``ValueError`` for another suffix.
     """

@@ -1,4 +1,4 @@
-"""Random state of a worker: part of the input of a task, so that the same task gives the same bits anywhere."""
+"""Random state of a worker: an input of its task, so that the task gives the same bits anywhere."""
 
 import random
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class RandomState:
     numpy: dict[str, Any]
     python: tuple[Any, ...]
     cuda: torch.Tensor | None = None
-    """State of the device that the worker uses, if that is a GPU."""
+    """The state of the worker's device if that is a GPU."""
 
     @classmethod
     def capture(cls, device: str) -> Self:
@@ -48,7 +48,7 @@ class RandomState:
 
 
 def seed_generators(seed: int, device: str) -> None:
-    """Seed the generators of torch, numpy and Python, and that of the device."""
+    """Seed the generators of torch, numpy, Python and the device."""
     torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs that others use, too
     if is_gpu(device):
         with torch.cuda.device(device):

@@ -34,7 +34,7 @@ DTYPES = frozenset(
         *(torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool),
     }
 )
-"""The dtypes of tensors that a checkpoint can hold, which are those of safetensors files."""
+"""The dtypes of tensors that a checkpoint can hold: the dtypes of safetensors files."""
 
 TYPE_KEY = "$"
 """The key of a JSON object that stands for a value of a type that JSON lacks."""
@@ -59,9 +59,9 @@ class EncodedValue:
 
 @dataclass
 class IncrementalListEncoder:
-    """Encodes a growing list repeatedly, each item once: other items than the last may be replaced, not changed.
+    """Encodes a growing list repeatedly, each item once: items before the last may be replaced, but not mutated.
 
-    So the cost of a history in a checkpoint is the joining of texts, and thousands of rounds do not slow it down.
+    Saving a history then only joins strings, and thousands of rounds do not slow a checkpoint down.
     """
 
     name: str
@@ -120,7 +120,7 @@ def to_json(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
 
 
 def _add_tensor(tensor: torch.Tensor, path: str, tensors: dict[str, torch.Tensor]) -> str:
-    """Add a tensor under its path, or a similar name if that is taken; return the name."""
+    """Add a tensor under its path, or under a similar name if that is taken; return the name."""
     if tensor.layout != torch.strided or tensor.is_meta or tensor.dtype not in DTYPES:
         description = f"{tensor.dtype}, {tensor.layout} on {tensor.device}"
         raise TypeError(f"{path} is a tensor of {description}, which a checkpoint cannot hold")

@@ -27,14 +27,14 @@ Hyperparameters: TypeAlias = tuple[dict[str, Any], ...]
 """For each parameter group of an optimizer, the values to set in it by name, such as ``lr``."""
 
 TimedHyperparameters: TypeAlias = tuple[tuple[Fraction, Hyperparameters], ...]
-"""Hyperparameters in turn, each with the fraction of a worker's batches from which on they are used."""
+"""Hyperparameters in turn, each with the fraction of a worker's batches at which they take effect."""
 
 WHOLE = Fraction(0), Fraction(1)
 """Start and end of an epoch."""
 
 
 PREPARED_STEPS = 20_000
-"""The steps of a schedule that are computed before a fit: a second's work."""
+"""Steps of a schedule that are computed before a fit: about a second of work."""
 
 
 ScheduleFunction: TypeAlias = (
@@ -103,7 +103,7 @@ _CONSTRUCTOR_ARGUMENTS = (
     *("mode", "mode_worse", "factor", "patience", "threshold", "threshold_mode", "cooldown"),
     *("min_lrs", "default_min_lr", "eps"),
 )
-"""Attributes that the constructor of a scheduler sets, which may differ in a resumed fit; others are its state."""
+"""Attributes that a scheduler's constructor sets and a resumed fit may change; the others are its state."""
 
 
 class LrSchedule:
@@ -129,7 +129,7 @@ class LrSchedule:
         self._measured: float | None = None
 
     def at(self, step: int) -> Hyperparameters:
-        """Return the hyperparameters of a step, counted over all epochs; those that wait are requested in order."""
+        """Return the hyperparameters of a step, counted over all epochs; a ``waits`` schedule is asked in order."""
         if self.waits:
             if step > self._epoch:
                 if self._measured is not None:
@@ -190,7 +190,7 @@ class LrSchedule:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore such a state, unless it is that of another kind of schedule."""
+        """Restore what ``state_dict`` returned; the state of another kind of schedule is ignored."""
         if not self.waits or not state:
             return
         self._scheduler.load_state_dict(dict(state["scheduler"]))
@@ -202,7 +202,7 @@ class LrSchedule:
         self._epoch, self._measured = state["epoch"], state["measured"]
 
     def _current(self) -> Hyperparameters:
-        """Return the values of ``lr`` and of those that have ever changed, of each group of the optimizer.
+        """Return, for each parameter group, ``lr`` and the other hyperparameters that have ever changed.
 
         Raises ``ValueError`` for a learning rate that is negative or not finite.
         """
@@ -218,7 +218,7 @@ class LrSchedule:
 
 
 def _numeric_values(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters of a group that are numbers or tuples, which are those that schedulers change."""
+    """Return a group's hyperparameters that are numbers or tuples: the ones that schedulers change."""
     values = {
         name: value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value
         for name, value in group.items()
@@ -227,10 +227,10 @@ def _numeric_values(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_schedule(spec: ScheduleSpec, net: nn.Module, optimizer_factory: NetOptimizer) -> LrSchedule:
-    """Return the schedule; ``net`` is any copy of the network, which is not changed.
+    """Return the schedule; ``net`` is any copy of the network and is not modified.
 
     Raises ``TypeError`` and ``ValueError`` for an object that is neither a function of the epoch nor a factory of a
-    scheduler, and the exceptions of the scheduler's class.
+    scheduler, and whatever the scheduler's class raises.
     """
     return LrSchedule(make_optimizer(optimizer_factory, net), Schedule.of(spec))
 

@@ -11,7 +11,7 @@ from torch import nn
 from compss_train._utils.nested import leaves, map_leaves, rebuilt
 
 Reseed: TypeAlias = Callable[[int], object]
-"""Lets the draws that follow be those of a sample, given by its number in the batch."""
+"""Seeds the random draws that follow for a sample, given by its number in the batch."""
 
 
 @dataclass(frozen=True)
@@ -21,13 +21,13 @@ class TrainTransform:
     Parameters
     ----------
     function:
-        A callable or module, such as those of ``torchvision.transforms.v2``. On x alone it returns x; on x and y it
-        returns both, as a pair.
+        A callable or module, such as a transform of ``torchvision.transforms.v2``. Given x alone it returns x;
+        given x and y it returns both, as a pair.
     targets:
-        Whether it takes y, too. ``None`` (default) for a function with two arguments that must be given.
+        Whether it also takes y. By default (``None``) it does if the function has two required arguments.
     by_sample:
-        Whether it is called for one sample at a time, without the first dimension, and what it returns is stacked;
-        by default it gets whole batches. Samples must then have one shape.
+        Whether it is called for one sample at a time, without the first dimension, and its results are stacked,
+        which must then have one shape. By default it gets whole batches.
 
     Raises ``TypeError`` if ``function`` is not callable.
     """
@@ -46,7 +46,7 @@ class TrainTransform:
             object.__setattr__(self, "targets", _takes_two(self.function))
 
     def __call__(self, x: Any, y: Any, reseed: Reseed) -> tuple[Any, Any]:
-        """Return x and y of a batch, transformed; ``reseed`` is called before each sample, if it goes by sample."""
+        """Return x and y of a batch, transformed; with ``by_sample``, ``reseed`` is called before each sample."""
         if self.targets and y is None:
             raise ValueError("train_transform takes x and y, but the data have no y; give one that takes x alone")
         if not self.by_sample:
@@ -73,7 +73,7 @@ class TrainTransform:
 
 
 def as_train_transform(value: Any) -> TrainTransform | None:
-    """Return the argument ``train_transform`` of ``build`` as an object; raise ``TypeError`` for other values."""
+    """Return ``build(train_transform=...)`` as a ``TrainTransform``; raise ``TypeError`` for other values."""
     return value if value is None or isinstance(value, TrainTransform) else TrainTransform(value)
 
 

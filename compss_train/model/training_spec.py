@@ -35,7 +35,7 @@ MEMORY_FORMATS: dict[MemoryFormat, torch.memory_format] = {
 
 @dataclass(frozen=True)
 class TensorNames:
-    """What the entries of a network's state_dict are; a tensor with several names is listed under each of them."""
+    """The kinds of entries in a network's state_dict; a tensor with several names is listed under each of them."""
 
     weights: tuple[str, ...]
     """Trained parameters."""
@@ -77,12 +77,12 @@ class TrainingSpec:
     transform: Callable[[Any], Any] | None = None
     """Applied to each batch of x in the worker, on its device."""
     collate: Callable[[list[Any]], Any] | None = None
-    """Makes batches of lists of samples."""
+    """Turns a list of samples into a batch."""
     train_transform: TrainTransform | None = None
     """Applied to training batches only, before ``transform``."""
     precision: Precision = "fp32"
     compile: Compilation | None = None
-    """Of forward passes in training; ``None`` to run the network as it is."""
+    """Compiles forward passes in training; ``None`` runs the network eagerly."""
     memory_format: MemoryFormat = "contiguous"
     class_weight: tuple[float, ...] | None = None
     """Class weights of the training loss."""
@@ -92,13 +92,13 @@ class TrainingSpec:
     validation_step: Step | None = None
     """Computes the loss of a batch in evaluation; ``None`` for the network's outputs and ``loss``."""
     samples: Any = field(default=None, repr=False)
-    """The ``SampleReader`` of a fit whose batches have numbers of samples, ``None`` if they have the samples."""
+    """The ``SampleReader`` of a fit whose batches hold sample numbers; ``None`` if they hold the samples."""
 
     @property
     def float_dtype(self) -> str | None:
-        """The dtype of the network's first floating parameter, which columns of tables take; float32 without any.
+        """The dtype of the network's first floating parameter, to which table columns are converted.
 
-        ``None`` for a dtype that numpy does not have.
+        float32 for a network without floating parameters, ``None`` for a dtype that numpy does not have.
         """
         floating = (each for each in self.net.parameters() if each.is_floating_point())
         name = _name(next(floating, torch.empty(0, dtype=torch.float32)))
@@ -140,7 +140,7 @@ class TrainingSpec:
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
     def without_weights(self) -> Self:
-        """Return a copy for tasks, which receive the parameters beside it: its network has no values."""
+        """Return a copy for tasks, with a network without values: tasks receive the parameters separately."""
         return copy.deepcopy(self, dict(unset_copies(self._entries, "meta")))
 
     def replica(self, parameters: Parameters, device: str, training: bool) -> "ModelReplica":
@@ -168,11 +168,11 @@ class ModelReplica:
 
     @property
     def columns_device(self) -> str:
-        """The device that columns of the data go to: numbers of samples are for the CPU."""
+        """The device that data columns are copied to; the CPU for sample numbers."""
         return self.device if self.training_spec.samples is None else "cpu"
 
     def transformed(self, x: Any) -> Any:
-        """Return a batch as the network gets it."""
+        """Return a batch transformed for the network."""
         return x if self.training_spec.transform is None else self.training_spec.transform(x)
 
     def formatted(self, x: Any) -> Any:
@@ -206,13 +206,13 @@ class ModelReplica:
 
     @property
     def not_compiled(self) -> str | None:
-        """Why the network runs as it is, though it was to be compiled; ``None`` otherwise."""
+        """Why the network runs eagerly although compilation was requested, or ``None``."""
         compilation = self.training_spec.compile
         return None if compilation is None else compilation.problem(self.device)
 
     @property
     def half(self) -> torch.dtype | None:
-        """The lower precision of autocast, ``None`` without it."""
+        """The lower precision of autocast, or ``None``."""
         return HALF.get(self.training_spec.precision)
 
     @contextlib.contextmanager
@@ -248,7 +248,7 @@ class ModelReplica:
 
 
 def outputs(net: nn.Module, x: Any) -> Any:
-    """Return what a network returns for x: several tensors are its arguments, those of a dict by name."""
+    """Return the network's outputs for x; a tuple or list is passed as arguments, a dict as keyword arguments."""
     if isinstance(x, dict):
         return net(**x)
     return net(*x) if isinstance(x, tuple | list) else net(x)

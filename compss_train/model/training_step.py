@@ -1,7 +1,7 @@
-"""Training steps of one's own: what ``build(training_step=...)`` is called with and returns.
+"""Custom training steps: what a function given to ``build(training_step=...)`` is called with and returns.
 
-Modules in the style of Lightning bring their own: ``training_step``, ``validation_step`` and
-``configure_optimizers``. They are taken as they are, without Lightning.
+Modules in Lightning's style bring their own ``training_step``, ``validation_step`` and ``configure_optimizers``,
+which are used directly, without Lightning.
 """
 
 import inspect
@@ -30,16 +30,16 @@ Update: TypeAlias = Callable[[str, Tensor, bool], None]
 
 @dataclass(kw_only=True)
 class StepContext:
-    """What a training or validation step gets beside the network and the batch."""
+    """What a training or validation step receives besides the network and the batch."""
 
     loss: Callable[..., Tensor]
-    """The ``loss`` of ``build``: of outputs and targets, and in training of ``weight``, too; with class weights."""
+    """``build``'s loss with class weights: a function of outputs and targets, in training also of ``weight``."""
     weight: Tensor | None = None
-    """The weights of the samples, with ``sample_weight``."""
+    """The weights of the samples if ``sample_weight`` is given."""
     epoch: int = 0
     """The epoch, counted from 0 over all fits."""
     number: int = 0
-    """How many batches this worker has trained before, since ``build``; also after a resume."""
+    """Number of batches that this worker has trained on since ``build``, including those before a resume."""
     training: bool = True
     """Whether this is a training step."""
     logged: dict[str, Any] = field(default_factory=dict)
@@ -50,11 +50,11 @@ class StepContext:
     """What ``update`` does; ``None`` with one optimizer and in validation."""
 
     def log(self, name: str, value: Any) -> None:
-        """Measure a number: its mean over the samples is in the record of each round."""
+        """Log a number; each round's record has its mean over the samples."""
         self.logged[name] = value
 
     def update(self, name: str, loss: Tensor, *, retain_graph: bool = False) -> None:
-        """Make a step of one of several optimizers: gradients of this loss for its parameters alone, clipped, step.
+        """Step one of several optimizers with the clipped gradients of this loss, for its own parameters only.
 
         ``retain_graph=True`` keeps the graph for another ``update`` with the same outputs. Raises ``ValueError``
         for an unknown name, and ``RuntimeError`` where the trainer steps by itself.
@@ -70,7 +70,7 @@ class StepContext:
 
 
 Step: TypeAlias = Callable[[nn.Module, Any, StepContext], Any]
-"""A function of the network, a batch, (x, y) or x where there is no y, and the context."""
+"""A function of the network, a batch ((x, y), or x without targets) and the context."""
 
 
 class StepResult(NamedTuple):
@@ -85,7 +85,7 @@ class StepResult(NamedTuple):
 
 
 def run_step(step: Step, net: nn.Module, x: Any, y: Any, context: StepContext, *, measured: bool) -> StepResult:
-    """Call a step and check what it returns; with ``measured`` there are metrics, which need its outputs."""
+    """Call a step and check what it returns; with ``measured``, metrics require it to return outputs."""
     returned = step(net, x if y is None else (x, y), context)
     values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
     # Records have prefixes of their own; a step that returns no loss has "loss" as None.
@@ -107,7 +107,7 @@ def run_step(step: Step, net: nn.Module, x: Any, y: Any, context: StepContext, *
 
 
 def measured_number(name: str, value: Any) -> Any:
-    """Return a number that a step or callback measures; raise for other values, and names with other meanings."""
+    """Return a number that a step or callback measures; raise for other values and for reserved names."""
     if not isinstance(name, str) or name in BOOKKEEPING or name.startswith("val_"):
         raise ValueError(f"{name!r} has another meaning in the history; choose another name for what is measured")
     if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
@@ -124,7 +124,7 @@ def _kind(value: Any) -> str:
 
 
 def no_loss(output: Any, target: Any) -> Tensor:
-    """Raise ``TypeError``: the loss of a model that was built without one."""
+    """The loss of a model that was built without one: raise ``TypeError``."""
     raise TypeError("the model was built without loss=, which is needed here")
 
 
@@ -162,7 +162,7 @@ def training_steps(
     training_step: Step | str | None,
     validation_step: Step | str | None,
 ) -> TrainingSteps:
-    """Return the steps and the optimizer; without ``loss`` and steps, those of a module in Lightning's style.
+    """Return the steps and the optimizer; without ``loss`` and steps, a Lightning-style module provides them.
 
     A model is evaluated by the validation step, or by its outputs and the loss, or without a loss by the training
     step. Raises ``TypeError`` and ``ValueError`` for arguments that are missing or do not fit.
@@ -186,13 +186,13 @@ def training_steps(
 
 
 class ModuleStep:
-    """A step that is a method of the module, of a batch and its number."""
+    """A step that is a method of the module; it takes a batch and the batch's number."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
 
     def __call__(self, net: nn.Module, batch: Any, context: StepContext) -> Any:
-        """Call the method; what it gives to ``self.log`` is measured."""
+        """Call the method; values it passes to ``self.log`` are recorded."""
 
         def log(name: str, value: Any, *_: Any, **__: Any) -> None:
             context.log(name, value)

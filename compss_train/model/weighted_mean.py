@@ -1,9 +1,9 @@
-"""Weighted means of parameters, as trees of partial sums whose bits do not depend on who adds up what.
+"""Weighted means of parameters, as trees of partial sums; their bits do not depend on which task adds what.
 
 Workers are the leaves of a binary tree: 0 and 1 are added up first, 2 and 3, then these two sums, and so on; a
-worker that has nothing to merge is left out. Whoever adds up an aligned range of workers, such as 4 to 7, computes
-a node of this tree. So the mean has the same bits on every engine, whether workers train in tasks of their own or
-several of them in one, and however many sums a task of a merge makes.
+worker that has nothing to merge is left out. The sum over an aligned range of workers, such as 4 to 7, is a node
+of this tree. The mean therefore has the same bits on every engine, whether each worker has its own task or several
+share one, and however many sums a merge task computes.
 
 Floats are added up in double precision, and rounded to their own type once; integers and booleans (counters, masks)
 take the maximum. Workers may return compressed changes in place of some arrays (module ``compression``).
@@ -24,7 +24,7 @@ from compss_train.model.compression import CompressedChange, Contribution
 from compss_train.model.metrics import Measured
 
 _CHUNK = 32768
-"""Elements that are processed at a time: with some intermediate results they fit into a core's cache."""
+"""Elements processed at a time: they and their intermediate results fit into a core's cache."""
 
 Tree: TypeAlias = int | tuple["Tree", "Tree"]
 """The order in which items are added up: the index of one, or what is added up for the left and for the right."""
@@ -35,13 +35,13 @@ class PartialSum:
     """The weighted sum of what some workers trained, or what one of them trained with its weight."""
 
     values: Contribution
-    """Sums in double precision for floats and maxima for integers; of one worker its parameters or changes."""
+    """Double-precision sums of floats and maxima of integers; for one worker, its parameters or changes."""
     count: int
     """Number of samples of the sum."""
     first: int
     """Number of the first worker."""
     dtypes: Mapping[str, np.dtype[Any]] | None = None
-    """The dtypes of the mean; ``None`` for one worker, whose values are not multiplied by ``count`` yet."""
+    """The dtypes of the mean; ``None`` for one worker, whose values are not yet multiplied by ``count``."""
     changes: frozenset[str] = field(default=frozenset())
     """The names of sums of changes."""
     measured: tuple[Measured, ...] = ()
@@ -80,9 +80,9 @@ def partial_sum(items: Sequence[PartialSum]) -> PartialSum:
 
 
 def mean(items: Sequence[PartialSum], base: Mapping[str, NDArray[Any]]) -> Mapping[str, NDArray[Any]]:
-    """Return Σ nᵢ·wᵢ / Σ nᵢ in the dtypes of the parameters; those of a single worker are returned unchanged.
+    """Return Σ nᵢ·wᵢ / Σ nᵢ in the dtypes of the parameters; a single worker's parameters are returned unchanged.
 
-    Means of changes are added to ``base``, the arrays before them; those that it lacks were zero.
+    Means of changes are added to ``base``, the arrays before training; arrays missing there count as zeros.
     """
     voting = [item for item in items if item.count] or [replace(items[0], count=1)]
     if len(voting) == 1 and voting[0].dtypes is None and not voting[0].changes:
@@ -155,13 +155,13 @@ def tree_of(firsts: Sequence[int]) -> Tree:
 def aligned_ranges(workers: int, places: int, smallest: int = 1) -> list[range]:
     """Return ranges of workers, each a node of the tree, for tasks that ``places`` places share evenly.
 
-    Without any places, each range is one worker. ``smallest`` is a power of two: how many workers a range has at
-    least, with the exception of the last one.
-    The first tasks are the largest: each has about a third of what would be a place's share of the workers that are
-    left (guided self-scheduling, Polychronopoulos and Kuck 1987), rounded down to a power of two. A place that is
-    slower than the others then runs fewer tasks. With a third, one of two places may be four times slower than the
-    other and begin with the largest task: the round takes no longer than if their speeds were added up, but for the
-    last task. With a half it would take a quarter longer.
+    Without any places, each range is one worker. ``smallest`` is a power of two: the minimum number of workers in
+    every range but the last.
+    The first tasks are the largest: each has about a third of a place's share of the remaining workers (guided
+    self-scheduling, Polychronopoulos and Kuck 1987), rounded down to a power of two. A slow place then runs fewer
+    tasks. With a third, one of two places may be four times slower than the other and start with the largest task,
+    and the round still takes no longer than their combined speed allows, apart from the last task. With a half it
+    would take a quarter longer.
     """
     ranges, start = [], 0
     while start < workers:
@@ -173,15 +173,15 @@ def aligned_ranges(workers: int, places: int, smallest: int = 1) -> list[range]:
 
 
 SLACK = 1.05
-"""How much longer than with the best ranges a round may take, so that places which are slower run fewer tasks."""
+"""How much longer a round may take than with the best ranges, so that slower places run fewer tasks."""
 
 
 def ranges_for_costs(workers: int, places: int, worker_seconds: float, task_seconds: float) -> list[range]:
-    """Return aligned ranges for workers that take so many seconds each, in tasks that cost so much beside them.
+    """Return aligned ranges for workers of ``worker_seconds`` each, in tasks with an overhead of ``task_seconds``.
 
-    They are the smallest with which a round takes at most ``SLACK`` times as long as with the best, if all places
-    are equally fast: one range a place where workers take less time than tasks cost. Without any places, each range
-    is one worker.
+    They are the smallest ranges with which a round takes at most ``SLACK`` times as long as with the best ones, if
+    all places are equally fast: one range a place where workers take less time than the overhead. Without any
+    places, each range is one worker.
     """
     if not places:
         return aligned_ranges(workers, places)

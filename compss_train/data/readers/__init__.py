@@ -1,4 +1,4 @@
-"""Readers: one for each file format, selected by the file names' suffix, and one for functions of the user."""
+"""Readers: one for each file format, selected by the file names' suffix, and one for user functions."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -46,7 +46,7 @@ READERS: dict[str, type[Reader]] = {
 def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) -> Reader:
     """Return ``reader`` as a ``Reader``, or the reader for the suffix of these files if it is ``None``.
 
-    Folders are those of images.
+    A folder is read as images.
 
     Raises ``ValueError`` for suffixes that are unknown or differ, ``TypeError`` if ``reader`` cannot be called.
     """

@@ -28,11 +28,11 @@ from compss_train.data.readers.base import Arrays, Reader, describe_arrays, sele
 
 
 class ArraysReader(Reader):
-    """Reads files whose arrays are described, and of which rows are read, without reading the rest."""
+    """Reads files whose arrays can be described, and sliced by rows, without reading the rest."""
 
     @abstractmethod
     def open(self, path: str, keys: Collection[str] | None) -> AbstractContextManager[Mapping[str, Any]]:
-        """Open these arrays, all by default; their rows are read when they are sliced."""
+        """Open these arrays, all by default; slicing them reads the rows."""
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the shapes and dtypes of the arrays."""

@@ -1,4 +1,4 @@
-"""``Reader``, the interface of all readers, and ``CustomReader`` for functions of users."""
+"""``Reader``, the interface of all readers, and ``CustomReader`` for user functions."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Reader(ABC):
     """
 
     stored_name: ClassVar[str | None] = None
-    """Identifies exactly this class, not its subclasses, in file indexes; ``None`` for readers of users."""
+    """Identifies exactly this class, not its subclasses, in file indexes; ``None`` for users' readers."""
 
     @abstractmethod
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
@@ -54,7 +54,7 @@ class Reader(ABC):
     ) -> Reader:
         """Return a reader of these ``groups`` of columns, where ``used`` columns of strings become classes.
 
-        Raises ``TypeError`` if the files are no tables.
+        Raises ``TypeError`` if the files are not tables.
         """
         if groups:
             name, columns = next(iter(groups.items()))
@@ -67,11 +67,11 @@ class Reader(ABC):
         return self
 
     def with_floats(self, layout: Layout, floats: str) -> tuple[Reader, Layout]:
-        """Return a reader, and its layout, for tables whose numbers with a fraction are to be of this dtype."""
+        """Return a reader that converts floating-point columns of tables to this dtype, and its layout."""
         return self, layout
 
     def with_files(self, number: int, names: Mapping[int, str]) -> Reader:
-        """Return a reader that knows how many files are in a folder, and the names of some by row."""
+        """Return a reader that knows the number of files in a folder, and the names of some files by row."""
         return self
 
     def __call__(self, filename: str, get_data: bool = False) -> int | tuple[Arrays, int]:
@@ -134,7 +134,7 @@ class CustomReader(Reader):
     def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
         """Return the size and version of the file; empty for names that only the function understands.
 
-        They are taken to mean the same as long as a cache is there.
+        Such names are assumed to mean the same data for the lifetime of a cache.
         """
         return [] if is_remote(path) else file_stamp(path)
 
@@ -166,8 +166,8 @@ def reader_id(reader: Reader) -> str:
     """Return a string that identifies the reader, its settings and its code; empty if they cannot be pickled.
 
     A reader of this package is identified by its stored name, not by its module, so that an index stays valid when
-    the class moves. The class of another reader is pickled with it. Of a function or class that is imported from a
-    module the pickle has only the name; the size and modification time of that file stand for the code.
+    the class moves. Other readers are pickled with their class. A function or class imported from a module is
+    pickled by name only, so that the size and modification time of the module's file represent its code.
     """
     name = vars(type(reader)).get("stored_name")
     own = reader.function if isinstance(reader, CustomReader) else reader

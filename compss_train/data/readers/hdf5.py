@@ -15,7 +15,7 @@ from compss_train.exceptions import BadFileError
 class Hdf5Reader(ArraysReader):
     """Reads the requested rows of the data sets of an HDF5 file, including those in groups (``group/name``).
 
-    Nothing is read from other files that it names: data must not choose which files of their reader are read.
+    External links are not followed: data must not choose which of the reader's files are read.
 
     Each call opens and closes the file.
     """
@@ -38,12 +38,12 @@ class Hdf5Reader(ArraysReader):
 
 
 def import_h5py() -> Any:
-    """Return the module; raise ``ModuleNotFoundError`` that says how to install it."""
+    """Return h5py; raise ``ModuleNotFoundError`` with installation instructions."""
     return import_optional("h5py", extra="hdf5", needed_by="the HDF5 format")
 
 
 def _external(file: Any, path: str, links: int = 16) -> str | None:
-    """Return the other file that a path leads to by external links, also behind soft ones, ``None`` for none."""
+    """Return the other file that a path leads to by external links, also behind soft links, or ``None``."""
     h5py, walked = import_h5py(), ""
     for part in path.strip("/").split("/"):
         link = file.get(posixpath.join(walked, part), getlink=True)
@@ -70,7 +70,7 @@ def _opened(path: str, data: Any, name: str) -> Any:
 
 
 def _names(file: Any) -> list[str]:
-    """Return the names of the data sets, including those in groups and targets of the root group's links."""
+    """Return the names of the data sets, including those in groups and behind the root group's links."""
     found: dict[str, Any] = {}
 
     def record(name: str, item: Any) -> None:  # a return value other than None would end the iteration

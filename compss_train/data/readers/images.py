@@ -26,19 +26,19 @@ _STAMP_THREADS = 8
 
 
 class ImageFolderReader(Reader):
-    """Reads images in subfolders of a folder, each of which is a class, as torchvision's ``ImageFolder`` has them.
+    """Reads images from a folder with one subfolder per class, the layout of torchvision's ``ImageFolder``.
 
-    Arrays: ``x``, uint8 of shape (channels, height, width); ``y``, int64, the place of the subfolder in the sorted
-    names. As images of a class stand together in the folder, their rows are in a fixed random order instead, which
-    ``images`` returns: blocks have images of all classes.
+    Arrays: ``x``, uint8 of shape (channels, height, width); ``y``, int64, the index of the subfolder in the sorted
+    names. Because a folder lists images class by class, rows are in a fixed random order instead, so that each
+    block has images of all classes; ``images`` returns this order.
 
     Parameters
     ----------
     size:
-        Height and width that images are resized to, or one number for both; ``None`` (default) for images of one
-        size, that of the first.
+        Height and width that images are resized to, or one number for both; with ``None`` (default) all images
+        must have the size of the first.
     mode:
-        Pillow's name of what they are converted to: ``"RGB"``, ``"L"`` (grey) or ``"RGBA"``.
+        Pillow's mode that images are converted to: ``"RGB"``, ``"L"`` (grayscale) or ``"RGBA"``.
     rows:
         Number of images in a block.
     """
@@ -55,7 +55,7 @@ class ImageFolderReader(Reader):
         self.rows = check_count("rows", rows)
         self.classes: Mapping[str, Sequence[Any]] = {}
         self._listed: tuple[int, Mapping[int, str]] | None = None
-        """Number of images in the folder, and the names of some by row: those that a task reads."""
+        """Number of images in the folder, and the names, by row, of the ones that a task reads."""
 
     def with_columns(
         self, groups: Mapping[str, tuple[str, ...]], used: Collection[str], classes: Mapping[str, Sequence[Any]]
@@ -112,7 +112,7 @@ class ImageFolderReader(Reader):
     def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
         """Return a checksum of the sizes and versions of the images in these rows; ``None`` for no rows.
 
-        The folder itself does not show what changes below it.
+        The folder's own modification time does not reflect changes below it.
         """
         if start == stop:
             return None

@@ -27,7 +27,7 @@ class Table:
     schema: Any
     """Arrow's schema: names and types of the columns."""
     blocks: tuple[int, ...]
-    """The rows of each part that can be read for itself."""
+    """Number of rows of each separately readable part."""
     read: Callable[[list[int], list[str]], Any]
     """Returns blocks by number, of these columns, as Arrow's table."""
 
@@ -40,28 +40,28 @@ class Table:
 
 
 class TableReader(Reader):
-    """Reads columns of numbers, of lists of numbers, and of strings, which become numbers of classes.
+    """Reads columns of numbers, of lists of numbers, and of strings, which become class indices.
 
-    A column is an array of its name, and several columns can be one array (``with_columns``). Lists must be of one
-    length: Arrow's lists of a fixed size, its tensors of a fixed shape, or others whose lengths agree.
+    A column is an array of the same name, and several columns can form one array (``with_columns``). Lists must
+    have one length: Arrow's fixed-size lists, its fixed-shape tensors, or other lists whose lengths agree.
     """
 
     widest: ClassVar[tuple[type[np.generic], ...]] = ()
-    """Dtypes that columns in one array have at least."""
+    """Minimum dtypes of columns that form one array."""
 
     def __init__(self) -> None:
         self.groups: Mapping[str, tuple[str, ...]] = {}
-        """Columns that are one array, by its name."""
+        """Columns that form one array, by the array's name."""
         self.used: Collection[str] = ()
-        """Columns of which strings are classes; others with strings are not read."""
+        """String columns that are classes; other string columns are not read."""
         self.classes: Mapping[str, Sequence[Any]] = {}
-        """The classes of columns of strings, and of dictionaries of Arrow."""
+        """The classes of string columns and of Arrow's dictionary columns."""
         self.floats: str | None = None
-        """The dtype that numbers with a fraction become; ``None`` keeps that of the file."""
+        """The dtype that floating-point columns are converted to; ``None`` keeps the file's dtype."""
 
     @abstractmethod
     def open(self, path: str, columns: Collection[str] | None) -> AbstractContextManager[Table]:
-        """Open a file, of which these columns are read, all by default."""
+        """Open a file to read these columns, all by default."""
 
     def with_columns(
         self, groups: Mapping[str, tuple[str, ...]], used: Collection[str], classes: Mapping[str, Sequence[Any]]
@@ -74,7 +74,7 @@ class TableReader(Reader):
         )
 
     def with_floats(self, layout: Layout, floats: str) -> tuple[Reader, Layout]:
-        """Return a reader, and its layout, whose numbers with a fraction are of this dtype."""
+        """Return a reader that converts floating-point columns to this dtype, and its layout."""
         numbers = {key: np.dtype(field.dtype) for key, field in layout.items() if layouts.is_supported(field)}
         dtypes = {key: str(float_dtype(dtype, floats)) for key, dtype in numbers.items()}
         converted = {key: replace(field, dtype=dtypes.get(key, field.dtype)) for key, field in layout.items()}
@@ -100,7 +100,7 @@ class TableReader(Reader):
         return Description(rows, layout, tuple(filter(None, table.blocks)), classes)
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
-        """Return rows of these arrays; of other columns, and of other blocks, nothing is read."""
+        """Return rows of these arrays without reading other columns or other blocks."""
         with self.open(path, None if keys is None else self._columns(keys)) as table:
             chosen = self._chosen(keys, table.schema.names)
             rows = table.rows(start, stop, self._columns(chosen))
@@ -136,7 +136,7 @@ class TableReader(Reader):
         return float_dtype(np.result_type(*self.widest, *dtypes), self.floats)
 
     def _column(self, table: Table, name: str) -> tuple[np.dtype[Any] | str, tuple[int, ...]]:
-        """Return the dtype and shape of a column from the schema, or Arrow's name of what it holds."""
+        """Return the dtype and shape of a column from the schema, or Arrow's name of its type."""
         kind = table.schema.field(name).type
         if tables.is_text(kind):
             return np.dtype(np.int64) if name in self.used else str(kind), ()
@@ -160,7 +160,7 @@ class TableReader(Reader):
         return columns[0] if as_it_is else columns[0].astype(dtype)
 
     def _values(self, column: Any, name: str, first: int) -> NDArray[Any]:
-        """Return a column; raise ``FileContentError`` for missing values, and for what are no numbers."""
+        """Return a column; raise ``FileContentError`` for missing values and for values that are not numbers."""
         tables.check_no_nulls(name, column, first)
         if tables.is_text(column.type) and name in self.classes:
             coded = column if hasattr(column, "indices") else column.dictionary_encode()
@@ -180,7 +180,7 @@ class TableReader(Reader):
 
 
 class ParquetReader(TableReader):
-    """Reads row groups of Parquet files: those that have the requested rows, and of them the requested columns.
+    """Reads Parquet files: the requested columns of the row groups that hold the requested rows.
 
     Each row group is a block. Checksums of pages are verified where a file has them.
     """
@@ -227,9 +227,9 @@ _MAGIC = b"ARROW1"
 
 
 def _batch_file(source: Any) -> Table:
-    """Return a table in Arrow's file format, of which single batches and columns are read.
+    """Return a table in Arrow's file format, which allows reading single batches and columns.
 
-    ``pyarrow.dataset`` reads this format as well, but only from the first batch on.
+    ``pyarrow.dataset`` also reads this format, but only from the first batch onwards.
     """
     pyarrow, ipc = import_pyarrow(), import_pyarrow("pyarrow.ipc")
 
@@ -243,7 +243,7 @@ def _batch_file(source: Any) -> Table:
     file = ipc.open_file(source)
     schema = file.schema
     widths = [field.type.bit_width if pyarrow.types.is_primitive(field.type) else 2**31 for field in schema]
-    # Rows are counted in the narrowest column: what is compressed has to be read for that.
+    # Rows are counted in the narrowest column, because compressed columns must be read to be counted.
     narrow = opened([int(np.argmin(widths))]) if widths else file
     return Table(
         schema, tuple(narrow.get_batch(number).num_rows for number in range(file.num_record_batches)), read
@@ -251,7 +251,7 @@ def _batch_file(source: Any) -> Table:
 
 
 def _batch_stream(source: Any) -> Table:
-    """Return a table in Arrow's stream format: batches are found by going through all that come before."""
+    """Return a table in Arrow's stream format: finding a batch requires scanning all batches before it."""
     pyarrow = import_pyarrow()
     with import_pyarrow("pyarrow.ipc").open_stream(source) as stream:
         schema, batches = stream.schema, list(stream)
@@ -263,17 +263,17 @@ def _batch_stream(source: Any) -> Table:
 
 
 class CsvReader(TableReader):
-    """Reads CSV files with a line of names; a file is a block, which is parsed whole.
+    """Reads CSV files with a header line; a file is one block and is parsed whole.
 
     Parameters
     ----------
     delimiter:
-        What stands between values; by default a tab in ``.tsv`` files and a comma in others.
+        The separator of values; by default a tab in ``.tsv`` files and a comma in others.
     dtypes:
-        The dtypes of columns by name, as numpy calls them (``{"id": "int32"}``); the others' are those of their
-        values: integers, numbers or strings. Columns that are one array become numbers with a fraction.
+        The dtypes of columns by name, as numpy calls them (``{"id": "int32"}``); other dtypes are inferred from the
+        values: integers, floats or strings. Columns that form one array become floats.
     names:
-        Names of the columns, for files whose first line has values.
+        Names of the columns, for files without a header line.
     """
 
     stored_name = "csv"
@@ -290,7 +290,7 @@ class CsvReader(TableReader):
 
     @contextmanager
     def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
-        """Read a file, of which other columns are not converted."""
+        """Read a file; only these columns are converted."""
         csv = import_pyarrow("pyarrow.csv")
         delimiter = self.delimiter or ("\t" if suffix_of(path) == ".tsv" else ",")
         types = {name: import_pyarrow().from_numpy_dtype(np.dtype(dtype)) for name, dtype in self.dtypes.items()}
