@@ -16,9 +16,8 @@ from compss_train import FileDataset, PartialShuffleSampler
 from compss_train.data.layout import Field
 from compss_train.data.locations import file_names
 from compss_train.data.order import RowRange
-from compss_train.data.readers import CustomReader, NpzReader
+from compss_train.data.readers import NpzReader
 from tests.data.npz_files import FILES, reader, write
-from tests.data.readers.checks import names
 from tests.helpers.models import named
 
 LAYOUT = {"x": Field("float32", (2,)), "y": Field("int64", ())}
@@ -72,18 +71,6 @@ def test_names_are_those_of_the_folder_where_the_dataset_was_made(folder, tmp_pa
     assert done.stdout.decode().strip() == f"{FILES} [0, 1]", done.stderr.decode()
 
 
-def test_names_that_are_no_files_stay_as_they_are():
-    dataset = FileDataset(["store://a", "store://b"], lambda filename, get_data=False: 3)
-    assert dataset.files == ["store://a", "store://b"]
-    assert dataset.part([1]).blocks[1].path == "store://b"
-
-
-def test_the_reader_that_is_given_is_taken(folder):
-    assert isinstance(FileDataset("*.npz", reader).reader, CustomReader)
-    assert FileDataset("*.npz", own := NpzReader()).reader is own
-    assert isinstance(FileDataset("*.npz").reader, NpzReader)
-
-
 # files_len
 
 
@@ -98,31 +85,11 @@ def test_files_len_is_believed_and_one_file_opened(folder, count):
     assert dataset.layout == LAYOUT
 
 
-@pytest.mark.parametrize("wrong", [1, 2, 4, 1000])
-def test_files_len_that_is_wrong_for_a_later_file_is_an_error_when_it_is_read(folder, wrong):
-    part = FileDataset("*.npz", files_len={"0.npz": 1, "1.npz": 2, "2.npz": wrong}).part([0, 1, 2])
-    for number in (0, 1):
-        part.read(RowRange(number, 0, number + 1))
-    with names(folder / "2.npz", f"has 3 samples, but {wrong} were expected"):
-        part.read(RowRange(2, 0, 1))
-
-
 @pytest.mark.parametrize("wrong", [0, -1, 2.0, "2", None, True, np.float32(2), [2], np.int64(0)], ids=repr)
 def test_files_len_of_something_else_is_an_error_that_names_the_file(folder, wrong):
     told = rf"^files_len has {re.escape(repr(wrong))} for 1\.npz; give integers of at"
     with pytest.raises(ValueError, match=told):
         FileDataset("*.npz", files_len={"0.npz": 1, "1.npz": wrong, "2.npz": 3})
-
-
-def test_files_len_with_a_users_reader_counts_the_first_file_only(folder):
-    asked = []
-
-    def counting(filename, get_data=False):
-        asked.append(os.path.basename(filename))
-        return reader(filename, get_data)
-
-    FileDataset("*.npz", counting, {"0.npz": 1, "1.npz": 2, "2.npz": 3})
-    assert asked == ["0.npz"]
 
 
 # part
@@ -169,12 +136,6 @@ def test_keys_chooses_what_is_known_and_read(folder):
     assert list(dataset.part([1]).read(RowRange(1, 0, 1))) == ["y", "x"]
     assert FileDataset("*.npz", keys=["x"]).training_keys() == ("x",)
     assert FileDataset("*.npz", keys=["y"], x="y", y=None).training_keys() == ("y",)
-
-
-@pytest.mark.parametrize("own", [None, reader])
-def test_keys_that_are_not_there_are_an_error_that_names_the_file(folder, own):
-    with names(folder / "0.npz", "has no array 'z'; it has 'x', 'y'"):
-        FileDataset("*.npz", own, keys=["x", "z"]).training_keys()
 
 
 def arrays(*keys, rows=3):

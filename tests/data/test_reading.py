@@ -7,12 +7,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from compss_train import BadFileError, FileDataset, PartialShuffleSampler
-from compss_train.data.layout import Field, FileContentError
+from compss_train.data.layout import Field, FileContentError, check_same_layout
 from compss_train.data.order import RowRange
-from compss_train.data.readers import CustomReader
-from compss_train.data.reading import FileBlock, FilePart, bad_file_errors
+from compss_train.data.reading import bad_file_errors
 from tests.data.readers.checks import names
 
 X, Y = np.arange(12.0).reshape(6, 2), np.arange(6)
@@ -32,22 +33,6 @@ def part(file):
 def raising(file, error):
     with bad_file_errors(file):
         raise error
-
-
-@pytest.mark.parametrize("kind", [ValueError, RuntimeError, StopIteration, KeyError, FileNotFoundError])
-def test_any_error_becomes_one_that_names_the_file_and_keeps_its_cause(file, kind):
-    error = kind("boom")
-    with names(file, f"cannot be read: {kind.__name__}: .*boom") as caught:
-        raising(file, error)
-    assert (caught.value.file, caught.value.__cause__) == (file, error)
-    assert str(caught.value) == f"{file} {caught.value.reason}"
-
-
-@pytest.mark.parametrize("error", [MemoryError(), ModuleNotFoundError("h5py"), KeyboardInterrupt(), SystemExit(1)])
-def test_errors_that_are_no_fault_of_the_file_pass_as_they_are(file, error):
-    with pytest.raises(type(error)) as caught:
-        raising(file, error)
-    assert caught.value is error
 
 
 def test_a_bad_file_error_of_another_file_is_the_cause_of_one_of_this(file):
@@ -104,23 +89,6 @@ def test_a_bad_file_error_is_pickled(file):
     assert isinstance(error, ValueError)
 
 
-def test_a_part_reads_rows_of_its_files_by_number(tmp_path):
-    for number in range(3):
-        np.savez(tmp_path / f"{number}.npz", x=X + number)
-    part = FileDataset(tmp_path / "*.npz").part([2, 0])
-    np.testing.assert_array_equal(part.read(RowRange(2, 1, 4))["x"], X[1:4] + 2)
-    np.testing.assert_array_equal(part.read(RowRange(0, 5, 6))["x"], X[5:])
-    with pytest.raises(KeyError):
-        part.read(RowRange(1, 0, 6))
-
-
-def test_a_part_is_pickled_small(part):
-    assert len(pickle.dumps(part)) < 1_000
-    again = pickle.loads(pickle.dumps(part))
-    assert again == replace(part, reader=again.reader)
-    np.testing.assert_array_equal(again.read(RowRange(0, 0, 6))["x"], X)
-
-
 @pytest.mark.parametrize("rows", [3, 5, 7, 12])
 def test_a_file_of_another_number_of_samples_is_an_error_even_where_the_rows_are_there(file, part, rows):
     np.savez(file, x=np.resize(X, (rows, 2)), y=np.arange(rows))
@@ -144,15 +112,18 @@ def test_a_file_of_another_layout_is_an_error_where_the_layout_is_known(file, pa
         replace(part, reference="first").read(RowRange(0, 0, 2))
 
 
-def test_a_part_of_a_users_reader_is_checked_as_well():
-    part = FilePart(
-        reader=CustomReader(lambda f, get_data=False: ({"x": X}, 6)),
-        blocks={n: FileBlock(path="a://b", rows=rows, file_rows=rows) for n, rows in enumerate((5, 6))},
-        keys=None,
-        layout={"x": Field("int8", ())},
-        reference="c",
-    )
-    with pytest.raises(BadFileError, match="a://b has 6 samples, but 5 were expected"):
-        part.read(RowRange(0, 0, 5))
-    with pytest.raises(BadFileError, match=r"a://b holds samples of float64 \(2,\) in 'x', but c of int8 \(\)"):
-        part.read(RowRange(1, 0, 5))
+NAMES = st.text("abcxyz", min_size=1, max_size=3)
+FIELDS = st.builds(Field, st.sampled_from(["float32", "int64", "torch.float32"]), st.tuples(st.integers(0, 3)))
+LAYOUTS = st.dictionaries(NAMES, FIELDS, min_size=1, max_size=3)
+
+
+@given(layout=LAYOUTS, other=LAYOUTS)
+def test_layouts_are_alike_in_any_order_or_an_error_says_in_what_they_differ(layout, other):
+    check_same_layout(dict(reversed(layout.items())), layout, "a.npz")
+    if layout == other:
+        check_same_layout(layout, other, "a.npz")
+        return
+    with pytest.raises(FileContentError, match=r"^holds (arrays|samples of) .*, but a\.npz (holds|of) ") as caught:
+        check_same_layout(layout, other, "a.npz")
+    differ = [key for key in layout if layout[key] != other.get(key)] or set(other) - set(layout)
+    assert any(repr(key) in str(caught.value) for key in differ)

@@ -92,11 +92,6 @@ def test_what_is_no_column_of_numbers_is_an_error(message):
         WRONG[message]() if callable(WRONG[message]) else array_of(WRONG[message])
 
 
-def test_numbers_and_booleans_are_accepted():
-    for dtype in "?bBhHiIlLefd":
-        tables.check_numbers("n", np.dtype(dtype))
-
-
 def test_only_fractions_take_the_dtype_of_the_network():
     assert tables.float_dtype(np.dtype("f8"), "float32") == np.float32
     assert tables.float_dtype(np.dtype("f2"), "float64") == np.float64

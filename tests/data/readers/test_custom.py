@@ -95,12 +95,15 @@ def test_what_a_reader_raises_is_the_cause_of_an_error_that_names_the_file(tmp_p
     error = kind("boom")
     with names(tmp_path / "f", f"cannot be read: {kind.__name__}: boom") as caught:
         read_file(tmp_path / "f", reader)
-    assert caught.value.__cause__ is error
+    assert (caught.value.file, caught.value.__cause__) == (str(tmp_path / "f"), error)
+    assert str(caught.value) == f"{caught.value.file} {caught.value.reason}"
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["counting", "reading"])
-@pytest.mark.parametrize("error", [MemoryError("full"), KeyboardInterrupt()])
-def test_lack_of_memory_and_interrupts_are_no_fault_of_the_file(tmp_path, error, fails):
+@pytest.mark.parametrize(
+    "error", [MemoryError("full"), ModuleNotFoundError("h5py"), KeyboardInterrupt(), SystemExit(1)], ids=repr
+)
+def test_errors_that_are_no_fault_of_the_file_pass(tmp_path, error, fails):
     def reader(filename, get_data=False):
         if get_data == fails:
             raise error

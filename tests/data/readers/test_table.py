@@ -254,13 +254,6 @@ def test_a_sampler_yields_each_row_once_and_resumes_within_row_groups(path):
         np.testing.assert_array_equal(ours["kind"], theirs["kind"])
 
 
-def test_the_cache_of_a_sampler_keeps_row_groups(path, tmp_path):
-    cached = sampler(path, cache=str(tmp_path / "cache"))
-    for _ in range(2):
-        for ours, theirs in zip(cached, sampler(path), strict=True):
-            np.testing.assert_array_equal(ours["x"], theirs["x"])
-
-
 def test_a_data_set_with_other_lengths_keeps_columns_and_classes(path):
     np.testing.assert_array_equal(BlockedTensor.from_files([path], key="a").collect(), columns()["a"])
     assert FileDataset([path], None, {path: ROWS}, **OPTIONS).sizes == (ROWS,)  # a file is a block

@@ -24,7 +24,7 @@ from torchmetrics.wrappers import ClasswiseWrapper
 
 from compss_train.engines.codec import decode, encode
 from compss_train.model.metric_kinds import BatchMean
-from compss_train.model.metrics import Measured, Measures, MetricAccumulator, resolve_metrics
+from compss_train.model.metrics import MetricAccumulator, resolve_metrics
 
 CLASSES = 3
 
@@ -144,18 +144,6 @@ def test_merged_states_of_workers_equal_those_of_one(kind, metric, workers, seed
     assert value == close_to(expected)
 
 
-def test_functions_and_torchmetrics_can_be_combined():
-    output, target = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]]), torch.tensor([1, 1, 1])
-    measures = resolve_metrics(["accuracy", MulticlassAccuracy(num_classes=2, average="micro")])
-    parts = [measured(measures, [(output[:1], target[:1]), (output[1:], target[1:])]), measured(measures, [])]
-    values = measures.values(parts, "val_")
-    assert list(values) == ["val_loss", "val_accuracy", "val_multiclass_accuracy"]
-    assert values["val_accuracy"] == pytest.approx(2 / 3)
-    assert values["val_multiclass_accuracy"] == pytest.approx(2 / 3)
-    assert all(math.isnan(value) for value in measures.values([]).values())
-    assert Measures().values([Measured(samples=4, loss=2.0)]) == {"loss": 0.5}
-
-
 def test_the_state_of_the_given_metric_is_neither_used_nor_changed():
     given_one = MeanAbsoluteError()
     given_one.update(torch.ones(3), torch.zeros(3))
@@ -189,11 +177,6 @@ def test_outputs_and_targets_of_different_shapes_are_matched(output, target, met
 
 
 def test_an_exception_of_a_metric_names_it():
-    measures = resolve_metrics({"first": "accuracy", "second": MulticlassAccuracy(num_classes=3)})
-    with pytest.raises(ValueError, match="needs one output for each class") as caught:
-        measured(measures, [(torch.rand(4, 1), torch.tensor([0, 1, 1, 0]))])
-    assert caught.value.__notes__ == ["Raised by the metric 'first'."]
-
     class Wordy(PearsonCorrCoef):
         def compute(self):
             return "much"
