@@ -50,6 +50,8 @@ MAX_SKIPPED = 100
 """Maximum number of consecutive batches that are skipped because loss or gradients are not finite."""
 _TICK = 0.2
 """Seconds between checks for the end of the fit while a worker waits for samples."""
+_DELIVERY_SECONDS = 1.0
+"""How long a worker waits until the coordinator has its checkpoint: a callback may occupy the coordinator."""
 _DOCUMENT = "json"
 
 
@@ -97,6 +99,7 @@ class CoordinatorConnection(Closable):
         """The last checkpoint of an earlier attempt."""
         self.stopped = False
         """Whether training is to end now."""
+        self._received = False
 
     def listen(self, receiver: Receiver, local_host: str) -> None:
         """Start to receive samples, and report where."""
@@ -110,6 +113,7 @@ class CoordinatorConnection(Closable):
         while (message := self._connection.receive(timeout)) is not None:
             header, timeout = message[0], 0.0
             self.stopped = self.stopped or "stop" in header
+            self._received = self._received or "received" in header
             self._receiver.forget(header.get("forget", ()))
             if "end_reception" in header:
                 self._receiver.end_reception()
@@ -121,6 +125,18 @@ class CoordinatorConnection(Closable):
         with suppress(ConnectionLostError):
             while True:
                 self.update(None)
+
+    def save(self, checkpoint: torch.Tensor, offsets: torch.Tensor) -> None:
+        """Send a checkpoint, and wait a second at most until the coordinator has it.
+
+        A message that was just sent may still be in this process, and is lost if the process is killed: the batches
+        merged before the checkpoint would be trained on again.
+        """
+        self._received = False
+        self.send({"checkpoint": True}, [checkpoint, offsets])
+        deadline = time.monotonic() + _DELIVERY_SECONDS
+        while not self._received and (left := deadline - time.monotonic()) > 0:
+            self.update(left)
 
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
         """Send a message to the coordinator."""
@@ -302,5 +318,5 @@ class OnlineWorker:
         state = worker_to_dict(self._learner.state())
         saved = {"state": state, "buffer": buffer, "offsets": offsets, "batches": self._batches}
         by_stream = torch.tensor(list(offsets.items()), dtype=torch.int64)
-        self._coordinator.send({"checkpoint": True}, [encode_value(saved), by_stream])
+        self._coordinator.save(encode_value(saved), by_stream)
         self._checkpointed = time.monotonic()

@@ -184,6 +184,7 @@ class Workers:
         elif "report" in header:
             self._progress.add(worker.number, Report(**decode_value(arrays[0].tensor())))
         elif "checkpoint" in header:
+            client.send({"received": True})
             return self._save(worker, *(array.tensor() for array in arrays))
         elif "done" in header:
             worker.done, worker.repetitions = True, header["repetitions"]

@@ -1,6 +1,8 @@
 """What workers send to the coordinator: checkpoints and other values, as data."""
 
 import pickle
+from threading import Thread
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,11 +11,40 @@ from safetensors.torch import save
 
 from compss_train.model.random_state import RandomState
 from compss_train.net.messages import MessageError, pack, unpack
-from compss_train.online.worker_task import decode_value, encode_value
+from compss_train.net.server import MessageServer
+from compss_train.net.sockets import new_token
+from compss_train.online import worker_task
+from compss_train.online.worker_task import CoordinatorConnection, decode_value, encode_value
 from compss_train.online.workers import CheckpointStore
 from compss_train.training.training_state import worker_from_dict, worker_to_dict
 from compss_train.worker import WorkerState
-from tests.buffers.kinds import ALL, make, put_some
+from tests.buffers.kinds import ALL, DEADLINE, make, put_some
+
+
+def test_a_worker_trains_on_when_the_coordinator_has_its_checkpoint(monkeypatch):
+    """Otherwise the message could be lost with the process that has sent it."""
+    monkeypatch.setattr(worker_task, "_DELIVERY_SECONDS", DEADLINE)
+    events = []
+
+    def save():
+        with CoordinatorConnection(server.address, 0) as coordinator:
+            coordinator.listen(SimpleNamespace(start=list, url="tcp://0.0.0.0:1", forget=list), "127.0.0.1")
+            coordinator.save(torch.zeros(9), torch.zeros(0))
+            events.append("trains on")
+
+    with MessageServer(None, new_token()) as server:
+        thread = Thread(target=save)
+        thread.start()
+        while "trains on" not in events:
+            client, header, _ = server.receive(DEADLINE)
+            if header is client.greeting:
+                client.send({"accepted": True})
+            elif "checkpoint" in header:
+                thread.join(0.1)
+                events.append("checkpoint")
+                client.send({"received": True})
+                thread.join()
+    assert events == ["checkpoint", "trains on"]
 
 
 @pytest.mark.parametrize("kind", ALL)
