@@ -93,7 +93,7 @@ def test_a_stopped_workers_task_runs_elsewhere_with_the_same_bits(shared_local, 
     results = []
     (tmp_path / "never").touch()
     for flag in ("never", "stopped"):
-        trainer = DistributedTrainer(3, engine=shared_local, seed=1, threads=1, worker_timeout=1.0)
+        trainer = DistributedTrainer(3, engine=shared_local, seed=1, threads=1, worker_timeout=4.0)
         transform = KillOnce(tmp_path / flag, at=3, number=signal.SIGSTOP)
         trainer.build(awkward_net(), SGD, "cross_entropy", transform=transform)
         fit = trainer.fit(*blocked(x, y, 6), num_epochs=3, batch_size=4, progress=False)
@@ -101,7 +101,7 @@ def test_a_stopped_workers_task_runs_elsewhere_with_the_same_bits(shared_local, 
     assert (tmp_path / "stopped").exists()
     assert_same_bits(*results)
     assert re.search(
-        r"round 0 on worker \d has reported no batch for 1 s.*: worker_timeout=1 ends its process \d+, which is "
+        r"round 0 on worker \d has reported no batch for 4 s.*: worker_timeout=4 ends its process \d+, which is "
         r"stopped by a signal, and continues after kill -CONT \d+",
         capsys.readouterr().err,
     )
