@@ -127,7 +127,7 @@ class SimulationRuns:
         """Forget simulations whose samples are in all workers' checkpoints; return the numbers of their streams."""
         safe = [each for each in self._done_ones if not any(self._lacks(worker, each) for worker in workers)]
         for simulation in safe:
-            self._forget(simulation)
+            del self._known[simulation.number]
         return [simulation.number for simulation in safe]
 
     def _lacks(self, worker: Worker, simulation: Simulation) -> bool:
@@ -137,10 +137,6 @@ class SimulationRuns:
         self._done -= simulation.samples is not None
         simulation.samples = None
         self._repeated.append(simulation)
-
-    def _forget(self, simulation: Simulation) -> None:
-        """Drop a simulation that will not run again."""
-        del self._known[simulation.number]
 
     # What becomes of their tasks
 
@@ -202,7 +198,7 @@ class SimulationRuns:
         simulation.samples, simulation.interrupted_since = samples, None
         self._any_samples = self._any_samples or samples > 0
         if self._job.checkpoint_every is None:
-            self._forget(simulation)
+            del self._known[simulation.number]
             return False
         return any(self._lacks(worker, simulation) for worker in lost_workers)
 
@@ -217,7 +213,7 @@ class SimulationRuns:
             return True
         warn_user(f"{what}; skipped after {simulation.failures} failures\n{text}")
         self._failed += 1
-        self._forget(simulation)
+        del self._known[simulation.number]
         if self._first_failure is None:
             self._first_failure = f"{what} (failures: {simulation.failures})", text, time.monotonic()
         return False

@@ -12,12 +12,9 @@ from pathlib import Path
 
 import numpy as np
 import psutil
-import pytest
-import torch
 from torch import nn
 
 from compss_train import BufferSpec
-from compss_train.online import SampleSender
 from tests.helpers.models import SGD
 from tests.online.fits import build_trainer, fit_online
 from tests.online.simulations import (
@@ -27,7 +24,6 @@ from tests.online.simulations import (
     OneHotSimulation,
     free_port,
     increment,
-    one_hot,
     read_count,
     sample_counts,
     sum_loss,
@@ -73,34 +69,6 @@ def test_other_programs_send_samples(local):
         sender.kill()
         sender.wait()
     assert sample_counts(parameters, 2) == [1] * 50
-
-
-def test_only_senders(local):
-    address, errors = f"tcp://127.0.0.1:{free_port()}", []
-
-    def send():
-        try:
-            with pytest.raises(PermissionError, match="the token is not"):
-                open_sender("wrong")
-            with open_sender("secret") as sender:
-                for number in range(12):
-                    sender.send(torch.from_numpy(one_hot(number, 12)), 0.0)
-        except BaseException as error:
-            errors.append(error)
-
-    def open_sender(token):
-        return SampleSender(address, token, timeout=20)
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    trainer = build_trainer(local, 1, CountingNet(12), COUNTING_SGD, sum_loss)
-    options = {"senders": 1, "address": address, "token": "secret"}
-    parameters = fit_online(trainer, None, **options, inputs=())
-    thread.join(20)
-    assert errors == []
-    assert sample_counts(parameters, 1) == [1] * 12
-    with pytest.raises(ConnectionRefusedError, match="start fit_online"):
-        SampleSender(address, "secret", timeout=0.1)
 
 
 # Back-pressure and cleanup

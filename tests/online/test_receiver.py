@@ -7,7 +7,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compss_train.buffers import TimeStep
 from compss_train.net.connection import Address
 from compss_train.net.messages import pack, unpack
 from tests.buffers.kinds import Thread, make, until
@@ -113,15 +112,6 @@ def test_a_rejected_sample_is_not_counted(make_stub, bad):
     assert stub.drain() == [0, 1, 2]
 
 
-def test_paired_samples_carry_stream_and_step(make_stub):
-    stub = make_stub(make("SimPairedReservoir", 10), paired=True)
-    send_stream(stub, 4, 2, paired=True)
-    earlier, later = stub.buffer.get()
-    assert (earlier[:2], later[:2]) == ((4, 0), (4, 1))
-    assert isinstance(earlier, TimeStep)
-    assert [part.item() for part in (*earlier.data, *later.data)] == [400, 401]
-
-
 # Full buffers and bursts
 
 
@@ -166,16 +156,6 @@ def test_a_full_buffer_delays_no_other_sender(make_stub):
         with stub.connect(1) as other:  # gets its answer
             other.send(0)
             assert {int(stub.buffer.get()[0]) for _ in range(4)} == {0, 1, 2, 100}
-
-
-def test_samples_before_a_disconnect_are_put(make_stub):
-    stub = make_stub(make("FIFO", 50))
-    with stub.connect(0) as connection:
-        connection.send_all(range(6))
-    until(lambda: stub.buffer.samples_put == 6)
-    until(lambda: not stub.receiver._senders)
-    assert stub.receiver.snapshot()[1] == {0: 6}
-    assert stub.drain() == list(range(6))
 
 
 def test_running_out_of_memory_is_reported_as_the_workers_failure(make_stub, monkeypatch):

@@ -51,27 +51,21 @@ def test_a_disconnected_sender_can_reconnect():
 
 @pytest.mark.parametrize("end", END_TRAINING)
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_end_of_training_raises_in_the_sender(end, workers):
-    with stub_fit(workers) as running:
-        sender = connect_sender(running)
-        sender.send(1.0)
+def test_the_end_of_training_raises_in_the_sender_and_is_no_failure(end, workers):
+    with no_open_connections(), stub_fit(workers, senders=2) as running:
+        senders = [connect_sender(running) for _ in range(2)]
+        senders[0].send(1.0)
         END_TRAINING[end](running)
-        until(lambda: sender._stream.update() or sender._stream.ended.is_set())
-        for _ in range(2):
-            with pytest.raises(TrainingEndedError, match="no more samples are accepted"):
-                sender.send(2.0)
+        for sender in senders:
+            until(lambda stream=sender._stream: stream.update() or stream.ended.is_set())
+        with pytest.raises(TrainingEndedError, match="no more samples are accepted"):
+            senders[0].send(2.0)
+        with pytest.raises(TrainingEndedError, match="no more samples are accepted"), senders[0]:
+            senders[0].send(2.0)
         with pytest.raises(TrainingEndedError):
-            sender.close()
-        sender.close()
-
-
-def test_a_sender_that_cannot_complete_leaves_nothing_open():
-    with no_open_connections(), stub_fit() as running:
-        sender = connect_sender(running)
-        running.coordinator.close()
-        until(lambda: sender._stream.update() or sender._stream.ended.is_set())
-        with pytest.raises(TrainingEndedError):
-            sender.close()
+            senders[1].close()
+        senders[1].close()
+        assert running.coordinator.received("failed") == []
 
 
 @pytest.mark.parametrize("end", END_TRAINING)
@@ -98,16 +92,6 @@ def test_the_end_of_training_unblocks_a_flush(end):
         with pytest.raises(TrainingEndedError):
             closing.result()
         sender._stream.close()
-
-
-def test_the_end_of_training_is_not_reported_as_a_failure():
-    with stub_fit() as running:
-        sender = connect_sender(running)
-        running.coordinator.close()
-        until(lambda: sender._stream.update() or sender._stream.ended.is_set())
-        with pytest.raises(TrainingEndedError), sender:
-            sender.send(1.0)
-        assert running.coordinator.received("failed") == []
 
 
 def test_a_sample_of_another_shape_is_rejected_with_the_buffers_reason():
