@@ -55,19 +55,16 @@ class EventServer(Closable):
             while (received := server.receive()) is not None:
                 client, header, _ = received
                 if header is client.greeting:
-                    self._greet(client, is_task=server is self._tasks)
+                    role = client.greeting.get("role")
+                    if isinstance(role, str) and (role == SENDER) != (server is self._tasks):
+                        self._clients.add(client)
+                    else:
+                        client.send({"error": f"role {role!r}; this address is for others"})
                 if client in self._clients:
                     if header is None:
                         self._clients.remove(client)
                     return received
         return None
-
-    def _greet(self, client: Client, *, is_task: bool) -> None:
-        role = client.greeting.get("role")
-        if isinstance(role, str) and (role == SENDER) != is_task:
-            self._clients.add(client)
-        else:
-            client.send({"error": f"role {role!r}; this address is for others"})
 
     def close(self) -> None:
         """Close all connections; simulations and workers then end."""

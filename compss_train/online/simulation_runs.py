@@ -152,7 +152,11 @@ class SimulationRuns:
         elif task.client is not client:
             return
         elif header is None:
-            self._process_died(client, simulation, task)
+            task.disconnect()
+            self._router.unregister(client)
+            reason, simulation.timeout_report = simulation.timeout_report or "its process died", None
+            if not self._may_run_again(simulation, reason):  # otherwise the engine restarts its task
+                self._free(simulation)
         elif "timeout" in header:
             simulation.timeout_report = f"no sample within {header['timeout']} s; it was here:\n{header['stack']}"
         else:
@@ -166,14 +170,6 @@ class SimulationRuns:
         if self._may_run_again(simulation, reason, text):
             self._repeat(simulation)
         return False
-
-    def _process_died(self, client: Client, simulation: Simulation, task: ConnectedTask) -> None:
-        """Record a failure; the engine restarts the task."""
-        task.disconnect()
-        self._router.unregister(client)
-        reason, simulation.timeout_report = simulation.timeout_report or "its process died", None
-        if not self._may_run_again(simulation, reason):
-            self._free(simulation)
 
     def _ended(self, client: Client, simulation: Simulation, header: Header) -> None:
         lost_workers = self._router.unregister(client)
