@@ -95,20 +95,6 @@ def test_files_len_of_something_else_is_an_error_that_names_the_file(folder, wro
 # part
 
 
-def test_a_part_has_some_files_by_number_and_what_they_must_hold(folder):
-    dataset = FileDataset("*.npz")
-    part = dataset.part([2, 0])
-    assert {n: (block.path, block.rows) for n, block in part.blocks.items()} == {
-        2: (str(folder / "2.npz"), 3),
-        0: (str(folder / "0.npz"), 1),
-    }
-    assert (part.keys, part.layout, part.reference, part.skip) == (None, dataset.layout, "0.npz", False)
-    for part in (dataset.part([1], ("y",)), FileDataset("*.npz", keys=["y"]).part([1])):
-        assert (part.keys, part.layout) == (("y",), {"y": LAYOUT["y"]})
-    assert FileDataset("*.npz", on_bad_file="skip").part([1]).skip
-    assert FileDataset("*.npz", reader).part([1], ("y",)).layout is None
-
-
 def test_a_part_does_not_grow_with_the_files_of_others(folder):
     for number in range(100):
         write(f"m{number}.npz", 1)

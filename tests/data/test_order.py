@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from compss_train.data.order import Batching, block_order, row_order, sample_order, split_points, worker_seed
+from compss_train.data.order import Batching, block_order, row_order, sample_order, worker_seed
 
 seeds = st.integers(0, 2**40)
 
@@ -44,14 +44,6 @@ def test_permutations_are_uniform(order):
         assert chisquare(np.bincount(places, minlength=8)).pvalue > 1e-4
     pairs = Counter(map(tuple, drawn[:, :2].tolist()))
     assert chisquare([pairs[i, j] for i in range(8) for j in range(8) if i != j]).pvalue > 1e-4
-
-
-@given(length=st.integers(0, 1000), parts=st.integers(1, 50))
-def test_split_points_cut_evenly(length, parts):
-    sizes = np.diff(split_points(length, parts))
-    assert len(sizes) == parts
-    assert sizes.sum() == length
-    assert sizes.max() - sizes.min() <= 1
 
 
 @given(seed=st.integers(0, 2**63 - 1))

@@ -3,6 +3,7 @@
 import errno
 import os
 import pickle
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -108,8 +109,8 @@ def test_a_file_of_another_number_of_samples_is_an_error_even_where_the_rows_are
 def test_a_file_of_another_layout_is_an_error_where_the_layout_is_known(file, part, arrays, reason):
     np.savez(file, **arrays)
     assert set(replace(part, layout=None).read(RowRange(0, 0, 2))) == set(arrays)
-    with names(file, reason):
-        replace(part, reference="first").read(RowRange(0, 0, 2))
+    with names(file, reason.replace("first", re.escape(file))):
+        part.read(RowRange(0, 0, 2))
 
 
 NAMES = st.text("abcxyz", min_size=1, max_size=3)

@@ -91,13 +91,6 @@ X, Y = classification(samples=SAMPLES)
 WEIGHT = np.random.default_rng(1).uniform(0, 2, SAMPLES).astype(np.float32)
 
 
-def fitted(engine="serial", workers=2, sample_weight=None, net=mlp, loss="cross_entropy", fit=None, x=X, **build):
-    trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
-    trainer.build(net(), ADAM, loss, "accuracy", **build)
-    options = {"num_epochs": 2, "batch_size": 5, "progress": False, **(fit or {})}
-    return trainer.fit(*blocked(x, Y, 7), sample_weight=sample_weight, **options), trainer
-
-
 def test_class_weights_equal_those_of_torch_in_a_plain_loop(engine):
     weights = [0.5, 1.0, 4.0]
     trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)

@@ -110,7 +110,7 @@ def test_a_method_of_the_module_is_called_on_the_workers_copy(method):
 
 def reference_loss(trainer):
     with torch.no_grad():
-        return float(functional.cross_entropy(trainer.model()(torch.from_numpy(X)), torch.from_numpy(Y)))
+        return float(functional.cross_entropy(trainer.model().eval()(torch.from_numpy(X)), torch.from_numpy(Y)))
 
 
 def test_a_validation_step_evaluates():
@@ -252,13 +252,8 @@ def test_a_module_in_lightnings_style_is_taken_as_it_is(engine):
     assert_same_bits({name.removeprefix("net."): array for name, array in ours.items()}, expected)
     last = trainer.history[-1]
     assert last["loss_twice"] == pytest.approx(2 * last["loss"], rel=1e-6)
-    assert last["val_loss"] == pytest.approx(reference_loss_of(trainer), rel=1e-6)
+    assert last["val_loss"] == pytest.approx(reference_loss(trainer), rel=1e-6)
     assert last["val_share"] == 0.5
-
-
-def reference_loss_of(trainer):
-    with torch.no_grad():
-        return float(functional.cross_entropy(trainer.model().eval()(torch.from_numpy(X)), torch.from_numpy(Y)))
 
 
 def lightning_with(**methods):

@@ -6,13 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from compss_train.model.metrics import Measured
-from compss_train.model.weighted_mean import (
-    PartialSum,
-    aligned_ranges,
-    mean,
-    partial_sum,
-    ranges_for_costs,
-)
+from compss_train.model.weighted_mean import PartialSum, aligned_ranges, mean, partial_sum, ranges_for_costs
 from tests.helpers.means import average, weighted
 from tests.helpers.models import assert_same_bits
 from tests.helpers.tolerances import sum_error

@@ -9,13 +9,7 @@ import torch
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle
-from tests.helpers.models import (
-    SGD,
-    assert_same_bits,
-    awkward_net,
-    blocked,
-    classification,
-)
+from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification
 from tests.helpers.small_fits import combined
 from tests.model.lr_schedules.schedulers import SCHEDULERS, Notes, Noting
 

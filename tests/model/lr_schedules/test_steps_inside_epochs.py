@@ -29,7 +29,7 @@ from tests.helpers.models import (
     state_arrays,
 )
 from tests.helpers.small_fits import combined
-from tests.model.lr_schedules.schedulers import SCHEDULERS, Notes, Noting
+from tests.model.lr_schedules.schedulers import SCHEDULERS, Notes, Noting, fall
 
 X, Y = classification(samples=62)
 SIZES = [len(part) for block in np.array_split(X, 4) for part in np.array_split(block, 3)]
@@ -42,10 +42,6 @@ WAYS = [
     {"merge": Merge(unit="batches")},
     {"merge": Merge(every=5, unit="batches")},
 ]
-
-
-def fall(epoch):
-    return 0.8**epoch
 
 
 SCHEDULES = {
