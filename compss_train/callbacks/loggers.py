@@ -136,6 +136,8 @@ class Csv(_HistoryFile):
         rounds: list[RoundId] = [(-1, None)] * len(lines)
         try:
             for place, values in enumerate(csv.reader(lines[1:]), 1):
+                if not values:  # an empty line
+                    continue
                 cells = dict(zip(columns, values, strict=False))
                 rounds[place] = int(cells["round"]), float(cells["ended"]) if cells.get("ended") else None
         except (KeyError, ValueError) as error:

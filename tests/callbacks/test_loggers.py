@@ -188,6 +188,14 @@ def test_a_line_that_was_cut_is_replaced(tmp_path, logger, left):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
+def test_empty_lines_in_csv_are_no_rounds(tmp_path):
+    path = path_of(tmp_path, Csv)
+    call_hooks(Csv(path), records_of(1, 3))
+    path.write_text(path.read_text() + "\n")
+    call_hooks(Csv(path), records_of(1)[3:])
+    assert rounds_of(path) == [*range(6)]
+
+
 @pytest.mark.parametrize("logger", [*FILES, TensorBoard])
 def test_unwritable_files_are_errors_before_training(trainer, tmp_path, logger):
     (tmp_path / "file").write_text("")
