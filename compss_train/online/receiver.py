@@ -99,7 +99,7 @@ class Receiver(Closable):
             return
         try:
             self._receive(client, sender, header, arrays)
-        except (ValueError, TypeError, LookupError) as error:  # a malformed message
+        except (ValueError, TypeError, LookupError, OverflowError) as error:  # a malformed message
             self._reject(client, error)
 
     def _receive(self, client: Client, sender: _Sender | None, header: Header, arrays: list[ReceivedArray]) -> None:

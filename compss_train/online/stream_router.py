@@ -73,7 +73,7 @@ class ExternalSenders:
                 self._remove(client)
             elif "failed" in header:
                 self._fail(client, str(header["failed"]))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, OverflowError) as error:  # JSON has Infinity
             client.send({"error": f"{type(error).__name__}: {error}"})
 
     def _connect(self, client: Client, name: object) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from compss_train.net.connection import Address
 from compss_train.net.messages import pack, unpack
-from tests.buffers.kinds import Thread, make, until
+from tests.buffers.kinds import DEADLINE, Thread, make, until
 from tests.net.plain_clients import KEY, no_threads_left
 from tests.online.sample_streams import number_sample, send_stream, simulation_stream
 from tests.online.stub_fits import StubWorker, stub_fit
@@ -108,6 +108,16 @@ def test_a_rejected_sample_is_not_counted(make_stub, bad):
         connection.send(2)  # samples after it are discarded, too
     state, received = stub.receiver.snapshot()
     assert (received, state["usage"]["put"]) == ({0: 1}, 1)
+    send_stream(stub, 0, 3)
+    assert stub.drain() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("greeting", [{}, {"stream": "one"}, {"stream": float("inf")}])
+def test_a_malformed_greeting_is_answered_and_other_streams_go_on(make_stub, greeting):
+    stub = make_stub(make("FIFO", 50))
+    with Address(stub.url, KEY).connect(greeting) as connection:
+        header, _ = connection.receive(DEADLINE)
+        assert "Error: " in header["error"]
     send_stream(stub, 0, 3)
     assert stub.drain() == [0, 1, 2]
 
