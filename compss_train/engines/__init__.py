@@ -1,6 +1,6 @@
 """Engines: where tasks run. ``serial`` in this process, ``local`` on worker processes, ``compss`` under COMPSs.
 
-Names are imported when they are asked for: what writes COMPSs' configuration needs no torch.
+Names are imported on first use: writing COMPSs's configuration needs no torch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Abstract class of engines: they run functions as tasks and return references to the results.
 
-The coordinator holds references, and gets the values behind them by ``fetch`` only. So parameters go from task to
-task without passing through the coordinator. Also here: what a task occupies, and how engines differ.
+The coordinator holds references, and gets the values behind them only by ``fetch``, so that parameters pass from
+task to task without going through the coordinator. Also here: the resources of a task, and how engines differ.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Resources:
     """The most tasks with these resources at a time, for an engine that places tasks on GPUs by itself; 0 for as
     many as there are GPUs."""
     own_process: bool = False
-    """Whether the task may end its process, as a simulation that hangs does: it runs where a process that dies is
-    replaced, and the task runs again."""
+    """Whether the task may end its process, as a hanging simulation does. It then runs where a process that dies is
+    replaced and its task runs again."""
 
 
 ONE_CPU = Resources()
@@ -48,7 +48,7 @@ ONE_CPU = Resources()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traits:
-    """How an engine differs from others, for those that submit tasks."""
+    """How an engine differs from others, for code that submits tasks."""
 
     asynchronous: bool = True
     """Whether ``submit`` returns before the task has run, so that tasks can be submitted ahead."""
@@ -58,16 +58,16 @@ class Traits:
     shared_memory: bool = False
     """Whether tasks map published values, so that a large argument is not copied."""
     pays_by_value: bool = False
-    """Whether each value that a task takes costs much, however small it is."""
+    """Whether each value passed to a task is costly, however small it is."""
     task_seconds: float = 0.001
-    """What a task costs beside its work, roughly."""
+    """Rough overhead of a task, besides its work."""
 
 
 def map_refs(args: Sequence[Any], function: Callable[[Ref], Any]) -> tuple[Any, ...]:
     """Return a task's arguments with every reference replaced by ``function(reference)``.
 
-    References may be arguments, or items of lists that are arguments. Raises ``TypeError`` for a reference at any
-    other place in tuples, lists or dicts.
+    References may be arguments, or items of lists that are arguments. Raises ``TypeError`` for a reference anywhere
+    else in tuples, lists or dicts.
     """
 
     def mapped(value: Any) -> Any:
@@ -141,7 +141,7 @@ class Engine(ABC):
         """Run ``function(*args)`` as a task.
 
         Returns a reference to its result, or with ``returns=n`` a list of n references to the items of the
-        tuple that it returns. ``priority`` is a hint: an engine that can runs the task before those without.
+        tuple that it returns. ``priority`` is a hint: engines that support it run the task before tasks without.
 
         Raises ``ValueError`` if the task needs more than the engine ever has, since it could never run.
         """
@@ -167,12 +167,12 @@ class Engine(ABC):
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Wait for the values and return them. Raises the exception of a task that failed.
 
-        ``small`` means that they have a few hundred bytes each: an engine may transfer many of them together.
+        ``small`` means that the values have a few hundred bytes each: an engine may transfer many of them together.
         """
 
     @abstractmethod
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
-        """Return the newest value behind the reference, ``None`` where none comes within ``timeout`` seconds.
+        """Return the newest value behind the reference, or ``None`` if none arrives within ``timeout`` seconds.
 
         Unlike ``fetch`` it does not wait for unfinished commutative updates. An engine that cannot read values
         without waiting may always return ``None``.
@@ -188,7 +188,7 @@ class Engine(ABC):
 
     @abstractmethod
     def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
-        """Return those whose values are available or have failed, without waiting."""
+        """Return the references whose values are available or have failed, without waiting."""
 
     @abstractmethod
     def delete(self, refs: Sequence[Ref]) -> None:
@@ -213,11 +213,11 @@ class Engine(ABC):
 
     @classmethod
     def nodes(cls) -> Sequence[Node]:
-        """Return the nodes that tasks run on, by default this machine; none if they are unknown."""
+        """Return the nodes that tasks run on, by default this machine; empty if they are unknown."""
         return [this_machine()]
 
     def places(self, resources: Resources) -> int:
-        """Return how many of these tasks run at the same time; 0 if that is unknown."""
+        """Return how many tasks with these resources run at the same time; 0 if that is unknown."""
         return sum(node.cpus // resources.cpus for node in self.nodes())
 
     def host(self) -> str:
@@ -226,7 +226,7 @@ class Engine(ABC):
 
     @classmethod
     def default_workers(cls, threads: int) -> int:
-        """Return the default number of workers: how many tasks of ``threads`` threads the physical cores fit."""
+        """Return the default number of workers: how many tasks of ``threads`` threads fit on the physical cores."""
         return max(1, nodes.physical_cores() // threads)
 
     @classmethod
@@ -237,7 +237,7 @@ class Engine(ABC):
 
     @classmethod
     def device(cls, worker: int, num_gpu: int) -> str:
-        """Return the torch device of a worker's tasks if all workers share ``num_gpu`` GPUs, in turns."""
+        """Return the torch device of a worker's tasks if workers are assigned to ``num_gpu`` GPUs round-robin."""
         return gpu(worker % num_gpu) if num_gpu else CPU
 
     @classmethod
@@ -253,21 +253,21 @@ class Engine(ABC):
 
     @classmethod
     def time_left(cls) -> float | None:
-        """Return the seconds until what this program runs under ends it, ``None`` without such a limit."""
+        """Return the seconds until the surrounding runtime ends this program, or ``None`` without such a limit."""
         return None
 
     # -- running tasks -------------------------------------------------------------------------------------
 
     def watched(self, timeout: float | None) -> AbstractContextManager[None]:
-        """Watch the running tasks inside the context: warn of those that report nothing for long (``liveness``).
+        """Watch the tasks that run inside the context: warn of tasks that are silent for long (``liveness``).
 
-        With a ``timeout`` a task that reports nothing for that many seconds is ended with its process, and runs
+        With a ``timeout``, a task that reports nothing for that many seconds is ended with its process, and runs
         again in another one. Does nothing in an engine that cannot watch its tasks.
         """
         return nullcontext()
 
     def trained_samples(self) -> int | None:
-        """Return how many samples tasks have trained so far, those of repeated tasks again; ``None`` if unknown.
+        """Return how many samples tasks have trained so far, counting repeated tasks again; ``None`` if unknown.
 
         Other threads may call it while a task runs.
         """

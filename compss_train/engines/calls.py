@@ -18,7 +18,7 @@ import torch
 from compss_train.exceptions import WorkerTraceback
 
 MAX_RUNS = 4
-"""How often a task is run if its process dies each time; COMPSs makes as many attempts."""
+"""Maximum number of attempts to run a task whose process dies each time, the same number as COMPSs's."""
 
 # Parameters of mallopt: number, environment variable, and value in bytes.
 _MALLOC_PARAMETERS = ((-1, "MALLOC_TRIM_THRESHOLD_", 2**30), (-3, "MALLOC_MMAP_THRESHOLD_", 2**25))
@@ -27,9 +27,9 @@ _MALLOC_PARAMETERS = ((-1, "MALLOC_TRIM_THRESHOLD_", 2**30), (-3, "MALLOC_MMAP_T
 def prepare_process(preload: Sequence[str] = ()) -> None:
     """Import the given modules and those that torch imports late, and keep freed memory for the next batch.
 
-    By default glibc returns memory to the system when the top of the heap is free, and gets it back page by page
-    for the next batch: a tenth of the training time of a small CNN. It keeps up to 1 GiB here, unless environment
-    variables of the user set these parameters. Other C libraries are left as they are.
+    By default, glibc returns memory to the system when the top of the heap is free, and gets it back page by page
+    for the next batch: a tenth of the training time of a small CNN. Here it keeps up to 1 GiB, unless the user's
+    environment variables set these parameters. Other C libraries are unaffected.
     """
     for module in preload:
         importlib.import_module(module)
@@ -44,10 +44,10 @@ def prepare_process(preload: Sequence[str] = ()) -> None:
 
 @contextmanager
 def intra_op_threads(count: int) -> Iterator[None]:
-    """Let torch use ``count`` intra-op threads inside the context, and as many as before afterwards.
+    """Let torch use ``count`` intra-op threads inside the context; restore the previous number afterwards.
 
-    Sums over another number of threads round differently. A task gives the same bits on every engine because its
-    number of threads is part of its resources.
+    Sums over a different number of threads round differently. A task gives the same bits on every engine because
+    its number of threads is part of its resources.
     """
     before = torch.get_num_threads()
     if before == count:
@@ -61,7 +61,7 @@ def intra_op_threads(count: int) -> Iterator[None]:
 
 
 def map_args(args: Sequence[Any], function: Callable[[Any], Any]) -> tuple[Any, ...]:
-    """Return a task's arguments, each replaced by ``function(argument)``; of a list, its items are replaced."""
+    """Return a task's arguments, each replaced by ``function(argument)``; lists are mapped item by item."""
     return tuple(
         [
             [function(item) for item in argument] if isinstance(argument, list) else function(argument)

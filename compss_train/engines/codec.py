@@ -1,13 +1,12 @@
 """Values as bytes and back, without copying the arrays in them.
 
 Layout: the number of parts and each part's length as unsigned 64-bit integers, then the parts, each at a
-multiple of 64 bytes. Part 0 is a pickle (protocol 5), the others are the buffers that it left out of band:
-numpy arrays and CPU tensors. Decoding yields arrays that are views of the bytes.
+multiple of 64 bytes. Part 0 is a pickle (protocol 5), the others are its out-of-band buffers: numpy arrays and CPU
+tensors. Decoding yields arrays that are views of the bytes.
 
-A ``numpy.memmap`` is encoded as the path of its file and its position in the file, without its data. Objects of
-classes with ``loaded_once`` are encoded as a pickle of their own, which a process decodes once: it keeps the last
-few of these objects, with the bytes that their arrays are views of, and gives each to the tasks that receive one
-with the same content.
+A ``numpy.memmap`` is encoded as the path of its file and its position in the file, without its data. An object of a
+class with ``loaded_once`` is encoded as a separate pickle, which a process decodes once: it keeps the last few of
+these objects, with the bytes behind their arrays, and passes them to later tasks that receive the same content.
 """
 
 import hashlib
@@ -60,7 +59,7 @@ class _OwnPickle:
     """An object of a class with ``loaded_once``."""
 
     digest: bytes
-    """Of the content: those of equal objects are equal, and none of the content has to be read to see it."""
+    """Digest of the content: equal for equal objects, so that contents need not be read to compare them."""
     data: pickle.PickleBuffer = field(compare=False)
     buffers: Sequence[pickle.PickleBuffer] = field(compare=False)
 

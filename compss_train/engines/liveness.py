@@ -1,7 +1,7 @@
-"""Liveness: what the task of a process has done so far, and for how long a healthy one may be silent.
+"""Liveness: what a process's task has done so far, and how long a healthy task may be silent.
 
-A report costs less than a microsecond, as nothing is sent: the process adds to counters in a mapped file. Whoever
-has mapped the file too reads them whenever it likes: the local engine, to notice processes that are stopped or
+A report costs less than a microsecond because nothing is sent: the process adds to counters in a mapped file. Other
+processes that map the file can read them at any time: the local engine, to notice processes that are stopped or
 hang (``local.scheduler``), and the display of progress within a round.
 """
 
@@ -13,15 +13,15 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 _COUNTS = 16
-"""Bytes of the counters: of reports, and of samples."""
+"""Bytes of the two counters, of reports and of samples."""
 SIZE = 256
 """Bytes of a heartbeat: the counters, and a text."""
 
 WARN_SECONDS = 30.0
-"""The shortest silence that is worth a warning: the first batch of a fit may have to read large files."""
+"""Minimum silence, in seconds, before a warning: the first batch of a fit may have to read large files."""
 
 WARN_FACTOR = 10.0
-"""How many times as long as the longest silence so far a silence must be for a warning."""
+"""A silence must be this many times as long as the longest one so far to cause a warning."""
 
 
 def too_silent(seconds: float, longest: float) -> bool:
@@ -30,9 +30,9 @@ def too_silent(seconds: float, longest: float) -> bool:
 
 
 class Heartbeat:
-    """The reports of one process, which writes them; a text that is read while it changes is mixed.
+    """The reports of one process, which alone writes them; a text read while it changes may be garbled.
 
-    They are in a file of ``SIZE`` bytes at ``path``; without one, of tasks in this process, in its memory.
+    They are in a file of ``SIZE`` bytes at ``path``; without a path, in memory, for tasks in this process.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -63,7 +63,7 @@ class Heartbeat:
 
     @property
     def samples(self) -> int:
-        """Samples that tasks have trained so far, in all."""
+        """Total number of samples that tasks have trained so far."""
         return int(self._counts[1])
 
     @property
@@ -73,7 +73,7 @@ class Heartbeat:
 
 
 _own: ContextVar[Heartbeat | None] = ContextVar("heartbeat", default=None)
-"""The heartbeat of this process, if its engine watches it. Tasks are plain functions, which get no engine."""
+"""The heartbeat of this process if its engine watches it. Tasks are plain functions and get no engine."""
 
 
 def report_to(heartbeat: Heartbeat) -> None:

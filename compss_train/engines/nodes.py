@@ -1,4 +1,4 @@
-"""Nodes that tasks run on: what each of them has, and the address at which tasks reach this machine.
+"""Nodes that tasks run on: the resources of each, and the address at which tasks reach this machine.
 
 Imports no torch, so that the doctor can use it.
 """

@@ -1,4 +1,4 @@
-"""Choice of an engine by its name, and what ``auto`` means."""
+"""Selection of an engine by name, including ``auto``."""
 
 import os
 

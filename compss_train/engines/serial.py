@@ -45,7 +45,7 @@ class SerialEngine(Engine):
         with intra_op_threads(resources.cpus), liveness.reporting_to(self._heartbeat):
             try:
                 return [_SerialRef(result) for result in results_of(function, values, returns)]
-            except SystemExit as error:  # else the program would end, without a word
+            except SystemExit as error:  # else the program would end silently
                 raise exited(error) from error
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
@@ -63,7 +63,7 @@ class SerialEngine(Engine):
         return self.fetch([ref])[0]
 
     def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
-        """Return all of them."""
+        """Return all references."""
         self._check_open()
         return list(refs)
 

@@ -1,4 +1,4 @@
-"""``BuildArguments``: the arguments of ``build``, and what is checked of networks, optimizers and pickles."""
+"""``BuildArguments``: the arguments of ``build``, and the checks of networks, optimizers and pickles."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,7 +27,7 @@ class BuildArguments:
 
 
 def check_network(net: object) -> None:
-    """Raise ``TypeError`` unless ``net`` is a module of dense tensors, ``ValueError`` if it has none to train."""
+    """Raise ``TypeError`` unless ``net`` is a module of dense tensors, ``ValueError`` if none is trainable."""
     if not isinstance(net, nn.Module):
         hint = "; call the class to make one" if isinstance(net, type) else ""
         raise TypeError(f"net must be a torch.nn.Module, not {type(net).__name__}{hint}")
@@ -45,8 +45,8 @@ def check_optimizer(net: nn.Module, factory: optimizers.NetOptimizer, unsupporte
     """Raise unless the factory makes an optimizer of the parameters that it is called with.
 
     ``net`` is a copy, as every worker trains a copy: an optimizer of the original's parameters would train nothing.
-    ``unsupported`` names what does not go with an optimizer that evaluates the loss itself, for the message.
-    Errors of the optimizer itself (a negative learning rate, say) are raised unchanged.
+    ``unsupported`` names, for the message, what an optimizer that evaluates the loss itself does not support.
+    The optimizer's own errors (a negative learning rate, say) are raised unchanged.
     """
     optimizer = optimizers.make_optimizer(factory, net)
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -68,7 +68,7 @@ def check_optimizer(net: nn.Module, factory: optimizers.NetOptimizer, unsupporte
 
 
 def check_outer_factory(net: nn.Module, spec: optimizers.OptimizerSpec) -> None:
-    """Raise as ``check_optimizer`` and ``check_picklable``, with a message that names ``outer_optimizer``."""
+    """Raise the errors of ``check_optimizer`` and ``check_picklable``, naming ``outer_optimizer``."""
     factory = optimizers.optimizer_factory(spec)
     with _naming_outer(spec):
         check_optimizer(net, factory, "an outer step, which has one gradient,")

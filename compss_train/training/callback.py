@@ -10,11 +10,11 @@ from compss_train.worker import WorkerCallback
 
 
 class Callback:
-    """Base class of callbacks. All hooks do nothing; override those that you need.
+    """Base class of callbacks. All hooks do nothing; override those you need.
 
     Hooks run in the coordinator's thread, in the order of the list. The order of calls is fixed: the start of the
     fit, then the start and end of each round (a cancelled round has no end), then the end of the fit; an exception
-    may come at any time. An exception raised by a hook ends the fit and names the callback;
+    may occur at any time. An exception raised by a hook ends the fit and names the callback;
     ``trainer.stop(reason)`` ends the fit cleanly.
 
     ``trainer`` is the ``DistributedTrainer``. It is typed as ``Any`` here, so that an override may annotate it with
@@ -22,9 +22,9 @@ class Callback:
     """
 
     keeps_state: ClassVar[bool] = False
-    """Whether the callback saves the state of the fit. If so, ``on_round_end`` runs after those of all other
-    callbacks, but ``on_fit_start`` and ``on_fit_end`` before them: if its folder is not available, the others have
-    done nothing yet."""
+    """Whether the callback saves the state of the fit. If so, its ``on_round_end`` runs after all other callbacks',
+    but its ``on_fit_start`` and ``on_fit_end`` run before them: if its folder is unavailable, the others have not
+    done anything yet."""
 
     def on_fit_start(self, trainer: Any, total_samples: int | None) -> None:
         """Run before the first round; ``total_samples`` is the number to train on, ``None`` if unknown."""
@@ -45,11 +45,11 @@ class Callback:
         """Raise an exception if the trainer does not suit the callback; called before fits and in ``check_fit``."""
 
     def traced_worker(self, number: int) -> int | None:
-        """Return the worker that is traced (``torch.profiler``) in round ``number``, ``None`` for none."""
+        """Return the worker to trace (``torch.profiler``) in round ``number``, or ``None``."""
         return None
 
     def write_trace(self, trainer: Any, worker: int, trace: bytes) -> None:
-        """Keep the trace of a worker's round, JSON that gzip has compressed; called after the round."""
+        """Save the trace of a worker's round, gzip-compressed JSON; called after the round."""
 
     def needs_state(self, number: int) -> bool:
         """Return whether ``on_round_end`` of round ``number`` will call ``trainer.snapshot()``.
@@ -59,15 +59,15 @@ class Callback:
         return False
 
     def watches(self) -> str | None:
-        """Return the name of the record field that the callback monitors, ``None`` if there is none."""
+        """Return the name of the record field that the callback monitors, or ``None``."""
         return None
 
     def writes_to(self) -> Path | None:
-        """Return the file or folder that no other callback may write to, ``None`` if there is none."""
+        """Return the file or folder that no other callback may write to, or ``None``."""
         return None
 
     def resume_folder(self) -> Path | None:
-        """Return the folder of checkpoints that ``fit(resume=True)`` resumes from, ``None`` if there is none."""
+        """Return the folder of checkpoints that ``fit(resume=True)`` resumes from, or ``None``."""
         return None
 
     def state_dict(self) -> dict[str, Any]:
@@ -93,7 +93,7 @@ class CallbackList:
     ) -> None:
         self.callbacks = tuple(sorted(callbacks, key=lambda callback: callback.keeps_state))
         self.in_workers = tuple(in_workers)
-        """Those that run in the workers."""
+        """The callbacks that run in the workers."""
         self.all: tuple[AnyCallback, ...] = (*self.callbacks, *self.in_workers)
         self._trainer = trainer
         self._started: list[Callback] = []
@@ -139,7 +139,7 @@ class CallbackList:
         return workers - {None}
 
     def trace(self, number: int, worker: int, trace: bytes) -> None:
-        """Call ``write_trace`` of those that wanted the trace."""
+        """Call ``write_trace`` of the callbacks that requested the trace."""
         wanting = [each for each in self.callbacks if self._call(each, "traced_worker", number) == worker]
         self._call_hook(wanting, "write_trace", worker, trace)
 
@@ -162,7 +162,7 @@ class CallbackList:
             self._call(callback, hook, self._trainer, *args)
 
     def _call(self, callback: Callback, method: str, *args: Any) -> Any:
-        """Call a method of a callback, whose exceptions get a note with its name."""
+        """Call a method of a callback; its exceptions get a note with the callback's name."""
         try:
             return getattr(callback, method)(*args)
         except KeyboardInterrupt:  # not raised by the callback, but while it ran

@@ -90,24 +90,24 @@ def temporary_path(path: Path, suffix: str) -> Path:
 
 
 def _without_leftovers(path: Path, disk: Disk) -> Path:
-    """Remove what a killed process with the same id left: in containers, ids are reused."""
+    """Remove the leftovers of a killed process with the same id: containers reuse ids."""
     disk.remove(path)
     return path
 
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the content that ``write_checkpoint`` wrote; raise ``BadCheckpointError`` as ``read_state`` does."""
+    """Return the content that ``write_checkpoint`` wrote; raise ``BadCheckpointError`` like ``read_state``."""
     return read_state(Path(path))
 
 
 def read_latest_checkpoint(folder: str | os.PathLike[str], *, warn: bool = False) -> tuple[Path, dict[str, Any]]:
-    """Return the path and content of the latest good checkpoint of a folder, or of a folder that is a checkpoint.
+    """Return the path and content of the latest good checkpoint in a folder; the folder may itself be a checkpoint.
 
-    ``warn`` warns if later ones are damaged, and names the last of them and the one that is used instead.
+    ``warn`` warns if later checkpoints are damaged, naming the last of them and the one that is used instead.
 
-    Raises ``FileNotFoundError`` if there is none, and ``BadCheckpointError`` if all of them are damaged or the
-    latest one that is not has another version; for a damaged one that is given itself, the message names the
-    latest good one beside it.
+    Raises ``FileNotFoundError`` if the folder has no checkpoint, and ``BadCheckpointError`` if all checkpoints are
+    damaged or the latest undamaged one has another version. If ``folder`` is itself a damaged checkpoint, the
+    message names the latest good one beside it.
     """
     folder = Path(folder)
     found = list_checkpoints(folder)
@@ -135,7 +135,7 @@ def read_latest_checkpoint(folder: str | os.PathLike[str], *, warn: bool = False
 
 
 def _latest_good(paths: Iterable[Path], damaged: list[BadCheckpointError]) -> tuple[Path | None, dict[str, Any]]:
-    """Return the first path that can be read, and its content; add the errors of those before to ``damaged``."""
+    """Return the first readable path and its content; append the errors of the paths before it to ``damaged``."""
     for path in paths:
         try:
             return path, read_checkpoint(path)

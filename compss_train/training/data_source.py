@@ -30,14 +30,14 @@ from compss_train.training.build_arguments import check_picklable
 class DataSource:
     """The samples of a fit or an evaluation: blocks of several columns, or files that have all columns.
 
-    Of a data set that workers read, the only column has the numbers of the samples.
+    For a data set that workers read, the only column holds the sample numbers.
     """
 
     x: Any = None
     """A blocked tensor, or tuples, lists and dicts of them; ``None`` for files."""
     y: Any = None
     weight: BlockedTensor | str | None = None
-    """A weight for each sample: blocks like those of x, or the name of an array in the files."""
+    """A weight for each sample: blocks that match x, or the name of an array in the files."""
     dataset: FileDataset | None = None
     """The files."""
     keys: tuple[str, ...] = ()
@@ -45,7 +45,7 @@ class DataSource:
     reader: SampleReader | None = None
     """What reads samples by the numbers in x; ``None`` for columns of samples."""
     batch_size: int | None = None
-    """The number of samples in a batch that belongs to the data, those of a ``DataLoader``."""
+    """The batch size that comes with the data, from a ``DataLoader``."""
     notes: tuple[str, ...] = ()
     """What users of a fit should know about conversions of their data."""
 
@@ -76,7 +76,7 @@ class DataSource:
 
     @property
     def is_stream(self) -> bool:
-        """Whether samples come one after the other, and have no numbers."""
+        """Whether samples are read in sequence and have no numbers."""
         return self.reader is not None and self.reader.is_stream
 
     @property
@@ -86,12 +86,12 @@ class DataSource:
 
     @property
     def may_skip(self) -> bool:
-        """Whether tasks may have fewer samples than planned: files that are skipped, streams that end before."""
+        """Whether tasks may have fewer samples than planned: files may be skipped, streams may end early."""
         return self.is_stream or (self.dataset is not None and self.dataset.on_bad_file == "skip")
 
     @cached_property
     def fingerprint(self) -> int | None:
-        """A checksum of some rows of each block, to detect other data of the same sizes; ``None`` if costly."""
+        """A checksum of some rows of each block, to detect different data of the same sizes; ``None`` if costly."""
         if self.dataset is not None:
             return None
         if self.reader is None:
@@ -130,10 +130,10 @@ class DataSource:
     def inputs(
         self, columns: Sequence[Sequence[Any]], numbers: Sequence[int], upcoming: Sequence[int] = ()
     ) -> tuple[list[Any], dict[str, Any]]:
-        """Return what a task on some blocks or files is given, and the fields of its ``Reading``.
+        """Return the values for a task on some blocks or files, and the fields of its ``Reading``.
 
         ``columns`` are the blocks of each column, or references to them. ``upcoming`` are the files of the worker's
-        next task, which this one reads ahead if there is a cache.
+        next task, which this task reads ahead if there is a cache.
         """
         values = [column[number] for column in columns for number in numbers]
         files = None if self.dataset is None else self.dataset.part(numbers, self.keys, upcoming)
@@ -145,7 +145,7 @@ class DataSource:
         return [load_block(value) for value in values], reading
 
     def shares(self, shuffle: Shuffle) -> int:
-        """Return how many blocks, files or samples are distributed: so many workers, the first ones, get some."""
+        """Return the number of blocks, files or samples to distribute: only this number of workers get any."""
         return self.number_samples if shuffle == "partial" else len(self.sizes)
 
     def warn_of_idle_workers(self, num_workers: int, shuffle: Shuffle) -> None:
@@ -170,7 +170,7 @@ def as_data_source(
 
     Both may be tuples, lists or dicts of these. If some are in blocks, arrays are cut into the same blocks.
 
-    Without ``targets`` only the samples are read from files. Numbers with a fraction in tables become ``floats``.
+    Without ``targets``, only x is read from files. Floating-point columns of tables are converted to ``floats``.
 
     Raises ``ValueError`` and ``TypeError`` for unsuitable data.
     """
@@ -199,18 +199,18 @@ def as_data_source(
 
 
 def holds_targets(value: Any) -> bool:
-    """Return whether data given as x have y in them: files, data sets and loaders."""
+    """Return whether data given as x include y, as files, data sets and loaders do."""
     return isinstance(value, FileDataset) or as_samples(value) is not None
 
 
 def batch_size_of(x: Any) -> int | None:
-    """Return the batch size of a ``DataLoader``, ``None`` for other data."""
+    """Return the batch size of a ``DataLoader``, or ``None`` for other data."""
     samples = as_samples(x)
     return None if samples is None else samples.batch_size
 
 
 def _blocked_columns(named: Sequence[tuple[str, Any]], num_workers: int) -> list[BlockedTensor]:
-    """Return columns as blocked tensors with the same blocks, those of the first one that is in blocks."""
+    """Return columns as blocked tensors with equal blocks: those of the first column that has blocks."""
     ready = {name: as_blocked(value, num_workers) for name, value in named if not _is_array(value)}
     reference = next(iter(ready.values()), None)
     for name, value in named:
@@ -229,7 +229,7 @@ def _is_array(value: object) -> bool:
 
 
 def _read(samples: Samples, blocks: int, floats: str | None) -> DataSource:
-    """Return the source of samples in so many blocks, unless they say otherwise; reads one, to check it."""
+    """Return the source of samples in ``blocks`` blocks, unless they set their own number; checks one sample."""
     sizes = samples.sizes(blocks)
     reader = samples.reader(len(sizes), floats)
     if reader.is_stream:
@@ -260,7 +260,7 @@ def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> D
 
 
 def check_same_classes(data: DataSource, validation: DataSource) -> None:
-    """Raise ``ValueError`` if strings or images of the validation data are numbered as other classes."""
+    """Raise ``ValueError`` if the validation data number the classes of strings or images differently."""
     if data.dataset is None or validation.dataset is None:
         return
     own, others = data.dataset.classes, validation.dataset.classes
@@ -275,7 +275,7 @@ def check_same_classes(data: DataSource, validation: DataSource) -> None:
 def as_blocked(value: object, num_workers: int) -> BlockedTensor:
     """Return ``value`` as a blocked tensor.
 
-    Accepts a ``BlockedTensor``, anything with a grid of blocks in ``.tensors`` as dislib's Tensor has, and an
+    Accepts a ``BlockedTensor``, anything with a grid of blocks in ``.tensors``, such as dislib's Tensor, and an
     array or tensor, which is cut into a block a worker.
     """
     if isinstance(value, BlockedTensor):

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     from compss_train.training.build_arguments import BuildArguments
 
 MOST_ITEMS = 100
-"""Maximum number of items of a list or dict; of larger ones only the number is given."""
+"""Maximum number of items of a list or dict; larger ones are described by their size."""
 MOST_CHARACTERS = 500
 """Maximum length of a value's ``repr``; networks are given in full."""
 DEEPEST = 8
-"""Maximum nesting of lists and dicts; of deeper ones only the type is given."""
+"""Maximum nesting of lists and dicts; deeper ones are described by their type."""
 
 
 def described(value: object, depth: int = 0) -> Any:
@@ -54,7 +54,7 @@ def described(value: object, depth: int = 0) -> Any:
 
 
 def _parts(value: object, depth: int) -> Any:
-    """Return the description of a dataclass, collection or partial function, ``None`` for other values."""
+    """Return the description of a dataclass, collection or partial function, or ``None`` for other values."""
     if is_dataclass(value) and not isinstance(value, type):
         return described_fields(value, depth)
     if isinstance(value, Mapping | list | tuple | Set):
@@ -88,7 +88,7 @@ def _named(value: Any) -> str:
 
 
 def stable_name(name: str) -> str:
-    """Return the name of a function or class; those of this package without the module, which may change."""
+    """Return the name of a function or class; this package's names omit the module, which may change."""
     return re.sub(r"^compss_train\.(?:\w+\.)*(?=\w+(?:\(|$))", "compss_train.", name)
 
 

@@ -18,16 +18,16 @@ ShuffleLike: TypeAlias = Literal["blocks", "total"] | PartialShuffle | None
 """What ``fit(shuffle=...)`` takes."""
 
 MAX_EPOCHS = 10**9
-"""The most epochs of a fit; for one that ends by ``max_time`` or a callback."""
+"""Maximum number of epochs of a fit, for fits that ``max_time`` or a callback ends."""
 
 MAX_PASSES = 10**7
-"""The most passes over blocks in a round of several epochs, all workers together: they are planned at once."""
+"""Maximum number of block passes in a round of several epochs, over all workers: they are planned at once."""
 
 CHECKED_EPOCHS = 10_000
-"""The epochs for which a function ``Merge.every`` is called before a fit."""
+"""Number of epochs for which a function ``Merge.every`` is checked before a fit."""
 
 JSON_VALUES = str | bool | int | float | None
-"""Values that JSON holds as they are."""
+"""Types that JSON represents unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +38,9 @@ class FitOptions:
     num_batches_per_worker: int | None = None
     batch_size: int | None = None
     merge: Merge = DEFAULTS
-    """With all options: those of a preset, and the defaults."""
+    """The merge with every option set, by a preset or by default."""
     preset: Preset | None = None
-    """Where options come from that the caller left out."""
+    """The source of options that the caller left out."""
     shuffle: ShuffleLike = "blocks"
     shuffle_block_data: bool = True
     buffer: BufferSpec | None = None
@@ -111,7 +111,7 @@ class FitOptions:
 
     @property
     def is_partial(self) -> bool:
-        """Whether the shuffle is a partial one."""
+        """Whether the shuffle is partial."""
         return isinstance(self.shuffle, PartialShuffle)
 
     @property
@@ -120,7 +120,7 @@ class FitOptions:
         return "partial" if isinstance(self.shuffle, PartialShuffle) else self.shuffle
 
     def worker_samples(self, sizes: tuple[int, ...], workers: int) -> int:
-        """Return roughly how many samples of blocks of these sizes one of the workers trains in a round."""
+        """Return the approximate number of samples that a worker trains in a round, for blocks of these sizes."""
         samples, every = sum(sizes), 1 if callable(self.every) else self.every
         if not every or self.merge.unit == "epochs":
             return samples * (every or self.num_epochs) // workers
@@ -130,7 +130,7 @@ class FitOptions:
         return every * (self.batch_size or -(-block // (self.num_batches_per_worker or 1)))
 
     def reading(self, source: DataSource, seed: int) -> Reading:
-        """Return how workers read these samples; by default a pool is as large as the largest block."""
+        """Return how workers read these samples; the default pool size is that of the largest block."""
         return Reading(
             batching=self.batching,
             shuffle_block_data=self.shuffle_block_data,
@@ -144,7 +144,7 @@ class FitOptions:
     def check_epochs(self, epochs: range, blocks: int) -> None:
         """Raise ``ValueError`` unless ``Merge.every`` is valid in these epochs, and for rounds that are too long.
 
-        A function is called for the first ``CHECKED_EPOCHS`` of them, and for others when they are reached.
+        A function is called for the first ``CHECKED_EPOCHS`` epochs, and for later ones when they are reached.
         """
         every = self.every
         for epoch in epochs[: CHECKED_EPOCHS if callable(every) else 1]:
@@ -161,10 +161,10 @@ class FitOptions:
             )
 
     def check_data(self, source: DataSource, num_workers: int, schedule_steps: int) -> None:
-        """Raise ``ValueError`` for options that these samples do not go with.
+        """Raise ``ValueError`` for options that these samples do not support.
 
-        The buffer may never return such batches, blocks may have too few samples, files too many threads.
-        ``schedule_steps`` are those of the learning-rate schedule in an epoch.
+        The buffer may never return batches of this size, blocks may have too few samples, files too many threads.
+        ``schedule_steps`` is the number of steps of the learning-rate schedule in an epoch.
         """
         if source.is_stream:
             self._check_stream(schedule_steps, counted=source.counted)
@@ -203,7 +203,7 @@ class FitOptions:
             self.buffer.check_samples(sum(sorted(sizes)[-most_blocks:]))
 
     def _check_stream(self, schedule_steps: int, *, counted: bool) -> None:
-        """Raise ``ValueError`` for options that need samples by number, or how many there are."""
+        """Raise ``ValueError`` for options that need sample numbers, or the number of samples."""
         if self.buffer is not None or self.order in ("total", "partial"):
             mixing = f"shuffle={self.shuffle!r}" if self.buffer is None else "buffer="
             raise ValueError(
@@ -249,7 +249,7 @@ class FitOptions:
 
 
 def check_batches(num_batches_per_worker: int | None, batch_size: int | None) -> None:
-    """Raise ``ValueError`` unless what is given is an integer of at least 1."""
+    """Raise ``ValueError`` unless each given value is an integer of at least 1."""
     for name, value in (("num_batches_per_worker", num_batches_per_worker), ("batch_size", batch_size)):
         if value is not None:
             check_count(name, value)

@@ -1,4 +1,4 @@
-"""``Inference``: submits the tasks of evaluation and prediction; warnings of what tasks have found."""
+"""``Inference``: submits the tasks of evaluation and prediction; warnings about problems that tasks found."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -23,13 +23,13 @@ EVALUATION_BATCH = 1024
 """Samples in a batch of an evaluation or prediction."""
 
 INFERENCE_FILES = 2
-"""The most files in memory at a time during evaluation and prediction: one is read while the other is used."""
+"""Maximum number of files in memory during evaluation and prediction: one is read while the other is used."""
 
 
 class Inference:
-    """Submits the evaluation and prediction tasks of one data set, by default in batches of its own or large ones.
+    """Submits the evaluation and prediction tasks of one data set, by default in its own or in large batches.
 
-    ``on_cpu`` gives each task a CPU, whatever the workers of the session have.
+    ``on_cpu`` gives each task a CPU, whatever devices the session's workers use.
     """
 
     def __init__(
@@ -43,12 +43,12 @@ class Inference:
         self._parts = [(device, range(*part)) for device, part in zip(devices, bounds, strict=False)]
         """The blocks of each worker, with its device."""
         self._seconds = session.sample_seconds * source.number_samples / 3
-        """Roughly as long as an evaluation of all samples takes a core."""
+        """Rough estimate of the time, in seconds, that a core needs to evaluate all samples."""
         size = batch_size or source.batch_size or EVALUATION_BATCH
         structure = replace(source.structure, bucketed=False)
         self._reading = Reading(batching=Batching(size=size), structure=structure)
         self._tasks: dict[int, list[tuple[Any, ...]]] = {}
-        """Of an evaluation, the values and the work of each task; for a number of places."""
+        """The values and the work of each evaluation task, with the number of places that they were made for."""
 
     def evaluate(self, parameters: Ref) -> list[Ref]:
         """Submit the evaluation of these parameters; return references to lists of the workers' measurements."""
@@ -97,19 +97,19 @@ class Inference:
 
 
 def _joined(outputs: Sequence[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:
-    """Return the outputs of all batches; a list of samples where batches were padded to different lengths."""
+    """Return the outputs of all batches; a list of samples if batches were padded to different lengths."""
     if len({output.shape[1:] for output in outputs}) > 1:
         return [sample for output in outputs for sample in output]
     return np.concatenate(outputs)
 
 
 def skipped_batches(number: int) -> dict[str, int]:
-    """Return the history field with the number of skipped batches; empty if there were none."""
+    """Return the history field with the number of skipped batches; empty if the number is 0."""
     return {"skipped_batches": number} if number else {}
 
 
 def warn_of_first_batch(measured: Sequence[Measured]) -> bool:
-    """Warn of networks that could not be compiled and of two softmaxes, if tasks found any; return whether so."""
+    """Warn of networks that could not be compiled and of double softmax; return whether tasks found either."""
     reasons = [part.not_compiled for part in measured if part.not_compiled is not None]
     if reasons:
         warn_user(f"compile= has no effect, and the network runs as it is, since {reasons[0]} where workers run")
@@ -134,7 +134,7 @@ def warn_of_random_transform(found: bool) -> bool:
 
 
 def warn_of_skipped_files(measured: Sequence[Measured], known: dict[str, str]) -> None:
-    """Warn of each file that tasks have skipped, unless it is in ``known``; add it there with the reason."""
+    """Warn of each skipped file that is not in ``known`` yet; add it there with the reason."""
     for file, reason in chain.from_iterable(part.skipped.items() for part in measured):
         if file not in known:
             known[file] = reason

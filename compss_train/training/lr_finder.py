@@ -17,9 +17,9 @@ from compss_train.training.data_source import DataSource
 from compss_train.worker import Reading, Work
 
 SMOOTHING = 0.9
-"""The share of the old value in the moving average of the losses."""
+"""The decay of the moving average of the losses."""
 _SKIPPED = 10
-"""Steps at the start that are not suggested: the moving average has not settled."""
+"""Initial steps that are never suggested, because the moving average has not settled."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class LearningRates:
 
     @property
     def smoothed(self) -> NDArray[np.float64]:
-        """A moving average of the losses, without the bias of its start."""
+        """A bias-corrected moving average of the losses."""
         average, values = 0.0, []
         for number, loss in enumerate(self.losses, 1):
             average = SMOOTHING * average + (1 - SMOOTHING) * loss
@@ -42,9 +42,9 @@ class LearningRates:
 
     @property
     def suggestion(self) -> float:
-        """The learning rate at which the smoothed loss falls fastest, by the logarithm of the rate.
+        """The learning rate at which the smoothed loss falls fastest, as a function of the rate's logarithm.
 
-        Raises ``DivergedError`` if the loss falls nowhere.
+        Raises ``DivergedError`` if the loss never falls.
         """
         values = self.smoothed
         last = int(values.argmin())
@@ -59,7 +59,7 @@ class LearningRates:
         return self.rates[steepest]
 
     def plot(self, path: str | Path | None = None) -> Any:
-        """Return a figure of matplotlib with the losses over the learning rates; needs the extra ``plot``.
+        """Return a matplotlib figure of the losses over the learning rates; needs the extra ``plot``.
 
         ``path`` is a file to save it to, as .png, .svg or .pdf.
         """
@@ -73,9 +73,9 @@ class LearningRates:
 
 
 def growing_rates(lowest: float, highest: float, steps: int) -> list[float]:
-    """Return learning rates from ``lowest`` to ``highest``, equally far apart by their logarithms.
+    """Return learning rates from ``lowest`` to ``highest``, evenly spaced on a logarithmic scale.
 
-    Raises ``ValueError`` unless 0 < lowest < highest and there are 2 steps at least.
+    Raises ``ValueError`` unless 0 < lowest < highest and there are at least 2 steps.
     """
     check_count("steps", steps, least=2)
     if not check_positive("lowest", lowest) < check_positive("highest", highest):
@@ -84,7 +84,7 @@ def growing_rates(lowest: float, highest: float, steps: int) -> list[float]:
 
 
 def work_of_steps(data: DataSource, steps: int, batch_size: int, seed: int) -> Work:
-    """Return the work on a number of shuffled batches: of some blocks, or of several passes over all of them."""
+    """Return the work on a number of shuffled batches, from some blocks or from several passes over all blocks."""
     check_count("batch_size", batch_size)
     order, batches, blocks = np.random.default_rng(seed).permutation(len(data.sizes)).tolist(), 0, []
     for number in order:

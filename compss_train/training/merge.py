@@ -39,40 +39,41 @@ class Merge:
         ``"synchronous"`` averages all workers weighted by their samples; ``"commutative"`` adds each worker's
         weighted change on arrival, so that no worker waits; ``"parameter_server"`` does so layer by layer on a
         server that the workers connect to (needs the extra ``server``). Or a preset, which is synchronous and
-        chooses what is ``None`` among ``every``, ``unit``, ``outer_optimizer`` and ``optimizer_state``: ``"auto"``
-        by the number of workers, the data and the network (the ``batch_size`` as well), or as published
-        ``"diloco"``, ``"slowmo"`` and ``"post_local"``. docs/learning.md has what to expect of each. ``None``
-        (default) for ``"synchronous"``, or what the name of the fit says.
+        chooses those of ``every``, ``unit``, ``outer_optimizer`` and ``optimizer_state`` that are ``None``:
+        ``"auto"`` by the number of workers, the data and the network (also ``batch_size``), ``"diloco"``,
+        ``"slowmo"`` and ``"post_local"`` as published. docs/learning.md compares them. ``None`` (default) means
+        ``"synchronous"``, or the kind in the name of the fit.
     every, unit:
-        Number of ``"epochs"`` (default: 1), or of ``"blocks"`` or ``"batches"`` a worker in an epoch, between
-        merges; 0 merges once, at the end (not with batches). The last round of an epoch may be shorter. ``every``
-        may be a function of the epoch, counted from 0 over all fits, such as ``training.PostLocal`` and
-        ``training.Quadratic``; a round of epochs takes the number of its first one.
+        Number of ``"epochs"`` (default: 1) between merges, or of ``"blocks"`` or ``"batches"`` that a worker trains
+        within an epoch; 0 merges once, at the end (not with batches). The last round of an epoch may be shorter.
+        ``every`` may be a function of the epoch, counted from 0 over all fits, such as ``training.PostLocal`` and
+        ``training.Quadratic``; a round of several epochs uses the value for its first one.
     outer_optimizer:
         How the global parameters move when workers merge: ``None`` (default) to the mean of the workers; or an
         optimizer, given as in ``build``, steps from the parameters at the start of the round, with the negative
         mean change as gradient: ``{"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}`` is DiLoCo's
-        (arXiv 2311.08105), and ``sgd`` with a learning rate of 1 is the mean. Buffers are averaged only.
-        Commutative merging takes ``sgd`` alone, as delayed Nesterov (arXiv 2401.09135), and a parameter server
+        (arXiv 2311.08105), and ``sgd`` with a learning rate of 1 is the mean. Buffers are only averaged.
+        Commutative merging accepts only ``sgd``, as delayed Nesterov (arXiv 2401.09135), and a parameter server
         steps with each change on arrival: docs/learning.md.
     optimizer_state:
-        What happens to the state of the workers' optimizers when they merge: ``"keep"`` (default) leaves each
-        worker its own, ``"average"`` averages momentum and moments, ``"reset"`` starts every round with a new
-        optimizer, ``"reset_blocks"`` every block, as dislib does (not with ``buffer`` and ``PartialShuffle``, which
-        mix blocks).
+        What happens to the state of the workers' optimizers when they merge: ``"keep"`` (default) lets each worker
+        keep its own, ``"average"`` averages momentum and moments, ``"reset"`` starts every round with a new
+        optimizer, and ``"reset_blocks"`` every block, as dislib does (not with ``buffer`` or ``PartialShuffle``,
+        which mix blocks).
     averaging:
-        ``"ema"`` keeps an exponential moving average of the parameters after each merge, with a decay of 0.8, or
-        the given one between 0 and 1. It is evaluated on the validation data as ``val_averaged_loss`` and so on,
-        and ``trainer.model(averaged=True)`` has it. ``None`` (default) for no average.
+        ``"ema"`` keeps an exponential moving average of the parameters after each merge, with a decay of 0.8; a
+        number between 0 and 1 sets another decay. The average is evaluated on the validation data as
+        ``val_averaged_loss`` and so on, and ``trainer.model(averaged=True)`` returns it. ``None`` (default) for no
+        average.
     dtype:
         ``"bf16"`` or ``"int8"``: workers return changes of the weights in half or a quarter of the bytes, and add
-        what was rounded away to their next change (Seide et al. 2014; Karimireddy et al. 2019, arXiv 1901.09847);
-        docs/training.md. ``None`` (default): parameters as they are.
+        the rounding error to their next change (Seide et al. 2014; Karimireddy et al. 2019, arXiv 1901.09847);
+        docs/training.md. ``None`` (default): workers return uncompressed parameters.
     rule:
-        Of commutative merging: ``"weighted"`` by samples (default), or dislib's ``"halving"``,
+        For commutative merging: ``"weighted"`` by samples (default), or dislib's ``"halving"``,
         (global + worker) / 2.
 
-    Raises ``ValueError`` and ``TypeError`` for other values, and for those that do not go together.
+    Raises ``ValueError`` and ``TypeError`` for other values and for incompatible combinations.
     """
 
     kind: MergeKind | Preset | None = None
@@ -114,7 +115,7 @@ class Merge:
         return f"Merge({', '.join(f'{name}={value!r}' for name, value in given.items() if value is not None)})"
 
     def _check_together(self, kind: str) -> None:
-        """Raise ``ValueError`` for options that this way to merge does not have."""
+        """Raise ``ValueError`` for options that this kind of merge does not support."""
         if kind == "parameter_server":
             check_installed()
         if self.rule not in ("weighted", None) and kind != "commutative":
@@ -150,18 +151,18 @@ class Merge:
 
     @classmethod
     def of(cls, value: MergeLike) -> Merge:
-        """Return the argument ``merge`` of ``fit``; raise ``TypeError`` unless it is a kind by name or a merge."""
+        """Return ``fit(merge=...)`` as a merge; raise ``TypeError`` unless it is the name of a kind or a merge."""
         if not isinstance(value, Merge | str):
             raise TypeError(f"merge={value!r}: give a kind by name, such as 'synchronous', or a Merge")
         return value if isinstance(value, Merge) else cls(value)
 
     @property
     def preset(self) -> Preset | None:
-        """The kind, if it is that of a preset."""
+        """The kind if it is a preset, or ``None``."""
         return next((name for name in get_args(Preset) if name == self.kind), None)
 
     def filled(self, default: Merge | None = None) -> Merge:
-        """Return this merge with the options of another one, or the defaults, where it has ``None``."""
+        """Return this merge with every ``None`` replaced by the option of another merge, or by the default."""
         filling = DEFAULTS if default is None else default
         missing = [each.name for each in fields(self) if getattr(self, each.name) is None]
         return replace(self, **{name: getattr(filling, name) for name in missing})
@@ -171,7 +172,7 @@ MergeLike: TypeAlias = MergeKind | Preset | Merge
 """What ``fit(merge=...)`` takes."""
 
 DEFAULTS = Merge(kind="synchronous", every=1, unit="epochs", optimizer_state="keep", rule="weighted")
-"""What is ``None`` after a preset has been applied."""
+"""Values for options that are still ``None`` after a preset has been applied."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,9 +182,9 @@ class PostLocal:
     Parameters
     ----------
     epochs:
-        The number of first epochs in which workers merge after every batch.
+        Number of initial epochs in which workers merge after every batch.
     then:
-        The number of batches, or what ``unit`` says, between two merges from then on.
+        Number of batches (or other units, by ``unit``) between two merges afterwards.
 
     Raises ``ValueError`` unless both are integers of at least 1.
 
@@ -212,17 +213,17 @@ class Quadratic:
     Parameters
     ----------
     lr:
-        The learning rate that the schedule multiplies, as in the optimizer.
+        The optimizer's learning rate, which the schedule multiplies.
     growth:
         The learning rate at which the rule gives one batch (the paper's alpha), to be tuned.
     least:
-        The least number of batches between merges.
+        Minimum number of batches between merges.
     schedule:
         The function of the epoch that is given to ``build``; ``None`` (default) for a constant learning rate.
     warm_up:
-        The number of first epochs in which the learning rate rises; they merge as often as the epoch after them.
+        Number of initial epochs in which the learning rate rises; they merge as often as the epoch after them.
 
-    Raises ``ValueError`` for numbers that are not positive, and for an epoch whose learning rate is not.
+    Raises ``ValueError`` for numbers that are not positive, and for an epoch with a learning rate that is not.
 
     Source: Gu, Lyu, Arora, Zhang and Huang, "A Quadratic Synchronization Rule for Distributed Deep Learning", ICLR
     2024 (arXiv 2310.14423).
@@ -259,16 +260,16 @@ NESTEROV: Mapping[str, Any] = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "
 SLOW_MOMENTUM: Mapping[str, Any] = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.7}
 
 BATCH = 100
-"""The local batch of few workers: the learning rate is meant to be chosen for one worker with such batches."""
+"""The local batch size of few workers; the learning rate should be chosen for one worker with this batch size."""
 JOINT_BATCH = 800
-"""The samples of all workers' batches together, which many workers share."""
+"""The global batch size, in samples, which many workers share."""
 SMALLEST_BATCH = 16
-"""Smaller local batches cost more time than they are worth."""
+"""Minimum local batch size: smaller batches cost more time than they are worth."""
 SAMPLES_PER_MERGE = 15_000
 """Samples of all workers between two merges; a quarter of an epoch if that is less."""
 SAMPLES_PER_MERGE_WITH_BATCH_NORM = 3_200
 MANY_WORKERS = 8
-"""With BatchNorm, fewer workers learn more from the mean, with their momentum, than from outer steps."""
+"""With BatchNorm, fewer workers learn better from the mean and their own momentum than from outer steps."""
 
 
 def with_preset(
@@ -281,10 +282,10 @@ def with_preset(
     net: nn.Module,
     optimizer: NetOptimizer,
 ) -> tuple[Merge, int | None]:
-    """Return the merge with the options of its preset where it has none, and the batch size.
+    """Return the merge with its preset's options in place of ``None``, and the batch size.
 
-    ``sizes`` are the samples of each block, ``batches`` what the caller says of batches. The size is the given one,
-    or that of ``"auto"``; ``None`` for neither.
+    ``sizes`` are the samples of each block, ``batches`` the caller's options of batches. The batch size is the
+    given one or the one that ``"auto"`` chooses, else ``None``.
     """
     if merge.preset is None:
         return merge, batches.size
@@ -315,8 +316,8 @@ def _published(preset: Preset, num_epochs: int) -> Merge:
 def _auto(samples: int, batch: int, num_workers: int, net: nn.Module, optimizer: NetOptimizer) -> Merge:
     """Return when several workers merge, with which outer optimizer, and what happens to the workers' momentum.
 
-    Frequent merges add up both kinds of momentum, which networks with BatchNorm do not stand: they have one of
-    them, the outer one with many workers, or the workers' own, as Adam without its moments is no Adam.
+    With frequent merges both kinds of momentum add up, which networks with BatchNorm do not tolerate. They get only
+    one kind: the outer momentum with many workers, or the workers' own, because Adam needs its moments.
     """
     batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
     adaptive = not isinstance(make_optimizer(optimizer, net), torch.optim.SGD)

@@ -1,4 +1,4 @@
-"""The eight named fits: dislib's names and arguments, each one call of ``fit``, whose other keywords they take.
+"""The eight named fits: dislib's names and arguments. Each is one call of ``fit``, and takes its other keywords.
 
 Three choices make eight names: synchronous or asynchronous (commutative) merging, every epoch or every n epochs,
 and shuffling by blocks or in total. They train on the CPU if ``num_gpu`` is 0.
@@ -45,17 +45,17 @@ FIXED: Mapping[str, Mapping[str, Any]] = {
     "fit_asynchronous_n_epochs_with_GPU": {"kind": "commutative"},
     "fit_asynchronous_shuffle_n_epochs_with_GPU": {"kind": "commutative", **_IN_TOTAL},
 }
-"""What each name fixes of ``fit`` and its ``Merge``, beside ``unit="epochs"``."""
+"""What each name fixes of ``fit`` and its ``Merge``, besides ``unit="epochs"``."""
 ARGUMENTS: Mapping[str, str] = {
     "batch_size": "num_batches_per_worker",
     "every": "n_epocs_sync",
     "shuffle": "shuffle_blocks",
 }
-"""The options that the named fits have arguments of their own for."""
+"""The options for which the named fits have their own arguments."""
 
 
 def check_keywords(name: str, given: Mapping[str, Any]) -> None:
-    """Raise ``TypeError`` for the first keyword that this named fit fixes or has an argument of its own for."""
+    """Raise ``TypeError`` for the first keyword that this named fit fixes or has its own argument for."""
     keyword_of = {argument: keyword for keyword, argument in ARGUMENTS.items()}
     for key in given:
         _check_open(name, keyword_of.get(key, key), f"{key}=", "fit(..., {}=...)")
@@ -75,7 +75,7 @@ def _check_open(name: str, option: str, written: str, call: str) -> None:
 def merge_of(name: str, given: MergeLike | None, every: int) -> Merge:
     """Return how this named fit merges, with the options of ``given`` that the name leaves open.
 
-    Raises ``TypeError`` for those that it fixes, and for presets of asynchronous fits.
+    Raises ``TypeError`` for options that the name fixes, and for presets in asynchronous fits.
     """
     merge = Merge() if given is None else Merge.of(given)
     kind = FIXED[name]["kind"]
@@ -94,9 +94,9 @@ class NamedFits(Generic[Fitted]):
     passes over all samples. ``n_epocs_sync`` is the number of epochs between merges, 0 for one merge at the end.
     ``shuffle_blocks`` distributes blocks to workers in a new order each epoch, ``shuffle_block_data`` shuffles the
     samples within each block. All other keywords of ``fit`` may be given as well (``FitKeywords``), except those
-    that the name fixes (``FIXED``), which are a ``TypeError``. So ``merge`` is a ``Merge`` whose kind, every and
-    unit are left open; the synchronous fits take a preset too, whose every and unit the name replaces. Results and
-    errors are those of ``fit``.
+    that the name fixes (``FIXED``), which raise ``TypeError``. ``merge`` is therefore a ``Merge`` without ``kind``,
+    ``every`` and ``unit``; the synchronous fits also take a preset, and replace its ``every`` and ``unit``. Results
+    and errors are those of ``fit``.
     """
 
     @abstractmethod

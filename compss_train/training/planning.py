@@ -1,4 +1,4 @@
-"""Planning a fit: its arguments, checked against each other, the data, the network and the checkpoint."""
+"""Planning a fit: checks of its arguments against each other, the data, the network and the checkpoint."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -127,7 +127,7 @@ def try_fit(fit: FitOfEpochs, model: TrainedModel) -> None:
 
 
 def _train_first_batch(fit: FitOfEpochs, model: TrainedModel) -> None:
-    """Train a copy of the model on one batch, in this process and on the CPU; raises what a fit would raise."""
+    """Train a copy of the model on one batch, in this process on the CPU; raise the errors of a fit."""
     data, options = fit.data, fit.options
     # Compiling would take long.
     spec = replace(model.built.training_spec, samples=data.reader, compile=None)

@@ -26,7 +26,7 @@ from compss_train.training.workplace import Workplace
 
 
 def snapshot_of(model: TrainedModel, workplace: Workplace) -> Snapshot:
-    """Return the state that a later fit can resume from; in a callback that after the last complete round."""
+    """Return the state that a later fit can resume from; in a callback, the state after the last complete round."""
     fit = model.fit
     if fit is not None and fit.running is not None:
         settled, state = fit.running.settled()
@@ -50,7 +50,7 @@ def snapshot_of(model: TrainedModel, workplace: Workplace) -> Snapshot:
 def restore(
     model: TrainedModel, workplace: Workplace, folder: str | os.PathLike[str], *, best: bool = False
 ) -> None:
-    """Load the newest good checkpoint of a folder, or the best one; ``DistributedTrainer`` has the errors."""
+    """Load the newest good checkpoint of a folder, or the best; ``DistributedTrainer.restore`` lists the errors."""
     path, content = checkpoints.read_latest_checkpoint(folder, warn=True)
     if best:
         path = checkpoints.checkpoint_path(path.parent, _best_round(path, content))
@@ -63,7 +63,7 @@ def restore(
 
 
 def find_checkpoint(resume: str | os.PathLike[str] | bool, callbacks: Sequence[Callback]) -> Checkpoint | None:
-    """Return the checkpoint to resume from, ``None`` for a new fit."""
+    """Return the checkpoint to resume from, or ``None`` for a new fit."""
     folder = _folder_of(resume, callbacks)
     if folder is None or (resume is True and not checkpoints.list_checkpoints(folder)):
         return None
@@ -72,7 +72,7 @@ def find_checkpoint(resume: str | os.PathLike[str] | bool, callbacks: Sequence[C
 
 
 def resumed(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> FitOfEpochs:
-    """Return the fit with its start in its checkpoint, if it has one; check that this is of the same fit."""
+    """Return the fit starting from its checkpoint, if any; check that the checkpoint is of the same fit."""
     fit.described = {**fit.options.described(), **_objective(model, fit.data)}
     if fit.checkpoint is None:
         return fit
@@ -148,7 +148,7 @@ def _optimizer(model: TrainedModel) -> tuple[str, list[dict[str, Any]]]:
 
 
 def _objective(model: TrainedModel, data: DataSource) -> dict[str, Any]:
-    """Return the objective that a fit minimizes, and what else its data say."""
+    """Return the objective that a fit minimizes, with the settings that come from its data."""
     training_spec = model.built.training_spec
     return {
         "loss": described(training_spec.loss),
@@ -159,7 +159,7 @@ def _objective(model: TrainedModel, data: DataSource) -> dict[str, Any]:
 
 
 def _folder_of(resume: object, callbacks: Sequence[Callback]) -> Path | None:
-    """Return the folder to resume from, ``None`` for a new fit."""
+    """Return the folder to resume from, or ``None`` for a new fit."""
     if resume is False or resume is None:
         return None
     if isinstance(resume, str | os.PathLike):
@@ -180,7 +180,7 @@ def _plain(value: Any) -> Any:
 
 
 def _best_round(path: Path, content: Mapping[str, Any]) -> int:
-    """Return the best round according to the state of a ``Checkpoint``; other callbacks may have other bests."""
+    """Return the best round by the state of a ``Checkpoint``; other callbacks may monitor other measures."""
     states = [state for name, state in content["callbacks"].items() if name.startswith("Checkpoint ")]
     kept = [state for state in states if state["best_round"] is not None]
     if not kept:
@@ -204,7 +204,7 @@ def check_trainer(
     *,
     fit: str = "the fit resumes",
 ) -> None:
-    """Raise ``ValueError`` for another network, optimizer or seed; warn of differences that change the numbers."""
+    """Raise ``ValueError`` for another network, optimizer or seed; warn of differences that change results."""
     saved, layouts = snapshot.setting, [_layout(snapshot.parameters), _layout(parameters)]
     differences = [
         *(f"it has no {name!r}" for name in layouts[1] if name not in layouts[0]),
@@ -238,9 +238,9 @@ def check_trainer(
 
 
 def check_fit(path: Path, snapshot: Snapshot, fit: FitOfEpochs, workers: int) -> Progress:
-    """Return the progress of the fit; warn of data of the same sizes with other values, based on some rows.
+    """Return the progress of the fit; warn if some rows show that data of the same sizes have other values.
 
-    Raises ``ValueError`` if it had other options or sizes of blocks, or other workers whose buffers hold samples.
+    Raises ``ValueError`` if it had other options or block sizes, or another number of workers with filled buffers.
     """
     progress = snapshot.progress
     if progress is None:
@@ -264,7 +264,7 @@ def check_fit(path: Path, snapshot: Snapshot, fit: FitOfEpochs, workers: int) ->
 
 
 def check_end(path: Path, progress: Progress, options: FitOptions, *, own: bool) -> None:
-    """Warn if the fit was complete, and is the trainer's ``own`` or had a shorter last round."""
+    """Warn if the fit was complete and is the trainer's ``own``, or had a shorter last round."""
     saved_epochs, num_epochs = progress.options["num_epochs"], options.num_epochs
     if progress.reached.epoch < progress.first_epoch + saved_epochs:
         return

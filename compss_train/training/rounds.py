@@ -26,11 +26,11 @@ from compss_train.training.workplace import Workplace
 from compss_train.worker import GroupState
 
 MERGE_SECONDS = 1.0
-"""How long an interrupted fit waits for the merge of a round that has been trained."""
+"""Seconds that an interrupted fit waits for the merge of a trained round."""
 
 
 PLAIN, AVERAGED = "val_", "val_averaged_"
-"""Prefixes of the measures of the validation data: with the global parameters, and with their average."""
+"""Prefixes of measures on the validation data: with the global parameters, and with their average."""
 
 
 class RoundRunner:
@@ -66,25 +66,25 @@ class RoundRunner:
         self._states: States = tuple(self._workers.states)
         """The states of each group of workers after the last complete round."""
         self.merge_state = self._merger.state
-        """What merges keep beside the parameters, after the last complete round."""
+        """What merges keep besides the parameters, after the last complete round."""
         self._complete: deque[SubmittedRound] = deque()
         """The last two rounds that have been trained; the merge of the last one may still be running."""
         self._pending: deque[SubmittedRound] = deque()
         """Rounds whose measurements have not been collected."""
         self._skipped: dict[str, str] = {}
-        """Files that could not be read, with the reasons."""
+        """Files that could not be read, each with the reason."""
         self._unread = 0
         """Samples of files that could not be read since the last round that trained on any samples."""
         self._weightless: int | None = 0
-        """Samples trained, ``None`` once any batch of them had a weight above 0."""
+        """Samples trained, or ``None`` once a batch had a weight above 0."""
         self._warned = False
-        """Whether there was a warning of a transform that draws in evaluation."""
+        """Whether a transform that draws random numbers in evaluation has been reported."""
         self._began, self._last_end = time.time(), fit.stopping.clock()
 
     def run(self, rounds: Iterable[Round]) -> Parameters | None:
         """Submit and collect rounds until the last one, or until the fit must stop.
 
-        Returns the final parameters, ``None`` if no round was completed. Raises the exceptions of tasks.
+        Returns the final parameters, or ``None`` if no round was completed. Raises the exceptions of tasks.
         """
         upcoming = iter(rounds)
         left = deque(islice(upcoming, 1))
@@ -111,40 +111,40 @@ class RoundRunner:
         return final
 
     def is_over(self) -> bool:
-        """Return whether the fit must stop at once, also while rounds are planned; if so, note why."""
+        """Return whether the fit must stop at once, also while rounds are planned; if so, record the reason."""
         if self.stopped is None and self._fit.stopping.urgent:
             self.stopped = self._fit.stopping.reason
         return self.stopped is not None
 
     def current(self) -> Parameters | None:
-        """Return the global parameters after the last complete round, ``None`` before the first."""
+        """Return the global parameters after the last complete round, or ``None`` before the first."""
         return self._merger.current(self._complete[-1]) if self._complete else None
 
     def settled(self) -> tuple[Parameters | None, TrainingState]:
-        """Return the same with the state; only after rounds of which a callback ``needs_state``."""
+        """Return the same parameters with the state; only after rounds for which a callback ``needs_state``."""
         parameters = self._merger.settled(self._complete[-1]) if self._complete else None
         workers = tuple(fetch_states(self._engine, self._states))
         return parameters, TrainingState(workers, self._state_of(parameters).fetched(self._engine))
 
     def _state_of(self, parameters: Parameters | None) -> MergeState:
-        """Return what merges keep beside these parameters, which are those after the last complete round."""
+        """Return what merges keep besides these parameters, the parameters after the last complete round."""
         if parameters is None or not self._complete:
             return self.merge_state
         return self._merger.state_of(self._complete[-1], parameters)
 
     def averaged(self) -> Parameters | None:
-        """Return the average of the parameters after the last complete round, ``None`` without one."""
+        """Return the averaged parameters after the last complete round, or ``None`` without averaging."""
         ref = self.merge_state.averaged
         averaged: Parameters | None = None if ref is None else self._engine.fetch([ref])[0]
         return averaged
 
     def newest(self) -> Parameters | None:
-        """Return the parameters after the last complete round, ``None`` if they are not available soon."""
+        """Return the parameters after the last complete round, or ``None`` if they are not available soon."""
         values = (self._peek(submitted.parameters) for submitted in reversed(self._complete))
         return next((value for value in values if value is not None), None)
 
     def newest_average(self) -> Parameters | None:
-        """Return what ``averaged`` returns, ``None`` if it is not available soon."""
+        """Return what ``averaged`` returns, or ``None`` if it is not available soon."""
         return self._peek(self.merge_state.averaged)
 
     def _peek(self, ref: Ref | None) -> Parameters | None:
@@ -176,7 +176,7 @@ class RoundRunner:
         self._pending.append(submitted)
 
     def _end_early(self) -> None:
-        """Cancel the rounds that have been submitted, unless their changes are merged already."""
+        """Cancel the submitted rounds, unless their changes have already been merged."""
         if not self._merger.by_rounds:
             while self._pending and not self._fit.stopping.urgent:
                 self._collect()
@@ -192,7 +192,7 @@ class RoundRunner:
         self._pending.clear()
 
     def stop(self) -> None:
-        """End the processes beside the tasks; called at the end of every fit."""
+        """End processes other than tasks; called at the end of every fit."""
         self._merger.stop()
 
     def close(self) -> None:
@@ -216,7 +216,7 @@ class RoundRunner:
         self._complete_round(submitted)
         inference.warn_of_skipped_files([part for parts in values.values() for part in parts], self._skipped)
         self._fit.skipped = tuple(dict.fromkeys([*self._fit.skipped, *self._skipped]))
-        inference.warn_of_first_batch(measured)  # those of the first round only
+        inference.warn_of_first_batch(measured)  # only the first round checks its first batch
         self._warned = self._warned or inference.warn_of_random_transform(
             any(part.random_transform for part in values[PLAIN])
         )
@@ -259,7 +259,7 @@ class RoundRunner:
             raise BadFileError(file, f"{reason}; nor can any other file be read")
 
     def _check_weights(self, round_: Round, measured: Sequence[Measured]) -> None:
-        """Raise ``ValueError`` if all weights of the first epoch are 0; those in memory are checked before."""
+        """Raise ``ValueError`` if all weights of the first epoch are 0; weights in memory were checked before."""
         if self._weightless is None:
             return
         trained = sum(part.samples for part in measured)
@@ -312,7 +312,7 @@ class RoundRunner:
 
 
 def run_rounds(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> None:
-    """Run the rounds of a fit, and set the parameters of the model, its history, and why the fit has stopped."""
+    """Run the rounds of a fit; set the model's parameters and history, and the reason why the fit stopped."""
     plan = fit.options.round_plan(
         fit.data.sizes, workplace.num_workers, model.seed, fit.first_epoch, len(model.history), fit.reached
     )

@@ -1,4 +1,4 @@
-"""``Session``: what the engine holds for a built model; ``PublishedData``: what it holds of samples."""
+"""``Session``: what the engine holds for a built model; ``PublishedData``: what it holds of the samples."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -24,17 +24,17 @@ from compss_train.training.training_state import NOTHING_KEPT, TrainingState, fe
 from compss_train.worker import GroupState, WorkerState
 
 FLOPS_OF_WEIGHT = 6
-"""Operations of a training step for each weight and sample: two in each of the forward pass, its two gradients."""
+"""Operations of a training step per weight and sample: two each for the forward pass and its two gradients."""
 
 FLOPS_PER_SECOND = 1e10
-"""Of a core, roughly: how many workers share a task follows from how long they train."""
+"""Rough speed of a core; the training time decides how many workers share a task."""
 
 
 class PublishedData:
     """The blocks of a data source, which an engine holds, or the names of its files; tasks get them by number.
 
-    Tasks on samples that a reader reads have a training spec of their own, with the reader. Raises ``TypeError``
-    for a data set that cannot be pickled.
+    Tasks whose samples are read by a reader have their own training spec, with the reader. Raises ``TypeError`` for
+    a data set that cannot be pickled.
     """
 
     def __init__(self, engine: Engine, source: DataSource, spec: TrainingSpec, training_spec: Ref) -> None:
@@ -42,7 +42,7 @@ class PublishedData:
         self.engine, self.source, self.training_spec = engine, source, training_spec
         blocks = [block for tensor in source.columns for block in tensor.blocks()]
         self.mapped = engine.traits.shared_memory or all(map(is_on_file, blocks))
-        """Whether a task that is given a block reads only the rows that it uses."""
+        """Whether a task reads only the rows that it uses from a block."""
         self._columns = publish_columns(engine, source.columns)
         self._owned = list(chain.from_iterable(self._columns))
         if source.reader is not None:
@@ -55,7 +55,7 @@ class PublishedData:
 
     @property
     def read_ahead(self) -> int:
-        """How many files of the next round tasks read ahead."""
+        """Number of files of the next round that tasks read ahead."""
         files = self.source.dataset
         return 0 if files is None or files.cache is None else files.file_buffer - 1
 
@@ -65,22 +65,22 @@ class PublishedData:
         return tuple(accumulate(self.source.sizes[:-1], initial=0))
 
     def inputs(self, numbers: Sequence[int], upcoming: Sequence[int] = ()) -> tuple[list[Ref], dict[str, Any]]:
-        """Return what a task on these blocks is given, and the fields of its ``Reading``; see ``DataSource``."""
+        """Return the values for a task on these blocks, and the fields of its ``Reading``; see ``DataSource``."""
         return self.source.inputs(self._columns, numbers, upcoming)
 
     def holding(self, samples: NDArray[Any]) -> tuple[int, ...]:
-        """Return the numbers of the blocks that hold these samples, ascending; all where few would be left out."""
+        """Return the numbers of the blocks that hold these samples, ascending; all if few would be left out."""
         if len(samples) >= len(self.starts):
             return tuple(range(len(self.starts)))
         return tuple(sorted({*(np.searchsorted(self.starts, samples, side="right") - 1).tolist()}))
 
     def delete(self) -> None:
-        """Free the blocks, and a training spec that reads them; files belong to the user."""
+        """Free the blocks and the training spec with their reader, if any; files belong to the user."""
         self.engine.delete(self._owned)
 
 
 def publish_columns(engine: Engine, columns: Sequence[BlockedTensor]) -> list[list[Ref]]:
-    """Publish the blocks of x, y and the weights: in one value each where the engine pays by values."""
+    """Publish the blocks of x, y and the weights, as one value each where every value is costly for the engine."""
     remote = any(isinstance(block, RemoteBlock) for tensor in columns for block in tensor.blocks())
     if engine.traits.pays_by_value and len(columns) > 1 and not remote:
         rows = zip(*(tensor.blocks() for tensor in columns), strict=True)
@@ -128,15 +128,15 @@ class Session:
         self.resources = Resources(cpus=threads, gpus=int(num_gpu > 0), gpu_tasks=num_gpu)
         weights = sum(parameter.numel() for parameter in training_spec.net.parameters())
         self.sample_seconds = FLOPS_OF_WEIGHT / FLOPS_PER_SECOND * weights
-        """Roughly as long as a core trains on a sample."""
+        """Rough estimate of the time, in seconds, that a core trains on a sample."""
         self.groups: list[range] = aligned_ranges(len(devices), places=0)
-        """The workers whose states are one value of the engine."""
+        """The groups of workers; each group's states are one value of the engine."""
         self.states: list[GroupState | Ref] = []
         self.merge_state = NOTHING_KEPT
         self.set_state(state, seed)
 
     def set_state(self, state: TrainingState, seed: int) -> None:
-        """Continue from this state, without those of GPUs if the device is a CPU; other workers start anew."""
+        """Continue from this state, without GPU states if the device is a CPU; other workers start fresh."""
         self.engine.delete([*self._state_refs()])
         self.merge_state = state.merge
         states = state.workers
@@ -148,7 +148,7 @@ class Session:
         self.states[:] = [tuple(states[worker] for worker in group) for group in self.groups]
 
     def regroup(self, groups: Sequence[range]) -> None:
-        """Make the states of these workers one value each; waits for the states if they were grouped otherwise."""
+        """Make the states of each group one value; waits for the states if workers were grouped differently."""
         if list(groups) != list(self.groups):
             states = fetch_states(self.engine, self.states)
             self.engine.delete(state_refs(self.states))
@@ -160,7 +160,7 @@ class Session:
         return TrainingState(tuple(fetch_states(self.engine, self.states)), self.merge_state.fetched(self.engine))
 
     def forget_merges(self) -> None:
-        """Free what merges have kept beside the parameters, which others have changed since."""
+        """Free what merges have kept besides the parameters, because the parameters were replaced."""
         self.merge_state.free(self.engine, NOTHING_KEPT)
         self.merge_state = NOTHING_KEPT
 

@@ -14,12 +14,12 @@ MAX_TIME = "max_time"
 SIGTERM = "SIGTERM"
 
 TICK = 0.2
-"""Seconds between two checks of a waiting fit whether it must stop at once."""
+"""Seconds between two checks whether a waiting fit must stop at once."""
 
 SAVING = 0.05
-"""Share of a program's time that is left when a fit begins, which is kept for what comes after the fit."""
+"""Share of a program's remaining time at the start of a fit that is reserved for work after the fit."""
 LONGEST_SAVING = 60.0
-"""Seconds that are kept at most."""
+"""Maximum number of seconds to reserve."""
 
 TERMINATED = 128 + signal.SIGTERM
 """Exit code of a process ended by SIGTERM, as in shells."""
@@ -30,8 +30,8 @@ class Stopping:
 
     A fit stops at the end of a round if possible: before a round that would exceed ``max_time``, judging by the
     longest round so far. If the time is up during a round, or on SIGTERM, stopping is ``urgent``: the current round
-    is cancelled. ``time_left`` are the seconds after which the whole program is ended, ``None`` for no limit: the
-    fit stops a little before that, as after ``max_time``.
+    is cancelled. ``time_left`` is the number of seconds until the whole program is ended, ``None`` for no limit:
+    the fit stops a little earlier, as with ``max_time``.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Stopping:
         time_left: float | None = None,
     ) -> None:
         self.clock = clock
-        """Seconds, as ``time.monotonic``: ``max_time`` and the duration of rounds are measured with it."""
+        """A clock in seconds, like ``time.monotonic``; it measures ``max_time`` and the duration of rounds."""
         limits = [] if max_time is None else [seconds_of(max_time)]
         if time_left is not None:
             limits.append(time_left - min(SAVING * time_left, LONGEST_SAVING))
@@ -52,7 +52,7 @@ class Stopping:
 
     @property
     def reason(self) -> str | None:
-        """Why the fit must stop, ``None`` if it need not."""
+        """Why the fit must stop, or ``None`` if it need not."""
         if self._terminated:
             return SIGTERM
         return self._reason or (MAX_TIME if self._is_over() else None)

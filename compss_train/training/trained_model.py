@@ -1,4 +1,4 @@
-"""``TrainedModel``: a network, how it is trained, and what fits make of it; ``Fit``: the fit that runs."""
+"""``TrainedModel``: a network, how it is trained, and the results of its fits; ``Fit``: the running fit."""
 
 import secrets
 from dataclasses import dataclass, field
@@ -25,24 +25,24 @@ Checkpoint: TypeAlias = tuple[Path, Snapshot]
 
 
 class RunningFit(Protocol):
-    """A fit whose tasks are running, as the trainer sees it: the rounds of ``fit``, or those of ``fit_online``."""
+    """A fit whose tasks are running, as the trainer sees it: the rounds of ``fit`` or ``fit_online``."""
 
     occupies_workers: ClassVar[bool]
-    """Whether its tasks run until the fit ends, so that no other tasks can."""
+    """Whether its tasks occupy all processes until the fit ends, so that no other tasks can run."""
 
     def current(self) -> Parameters | None:
-        """Return the global parameters after the last complete round, ``None`` before the first."""
+        """Return the global parameters after the last complete round, or ``None`` before the first."""
 
     def settled(self) -> tuple[Parameters | None, TrainingState]:
         """Return the same parameters, and the state of the training at that moment."""
 
     def averaged(self) -> Parameters | None:
-        """Return the average of the parameters of the last merges, ``None`` without one."""
+        """Return the average of the parameters of the last merges, or ``None`` without averaging."""
 
 
 @dataclass(kw_only=True)
 class Fit:
-    """What callbacks and signals act on while a fit runs; by itself that of ``fit_online``, which has no epochs."""
+    """What callbacks and signals act on while a fit runs. ``fit_online``, without epochs, uses it directly."""
 
     callbacks: CallbackList
     stopping: Stopping
@@ -51,13 +51,13 @@ class Fit:
     """``None`` before the first task is submitted and after the last one has ended."""
 
     def progress(self) -> Progress | None:
-        """Return what a checkpoint needs for the fit to be resumed, ``None`` if it cannot be."""
+        """Return what a checkpoint needs to resume the fit, or ``None`` if it cannot be resumed."""
         return None
 
 
 @dataclass(kw_only=True)
 class FitOfEpochs(Fit):
-    """A fit of ``DistributedTrainer.fit``: its checked arguments, and how far it has come."""
+    """A fit of ``DistributedTrainer.fit``: its checked arguments and its progress."""
 
     options: FitOptions
     data: DataSource
@@ -78,7 +78,7 @@ class FitOfEpochs(Fit):
         return range(self.first_epoch, self.first_epoch + self.options.num_epochs)
 
     def progress(self) -> Progress:
-        """Return what a checkpoint needs for the fit to be resumed."""
+        """Return what a checkpoint needs to resume the fit."""
         return Progress(
             options=self.described,
             sizes=self.data.sizes,
@@ -93,11 +93,11 @@ class TrainedModel:
 
     def __init__(self, seed: int | None) -> None:
         self.given_seed = None if seed is None else check_seed(seed)
-        """The seed that the user has chosen, ``None`` for a drawn one."""
+        """The user's seed, or ``None`` for a drawn one."""
         self.seed = secrets.randbits(32) if self.given_seed is None else self.given_seed
         self._built: BuildArguments | None = None
         self.fit: Fit | None = None
-        """The fit that runs."""
+        """The running fit, or ``None``."""
         self._start_over({})
 
     def build(self, built: BuildArguments) -> None:
@@ -125,7 +125,7 @@ class TrainedModel:
 
     @property
     def described(self) -> dict[str, Any] | None:
-        """The arguments of ``build`` as values that JSON can hold, ``None`` before it was called."""
+        """The arguments of ``build`` as values that JSON can hold, or ``None`` before it was called."""
         return None if self._built is None else described_build(self._built)
 
     def ready(self, method: str) -> BuildArguments:

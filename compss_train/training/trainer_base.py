@@ -1,4 +1,4 @@
-"""``TrainerBase``: what a trainer offers beside its fits, to its users and to callbacks during a fit."""
+"""``TrainerBase``: what a trainer offers besides its fits, to users and to callbacks during a fit."""
 
 import copy
 import os
@@ -31,13 +31,13 @@ from compss_train.training.training_state import Snapshot
 from compss_train.training.workplace import Workplace
 
 PICKLED = ("net", "optimizer", "loss", "transform", "collate", "compile", "training_step", "validation_step")
-"""What is sent to workers and may be something that cannot be."""
+"""Arguments that are sent to workers, and that may be impossible to pickle."""
 
 
 class TrainerBase:
-    """A network that tasks evaluate; ``DistributedTrainer``, which trains it as well, documents the arguments.
+    """A network that tasks evaluate; ``DistributedTrainer``, which also trains it, documents the arguments.
 
-    Callbacks get it as ``trainer``.
+    Callbacks receive it as ``trainer``.
     """
 
     def __init__(
@@ -79,48 +79,47 @@ class TrainerBase:
         Parameters
         ----------
         net:
-            Any module; its current parameters are the initial ones. It is copied, never changed. A dict of modules
-            for training steps, which get them as an ``nn.ModuleDict``.
+            Any module; its current parameters are the initial ones. It is copied, never modified. For training
+            steps also a dict of modules, which they receive as an ``nn.ModuleDict``.
         optimizer:
             A dict such as ``{"optimizer": "adam", "lr": 1e-3}`` with EDDL's names (adam, sgd, rmsprop, adagrad,
-            adamax, adadelta, nadam) or a torch optimizer class, or a callable that takes parameters. A dict from
-            names of submodules to such optimizers for a training step that updates each: docs/models.md.
+            adamax, adadelta, nadam) or a torch optimizer class, or a callable that takes parameters. For a training
+            step that updates several optimizers, a dict from submodule names to optimizers: docs/models.md.
         loss:
             One of EDDL's names, or a callable of (output, target) that returns a mean over the batch.
             ``cross_entropy`` and ``softmax_cross_entropy`` take logits, ``categorical_cross_entropy`` takes
             probabilities, such as the outputs of a softmax. May be left out with a training step.
         metric:
-            As ``loss``, or a metric or collection of torchmetrics (extra ``metrics``), a list of all these, or a
-            dict from names in the history; docs/metrics.md explains what they are measured on.
+            Like ``loss``, or a metric or collection of torchmetrics (extra ``metrics``), a list of these, or a dict
+            with their names in the history as keys; docs/metrics.md explains what they are measured on.
         num_gpu, num_nodes:
-            GPUs that the workers are distributed over (0, the default, for the CPU), at most so many tasks at a
-            time on COMPSs; and the nodes that have them, compared with those of COMPSs.
+            Number of GPUs that the workers are distributed over (0, the default, for the CPU), which on COMPSs also
+            limits concurrent tasks; and the number of nodes with GPUs, which is compared with that of COMPSs.
         transform:
-            Callable or module that workers apply to every batch of x, for example to scale uint8 images; on
-            training data in a thread beside the steps. Random draws are seeded by the batch's place in the epoch:
-            docs/training-options.md.
+            Callable or module that workers apply to every batch of x, for example to scale uint8 images. Random
+            draws are seeded by the batch's place in the epoch: docs/training-options.md.
         train_transform:
-            Augmentation: a function of each training batch of x, or of x and y, which it returns as a pair, before
-            ``transform``; evaluation, prediction and ONNX leave it out. ``TrainTransform`` has it called for each
-            sample. Random draws as for ``transform``: docs/models.md. ``None`` (default) for none.
+            Augmentation: a function of each training batch of x, or of x and y, which it returns as a pair; applied
+            before ``transform``, but not in evaluation, prediction and ONNX. ``TrainTransform`` calls it for each
+            sample. Random draws are seeded as for ``transform``: docs/models.md. ``None`` (default) for none.
         collate:
-            Makes batches, as torch's ``collate_fn``: a function of a list of samples, (x, y) or x where there is no
-            y, that returns x and y, or x. ``None`` (default) stacks them, and pads sequences of different lengths,
-            those of x with 0 and integer targets with -100, which losses ignore: docs/models.md.
+            Makes batches, like torch's ``collate_fn``: a function of a list of samples, (x, y) or x without
+            targets, that returns x and y, or x. ``None`` (default) stacks samples and pads sequences of different
+            lengths, x with 0 and integer targets with -100, which losses ignore: docs/models.md.
         precision:
-            ``"fp32"`` (default), or ``"bf16"`` or ``"fp16"`` for autocast to bfloat16 or float16; parameters stay
-            as they are. With float16 losses are scaled (``torch.amp.GradScaler``), and steps left out where
-            gradients overflow; it is for GPUs, and slow on most CPUs.
+            ``"fp32"`` (default), or ``"bf16"`` or ``"fp16"`` for autocast to bfloat16 or float16; parameters keep
+            their dtype. With float16, losses are scaled (``torch.amp.GradScaler``), and steps are skipped if
+            gradients overflow; it is meant for GPUs, and slow on most CPUs.
         memory_format:
-            ``"contiguous"`` (default), or ``"channels_last"`` for images, which convolutions prefer.
+            ``"contiguous"`` (default), or ``"channels_last"`` for images, which is faster for convolutions.
         compile:
             ``True``, or a dict of arguments such as ``{"mode": "max-autotune"}``, to let ``torch.compile`` compile
-            forward and backward passes in the workers, which takes seconds to minutes once, in training only.
-            Results differ by rounding. Without a compiler the network runs as it is, with a warning:
+            forward and backward passes in the workers, in training only; this takes seconds to minutes once.
+            Results differ by rounding. Without a compiler the network runs eagerly, with a warning:
             docs/training-options.md. ``False`` by default.
         class_weight:
-            A weight for each class, in a sequence or a dict from indices, for the loss that is trained on (not for
-            evaluation): docs/training-options.md. ``None`` (default) for no weights.
+            A weight for each class, as a sequence or a dict with class indices as keys, for the training loss (not
+            for evaluation): docs/training-options.md. ``None`` (default) for no weights.
         schedule:
             Learning-rate schedule by epoch: a function of the epoch (0, 1, 2, ... over all fits) that returns a
             factor, or a callable that makes a torch scheduler of an optimizer, such as
@@ -130,10 +129,10 @@ class TrainerBase:
             ``Gradients``: clipping, batches per optimizer step, and what happens if a loss is NaN. ``None``
             (default) for its defaults.
         training_step, validation_step:
-            A function of the model, the batch, (x, y) or x, and a ``StepContext``, or a method of the module; it
-            returns a loss, or a dict with ``"loss"`` and other numbers, which records contain. A module in the
-            style of Lightning has both, and ``configure_optimizers``, and needs neither optimizer nor loss here:
-            docs/models.md. ``None`` (default): outputs of the network, and ``loss``.
+            A function of the model, the batch ((x, y) or x) and a ``StepContext``, or a method of the module; it
+            returns a loss, or a dict with ``"loss"`` and other numbers for the records. A module in Lightning's
+            style has both and ``configure_optimizers``, and needs no optimizer or loss here: docs/models.md.
+            ``None`` (default) computes ``loss`` from the network's outputs.
 
         Raises ``ValueError`` for unknown names or optimizer parameters, a network without trainable parameters, and
         missing GPUs; ``TypeError`` for arguments of a wrong type, or that cannot be pickled.
@@ -224,7 +223,7 @@ class TrainerBase:
     def measures(self) -> tuple[str, ...]:
         """The names of the loss and the metrics in every record of the history, ``"loss"`` first.
 
-        Those of validation data have the prefix ``val_``. Raises ``NotBuiltError`` before ``build``.
+        Measures on validation data have the prefix ``val_``. Raises ``NotBuiltError`` before ``build``.
         """
         return self._model.built.training_spec.measures.names
 
@@ -255,7 +254,7 @@ class TrainerBase:
     def evaluate(self, x: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, Any]:
         """Return ``{"loss": ..., "<metric>": ...}`` over all samples with the global parameters.
 
-        ``x`` and ``y`` are as in ``fit``. ``batch_size`` is that of a ``DataLoader``, or else 1024, by default.
+        ``x`` and ``y`` are as in ``fit``. ``batch_size`` defaults to that of a ``DataLoader``, or else to 1024.
         """
         built = self._model.built
         built.training_spec.check_evaluable()
@@ -314,7 +313,7 @@ class TrainerBase:
     def trained_samples(self) -> int | None:
         """Return how many samples workers have reported since the engine started; for displays of progress.
 
-        Repeated tasks count again. ``None`` if the engine does not know it, as that of COMPSs.
+        Repeated tasks count again. ``None`` if the engine does not know, such as the COMPSs engine.
         """
         session = self._workplace.session
         return None if session is None else session.engine.trained_samples()
@@ -322,8 +321,8 @@ class TrainerBase:
     def stop(self, reason: str) -> None:
         """End the fit after the current round; for callbacks. ``reason`` becomes the value of ``stopped``.
 
-        Later rounds that were already submitted are cancelled. Only if workers merge without waiting for each other
-        are these still trained and recorded.
+        Later rounds that were already submitted are cancelled, unless workers merge without waiting for each other:
+        then they are still trained and recorded.
         """
         if self._model.fit is None:
             raise RuntimeError("stop was called while no fit is running; call it from a callback")
@@ -331,12 +330,12 @@ class TrainerBase:
 
     @property
     def stopping(self) -> str | None:
-        """Why the running fit is about to stop, ``None`` if it is not; for callbacks."""
+        """Why the running fit is about to stop, or ``None``; for callbacks."""
         return None if self._model.fit is None else self._model.fit.stopping.reason
 
     @property
     def stopped(self) -> str | None:
-        """Why the last fit ended early: the argument of ``stop``, ``"max_time"``, ``"SIGTERM"``; else ``None``."""
+        """Why the last fit ended early (the argument of ``stop``, ``"max_time"``, ``"SIGTERM"``), or ``None``."""
         return self._model.stopped
 
     @property

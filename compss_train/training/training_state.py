@@ -1,4 +1,4 @@
-"""The state of a training: what merges and workers keep in the engine from task to task, and what checkpoints have.
+"""The state of training: what merges and workers keep in the engine from task to task, and what checkpoints hold.
 
 In a fit the states of the workers of each group are one value of the engine: what the group's last task returned.
 ``Snapshot`` is the state of a trainer, with its conversion to the plain values of a checkpoint.
@@ -22,7 +22,7 @@ from compss_train.worker import GroupState, WorkerState
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class MergeState:
-    """What merges keep beside the parameters: values, or references to them during a fit."""
+    """What merges keep besides the parameters: values, or references to them during a fit."""
 
     moments: Any = None
     """The mean of the workers' optimizer states, as named arrays, with ``optimizer_state="average"``."""
@@ -56,10 +56,10 @@ NOTHING_KEPT = MergeState()
 
 @dataclass(frozen=True, eq=False)
 class TrainingState:
-    """What a fit leaves to the next one, and to a checkpoint, beside the parameters."""
+    """What a fit passes on to the next fit and to a checkpoint, besides the parameters."""
 
     workers: tuple[WorkerState, ...] = ()
-    """The state of each worker; missing ones start anew."""
+    """The state of each worker; workers without a state start fresh."""
     merge: MergeState = NOTHING_KEPT
 
 
@@ -95,7 +95,7 @@ class Progress:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Snapshot:
-    """The state of a trainer, without what the program that resumes it provides again."""
+    """The state of a trainer, without what the resuming program provides again."""
 
     parameters: Parameters
     """The global parameters."""
@@ -105,15 +105,15 @@ class Snapshot:
     """The number of started epochs of all fits."""
     history: list[dict[str, Any]]
     setting: dict[str, Any]
-    """The settings of the trainer and its network, to compare with those that resume."""
+    """The settings of the trainer and its network, to be compared on resuming."""
     progress: Progress | None
     """The progress of the running ``fit``; ``None`` between fits and in ``fit_online``."""
     callbacks: dict[str, Any]
-    """The state of each callback with a state."""
+    """The state of each callback that has one."""
     schedule: dict[str, Any]
     """The state of the learning-rate schedule that does not follow from the epoch."""
     merge: dict[str, Any] = field(default_factory=dict)
-    """What merges keep beside the parameters."""
+    """What merges keep besides the parameters."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the snapshot as plain values."""

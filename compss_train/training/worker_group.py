@@ -22,14 +22,14 @@ from compss_train.training.training_state import States, state_refs
 from compss_train.worker import Reading, Step, Work, WorkerCallback, split_rows, train_group
 
 LEAST_CHUNKS = 16
-"""In at least so many tasks blocks are cut, so that a task has a sixteenth of the data in memory at most."""
+"""Minimum number of tasks that cut blocks, so that each holds at most a sixteenth of the data in memory."""
 
 MOST_PIECES = 64
-"""On average a worker receives at most so many pieces, as long as there are not fewer chunks than these."""
+"""Maximum average number of pieces that a worker receives; ``LEAST_CHUNKS`` takes precedence."""
 
 Inputs: TypeAlias = tuple[Sequence[WorkerAssignment], Reading, Sequence[Ref]]
-"""What a task on some workers receives: the assignment of each, in pieces with other numbers of samples; how they
-read; blocks of x, then of y and of weights, or pieces, which are used in one round only."""
+"""What a task on some workers receives: each worker's assignment, with sample numbers relative to pieces if there
+are any; how they read; and blocks of x, then of y and of weights, or pieces, which serve one round only."""
 
 
 class WorkerGroup:
@@ -38,18 +38,18 @@ class WorkerGroup:
     Parameters
     ----------
     session:
-        Holds the workers' devices and states. Each state is replaced by a reference to a new one whenever its group
-        of workers trains; old ones are kept until ``free_states``, as a fit that is stopped returns to them.
+        Holds the workers' devices and states. Whenever a group of workers trains, its state is replaced by a
+        reference to a new one; old states are kept until ``free_states``, because a stopped fit returns to them.
     source:
         The samples, which are published.
     options, seed:
-        How they are read.
+        How the samples are read.
     schedule:
-        Of learning rates.
+        The learning-rate schedule.
     callbacks:
-        Those that run in the workers.
+        The callbacks that run in the workers.
     traced:
-        Returns the workers that are traced in a round.
+        A function that returns the workers to trace in a round.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class WorkerGroup:
         self._is_first = True
 
     def _regroup(self, source: DataSource, options: FitOptions) -> None:
-        """Let several workers share a task, where tasks cost more than they train."""
+        """Let several workers share a task if a task costs more time than a worker trains."""
         workers, resources, engine = len(self._session.devices), self._session.resources, self._engine
         sharing = min(source.shares(options.order), workers)
-        # Each worker has a task of its own where it merges by itself, where sums would have more bytes than
-        # compressed changes, and on GPUs, which workers share in another order.
+        # Each worker has its own task if it merges by itself, if sums would have more bytes than compressed
+        # changes, and on GPUs, which workers share in another order.
         may_share = options.merge.kind == "synchronous" and options.merge.dtype is None and not resources.gpus
         places = engine.places(resources) if may_share else 0
         seconds = self._session.sample_seconds * options.worker_samples(source.sizes, sharing)
@@ -110,8 +110,8 @@ class WorkerGroup:
     ) -> list[Ref]:
         """Submit the training of a group, and keep the states that it returns; return its other results.
 
-        ``moments`` are those that a worker without a state of its own starts from. ``task`` is the function that
-        trains, which takes ``more`` arguments; one for the only active worker of a group also returns measurements.
+        ``moments`` are the optimizer moments that a worker without a state starts from. ``task`` is the function
+        that trains, and takes ``more`` arguments; for a group's only active worker it also returns measurements.
         """
         values, works = self._task_of(group)
         args = self.data.training_spec, parameters, self.states[group], values, works, moments, *more
@@ -163,7 +163,7 @@ class WorkerGroup:
         return blocks[: self.data.read_ahead]
 
     def _timed(self, schedule: LrSchedule, worker: int) -> dict[int, TimedHyperparameters]:
-        """Return the hyperparameters of a worker by epoch; many workers have the same."""
+        """Return the hyperparameters of a worker by epoch; many workers share them."""
         epochs = {block_pass.epoch for block_pass in self.round.assignments[worker]} or {self.round.epoch - 1}
         span = self.round.span(worker)
         key = frozenset(epochs), span
@@ -218,7 +218,7 @@ class WorkerGroup:
         ]
 
     def _chunks(self, groups: int, workers: int) -> list[range]:
-        """Return the blocks that each task cuts: enough tasks for all places, but no pieces without number."""
+        """Return the blocks that each task cuts: enough tasks for all places, without too many pieces."""
         blocks, places = len(self.data.starts), self._engine.places(Resources())
         most = max(LEAST_CHUNKS, MOST_PIECES * workers // groups)
         number = min(blocks, max(LEAST_CHUNKS, 2 * places), most)
@@ -244,7 +244,7 @@ def _samples_of(assignments: Iterable[WorkerAssignment]) -> NDArray[Any]:
 
 
 def _renumbered(assignments: Sequence[WorkerAssignment], numbers: NDArray[Any]) -> list[WorkerAssignment]:
-    """Return the assignments of workers that have samples, with these numbers in place of those of the samples."""
+    """Return the assignments of the workers with samples, with ``numbers`` in place of the sample numbers."""
     renumbered, start = [], 0
     for assignment in assignments:
         passes = []

@@ -19,7 +19,7 @@ from compss_train.training.trained_model import Fit, TrainedModel
 from compss_train.training.training_state import TrainingState
 
 MAX_WORKERS = 100_000
-"""The most workers of a trainer: each has a state, and its place in the plan of every round."""
+"""Maximum number of workers of a trainer: each has a state, and a place in the plan of every round."""
 
 
 class Workplace:
@@ -33,7 +33,7 @@ class Workplace:
         worker_timeout: float | None,
         seed: Callable[[], int],
     ) -> None:
-        """``seed`` returns that of new workers."""
+        """``seed`` is a function that returns the seed of new workers."""
         self._given = engine if isinstance(engine, Engine) else None
         self.engine = self._given
         self.engine_class = type(engine) if isinstance(engine, Engine) else engine_class(engine)
@@ -83,8 +83,8 @@ class Workplace:
     def fitting(self, fit: Fit, model: TrainedModel, samples: int | None) -> Iterator[Session]:
         """Provide the session for a fit, which callbacks, Ctrl-C and SIGTERM can stop; call its callbacks.
 
-        ``samples`` is the number to train on, if it is known. Afterwards tasks of a fit that was stopped at once
-        are ended, and the process after SIGTERM.
+        ``samples`` is the number to train on, if known. Afterwards, the tasks of a fit that was stopped at once are
+        ended, and after SIGTERM the process.
         """
         with self.working(model.built, fitting=True) as session:
             model.stopped, model.fit = None, fit
@@ -107,7 +107,7 @@ class Workplace:
     def inference(
         self, built: BuildArguments, parameters: Parameters, data: DataSource, batch_size: int | None
     ) -> Iterator[tuple[Inference, Ref]]:
-        """Provide tasks without gradients on these samples, and the published parameters."""
+        """Provide the inference tasks on these samples, and the published parameters."""
         if batch_size is not None:
             check_count("batch_size", batch_size)
         with self.working(built) as session:
@@ -125,21 +125,21 @@ class Workplace:
         return self._saved_state if self.session is None else self.session.state()
 
     def set_state(self, state: TrainingState) -> None:
-        """Continue from this state; workers beyond those in it start anew."""
+        """Continue from this state; workers without a state in it start fresh."""
         if self.session is None:
             self._saved_state = state
         else:
             self.session.set_state(state, self._seed())
 
     def forget(self) -> None:
-        """End the session of a network that another one replaces; the engine stays."""
+        """End the session of a network that is replaced by another; the engine stays."""
         self._saved_state = TrainingState()
         if self.session is not None:
             self.session.close()
             self.session = None
 
     def end(self, *, kill: bool) -> None:
-        """End the session and its processes; a given engine only with ``kill``."""
+        """End the session and its processes; an engine that the user provided only with ``kill``."""
         session, self.session = self.session, None
         if self.engine is not None and (self._given is None or kill):
             self.engine.shutdown(kill=kill)

@@ -43,11 +43,11 @@ class Batch(NamedTuple):
     weight: torch.Tensor | None = None
     """One number a sample."""
     samples_before: int | None = None
-    """Number of samples that the transform got; ``None`` before the transform, and without one."""
+    """Number of samples passed to the transform; ``None`` before the transform, and without one."""
 
     @property
     def samples(self) -> int:
-        """Number of samples, whatever the transform has made of them."""
+        """Number of samples before the transform, which may change it."""
         return number_of(self.x) if self.samples_before is None else self.samples_before
 
     def to(self, device: str) -> Self:
@@ -57,7 +57,7 @@ class Batch(NamedTuple):
 
     @property
     def parts(self) -> dict[str, Any]:
-        """Return what holds tensors, by the names of the fields."""
+        """Return the fields that hold tensors, by name."""
         parts = {"x": self.x, "y": self.y, "weight": self.weight}
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -85,7 +85,7 @@ def split_rows(
 ) -> tuple[Piece, ...] | Piece:
     """Return pieces of consecutive blocks, whose rows begin at ``bounds``; a task of a total shuffle.
 
-    ``blocks`` are those of x, which begin at ``starts``, then those of y and of the weights; or tuples of all.
+    ``blocks`` are the blocks of x, which begin at ``starts``, then of y and of the weights; or tuples of all.
     Returns a tuple of pieces, or the piece itself if there is only one.
     """
     gathered = [gather(rows, starts, column) for column in columns_of(blocks, len(starts))]
@@ -102,7 +102,7 @@ def placed_batches(
 ) -> Iterator[PlacedBatch]:
     """Iterate over the batches of a worker, each with its place.
 
-    ``buffer`` is that of a worker whose epoch has several rounds, ``samples`` reads samples by their numbers.
+    ``buffer`` is carried between the rounds of an epoch, ``samples`` reads samples by their numbers.
     """
     if isinstance(samples, StreamReader) and not samples.counted:
         yield from _until_the_end(work, source, samples)
@@ -112,7 +112,7 @@ def placed_batches(
 
 
 def batches_in_epoch(work: Work, epoch: int) -> int:
-    """Return the planned number of batches of an epoch of a worker."""
+    """Return the planned number of batches in a worker's epoch."""
     if work.draws is not None:
         return len(work.draws.sizes)
     block_passes = tuple(block_pass for block_pass in work.block_passes if block_pass.epoch == epoch)
@@ -139,11 +139,11 @@ def _block_by_block(work: Work, source: Source, device: str) -> Iterator[PlacedC
                 before = block_pass.first + block_pass.skip
                 for start, batch in _cut(block_pass, work, rows, device):
                     yield Place(block_pass.epoch, block_pass.block, before + start), batch
-            del rows  # before the next one is read
+            del rows  # free them before the next block is read
 
 
 def _until_the_end(work: Work, source: Source, stream: StreamReader) -> Iterator[PlacedBatch]:
-    """Iterate over batches of a stream's numbers as long as it has samples."""
+    """Iterate over batches of a stream's sample numbers until the stream ends."""
     with source.rows(work.block_passes) as columns_of_passes:
         for block_pass, (number,) in zip(work.block_passes, filter(None, columns_of_passes), strict=True):
             batch = Batch(number.expand(work.reading.batching.size or 1).contiguous())
@@ -297,7 +297,7 @@ def draw_in_step(buffer: Buffer, chunks: Iterable[Columns], draws: Draws) -> Ite
     for size, wanted in zip(draws.sizes, draws.puts, strict=True):
         _put(buffer, rows, wanted, draws)
         yield from _get(buffer, size)
-    while not rows.ended and buffer.samples_put < draws.puts[-1]:  # those for which batches that wait left no room
+    while not rows.ended and buffer.samples_put < draws.puts[-1]:  # samples that found no room before
         yield from _get(buffer, draws.largest)
         _put(buffer, rows, draws.puts[-1], draws)
     while draws.is_last and len(buffer):
@@ -305,7 +305,7 @@ def draw_in_step(buffer: Buffer, chunks: Iterable[Columns], draws: Draws) -> Ite
 
 
 def _put(buffer: Buffer, rows: _Rows, wanted: int, draws: Draws) -> None:
-    """Put samples until as many as wanted have been put into the buffer in this epoch, as far as there is room."""
+    """Put samples into the buffer until it has received ``wanted`` in this epoch, or is full."""
     room = buffer.capacity - len(buffer)
     for chunk in rows.take(min(wanted - buffer.samples_put, room)):
         buffer.put_many(chunk, block=False)

@@ -25,9 +25,9 @@ from compss_train.worker.work import Work
 def evaluate(
     training_spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], works: Sequence[Work]
 ) -> list[Measured]:
-    """Return what is measured of the blocks or files of each work, in evaluation mode.
+    """Return the measurements on the blocks or files of each ``Work``, in evaluation mode.
 
-    ``values`` are the blocks of all of them. What is measured has the same bits whatever else the task evaluates.
+    ``values`` are the blocks of all of them. Measurements have the same bits whatever else the task evaluates.
     """
     return [_evaluate(training_spec, parameters, values, work) for work in works]
 
@@ -47,7 +47,7 @@ def _evaluate(training_spec: TrainingSpec, parameters: Parameters, values: Seque
 
 
 class _Transform:
-    """The transform, of which the first batch shows whether it draws random numbers."""
+    """The transform; its first batch shows whether it draws random numbers."""
 
     def __init__(self, replica: ModelReplica) -> None:
         self._replica = replica
@@ -67,7 +67,7 @@ class _Transform:
 
 
 def _batches(replica: ModelReplica, work: Work, source: Source) -> Iterator[Batch]:
-    """Iterate over the batches as the transform gets them."""
+    """Iterate over the batches before the transform."""
     for place, columns in placed_batches(
         work, source, replica.columns_device, samples=replica.training_spec.samples
     ):

@@ -1,4 +1,4 @@
-"""``Learner``: a worker's copy of the model and what trains it, and what the worker keeps (``WorkerState``)."""
+"""``Learner``: a worker's copy of the model with its training, from and to a ``WorkerState``."""
 
 import math
 from collections.abc import Iterator
@@ -27,26 +27,26 @@ from compss_train.worker.state import WorkerState, with_tensors
 from compss_train.worker.work import Work
 
 LEAST_SCALE = 1e-4
-"""Losses of fp16 are never scaled by less: gradients that overflow nevertheless are NaN, or have diverged."""
+"""Minimum loss scale of fp16: gradients that overflow even then are NaN, or have diverged."""
 
 
 class Learner:
-    """A worker's copy of the model, and what trains it batch by batch.
+    """A worker's copy of the model, which it trains batch by batch.
 
-    ``fit`` and ``fit_online`` share it, and differ in where batches come from and in where the result goes.
+    ``fit`` and ``fit_online`` share it; they differ only in where batches come from and where results go.
 
     Parameters
     ----------
     training_spec:
-        The network and what trains it; neither is changed.
+        The network and how it is trained; not modified.
     parameters:
-        The global parameters, from which the copy starts.
+        The global parameters that the copy starts from.
     state:
-        What the worker has kept from its last task.
+        The worker's state after its last task.
     work:
         What the worker does: its number, device, callbacks, hyperparameters.
     moments:
-        The optimizer state of a worker that has none of its own.
+        The optimizer state for a worker that has none.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class Learner:
         self._callbacks = CallbackRunner(work.step.callbacks, context, self._accumulator, state.callbacks)
         self._tracer = Tracer(work.device, wanted=work.worker in work.step.traced)
         self.skipped = 0
-        """How many batches were skipped since the last one that was learnt."""
+        """Number of batches skipped since the last training step."""
 
     def train(self, placed: Iterator[PlacedBatch]) -> int:
         """Train on batches, and return the number of their samples.
 
-        The next batch is taken when the one before is learnt. Accumulated gradients are applied at the end of each
-        epoch.
+        The next batch is taken after the step on the previous one. Accumulated gradients are applied at the end of
+        each epoch.
         """
         drawn = 0
         self._callbacks.round_start()
@@ -94,7 +94,7 @@ class Learner:
         return drawn
 
     def prepared(self, placed: Iterator[PlacedBatch]) -> Iterator[PlacedBatch]:
-        """Iterate over batches as the training step gets them."""
+        """Iterate over batches prepared for the training step."""
         reading = self._work.reading
         return Preparation(self.replica, reading.seed, ragged=reading.structure.ragged).of(placed)
 
@@ -138,7 +138,7 @@ class Learner:
         """Apply the gradients that are still accumulated, and return the parameters.
 
         Raises ``DivergedError`` in the task rather than in the coordinator, so that NaN is never merged.
-        ``measured`` is what was measured since the last merge, if that was taken already.
+        ``measured`` has the measurements since the last merge, if they have already been taken.
         """
         self.stepper.finish()
         trained = params.from_module(self.net)

@@ -1,4 +1,4 @@
-"""The last task of a synchronous merge, which makes the global parameters of those of the workers.
+"""The last task of a synchronous merge, which computes the global parameters from the workers' results.
 
 The last task returns the mean of the workers, or takes a step of an *outer optimizer* towards it: the mean change
 of a round is the negative of a gradient (Reddi et al. 2021, "Adaptive federated optimization"; DiLoCo, Douillard et
@@ -27,10 +27,10 @@ from compss_train.worker.state import split_moments
 
 @dataclass(frozen=True, kw_only=True)
 class MergeRule:
-    """What the last task of a merge makes of the mean of the workers."""
+    """What the last task of a merge does with the mean of the workers."""
 
     names: TensorNames
-    """Those of the network; buffers and frozen parameters are averaged only."""
+    """The names of the network's tensors; buffers and frozen parameters are only averaged."""
     optimizer: OptimizerFactory | None = None
     """Makes the outer optimizer; ``None`` for the mean."""
     moments: bool = False
@@ -38,16 +38,16 @@ class MergeRule:
     compressed: bool = False
     """Whether workers return compressed changes."""
     decay: float | None = None
-    """The share of the old value in the average of the parameters of all merges; ``None`` for no such average."""
+    """The decay of the moving average of the parameters over merges; ``None`` for no average."""
 
     @property
     def is_mean(self) -> bool:
-        """Whether the last task returns the mean and nothing else: that of a single worker is what it returned."""
+        """Whether the last task returns only the mean; a single worker's result then needs no task."""
         return len(self.results) == 2 and not self.compressed
 
     @property
     def results(self) -> tuple[str, ...]:
-        """The names of the results of the last task, those after the first two as in ``MergeState``."""
+        """The names of the last task's results; after the first two, the names are those of ``MergeState``."""
         optional = {"moments": self.moments, "outer": self.optimizer, "averaged": self.decay}
         return "parameters", "measured", *(name for name, value in optional.items() if value)
 
@@ -62,9 +62,9 @@ def finish(
 ) -> tuple[Any, ...]:
     """Return the results that ``rule.results`` names: the global parameters after a merge, and what is kept.
 
-    Measured are the merge, and then the workers.
+    The measurements are the merge's, followed by the workers'.
 
-    ``items`` are what workers trained, or sums of it, in the order of the workers. ``base`` are the global
+    ``items`` are the workers' results, or sums of them, in worker order. ``base`` are the global
     parameters at the start of the round, ``outer``, ``averaged`` and ``moments`` the values that the last merge
     returned, ``None`` before the first. Raises ``DivergedError`` if a step leads to NaN or
     infinity.
@@ -79,7 +79,7 @@ def finish(
         "moments": new_moments,
     }
     results["parameters"], results["outer"] = averages, outer
-    if rule.optimizer is not None and any(item.count for item in items):  # momentum must not go on without samples
+    if rule.optimizer is not None and any(item.count for item in items):  # no momentum without samples
         results["parameters"], results["outer"] = _step(rule, rule.optimizer, base, averages, outer)
     if rule.decay is not None:
         results["averaged"] = _moving_average(averaged, results["parameters"], rule.decay)
@@ -105,15 +105,15 @@ def _step(
 
 
 def _wide(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy in single precision at least."""
+    """Return a copy in at least single precision."""
     return array.astype(np.result_type(array.dtype, np.float32))
 
 
 def _relative_to_mean(stepped: NDArray[Any], base: NDArray[Any], mean: NDArray[Any]) -> NDArray[Any]:
     """Return the stepped values, computed as mean - (base - gradient - stepped).
 
-    The bracket is the difference to plain SGD with a learning rate of 1, whose result is the mean: this way it is
-    the mean bit for bit, without the rounding of base - (base - mean).
+    The bracket is the difference from plain SGD with a learning rate of 1, whose result is the mean: computed this
+    way, it is exactly the mean, without the rounding of base - (base - mean).
     """
     wide = _wide(base)
     difference = wide - (wide - mean)
@@ -122,7 +122,7 @@ def _relative_to_mean(stepped: NDArray[Any], base: NDArray[Any], mean: NDArray[A
 
 
 def _kind(optimizer: torch.optim.Optimizer) -> str:
-    """Return the optimizer's class with the options that are on, such as ``amsgrad``: they decide what it keeps."""
+    """Return the optimizer's class and its enabled options, such as ``amsgrad``: they determine its state."""
     own = {"params", "lr", "foreach", "fused", "capturable", "differentiable"}
     options = optimizer.param_groups[0].items()
     on = [name for name, value in options if name not in own and not torch.is_tensor(value) and value]
@@ -130,7 +130,7 @@ def _kind(optimizer: torch.optim.Optimizer) -> str:
 
 
 def _restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any] | None) -> None:
-    """Continue from a saved state, unless it is that of another kind of optimizer."""
+    """Continue from a saved state; the state of another kind of optimizer is ignored."""
     if saved is not None and saved["kind"] == _kind(optimizer):
         state = copy.deepcopy(saved["state"])  # optimizers update loaded tensors in place
         optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

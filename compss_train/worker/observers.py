@@ -61,7 +61,7 @@ class CallbackRunner:
         context.x = context.y = context.loss = context.output = None
 
     def round_end(self) -> None:
-        """Call ``on_round_end``; logs of a round count by the samples that the worker has trained on."""
+        """Call ``on_round_end``; a round's logs are weighted by the samples that the worker has trained on."""
         self._call("on_round_end")
         samples = self._accumulator.samples
         self._accumulator.measure(self._at_start, samples)
@@ -89,7 +89,7 @@ class CallbackRunner:
 
 
 def _named(callbacks: Sequence[WorkerCallback]) -> Iterator[tuple[str, WorkerCallback]]:
-    """Iterate over the callbacks with names of their own: the class and a number."""
+    """Iterate over the callbacks with unique names: the class and a number."""
     seen: Counter[str] = Counter()
     for callback in callbacks:
         name = type(callback).__name__
@@ -98,11 +98,11 @@ def _named(callbacks: Sequence[WorkerCallback]) -> Iterator[tuple[str, WorkerCal
 
 
 MOST_BATCHES = 100
-"""The first batches of a round, which a trace is limited to: each adds up to a megabyte."""
+"""Maximum number of batches in a trace, from the start of a round: each adds up to a megabyte."""
 
 
 class Tracer:
-    """Traces the first batches of a task, if that is ``wanted``; a context that ends with the trace."""
+    """Context manager that traces the first batches of a task if ``wanted``."""
 
     def __init__(self, device: str, *, wanted: bool) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
@@ -123,7 +123,7 @@ class Tracer:
         self._stop()
 
     def batch(self, number: int) -> AbstractContextManager[object]:
-        """Return the context of a batch, which has its number in the trace."""
+        """Return the context of a batch, which labels it with its number in the trace."""
         if not self._running:
             return nullcontext()
         if self._batches == MOST_BATCHES:
@@ -133,7 +133,7 @@ class Tracer:
         return torch.profiler.record_function(f"batch {number}")
 
     def trace(self) -> bytes | None:
-        """Return the trace, compressed JSON, after it has ended; ``None`` if none was wanted."""
+        """Return the finished trace as compressed JSON, or ``None`` if it was not ``wanted``."""
         if self._profiler is None:
             return None
         with tempfile.TemporaryDirectory() as folder:

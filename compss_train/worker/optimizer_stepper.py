@@ -43,12 +43,12 @@ class OptimizerStepper:
         several = isinstance(optimizer, JoinedOptimizer)
         self._check_outputs = check_outputs and not several and takes_logits(replica.training_spec.loss)
         self.batches = batches
-        """How many batches have been trained, by earlier tasks of the worker, too."""
+        """Number of batches trained, including by earlier tasks of the worker."""
         self.scaler = _scaler_of(replica, optimizer, scaler)
         """Scales losses in fp16, and does nothing otherwise."""
         self.warnings: dict[str, Any] = {}
-        """``probabilities`` if the first outputs are, though the loss takes logits, and why the network is
-        ``not_compiled``; otherwise empty."""
+        """``probabilities`` if the first outputs are probabilities but the loss takes logits, and the reason why
+        the network is ``not_compiled``; otherwise empty."""
         if check_outputs and (reason := replica.not_compiled) is not None:
             self.warnings["not_compiled"] = reason
         self.weightless = 0
@@ -64,7 +64,7 @@ class OptimizerStepper:
                     group[name] = value
 
     def learn(self, batch: Batch, accumulator: MetricAccumulator, epoch: int = 0) -> StepResult | None:
-        """Train on one batch, transformed already, and add its measurements; return ``None`` if it was skipped.
+        """Train on one transformed batch, and add its measurements; return ``None`` if it was skipped.
 
         The optimizer steps once the gradients of ``accumulate`` batches have been added up.
         """
@@ -95,7 +95,7 @@ class OptimizerStepper:
         skips = self._options.on_nan == "skip"
         undo = _undo(self._replica.training_spec.net, self._trained) if skips else None
         result = self._add_gradients(batch, epoch)
-        # In fp16 gradients overflow as a matter of course, which is for the scaler to see.
+        # In fp16, gradients overflow in normal operation; the scaler handles that.
         gradients = [] if self.scaler.is_enabled() else _gradients(self._trained)
         if undo is not None and not _are_finite([result.loss.detach(), *gradients]):
             undo()
@@ -131,7 +131,7 @@ class OptimizerStepper:
         if not self._accumulated_batches:
             return
         self.scaler.unscale_(self.optimizer)
-        if self._options.accumulate > 1:  # each loss was multiplied by its samples
+        if self._options.accumulate > 1:  # each loss was multiplied by its number of samples
             for gradient in _gradients(self._trained):
                 gradient.div_(self._accumulated_samples)
         self._clip(self._trained)
@@ -202,7 +202,7 @@ def _scaler_of(
     if scaler.is_enabled():
         parts = optimizer.optimizers.values() if isinstance(optimizer, JoinedOptimizer) else [optimizer]
         for part in parts:
-            # The scaler leaves out steps itself: torch's fused SGD would begin with momentum that was never set.
+            # The scaler itself skips steps: torch's fused SGD would otherwise start with uninitialized momentum.
             part._step_supports_amp_scaling = False  # type: ignore[attr-defined]
         if state is not None:
             scaler.load_state_dict(dict(state))
@@ -218,7 +218,7 @@ def _undo(net: nn.Module, trained: Sequence[nn.Parameter]) -> Callable[[], None]
     def undo() -> None:
         for parameter, gradient in zip(trained, gradients, strict=True):
             parameter.grad = gradient
-        # Some networks replace their buffers, also by one of their two names only.
+        # Some networks replace their buffers, possibly under only one of two names.
         present = dict(net.named_buffers(remove_duplicate=False))
         for name, buffer in buffers.items():
             present[name].copy_(buffer)

@@ -1,4 +1,4 @@
-"""Batches are prepared for the training step: collated and transformed, with random draws of their own."""
+"""Preparation of batches for the training step: collation and transforms, with their own random draws."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +16,9 @@ from compss_train.worker.batches import Batch, PlacedBatch
 class Preparation:
     """Collates and transforms batches between the training steps.
 
-    Random draws of the transforms are seeded by the fit's seed and the place of the batch, or of the sample for a
-    ``train_transform`` by sample: they depend neither on the worker nor on what was trained before, and leave the
-    generators of the network alone.
+    The transforms' random draws are seeded by the fit's seed and the place of the batch, or of the sample for a
+    ``train_transform`` by sample: they depend neither on the worker nor on earlier training, and do not affect the
+    network's generators.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Preparation:
         self._has_work = ragged or any(each is not None for each in functions)
 
     def of(self, batches: Iterator[PlacedBatch]) -> Iterator[PlacedBatch]:
-        """Iterate over the prepared batches; those without samples, where a stream has ended, are left out."""
+        """Iterate over the prepared batches; empty batches, at the end of a stream, are left out."""
         if not self._has_work:
             return batches
         prepared = ((place, self._prepared(place, batch)) for place, batch in batches)
@@ -70,12 +70,12 @@ class Preparation:
 
 
 def collated(replica: ModelReplica, place: Place, batch: Batch, reseed: Reseed) -> Batch:
-    """Return a batch as the transforms get it, on the replica's device; one without samples where a stream ended.
+    """Return a batch ready for the transforms, on the replica's device; an empty batch if a stream has ended.
 
-    Where the batch has numbers of samples, these are read; ``reseed`` seeds the random draws of the data set.
-    ``collate`` of ``build`` gets a list of samples, (x, y) or x where there is no y, and returns a batch of the
-    same kind. Without, sequences of different lengths are padded: those of x with 0, integer targets with -100,
-    which losses ignore. Raises ``TypeError`` for other targets.
+    Sample numbers in the batch are replaced by the samples; ``reseed`` seeds the data set's random draws.
+    ``build``'s ``collate`` gets a list of samples, (x, y) or x without targets, and returns a batch of the same
+    kind. Without it, sequences of different lengths are padded: x with 0, integer targets with -100, which losses
+    ignore. Raises ``TypeError`` for other targets.
     """
     spec = replica.training_spec
     if spec.samples is not None:

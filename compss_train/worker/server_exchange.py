@@ -3,8 +3,8 @@
 The weights of a layer are one key, to which changes are added. Additions commute, so that in double precision the
 order of arrival only affects the rounding of ties. Floating buffers (such as BatchNorm's variances) and integers
 cannot be merged by adding changes: a change relative to an outdated base can make a variance negative, and two
-workers that increment a counter would increment it twice. For these a second key holds one row a worker, with the
-worker's latest values, which only this worker changes. Their global value is the mean of the rows weighted by the
+workers that increment a counter would increment it twice. For these, a second key holds one row for each worker
+with its latest values, which only that worker changes. Their global value is the mean of the rows weighted by the
 workers' shares, and for integers the maximum.
 """
 
@@ -27,14 +27,14 @@ from compss_train.worker.work import Work
 
 @dataclass(frozen=True)
 class Layer:
-    """The parameters of one module by name: those that changes are added to, and those with one row a worker."""
+    """One module's parameters by name: those that changes are added to, and those with a row for each worker."""
 
     name: str
     added: tuple[str, ...]
     by_worker: tuple[str, ...]
     priority: int
     stepped: bool
-    """Whether an optimizer of the server steps with the changes, instead of adding them."""
+    """Whether the server's optimizer steps with the changes instead of adding them."""
 
     @property
     def weights(self) -> str:
@@ -59,15 +59,15 @@ class Exchange:
     """The dtypes of all parameters, in state_dict order."""
     num_workers: int
     aliases: Mapping[str, str]
-    """Further names of tensors, each with the first one, which alone is on the server: pulls of one tensor under
-    two keys could differ by the change of another worker."""
+    """Additional names of tensors, each with its first name. Only the first name is on the server: pulls of one
+    tensor under two keys could differ by another worker's change."""
 
     @classmethod
     def of(cls, parameters: Parameters, names: TensorNames, num_workers: int, *, stepped: bool = False) -> Self:
         """Return the exchange for parameters of this structure.
 
-        ``stepped`` says whether an optimizer of the server steps the weights. Frozen weights of a module are then a
-        layer of their own: weight decay would move them.
+        With ``stepped``, the server's optimizer steps the weights. A module's frozen weights are then a separate
+        layer: weight decay would move them.
         """
         modules: dict[str, list[str]] = {}
         added = {
@@ -106,7 +106,7 @@ class Exchange:
     ) -> None:
         """Push the change of a worker relative to its base, weighted by ``share``; all shares sum to 1.
 
-        An optimizer of the server gets the negative change, as a gradient.
+        A server with an optimizer receives the negative change, as a gradient.
         Returns before everything is sent. With a share of 0 nothing is pushed.
         """
         if not share:
@@ -150,7 +150,7 @@ def _wide(array: NDArray[Any]) -> NDArray[Any]:
 
 
 def _merged(shares: NDArray[Any], rows: NDArray[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return the weighted mean or the maximum of the rows with a share; the initial values if there are none."""
+    """Return the weighted mean or the maximum of the rows with a share; without any, the initial values."""
     active = shares > 0
     if not active.any():
         return np.asarray(rows[0])
@@ -169,7 +169,7 @@ class ServerAddress:
     exchange: Exchange
 
     def connect(self, name: str | None = None, *, generation: int = 0, timeout: float = 60.0) -> ParameterServer:
-        """Return a client; the calls of a client that reconnects under the same name are executed once."""
+        """Return a client; repeated calls of a client that reconnects under the same name are executed once."""
         from compss_train.parameter_server import connect  # needs ZeroMQ, unlike the rest of a worker
 
         return connect(self.address, self.token, name=name, generation=generation, timeout=timeout)
@@ -187,8 +187,8 @@ def train_and_exchange(
 ) -> tuple[Parameters, GroupState, list[Measured]]:
     """Train a worker alone, push its change, and return the global parameters instead of its own.
 
-    ``samples`` is the number of samples of all workers in the round. A task that is run again after its process
-    died connects as the same client, so that changes that had arrived are not added twice.
+    ``samples`` is the number of samples of all workers in the round. A task that runs again after its process died
+    connects as the same client, so that changes that had already arrived are not added twice.
     """
     trained, after, measured = train_alone(training_spec, parameters, state, values, works, moments)
     (work,) = works

@@ -20,20 +20,20 @@ from compss_train.samplers.loader import FileLoader
 from compss_train.worker.work import Reading, Work
 
 Columns: TypeAlias = tuple[torch.Tensor, ...]
-"""Rows of the columns of x, then of those of y and of weights if the data have them."""
+"""Rows of the columns of x, then of y and of the weights if the data have them."""
 
 PlacedColumns: TypeAlias = tuple[Place, Columns]
-"""The columns of a batch, and where it is."""
+"""The columns of a batch, and its place."""
 
 Order: TypeAlias = NDArray[Any] | None
-"""The training order of a pass, as numbers among its stored rows; ``None`` where they are in that order."""
+"""The training order of a pass, as indices into its stored rows; ``None`` if they are already in order."""
 
 _FILE_CHUNK = 2**22  # bytes read at a time: large enough to make the hand-over to another thread negligible
 _MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the core's cache until they are put
 
 
 def stored_rows(block_pass: BlockPass, shuffle_seed: int | None) -> slice:
-    """Return the rows of the block that a pass needs; a part of a shuffled pass needs those of the whole pass."""
+    """Return the block's rows that a pass needs; a part of a shuffled pass needs the rows of the whole pass."""
     first = block_pass.first
     if shuffle_seed is not None:
         return slice(first, first + block_pass.whole)
@@ -55,7 +55,7 @@ class Source(ABC):
     def rows(self, block_passes: Sequence[BlockPass]) -> AbstractContextManager[Iterator[Columns | None]]:
         """Return a context with an iterator over the ``stored_rows`` of each pass, or the samples that it names.
 
-        A file that cannot be read and is skipped gives ``None``.
+        A skipped file gives ``None``.
         """
 
     @abstractmethod
@@ -78,7 +78,7 @@ def source_of(work: Work, values: Sequence[Any]) -> Source:
 def columns_of(values: Sequence[Any], number: int) -> list[Sequence[Block]]:
     """Return the blocks of x, of y and of the weights, if the data have them.
 
-    ``values`` are a number of blocks of each column, one column after the other; or tuples of all columns.
+    ``values`` are ``number`` blocks of each column, column after column; or tuples of all columns.
     """
     if values and isinstance(values[0], tuple):
         return list(zip(*values, strict=True))
@@ -94,7 +94,7 @@ class BlockSource(Source):
 
     @contextmanager
     def rows(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterator[Columns]]:
-        """Provide the rows; those of blocks in memory are not copied."""
+        """Provide the rows; rows of blocks in memory are not copied."""
         yield map(self._rows, block_passes)
 
     def _rows(self, block_pass: BlockPass) -> Columns:
@@ -159,7 +159,7 @@ class FileSource(Source):
         self._keys = part.keys or ()
         self._shuffle_seed = work.reading.shuffle_seed
         self._upcoming = [*(block_pass.block for block_pass in work.block_passes), *part.upcoming]
-        """The files of the passes that follow, in this task and the next."""
+        """The files of the upcoming passes, in this task and the next."""
         self._left_out = 0
         """Number of samples in skipped files."""
 

@@ -1,8 +1,8 @@
 """What a worker keeps from task to task: ``WorkerState``, the state of its optimizer and its own buffers.
 
-Its own buffers are those that are not in the network's state_dict (``persistent=False``). They are not merged and
-not part of the global parameters: each worker keeps its own from round to round, as the model of a plain loop does;
-a new worker begins with those of the network that was built.
+Its own buffers are the ones outside the network's state_dict (``persistent=False``). They are neither merged nor
+part of the global parameters: each worker keeps them from round to round, like the model in a plain loop; a new
+worker starts with the buffers of the network given to ``build``.
 
 ``optimizer_state="average"`` merges optimizer states as named arrays. Momentum buffers, Adam's moments and the
 numbers of steps have the names ``"optimizer state/0.exp_avg"``: the number of the parameter and torch's name of the
@@ -35,15 +35,15 @@ class WorkerState:
     random: RandomState | int
     """A state, or the seed of a new worker."""
     buffer: dict[str, Any] | None = None
-    """The state of a buffer that merges by batches do not empty, inside an epoch."""
+    """Within an epoch, the state of a buffer that merges by batches do not empty."""
     error: Parameters | None = None
-    """What compression has left out of the changes so far, with ``Merge(dtype=...)``."""
+    """The accumulated compression error of the changes, with ``Merge(dtype=...)``."""
     batches: int = 0
-    """How many batches the worker has trained, for training steps."""
+    """Number of batches that the worker has trained, for training steps."""
     buffers: dict[str, torch.Tensor] | None = None
     """The worker's own buffers that have changed."""
     scaler: dict[str, Any] | None = None
-    """The state of the scaler of losses, in fp16."""
+    """The state of the loss scaler in fp16."""
     callbacks: dict[str, Any] | None = None
     """The states of worker callbacks, by their names."""
 
@@ -56,12 +56,12 @@ class WorkerState:
         return replace(self, optimizer={**self.optimizer, "param_groups": groups})
 
     def on_cpu(self) -> WorkerState:
-        """Return this state without that of a GPU's random number generator."""
+        """Return this state without a GPU's random number generator."""
         return self if isinstance(self.random, int) else replace(self, random=replace(self.random, cuda=None))
 
 
 def changed_buffers(net: nn.Module, before: nn.Module) -> dict[str, torch.Tensor] | None:
-    """Return copies on the CPU of the own buffers that differ from those of ``before``, ``None`` if none do.
+    """Return CPU copies of the worker's own buffers that differ from those of ``before``, or ``None``.
 
     Constants, such as masks, are therefore not kept; nor are sparse tensors.
     """
@@ -74,9 +74,9 @@ def changed_buffers(net: nn.Module, before: nn.Module) -> dict[str, torch.Tensor
 
 
 def restore_buffers(net: nn.Module, saved: Mapping[str, torch.Tensor] | None, device: str) -> None:
-    """Set own buffers of a network on ``device`` to copies of saved ones; names that it lacks are left out.
+    """Set a network's own buffers on ``device`` to copies of saved ones; unknown names are ignored.
 
-    A buffer of the same shape and dtype keeps its memory, so that what shares it still does.
+    A buffer of the same shape and dtype keeps its memory, so that tensors sharing it continue to do so.
     """
     modules = dict(net.named_modules(remove_duplicate=False)) if saved else {}
     for name, value in (saved or {}).items():
@@ -156,7 +156,7 @@ def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
 
 
 def with_tensors(function: Callable[[torch.Tensor], torch.Tensor], state: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy of a state_dict with results of the function as tensors: one for a tensor that occurs twice.
+    """Return a copy of a state_dict with the function applied to each tensor, once if a tensor occurs twice.
 
     Deepcopy would take several times as long for dicts, lists and numbers.
     """

@@ -1,8 +1,8 @@
 """The tasks that train: one worker in one round, several one after another, or one with growing learning rates.
 
-What several workers of a task share is loaded once. Their part of a merge happens in the task: it returns one sum,
-however many workers it has. Each of them trains as it would in a task of its own, from the same parameters and with
-its own state, so that its results have the same bits.
+Workers of one task load what they share once. The task also does their part of the merge: it returns one sum for
+any number of workers. Each worker trains as it would in its own task, from the same parameters and with its own
+state, so that its results have the same bits.
 """
 
 import math
@@ -28,10 +28,10 @@ from compss_train.worker.work import Work
 
 
 class Result(NamedTuple):
-    """What comes of the work of one worker in one round."""
+    """The result of one worker's work in one round."""
 
     parameters: Contribution
-    """The new parameters (with the moments, if these are averaged too), or their compressed changes."""
+    """The new parameters (with the moments if these are averaged as well), or their compressed changes."""
     state: WorkerState
     measured: Measured
 
@@ -46,8 +46,8 @@ def train(
 ) -> Result:
     """Train a model copy on the batches of a worker; accumulated gradients are applied at the end of each epoch.
 
-    ``values`` are the blocks or pieces that ``work.reading`` describes, and ``moments`` the optimizer state of a
-    worker that has none of its own.
+    ``values`` are the blocks or pieces that ``work.reading`` describes, and ``moments`` the optimizer state for a
+    worker that has none.
     """
     liveness.describe(f"{work.name}, which compiles its network," if training_spec.compile else work.name)
     started, began = time.time(), time.perf_counter()
@@ -84,9 +84,9 @@ def _compressed(
     state: WorkerState,
     measured: Measured,
 ) -> tuple[Contribution, Parameters | None]:
-    """Return what goes to the merge, with ``Merge(dtype=...)`` changes, and what compression has left out of them.
+    """Return the contribution to the merge (changes with ``Merge(dtype=...)``) and the new compression error.
 
-    A worker without samples has no vote, so that its error stays. Moments are averages that forget, and need none.
+    A worker without samples does not contribute, so its error is unchanged. Moments decay and need no feedback.
     """
     dtype = work.step.dtype
     if dtype is None or not measured.given:
@@ -122,9 +122,9 @@ def train_group(
 ) -> tuple[PartialSum, GroupState]:
     """Train workers one after another, each from ``parameters``; the other arguments are as in ``train``.
 
-    ``values`` are the blocks of all workers. Returns the sum of what they trained, with their measurements, and the
-    new states of the group. Measured is also the ``change`` of each worker, the squared norm of the change of its
-    weights: the merge compares them.
+    ``values`` are the blocks of all workers. Returns the sum of their results, with their measurements, and the new
+    states of the group. The measurements include each worker's ``change``, the squared norm of the change of its
+    weights, which the merge compares.
     """
     sums: list[PartialSum] = []
     after = [*state]
@@ -146,7 +146,7 @@ def train_alone(
     works: Sequence[Work],
     moments: Parameters | None = None,
 ) -> tuple[Contribution, GroupState, list[Measured]]:
-    """Train the only worker that has samples; return what it trained, the states of the group, its measurements."""
+    """Train the only worker that has samples; return its result, the states of the group and its measurements."""
     (work,) = works
     after = [*state]
     trained, after[work.position], own = train(
@@ -156,7 +156,7 @@ def train_alone(
 
 
 def _with_complete_nodes(sums: list[PartialSum], worker: int) -> list[PartialSum]:
-    """Add up what is complete with this worker, so that few versions of the parameters are in memory."""
+    """Add up the nodes that this worker completes, so that few versions of the parameters are in memory."""
     size = 2
     while (worker + 1) % size == 0 and len(sums) > 1:
         start = worker + 1 - size
@@ -167,7 +167,7 @@ def _with_complete_nodes(sums: list[PartialSum], worker: int) -> list[PartialSum
 
 
 DIVERGED = 4.0
-"""A loss of so many times the lowest one ends the search."""
+"""A loss of this multiple of the lowest one ends the search."""
 
 
 def losses_by_rate(
@@ -175,8 +175,7 @@ def losses_by_rate(
 ) -> list[float]:
     """Return the loss of each batch before its step with the next of ``rates``; ends where the loss diverges.
 
-    In an optimizer with several parameter groups, the rate is that of the first one, and the others keep their
-    ratio to it.
+    With several parameter groups, the rate applies to the first one, and the others keep their ratio to it.
     """
     with random_state(work.reading.seed, work.device):
         learner = Learner(training_spec, parameters, WorkerState(None, work.reading.seed), work)

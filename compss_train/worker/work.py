@@ -1,4 +1,4 @@
-"""``Work``: what one worker does in one round. It travels to a task, beside the values that the task receives."""
+"""``Work``: what one worker does in one round. It is sent to a task along with the values that the task reads."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,38 +26,38 @@ class Reading:
     shuffle_block_data: bool = False
     """Whether the samples of a block are shuffled."""
     pools: Pools | None = None
-    """The pools of a partial shuffle, ``None`` without one."""
+    """The pools of a partial shuffle, or ``None``."""
     buffer: BufferSpec | None = None
     seed: int = 0
     """Seed of every random order: rows within blocks, buffers, partial shuffles."""
     structure: ColumnStructure = SINGLE
     """Which columns are x, y and weights."""
     may_skip: bool = False
-    """Whether workers may skip files, and then have fewer samples than planned."""
+    """Whether workers may skip files, and so have fewer samples than planned."""
     blocks: tuple[int, ...] = ()
-    """The numbers of the blocks among the values of the task: those of x, then those of y and of weights in the
-    same order, or blocks with all columns. Empty if the values are pieces of blocks, with all columns."""
+    """The numbers of the blocks among the task's values: blocks of x, then of y and of weights in the same order,
+    or blocks with all columns. Empty if the values are pieces of blocks, with all columns."""
     starts: tuple[int, ...] = ()
-    """Number of the first sample of each block or piece, where passes name their samples; else empty."""
+    """Number of the first sample of each block or piece if passes list their samples; else empty."""
     files: FilePart | None = None
-    """The files of all workers, in place of values."""
+    """The files of all workers, instead of values."""
 
     @property
     def shuffle_seed(self) -> int | None:
-        """Seed of the order of rows within a block, ``None`` to keep their order."""
+        """Seed of the order of rows within a block, or ``None`` to keep their order."""
         return self.seed if self.shuffle_block_data else None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Step:
-    """How workers learn from their batches: the same for all workers of a round."""
+    """How workers train on their batches: the same for all workers of a round."""
 
     round: int = 0
     """Number of the round."""
     optimizer_state: OptimizerState = "keep"
     """What happens to the state of the optimizer when workers merge."""
     dtype: MergeDtype | None = None
-    """What changes of the weights are compressed to."""
+    """The dtype that changes of the weights are compressed to, or ``None``."""
     check_outputs: bool = False
     """Whether to check the outputs of the first batch against the loss, as in the first round of a fit."""
     callbacks: Sequence[WorkerCallback] = ()
@@ -74,7 +74,7 @@ class Work(NamedTuple):
     step: Step = Step()
     worker: int = 0
     position: int = 0
-    """Of the worker among those whose states are one value."""
+    """The worker's index within its group, whose states are one value."""
     device: str = "cpu"
     draws: Draws | None = None
     """The batches to draw from a buffer that merges do not empty."""
@@ -83,7 +83,7 @@ class Work(NamedTuple):
     upcoming: tuple[int, ...] = ()
     """The files that the worker reads ahead for the next round."""
     task: str | None = None
-    """What the task is, if it is not a round of a fit."""
+    """A description of the task if it is not a round of a fit."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""The worker nodes that COMPSs is to start, and its two configuration files, which name and describe them.
+"""The worker nodes that COMPSs should start, and the two configuration files that name and describe them.
 
 The project names the nodes, with the folders of COMPSs on them; the resources declare what each node has. Imports
 no torch, so that the doctor can use it.
@@ -66,9 +66,9 @@ def free_first_port(count: int) -> int:
     """Return the first of enough consecutive free ports for ``count`` processes of COMPSs on this machine.
 
     The search starts at a random port: two runs that start at the same time must not use the same ports, since the
-    coordinator of one would then contact the workers of the other. Ports from that of the first outgoing connection
-    on are excluded, since any of them may be in use by the time the workers start. Raises ``OSError`` if there are
-    not enough.
+    coordinator of one would then contact the workers of the other. Ports in the range of outgoing connections and
+    above are excluded, since any of them may be in use by the time the workers start. Raises ``OSError`` if too few
+    ports are free.
     """
     needed = count * PORTS
     try:
@@ -127,7 +127,7 @@ DEFAULT_HOME = Path("/opt/COMPSs")
 
 
 def compss_home() -> Path | None:
-    """Return the folder that COMPSs is installed in: ``COMPSS_HOME``, or that of ``runcompss``, or ``None``."""
+    """Return the folder that COMPSs is installed in, by ``COMPSS_HOME`` or by ``runcompss``, or ``None``."""
     if home := os.environ.get("COMPSS_HOME"):
         return Path(home)
     if (runcompss := shutil.which("runcompss")) is None:
@@ -168,7 +168,7 @@ def project_xml(
         # COMPSs appends file names without a slash.
         _add(entry, "InstallDir", f"{installed.absolute()}/")
         # One folder per node: a worker that ends removes the run's folder. If workers on one machine shared it,
-        # the others would wait for their files for ever.
+        # the others would wait for their files forever.
         _add(entry, "WorkingDir", f"{(working / node.name).absolute()}/")
     return _document(root)
 

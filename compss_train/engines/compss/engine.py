@@ -21,10 +21,10 @@ from compss_train.exceptions import EngineClosedError
 from compss_train.model.devices import CPU, gpu
 
 COMPUTING_UNITS = "ComputingUnits"
-"""Environment variable with the number of computing units of a task, as dislib uses it."""
+"""Environment variable with the number of computing units of a task, as in dislib."""
 
 _MAX_SINGLE_WAITS = 4
-"""The most small values that are fetched singly, about 10 ms each; COMPSs keeps a file of each on the worker."""
+"""Maximum number of small values fetched one by one, about 10 ms each; COMPSs keeps a worker file for each."""
 
 
 class _CompssRef(Ref):
@@ -36,7 +36,7 @@ class _CompssRef(Ref):
         self.content = content
         """The object that represents the value in the main program: a future of PyCOMPSs, or a serialized value."""
         self.external = external
-        """Whether another library owns it, so that it is neither deleted nor removed from the runtime."""
+        """Whether another library owns the value, so that it is neither deleted nor removed from the runtime."""
         self.outdated = False
         """Whether tasks have changed the value since."""
 
@@ -44,11 +44,11 @@ class _CompssRef(Ref):
 class CompssEngine(Engine):
     """Run tasks on the nodes of a COMPSs application that ``runcompss`` (or a notebook) has started.
 
-    Values stay on the nodes, as files that COMPSs moves; the coordinator gets what it fetches.
+    Values stay on the nodes, as files that COMPSs moves; the coordinator receives only what it fetches.
 
     The runtime belongs to the application: ``shutdown`` frees this engine's values and leaves the runtime running.
     Submitted tasks run to their end, and waiting cannot be interrupted: PyCOMPSs has no call for it, and cancelling
-    groups of tasks works with some of COMPSs's schedulers only.
+    groups of tasks works only with some of COMPSs's schedulers.
     """
 
     name: ClassVar[str] = "compss"
@@ -63,7 +63,7 @@ class CompssEngine(Engine):
         self._nodes = self.nodes()
         self._refs: set[_CompssRef] = set()
         self._gpu_tasks: dict[Resources, deque[_CompssRef]] = {}
-        """The results that the next tasks on GPUs wait for, where their number at a time is limited."""
+        """The results that the next GPU tasks wait for, if the number of concurrent ones is limited."""
         self._timeout: float | None = None  # of ``watched``
         # PyCOMPSs keeps every object that it was given: an engine that was never closed frees them when collected.
         self._close = weakref.finalize(self, _free, self._api, self._refs, threading.get_ident())
@@ -77,12 +77,12 @@ class CompssEngine(Engine):
 
     @classmethod
     def nodes(cls) -> list[Node]:
-        """Return the nodes that COMPSs was started with; none if its configuration cannot be read."""
+        """Return the nodes that COMPSs was started with; empty if its configuration cannot be read."""
         return runtime.declared_nodes()
 
     @classmethod
     def default_workers(cls, threads: int) -> int:
-        """Return how many tasks fit on the nodes; those of this machine if no task fits, or they are unknown."""
+        """Return how many tasks fit on the nodes; this machine's default if none fits or the nodes are unknown."""
         fitting = sum(node.cpus // threads for node in cls.nodes())
         return fitting or super().default_workers(threads)
 
@@ -104,7 +104,7 @@ class CompssEngine(Engine):
 
     @classmethod
     def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:
-        """Raise ``ValueError`` if the nodes have fewer GPUs: COMPSs would wait for ever.
+        """Raise ``ValueError`` if the nodes have fewer GPUs: COMPSs would wait forever.
 
         Warns if COMPSs was started with another number of nodes than ``num_nodes``, which is compared if it is
         above 1 or there are GPUs: tasks run on all nodes that COMPSs has.
@@ -119,7 +119,7 @@ class CompssEngine(Engine):
         return self._new_ref(SerializedValue.of(value))
 
     def reference(self, future: object) -> Ref:
-        """Return a reference to the value of another library's future, which remains its owner's to delete."""
+        """Return a reference to the value of another library's future; only its owner deletes it."""
         self._check_open()
         return self._new_ref(future, external=True)
 
@@ -144,7 +144,7 @@ class CompssEngine(Engine):
     def _submit_on_gpu(
         self, task: Callable[..., Any], resources: Resources, returns: int, call: SerializedValue, inputs: list[Any]
     ) -> list[Any]:
-        """Submit a task that starts when the task ``gpu_tasks`` before it has ended, if that is limited."""
+        """Submit a task that starts when the task ``gpu_tasks`` before it has ended, if there is such a limit."""
         earlier = self._gpu_tasks.setdefault(resources, deque())
         awaited = earlier[0].content if earlier and len(earlier) == resources.gpu_tasks else None
         made: list[Any] = task(resources.cpus, returns, call, inputs, awaited, returns=returns + 1)
@@ -185,11 +185,11 @@ class CompssEngine(Engine):
             return None
         try:
             return self._fetch(own)
-        except Exception:  # of the task that computes it
+        except Exception:  # raised by the task that computes it
             return None
 
     def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
-        """Return none of them: PyCOMPSs can only wait."""
+        """Return an empty list: PyCOMPSs can only wait."""
         self._check_open()
         return []
 
@@ -200,7 +200,7 @@ class CompssEngine(Engine):
             self._delete(_compss(ref))
 
     def places(self, resources: Resources) -> int:
-        """Return how many fit on the nodes."""
+        """Return how many tasks with these resources fit on the nodes."""
         return sum(node.cpus // resources.cpus for node in self._nodes)
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
@@ -317,7 +317,7 @@ class CompssBlock(RemoteBlock):
         """The object that deletes the future when it is garbage collected; kept alive as long as this block."""
 
     def load(self) -> Block:
-        """Wait for the value and return a copy; the future remains its owner's."""
+        """Wait for the value and return a copy; the future still belongs to its owner."""
         engine = CompssEngine()
         block: Block = engine.fetch([engine.publish(self)])[0]
         return block

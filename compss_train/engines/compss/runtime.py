@@ -57,7 +57,7 @@ def import_pycompss() -> ModuleType:
 
 
 def seconds_left() -> float | None:
-    """Return the seconds until COMPSs ends the application, ``None`` without ``runcompss --wall_clock_limit``.
+    """Return the seconds until COMPSs ends the application, or ``None`` without ``runcompss --wall_clock_limit``.
 
     PyCOMPSs sets an alarm for that time, and COMPSs cancels all tasks.
     """
@@ -70,10 +70,10 @@ def keep_answer_pipe_open() -> int | None:
     """Let COMPSs see at once when a task of this worker process ends; return the descriptor of the pipe.
 
     PyCOMPSs opens a pipe for each answer and closes it again. COMPSs's Java process, which reads the pipe, then
-    finds its end, and looks again 20 ms later, so that a task waits for 10 ms on average. While the pipe has a
-    writer, Java waits in the read instead. The system closes the pipe when this process dies, and its forks
+    finds its end, and polls again 20 ms later, so that a task waits for 10 ms on average. While the pipe has a
+    writer, Java blocks in the read instead. The system closes the pipe when this process dies, and its forks
     close it at their start, so that COMPSs still notices. Returns ``None`` where there are no such pipes
-    (another system or version), and nothing is different then.
+    (another system or version) and has no effect there.
     """
     with suppress(OSError):
         for number in os.listdir("/proc/self/fd"):
@@ -98,7 +98,7 @@ def skip_destructors_at_exit() -> None:
     """Make ``exit`` end this process without C++ destructors; further calls do nothing.
 
     When COMPSs aborts an application, the JVM calls ``exit`` while Python's main thread waits inside the binding
-    and holds the global interpreter lock. A destructor of libtorch would wait for that lock for ever. In a normal
+    and holds the global interpreter lock. A destructor of libtorch would wait for that lock forever. In a normal
     exit Python has been finalized and the JVM has run its shutdown hooks by then; C's streams are closed here, and
     the exit code is kept. Exit handlers of C libraries that were loaded before are not run. Without ``on_exit`` in
     libc (it is a function of glibc) nothing changes.
@@ -110,7 +110,7 @@ def skip_destructors_at_exit() -> None:
 
 
 def declared_nodes() -> list[Node]:
-    """Return the nodes of the runtime's project file; none if there is no readable configuration."""
+    """Return the nodes of the runtime's project file; empty without a readable configuration."""
     options = runtime_options()
     try:
         return read_nodes(Path(options["compss.project.file"]), Path(options["compss.resources.file"]))
@@ -119,7 +119,7 @@ def declared_nodes() -> list[Node]:
 
 
 def runtime_options() -> dict[str, str]:
-    """Return the options that runcompss started the runtime with; none outside an application."""
+    """Return the options that runcompss started the runtime with; empty outside an application."""
     try:
         lines = Path(os.environ[JVM_OPTIONS]).read_text().splitlines()
     except (KeyError, OSError):

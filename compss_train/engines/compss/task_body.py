@@ -1,8 +1,8 @@
 """Bodies of the COMPSs engine's tasks: load the inputs, bind threads and GPU, run the function, serialize results.
 
-Independent of PyCOMPSs. An exception that left a task would be retried four times, end the whole application, and
-never reach the user. So a task that fails returns a ``Failure`` for each of its results, and each task that gets a
-``Failure`` as an input returns it, too.
+Independent of PyCOMPSs. If an exception left a task, COMPSs would retry the task four times and end the whole
+application, and the user would never see the exception. A task that fails therefore returns a ``Failure`` for each
+of its results, and each task that gets a ``Failure`` as an input also returns it.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ def task_name(function: Callable[..., Any]) -> str:
 def bound_resources(cpus: int, gpu: bool) -> Iterator[None]:
     """Use ``cpus`` intra-op threads on the cores that COMPSs has bound, and the bound GPU if ``gpu`` is true.
 
-    COMPSs moves the main thread only. The threads that torch started for an earlier task would stay on that task's
-    cores, which may belong to another task now.
+    COMPSs moves only the main thread. Threads that torch started for an earlier task would stay on that task's
+    cores, which may now belong to another task.
     """
     cores = {int(core) for core in os.environ.get("COMPSS_BINDED_CPUS", "").split(",") if core}
     for thread in os.listdir("/proc/self/task") if cores and cpus > 1 else ():

@@ -61,7 +61,7 @@ globals().update(_CPU | {f"{name}_gpu": made for name, made in _GPU.items()})  #
 def task_for(function: Callable[..., Any], gpu: bool, priority: bool) -> Task:
     """Return the task that runs a function, chosen by the function's name.
 
-    One with a GPU takes a value that it waits for as another argument, and returns another result.
+    A GPU task takes a value to wait for as an additional argument, and returns an additional result.
     """
     name = task_name(function)
     if gpu:

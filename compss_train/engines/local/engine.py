@@ -74,7 +74,7 @@ class LocalEngine(GraphEngine):
         return cls(max(1, min(num_workers, cores() // threads)), threads, preload)
 
     def places(self, resources: Resources) -> int:
-        """Return how many the processes and their CPUs are enough for."""
+        """Return how many such tasks the processes and their CPUs can run at once."""
         return min(self.processes, self.cpus // resources.cpus)
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
@@ -85,8 +85,8 @@ class LocalEngine(GraphEngine):
     def resize(self, processes: int) -> None:
         """Run tasks on this number of processes from now on; callbacks may call it. The bits stay the same.
 
-        New processes take tasks as soon as they have started. Processes that are too many end after their present
-        tasks, the slowest of the idle ones first. Raises ``ValueError`` for fewer than one process, and for fewer
+        New processes take tasks as soon as they have started. Surplus processes end after their current tasks, the
+        slowest idle ones first. Raises ``ValueError`` for fewer than one process, and for fewer
         CPUs than a task has asked for.
         """
         self._check_open()
@@ -123,7 +123,7 @@ class LocalEngine(GraphEngine):
         return super()._submit(function, args, returns, resources, priority)
 
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
-        """Wait, and raise as soon as any has failed; large arrays are mapped from shared memory, not copied."""
+        """Wait, and raise as soon as a task has failed; large arrays are mapped from shared memory, not copied."""
         self._check_open()
         futures = [self._read(ref).future for ref in refs]
         while (state := wait(futures, _CHECK_SECONDS, FIRST_EXCEPTION)).not_done:
@@ -133,7 +133,7 @@ class LocalEngine(GraphEngine):
         return [future.result().load() for future in futures]
 
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
-        """Return the value; of one under commutative update, the newest."""
+        """Return the value; the newest one if it is being updated commutatively."""
         self._check_open()
         local = self._own(ref)
         while local.updates is not None and (newest := local.updates.newest) is not None:
@@ -171,7 +171,7 @@ class LocalEngine(GraphEngine):
         """Add processes and CPUs; negative numbers add none."""
         added = [WorkerProcess(self.threads, self._folders.paths, self._preload) for _ in range(processes)]
         cpus = max(0, cpus)
-        self._processes += added  # before one starts, so that all are ended
+        self._processes += added  # before any starts, so that all are ended
         for process in added:
             process.start()
         self.processes += len(added)
@@ -211,10 +211,9 @@ _TASKS = ("compss_train.worker",)
 def run_in_child(function: Callable[..., Any], timeout: float | None, gpu: bool, *args: Any) -> Any:
     """Return ``function(*args)`` as a child process computes it, with as many threads as this one.
 
-    For tasks of another engine, which replaces no processes and watches none. A child that dies, or with a
-    ``timeout`` has reported nothing for that many seconds, is replaced by another one, which runs the function
-    again. A child without a ``gpu`` is kept for the next task; one with a GPU sees the devices that it was started
-    with.
+    For tasks of an engine that neither replaces nor watches processes. A child that dies, or that reports nothing
+    for ``timeout`` seconds if given, is replaced by another one, which runs the function again. A child without a
+    ``gpu`` is kept for the next task; a child with a GPU sees the devices that it was started with.
     """
     threads = torch.get_num_threads()
     with LocalEngine(1, threads, _TASKS) if gpu else contextlib.nullcontext(_kept_child(threads)) as engine:

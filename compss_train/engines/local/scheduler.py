@@ -25,7 +25,7 @@ from compss_train.engines.local.worker_process import WorkerProcess
 from compss_train.exceptions import EngineClosedError, WorkerLostError
 
 CHECK_SECONDS = 0.25
-"""How often the reports of the processes are read."""
+"""Seconds between reads of the processes' reports."""
 
 _STATES = {
     "R": "computes",
@@ -34,12 +34,12 @@ _STATES = {
     "T": "is stopped by a signal, and continues after kill -CONT {pid}",
     "t": "is stopped by a debugger",
 }
-"""What a process does, by the letters of Linux."""
+"""What a process does, by Linux's state letters."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Run:
-    """A task that runs, as the watch knows it."""
+    """A running task, as the watch sees it."""
 
     process: WorkerProcess
     beats: int
@@ -51,7 +51,7 @@ class _Run:
 class Watch:
     """Watches the tasks that run, between ``begin`` and ``end``. Belongs to the scheduler's thread.
 
-    Only time in which this program runs counts as silence: if all of it is stopped for a while, nothing is wrong.
+    Only time in which this program runs counts as silence: stopping the whole program for a while is no fault.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -64,13 +64,13 @@ class Watch:
         self._checked = clock()
 
     def begin(self, timeout: float | None) -> None:
-        """Watch from now on, and end processes whose task reports nothing for ``timeout`` seconds."""
+        """Start watching, and end processes whose task reports nothing for ``timeout`` seconds."""
         self._active, self._timeout, self._longest = True, timeout, 0.0
         for run in self._runs.values():
             run.silence = 0.0
 
     def end(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._active = False
 
     def started(self, task: Task, process: WorkerProcess) -> None:
@@ -78,13 +78,13 @@ class Watch:
         self._runs[task] = _Run(process=process, beats=process.heartbeat.beats)
 
     def ended(self, task: Task) -> None:
-        """Note that a task has ended, or its process."""
+        """Note that a task or its process has ended."""
         run = self._runs.pop(task)
         if not run.warned and not task.timed_out:
             self._longest = max(self._longest, run.silence)
 
     def check(self) -> float | None:
-        """Check all tasks if it is time; return the seconds until the next check, ``None`` if there is nothing."""
+        """Check all tasks if due; return the seconds until the next check, or ``None`` if nothing is watched."""
         if not self._active or not self._runs:
             return None
         interval = CHECK_SECONDS if self._timeout is None else min(CHECK_SECONDS, self._timeout / 4)
@@ -137,7 +137,7 @@ class Scheduler:
         self._free_cpus = 0
         self._idle: list[WorkerProcess] = []
         self._surplus = 0
-        """How many processes end as soon as they are idle."""
+        """Number of processes that end as soon as they are idle."""
         self._running: dict[Task, Future[list[StoredValue] | Failure]] = {}
         self._events: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._stopping = False
@@ -166,7 +166,7 @@ class Scheduler:
         self._end_surplus()
 
     def finish_running(self) -> None:
-        """Start no more tasks and wait for those that run."""
+        """Start no more tasks, and wait for the running ones."""
         self._stopping = True
         wait(list(self._running.values()))
 
@@ -190,8 +190,8 @@ class Scheduler:
                 event()
                 self.graph.wake()
                 while not self._stopping and self._idle and (task := self.graph.next_ready(self._free_cpus)):
-                    # The process that was the fastest in its last task gets the longest one: places that are shared
-                    # with other programs, or hotter than others, hold up fewer samples of a round.
+                    # The process that was the fastest in its last task gets the longest one: processes slowed by
+                    # other programs or by heat then delay fewer samples of a round.
                     fastest = max(reversed(self._idle), key=attrgetter("speed"))
                     self._idle.remove(fastest)
                     self._start(task, fastest)
@@ -271,7 +271,7 @@ def _file_names(task: Task) -> tuple[str, ...]:
 
 
 def _state_of(pid: int) -> str:
-    """Return what a process does, as the end of a sentence; empty if it is not known."""
+    """Return what a process does, as the end of a sentence; empty if unknown."""
     with suppress(OSError):
         letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
         if state := _STATES.get(letter):

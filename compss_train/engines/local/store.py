@@ -33,7 +33,7 @@ class StoredValue:
 
 
 def loaded(argument: Any) -> Any:
-    """Return the value of a stored argument of a task, and any other as it is."""
+    """Return the value of a stored argument of a task, and any other argument unchanged."""
     return argument.load() if isinstance(argument, StoredValue) else argument
 
 

@@ -1,4 +1,4 @@
-"""Tasks and the values that they wait for, as a graph: when tasks are ready, and which values are still needed.
+"""The graph of tasks and the values that they wait for: when tasks are ready, and which values are still needed.
 
 ``TaskGraph`` belongs to one thread, a scheduler's; ``GraphEngine`` submits to it for the coordinator.
 """
@@ -26,7 +26,7 @@ class Value:
     waiting: list[Task] = field(default_factory=list)
     """Tasks that cannot start before this value is available."""
     readers: int = 0
-    """Number of what still needs it: unfinished tasks, updates to come, and the value that it will be as well."""
+    """Number of its users: unfinished tasks, upcoming updates, and the value that it will also become."""
     deleted: bool = False
     twin: Value | None = None
     """The value that is the same once this one is available."""
@@ -39,13 +39,13 @@ class Updates:
     """The commutative updates of a value since it was last read: a chain, in the order in which they are ready."""
 
     last: Value
-    """What the last update of the chain makes; before the first one, the value itself."""
+    """The result of the chain's last update; before the first one, the value itself."""
     result: Value = field(default_factory=Value)
     """The value after all updates."""
     newest: StoredValue | None = None
-    """What the last update that has run has made."""
+    """The result of the last update that has run."""
     waiting: int = 0
-    """Updates whose arguments are missing, so that they have no place in the chain yet."""
+    """Updates with missing arguments, which have no place in the chain yet."""
     closed: bool = False
     """Whether the value has a reader, so that no more updates can join."""
 
@@ -64,11 +64,11 @@ class Task:
     missing: int = 0
     """Number of inputs that are not available yet."""
     deaths: int = 0
-    """How often a process died while this task ran."""
+    """Number of times that a process died while this task ran."""
     timed_out: bool = False
     """Whether its process was ended because it reported nothing for too long."""
     failed: bool = False
-    """Whether it has failed, perhaps before all its inputs were available."""
+    """Whether the task has failed, possibly before all its inputs were available."""
 
     def inputs(self) -> Iterator[Value]:
         """Iterate over the values that the task reads."""
@@ -93,7 +93,7 @@ class TaskGraph:
         """Removes the file of a value."""
         self._ready: list[Task] = []
         self._woken: deque[tuple[Task, BaseException | None]] = deque()
-        """Tasks of which an input has arrived, with its error if it has failed."""
+        """Tasks with an input that has arrived, and the input's error if it has failed."""
         self._unresolved: set[Value] = set()
 
     def add(self, task: Task) -> None:
@@ -118,7 +118,7 @@ class TaskGraph:
         self._complete_chain(updates)
 
     def next_ready(self, cpus: int) -> Task | None:
-        """Remove and return the first ready task, ``None`` without one or if it needs more CPUs than this."""
+        """Remove and return the first ready task; ``None`` without one or if it needs more than ``cpus`` CPUs."""
         return heapq.heappop(self._ready) if self._ready and self._ready[0].cpus <= cpus else None
 
     def requeue(self, task: Task) -> None:
@@ -164,7 +164,7 @@ class TaskGraph:
         self._unresolved.clear()
 
     def _await(self, task: Task, value: Value) -> BaseException | None:
-        """Let a task wait for an input that is missing; return the error of one that has failed."""
+        """Let a task wait for a missing input; return the input's error if it has failed."""
         if value.future.done():
             return value.future.exception()
         value.waiting.append(task)
@@ -172,7 +172,7 @@ class TaskGraph:
         return None
 
     def _advance(self, task: Task, error: BaseException | None) -> None:
-        """Fail a task at once if an input has failed, queue it if all are available."""
+        """Fail a task at once if an input has failed; queue it if all inputs are available."""
         if error is None and not task.missing and task.updates is not None and task.args[0] is task.updates:
             error = self._await(task, self._chain(task, task.updates))
         if error is not None:
@@ -229,7 +229,7 @@ class TaskGraph:
 
 
 class GraphRef(Ref):
-    """A reference: its present value, and the updates that will replace it."""
+    """A reference: its current value, and the updates that will replace it."""
 
     __slots__ = ("updates", "value")
 
@@ -239,7 +239,7 @@ class GraphRef(Ref):
 
 
 class GraphEngine(Engine):
-    """Queues tasks in a graph, which ``_post`` changes: in the thread that owns it, or at once."""
+    """Queues tasks in a graph; ``_post`` changes it in the thread that owns it, or immediately."""
 
     _graph: TaskGraph
     _numbers: Iterator[int]
@@ -290,7 +290,7 @@ class GraphEngine(Engine):
             self._post(self._graph.delete, self._read(ref))
 
     def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
-        """Return those whose task has ended; of a value under commutative update, the task of its first value."""
+        """Return the references whose task has ended; for commutative updates, the task of the first value."""
         self._check_open()
         return [ref for ref in refs if self._own(ref).value.future.done()]
 

@@ -24,7 +24,7 @@ _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS
 
 
 _STACK_SECONDS, _STACK_CHECKS = 0.1, 5
-"""How often a process that writes its stack is looked at, and how many times before it counts as stopped."""
+"""Seconds between checks for a process's stack, and the number of checks before it counts as stopped."""
 
 
 class WorkerProcess:
@@ -44,11 +44,11 @@ class WorkerProcess:
         self.speed = 0.0
         """Samples a second of its last task that trained; 0 before the first."""
         self._task_start = (0.0, 0)
-        """When its task began, and the samples that it had reported before."""
+        """When its task began, and the number of samples that it had reported by then."""
         self._executor = self._new_executor()
         self._manager: threading.Thread | None = None
         self.ready: Future[int] = Future()
-        """Done once the process takes tasks, or has died before."""
+        """Done once the process accepts tasks, or has died before that."""
 
     def _new_executor(self) -> ProcessPoolExecutor:
         environment = {name: str(self._threads) for name in _THREAD_VARIABLES}
@@ -101,7 +101,7 @@ class WorkerProcess:
         self._send(signal.SIGKILL)
 
     def stack(self) -> str:
-        """Return the stack of the task that runs; empty if the process does not write it, as it is stopped."""
+        """Return the stack of the running task; empty if the process does not write it because it is stopped."""
         path = Path(worker_main.stack_path(self.heartbeat.path))
         with suppress(OSError):
             os.truncate(path, 0)
@@ -133,8 +133,8 @@ def interrupts_deferred() -> Iterator[None]:
     """Raise ``KeyboardInterrupt`` only after the block; processes that are started in it ignore Ctrl-C.
 
     Blocking the signal is not enough: another thread of the program receives it, and Python raises in the main
-    thread all the same. In the middle of a start that leaves a process that nobody ends; in a finalizer, such as
-    that of a file lock, Python only prints the exception and continues.
+    thread all the same. In the middle of a start, that would leak a process; in a finalizer, such as a file lock's,
+    Python only prints the exception and continues.
     """
     deferred = False
 
@@ -142,7 +142,7 @@ def interrupts_deferred() -> Iterator[None]:
         nonlocal deferred
         deferred = True
 
-    # Only the main thread handles signals. A handler that is not Python's is None, and could not be put back.
+    # Only the main thread handles signals. A handler not installed from Python is None, and could not be restored.
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGINT) if in_main else None
     if handler is not None:

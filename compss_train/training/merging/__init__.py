@@ -33,7 +33,7 @@ def make_merger(
     num_workers: int,
     names: TensorNames,
 ) -> Merger:
-    """Return the merge that the options name, which continues from ``state``."""
+    """Return the merger that the options name; it continues from ``state``."""
     merge, started = options.merge, (engine, initial, state)
     outer = merge.outer_optimizer
     if merge.kind == "synchronous":

@@ -1,4 +1,4 @@
-"""``Merger``: the interface of all ways to merge, and ``agreement``: what the workers' changes say about the noise.
+"""``Merger``: the interface of all merge kinds; ``agreement``: gradient noise estimated from the workers' changes.
 
 A merge works on references; it waits only where it says so.
 """
@@ -27,16 +27,16 @@ class SubmittedRound:
     tasks: Sequence[Sequence[int]]
     """The workers that each task trains."""
     measured: dict[str, list[Ref]]
-    """References to lists of measurements: those of the ``workers``, which follow that of the merge if it is
-    measured; and by the prefixes of their names those of the validation data."""
+    """References to lists of measurements: of the ``workers``, preceded by the merge's if that is measured; and of
+    the validation data, by the prefixes of their names."""
     parameters: Ref
     """The global parameters after the round."""
     states: States
     """The states of each group of workers after the round."""
     merge_state: MergeState = NOTHING_KEPT
-    """What merges keep beside the parameters, after the round."""
+    """What merges keep besides the parameters, after the round."""
     merge_measured: bool = False
-    """Whether the first measurement is that of a merge."""
+    """Whether the first measurement is the merge's."""
 
     @property
     def refs(self) -> list[Ref]:
@@ -44,7 +44,7 @@ class SubmittedRound:
         return [ref for refs in self.measured.values() for ref in refs]
 
     def fetch(self, engine: Engine) -> dict[str, list[Measured]]:
-        """Return the measurements by the same keys, with that of the ``merge`` under its own, and free them."""
+        """Return the measurements by the same keys, the merge's under ``"merge"``, and free the references."""
         values = iter(engine.fetch(self.refs, small=True))
         engine.delete(self.refs)
         lists = {name: [*chain.from_iterable(next(values) for _ in refs)] for name, refs in self.measured.items()}
@@ -57,7 +57,7 @@ class Merger(ABC):
 
     name: ClassVar[MergeKind]
     rounds_ahead: ClassVar[int] = 1
-    """Rounds submitted beyond the one whose measurements are awaited, so that no worker idles."""
+    """Number of rounds submitted beyond the awaited one, so that no worker idles."""
     by_rounds: ClassVar[bool] = False
     """Whether the parameters of a round never contain contributions of later rounds."""
 
@@ -66,14 +66,14 @@ class Merger(ABC):
         self.parameters = self._initial = engine.publish(initial)
         """The global parameters after the last round that was submitted."""
         self.state = state
-        """What is kept beside them."""
+        """What is kept besides the parameters."""
 
     @abstractmethod
     def submit(self, workers: WorkerGroup) -> SubmittedRound:
         """Submit the training and merging of the round that the workers have started."""
 
     def settled(self, submitted: SubmittedRound) -> Parameters:
-        """Return the global parameters after a round; no later round was submitted, or later ones do not count."""
+        """Return the global parameters after a round; no later round was submitted, or later rounds are ignored."""
         value: Parameters = self.engine.fetch([submitted.parameters])[0]
         return value
 
@@ -82,7 +82,7 @@ class Merger(ABC):
         return self.settled(submitted)
 
     def state_of(self, submitted: SubmittedRound, parameters: Parameters) -> MergeState:
-        """Return what is kept beside ``parameters``, which are those after this round."""
+        """Return what is kept besides ``parameters``, the parameters after this round."""
         return submitted.merge_state
 
     def go_back(self, submitted: SubmittedRound | None) -> None:
@@ -93,7 +93,7 @@ class Merger(ABC):
         return
 
     def retire(self, submitted: SubmittedRound) -> None:
-        """Free the parameters of a round, once those of a later round are available."""
+        """Free the parameters of a round, once a later round's are available."""
         self.engine.delete([submitted.parameters])
 
     @abstractmethod
@@ -101,21 +101,21 @@ class Merger(ABC):
         """Free the remaining references after the last round."""
 
     def stop(self) -> None:
-        """End the processes beside the tasks; called at the end of every fit, and before ``close``."""
+        """End processes other than tasks; called at the end of every fit, before ``close``."""
         return
 
 
 def agreement(changes: Sequence[Measured], merged: Measured) -> dict[str, float]:
     """Return the record fields ``worker_agreement`` and ``noise_scale`` of a round that several workers trained.
 
-    ``changes`` are the workers' measurements, with the squared norm of each one's ``change`` and the samples
-    ``given``; ``merged`` has the squared norm of the mean change. ``worker_agreement`` is the norm of the mean over
-    the root mean square of the norms: the cosine between the changes and their mean where all are equally long. It
-    is 1 if all workers agree, and about 1 / √workers if their changes are noise only. ``noise_scale`` is the number
-    of samples at which the noise of a mean gradient is as large as the gradient, estimated from the norms of the
-    changes of one worker and of all (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1), as if a change were a
-    gradient over the worker's samples; it is left out where the estimate is not positive. Workers without samples
-    do not count, and of fewer than two workers there is nothing to compare.
+    ``changes`` are the workers' measurements, with the squared norm of each worker's ``change`` and the samples
+    ``given``; ``merged`` has the squared norm of the mean change. ``worker_agreement`` is the norm of the mean
+    divided by the root mean square of the norms: the cosine between the changes and their mean if all are equally
+    long. It is 1 if all workers agree, and about 1 / √workers if their changes are pure noise. ``noise_scale`` is
+    the number of samples at which the noise of a mean gradient is as large as the gradient, estimated from the
+    norms of the changes of one worker and of all (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1), as if a
+    change were a gradient over the worker's samples; it is left out if the estimate is not positive. Workers
+    without samples do not count, and fewer than two workers give no fields.
     """
     trained = [(each.given, each.change) for each in changes if each.given]
     if len(trained) < 2:

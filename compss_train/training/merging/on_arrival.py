@@ -1,11 +1,11 @@
 """Merging on arrival, where no worker waits: commutatively in the engine, or through a parameter server.
 
 Additions commute, so that the order of arrival changes rounding only. With an outer optimizer this also holds for
-the steps that the workers' changes make at once. Momentum is applied after as many arrivals as there are workers
-(``model/delayed_nesterov.py``): which changes it then contains, and which workers start from the parameters that it
-has moved, depends on the order of arrival where some workers are ahead of others.
+the immediate steps with the workers' changes. Momentum is applied after as many arrivals as there are workers
+(``model/delayed_nesterov.py``): if some workers are ahead of others, the order of arrival decides which changes the
+momentum contains, and which workers start from the parameters that it has moved.
 
-Through a parameter server workers push their changes layer by layer, and the parameters bypass the engine.
+Through a parameter server, workers push their changes layer by layer, and the parameters bypass the engine.
 """
 
 import copy
@@ -32,10 +32,10 @@ from compss_train.worker.server_exchange import Exchange, ServerAddress, read_pa
 
 
 class ArrivalMerger(Merger):
-    """Each worker trains from parameters of its own, and merges when it arrives."""
+    """Each worker trains from its own base parameters, and merges when it arrives."""
 
     rounds_ahead = 8
-    """The most rounds by which the fastest worker may be ahead of the slowest before submission pauses."""
+    """Maximum number of rounds that the fastest worker may be ahead of the slowest before submission pauses."""
 
     def __init__(self, engine: Engine, initial: Parameters, state: MergeState) -> None:
         super().__init__(engine, initial, state)
@@ -61,13 +61,13 @@ class ArrivalMerger(Merger):
 
     @abstractmethod
     def _train(self, workers: WorkerGroup, worker: int, base: Ref, total: int, active: int) -> Ref:
-        """Train one of the ``active`` workers, which have ``total`` samples, and set its next base.
+        """Train one of the ``active`` workers, which have ``total`` samples in all, and set its next base.
 
         Returns a reference to its measurements.
         """
 
     def _free(self, refs: Iterable[Ref]) -> None:
-        """Free references but that to the initial parameters, from which workers start that have no other."""
+        """Free references, except to the initial parameters, which workers without another base start from."""
         self.engine.delete([ref for ref in refs if ref is not self._initial])
 
 
@@ -124,7 +124,7 @@ class CommutativeMerger(ArrivalMerger):
 class GlobalParameters(Closable):
     """Serves parameters to the tasks of an engine, starting from ``initial``, for ``num_workers`` workers.
 
-    Changes are added, or an ``optimizer`` of the server steps the weights with them. Raises ``ModuleNotFoundError``
+    Changes are added, or the server's ``optimizer`` steps the weights with them. Raises ``ModuleNotFoundError``
     without ZeroMQ (the extra ``online``).
     """
 
@@ -163,16 +163,16 @@ class GlobalParameters(Closable):
 class ServerMerger(ArrivalMerger):
     """Every worker pushes its change to a parameter server, and continues from the parameters that it pulls.
 
-    An outer optimizer is the server's: it steps with each worker's change when it arrives, layer by layer, and is
-    new in every fit. Its momentum advances with every push, as often in a round as there are workers. A momentum of
-    β then acts like a learning rate 1 / (1 - β) times as large, with changes that were computed without it: values
-    that suit one step a round, such as 0.9, can diverge. Commutative merging waits with momentum.
+    An outer optimizer runs on the server: it steps with each worker's change on arrival, layer by layer, and starts
+    fresh in every fit. Its momentum advances with every push, in each round once for every worker. A momentum of β
+    then acts like a learning rate 1 / (1 - β) times as large, with changes that were computed without it: values
+    that suit one step a round, such as 0.9, can diverge. Commutative merging delays momentum instead.
     """
 
     name = "parameter_server"
 
     def __init__(self, engine: Engine, initial: Parameters, state: MergeState, shared: GlobalParameters) -> None:
-        """``shared`` serves the same ``initial`` parameters; ``stop`` closes it, and so does an error here."""
+        """``shared`` serves the same ``initial`` parameters; ``stop`` or an error here closes it."""
         self._global = shared
         try:
             super().__init__(engine, initial, state)
@@ -197,11 +197,11 @@ class ServerMerger(ArrivalMerger):
         return replace(submitted, parameters=self.parameters)
 
     def go_back(self, submitted: SubmittedRound | None) -> None:
-        """Keep the parameters that were read after that round."""
+        """Keep only the parameters that were read after this round."""
         self.parameters = self._initial if submitted is None else submitted.parameters
 
     def retire(self, submitted: SubmittedRound) -> None:
-        """Free the parameters that were read after that round."""
+        """Free the parameters that were read after this round."""
         self._free([submitted.parameters])
 
     def stop(self) -> None:

@@ -12,10 +12,10 @@ from compss_train.training.worker_group import WorkerGroup
 from compss_train.worker import MergeRule, finish, train_alone
 
 ARITIES = (4, 8, 16, 32, 64)
-"""How many versions of the parameters a task of the tree may add up."""
+"""Maximum number of versions of the parameters that a task of the tree adds up."""
 
 BYTES_PER_SECOND = 1e9
-"""Of parameters that a task reads and adds up, roughly: measured with 100 MB on files in memory."""
+"""Rough rate at which a task reads and adds up parameters, measured with 100 MB of files in memory."""
 
 
 class SynchronousMerger(Merger):
@@ -60,7 +60,7 @@ class SynchronousMerger(Merger):
         )
 
     def _merge(self, trained: Mapping[int, Ref]) -> Mapping[str, Ref]:
-        """Submit the tasks of a merge of results by their first workers, and free their inputs."""
+        """Submit the tasks that merge results, given by their first workers, and free their inputs."""
         items = sum_by_tree(self.engine, trained, self._arity)
         moments = self.state.moments if self._rule.compressed else None
         last = self._published_rule, self.parameters, self.state.outer, self.state.averaged, moments
@@ -70,7 +70,7 @@ class SynchronousMerger(Merger):
         return dict(zip(names, results, strict=True))
 
     def go_back(self, submitted: SubmittedRound | None) -> None:
-        """Keep only the parameters of that round, or the initial ones if no round was submitted."""
+        """Keep only the parameters of this round, or the initial ones if no round was submitted."""
         self.state = self._initial_state if submitted is None else submitted.merge_state
         if submitted is not None:
             self._held = [submitted.parameters]
@@ -83,16 +83,16 @@ class SynchronousMerger(Merger):
 
 
 def best_arity(task_seconds: float, size: int) -> int:
-    """Return how many versions of ``size`` bytes a task should add up, so that the way through a tree is short.
+    """Return how many versions of ``size`` bytes a task should add up to minimize the time through the tree.
 
-    A tree of arity a has log n / log a levels, and a task in each, which reads a versions.
+    A tree of arity a has log n / log a levels; on each, a task reads a versions.
     """
     version = size / BYTES_PER_SECOND
     return min(ARITIES, key=lambda arity: (task_seconds + arity * version) / math.log(arity))
 
 
 def sum_by_tree(engine: Engine, trained: Mapping[int, Ref], arity: int) -> list[Ref]:
-    """Submit the tasks that add up what many workers trained, and free it.
+    """Submit the tasks that add up the results of many workers, and free these.
 
     ``trained`` has results, or sums of aligned ranges of workers, by the number of their first worker, in ascending
     order. Each task adds up an aligned range too, so that the bits do not depend on the ranges (``weighted_mean``).
