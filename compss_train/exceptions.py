@@ -13,7 +13,7 @@ class DivergedError(ArithmeticError):
 
 
 class WorkerLostError(RuntimeError):
-    """The process of a task died in every attempt, most often for lack of memory."""
+    """The process of a task died in every attempt, most often because it ran out of memory."""
 
 
 class ScriptLoadingError(RuntimeError):
@@ -48,7 +48,7 @@ class BadCheckpointError(ValueError):
     """A checkpoint is incomplete, damaged or of another format. ``path`` is its folder, ``reason`` the problem.
 
     ``good`` is the latest valid checkpoint in the same folder, from which a fit can resume, or ``None``.
-    ``damaged`` is false for one of another version of the format.
+    ``damaged`` is false for a checkpoint in another version of the format.
     """
 
     def __init__(self, path: Path, reason: str, *, damaged: bool = True) -> None:
@@ -80,7 +80,7 @@ class BufferFullError(queue.Full):
     def __init__(self, reason: str, stored: int = 0, *, final: bool = False) -> None:
         super().__init__(reason)
         self.stored = stored
-        """Number of samples of ``put_many``, from the first on, that were stored before."""
+        """Number of samples of ``put_many`` that had been stored, counted from the first."""
         self.final = final
         """Whether there can never be space."""
 
@@ -90,7 +90,7 @@ class ReceptionOverError(BufferFullError):
 
 
 class BufferDrainedError(queue.Empty):
-    """A get found nothing held and nothing to come: reception is over."""
+    """A get found the buffer empty after the end of reception: no more samples will come."""
 
 
 class ParameterServerClosedError(RuntimeError):

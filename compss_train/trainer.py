@@ -30,12 +30,12 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
     Parameters
     ----------
     num_workers:
-        Number of model copies, each trained on its part of the blocks in tasks; results depend on it. By default as
-        many as run at the same time: physical cores, places of the engine or units of COMPSs, over ``threads``.
+        Number of model copies, each trained in tasks on its part of the blocks; results depend on it. By default
+        the number that can run at once: physical cores, places of the engine or units of COMPSs, over ``threads``.
     engine:
         ``"auto"`` (default: ``"compss"`` in an application of COMPSs, else ``"local"``), ``"serial"`` (in this
         process, for debugging), ``"local"`` (processes on this machine), ``"compss"`` (tasks of PyCOMPSs), or an
-        ``Engine``, which the caller shuts down (an exception in a fit does so as well).
+        ``Engine``, which the caller shuts down (an exception in a fit also does).
     seed:
         Integer from 0 to 2**63 - 1 that fixes the order of samples and every random number in the workers; ``None``
         (default) draws one, which is ``trainer.seed``.
@@ -44,8 +44,8 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         workers, or the threads of the given engine. Another number of threads may round differently.
     worker_timeout:
         Seconds without a batch after which a worker's process counts as stopped or hung in ``fit``: it is ended,
-        and its task runs again in another one, up to 4 times in all. Give more than the slowest batch and the
-        slowest merge take. ``None`` (default) only warns of such processes: docs/long-runs.md.
+        and its task runs again in another process, up to 4 times in all. Allow more time than the slowest batch and
+        the slowest merge take. ``None`` (default) only warns of such processes: docs/long-runs.md.
 
     The worker processes start with the first call that needs them and are kept for later calls, with each worker's
     optimizer and random states; ``close()`` or a ``with`` block ends them, and so does an exception in a fit.
@@ -81,42 +81,42 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         Parameters
         ----------
         x, y:
-            Blocked tensors with the same grid and block sizes (dislib's too), or arrays, which are cut into a block
-            a worker, or like the other if that is in blocks; or a ``FileDataset`` as ``x``, whose files are the
-            blocks and are read by the workers. Frames of pandas and polars, data sets of torch and Hugging Face,
-            and a ``DataLoader`` are given as they are: docs/datasets.md. Without ``y`` each transformed batch is
-            its own target. Both may be tuples, lists or dicts of these, for several inputs and outputs:
+            Blocked tensors with the same grid and block sizes (also dislib's), or arrays, which are cut into a
+            block a worker, or like the other argument if that is in blocks; or a ``FileDataset`` as ``x``, whose
+            files are the blocks and are read by the workers. Pandas and polars frames, torch and Hugging Face data
+            sets and a ``DataLoader`` are passed directly: docs/datasets.md. Without ``y``, each transformed batch
+            is its own target. Both may be tuples, lists or dicts of these, for several inputs and outputs:
             docs/models.md.
         num_epochs:
             Passes over all samples, at most 10**9 (with ``max_time``).
         batch_size, num_batches_per_worker:
-            Exactly one of them: the maximum number of samples in a batch, or the number of batches that each block
-            is cut into. Batch sizes within a block differ by one at most. ``merge="auto"`` needs neither.
+            Exactly one of the two: the maximum number of samples in a batch, or the number of batches that each
+            block is cut into. Batch sizes within a block differ by one at most. ``merge="auto"`` needs neither.
         merge:
             When and how workers merge: a ``Merge``, or its kind by name. ``"synchronous"`` (default) averages all
             workers at the end of every epoch, ``"commutative"`` adds each worker's change on arrival,
-            ``"parameter_server"`` does so layer by layer; ``"auto"`` chooses, as other presets do.
-            ``configuration["fit"]`` has the options used.
+            ``"parameter_server"`` does so layer by layer; ``"auto"`` and the other presets choose options
+            themselves. ``configuration["fit"]`` has the options used.
         shuffle:
-            In each epoch distribute whole ``"blocks"`` to the workers in a new order, or permute all samples
-            (``"total"``, not for files), or a ``PartialShuffle``: distribute equal shares of blocks in a new order
-            and mix their samples in pools while they are read in sequence; or keep the order (``None``).
+            ``"blocks"`` distributes whole blocks to the workers in a new order each epoch; ``"total"`` permutes all
+            samples (not for files); a ``PartialShuffle`` distributes equal shares of blocks in a new order and
+            mixes their samples in pools while they are read in sequence; ``None`` keeps the order.
         shuffle_block_data:
             Whether to shuffle the samples within each block in every epoch.
         buffer:
             ``None`` trains block after block. With a ``BufferSpec`` each worker's samples pass through a buffer, so
             that batches mix blocks, and files are read ahead; docs/buffers.md compares the kinds.
         sample_weight:
-            A weight for each sample in the training loss, finite and at least 0: blocks like those of ``x``, or an
+            A weight for each sample in the training loss, finite and at least 0: blocks that match ``x``, or an
             array of shape (samples,) or (samples, 1). For files use ``FileDataset(..., weight=NAME)``. ``None``
             (default) for no weights; docs/training-options.md.
         validation_data:
             (x, y) or files on which the global parameters are evaluated after every round, as ``val_loss`` and so
-            on. Commutative merging then applies all updates of a round before those of the next.
+            on. Commutative merging then applies all updates of a round before the next round's.
         callbacks:
             ``Callback`` objects, called in this process, and ``WorkerCallback`` objects, called in the workers.
         progress:
-            Whether to show a progress bar in a terminal or notebook, or elsewhere write a line a round, to standard
+            Whether to show a progress bar in a terminal or notebook, or elsewhere a line per round, on standard
             error; a ``ProgressBar`` or ``RoundLines`` among the callbacks replaces it.
         resume:
             Folder of checkpoints (the newest good one is used; a warning names later ones that are damaged), or one
@@ -126,7 +126,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         max_time:
             Time limit of the fit: seconds or a ``timedelta``. The fit stops before a round that would exceed it,
             judging by earlier rounds, or else cancels the current round (on COMPSs once that has ended). The
-            limit of ``runcompss --wall_clock_limit`` is another one, less a twentieth, at most 60 s.
+            limit of ``runcompss --wall_clock_limit`` also applies, less a twentieth, at most 60 s.
 
         Raises ``ValueError`` for unsuitable options and data, ``NotBuiltError`` before ``build``, ``DivergedError``
         if a loss or parameter becomes NaN or infinite, ``WorkerLostError`` if a process dies repeatedly, and the
@@ -148,9 +148,9 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
     def check_fit(self, x: Any, y: Any = None, **options: Any) -> None:
         """Check the arguments of a fit without running it: everything that ``fit`` checks, and one batch.
 
-        Takes the arguments of ``fit``, and raises and warns as it does. The first batch is trained in this process
-        and on the CPU, so that a network that does not fit the data, or a loss that is NaN, is found as well; with
-        ``num_gpu`` no batch is trained. No worker is started, no file is written, and the trainer stays as it is.
+        Takes the arguments of ``fit``, and raises the same errors and warnings. The first batch is trained in this
+        process on the CPU, to find also a network that does not match the data or a loss that is NaN; with
+        ``num_gpu`` no batch is trained. No worker is started, no file is written, and the trainer is unchanged.
         """
         bound = inspect.signature(self.fit).bind(x, y, **options)  # raises TypeError for unknown names
         bound.apply_defaults()
@@ -205,19 +205,19 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
             Samples in a batch; the last batches may have fewer.
         merge:
             ``Merge(every=...)``: batches after which a worker merges with the others, through a parameter server in
-            this process; 1 by default. It takes ``outer_optimizer`` and ``optimizer_state`` (``"keep"`` or
-            ``"reset"``), too.
+            this process; 1 by default. It also takes ``outer_optimizer`` and ``optimizer_state`` (``"keep"`` or
+            ``"reset"``).
         max_batches:
             Maximum number of batches that each worker trains on; ``None`` for no limit.
         validation_data, callbacks, progress, max_time:
-            As in ``fit``. Validation runs beside the training, for one record of the history at a time.
+            As in ``fit``. Validation runs concurrently with training, for one record of the history at a time.
         record_every:
             Seconds between records of the history; docs/online.md explains their fields.
         checkpoint_every:
-            Seconds after which each worker saves itself and its buffer; its replacement resumes from there if it
-            dies. ``None`` for never.
+            Seconds between saves of each worker's state and buffer, from which its replacement resumes if it dies.
+            ``None`` for never.
 
-        Raises as ``fit`` does, and ``SimulationError`` if simulations fail before the first sample. After an
+        Raises the errors of ``fit``, and ``SimulationError`` if simulations fail before the first sample. After an
         exception or Ctrl-C the parameters are those that workers have merged until then.
         """
         import_optional("zmq", extra="online", needed_by="fit_online", package="ZeroMQ")
@@ -249,14 +249,14 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         highest: float = 10.0,
         steps: int = 100,
     ) -> lr_finder.LearningRates:
-        """Return the losses of one worker whose learning rate grows with each batch, and a rate to begin with.
+        """Return the losses of one worker as its learning rate grows with each batch, and a rate to start with.
 
-        This is the range test of Smith 2017: from the trainer's parameters, which stay as they are, one worker
+        This is the range test of Smith 2017: from the trainer's parameters, which do not change, one worker
         trains ``steps`` batches in a task, with learning rates from ``lowest`` to ``highest``, until the loss
         diverges. ``result.suggestion`` is where the loss falls fastest, for one worker and these batches;
         ``result.plot("rates.png")`` draws it. Data are as in ``fit``.
 
-        Raises ``ValueError`` for a range that is none, and for unsuitable data.
+        Raises ``ValueError`` for an invalid range and for unsuitable data.
         """
         built = self._model.ready("find_lr")
         rates = lr_finder.growing_rates(lowest, highest, steps)

@@ -1,4 +1,4 @@
-"""Helpers of all packages: what is closed, validation, imports, files and locks. The version is here as well."""
+"""Helpers of all packages: closable objects, validation, imports, files and locks; also the version."""
 
 from abc import ABC, abstractmethod
 from typing import Any, Self

@@ -1,4 +1,4 @@
-"""Files and folders: atomic writes, folder locks, and what is removed even after a kill."""
+"""Files and folders: atomic writes, folder locks, and folders that are removed even after a kill."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from filelock import FileLock, Timeout
 
 
 class Disk:
-    """What changes files that must survive a kill; tests hand in one that fails, or forgets what was not synced."""
+    """File operations that must survive a kill; tests pass one that fails or forgets what was not synced."""
 
     def make_folder(self, path: Path) -> None:
         """Create a folder unless it exists."""
@@ -49,7 +49,7 @@ DISK = Disk()
 def make_folders(path: Path, disk: Disk = DISK) -> None:
     """Create a folder and those above it, so that they still exist if the machine stops.
 
-    One that exists is synced as well: the program that created it may have been killed before it came to that.
+    Existing folders are synced too: the program that created them may have been killed before it synced them.
     """
     if not path.exists():
         make_folders(path.parent, disk)
@@ -62,7 +62,7 @@ def make_folders(path: Path, disk: Disk = DISK) -> None:
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path in the same folder, with the same suffix, and rename it to ``path`` after the block.
 
-    If the block raises, the temporary file is removed and ``path`` stays as it was.
+    If the block raises, the temporary file is removed and ``path`` is unchanged.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
@@ -99,17 +99,17 @@ def check_writable(path: Path) -> None:
 MINIMUM_AGE = 60.0
 """Seconds after which a temporary folder without a lock is abandoned; a new one may not be locked yet."""
 MINIMUM_AGE_OF_SEMAPHORES = 7 * 86400.0
-"""Seconds; nobody changes their time while they are used, and processes of other containers seem to have ended."""
+"""Seconds: their time does not change while in use, and processes of other containers appear to have ended."""
 
 LOCK_FILE = ".lock"
 
 
 SHARED_MEMORY = Path("/dev/shm")
-"""A file system in the memory of the machine, where there is one."""
+"""An in-memory file system, where one exists."""
 
 
 class FolderLock:
-    """A lock on a folder that a program writes to, or one ``file`` in it, so that two programs do not mix theirs.
+    """A lock on a folder that a program writes to, or on one ``file`` in it, to keep other programs out.
 
     It is an ``flock`` of another file in the folder. The system releases it when the program dies, and network file
     systems share it between nodes. On a file system without locks nothing is locked.
@@ -171,7 +171,7 @@ class TemporaryFolder:
     """A locked folder in ``parent``, the system's temporary folder by default, which ``create`` makes.
 
     The path is known before the folder exists, so that its removal can be registered first: an interrupt at any
-    time leaves nothing behind. ``name`` is that of a folder like it on another machine, by default a new one.
+    time leaves nothing behind. ``name`` is the name of the same folder on another machine; by default a new name.
     """
 
     def __init__(self, parent: str | None = None, name: str | None = None) -> None:
@@ -207,7 +207,7 @@ def remove_abandoned(parent: str) -> None:
 def remove_abandoned_semaphores(parent: Path = SHARED_MEMORY) -> None:
     """Remove loky's semaphores of this user's processes that were killed together with loky's resource tracker.
 
-    Only after a while: processes of other containers that share this memory look as if they had ended.
+    Only after a delay: processes of other containers that share this memory appear to have ended.
     """
     for path in parent.glob("sem.loky-[0-9]*-*"):
         with suppress(OSError, ValueError):

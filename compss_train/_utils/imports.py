@@ -15,7 +15,7 @@ def lazy_names(
 ) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return the ``__getattr__`` and ``__dir__`` of a package (PEP 562).
 
-    ``homes`` maps submodules to the names that they define. Public submodules are attributes, too.
+    ``homes`` maps submodules to the names that they define. Public submodules are also attributes.
     """
     home_of = {name: home for home, names in homes.items() for name in names}
     namespace = vars(sys.modules[package])
@@ -24,7 +24,7 @@ def lazy_names(
     def getattribute(name: str) -> object:
         if name in home_of:
             value = getattr(importlib.import_module(f"{package}.{home_of[name]}"), name)
-            namespace[name] = value  # found without this function from now on
+            namespace[name] = value  # later look-ups do not call this function
             return value
         if name in submodules:
             return importlib.import_module(f"{package}.{name}")
@@ -39,7 +39,7 @@ def lazy_names(
 def import_optional(module: str, *, extra: str, needed_by: str, package: str | None = None) -> Any:
     """Import and return a module of an optional package, which ``extra`` installs.
 
-    ``needed_by`` names the feature that needs it, ``package`` the package if the module is called otherwise. Raises
+    ``needed_by`` names the feature that needs it, ``package`` the package if it differs from the module. Raises
     ``ModuleNotFoundError`` with the command that installs the extra.
     """
     try:

@@ -9,7 +9,7 @@ from typing import Any
 
 
 def leaves(value: Any) -> list[Any]:
-    """Return the leaves of a value, those of dicts in their order."""
+    """Return the leaves of a value; dicts are traversed in insertion order."""
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in leaves(item)]
     if isinstance(value, tuple | list):

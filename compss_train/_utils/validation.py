@@ -59,7 +59,7 @@ def check_choice(name: str, value: Any, accepted: Collection[Any]) -> None:
 
 
 def check_dense(name: str, tensor: Any) -> None:
-    """Raise ``TypeError`` for a torch tensor that is no array of numbers in memory, and say what to give."""
+    """Raise ``TypeError`` for a tensor that is not a dense array of numbers; the message says what to pass."""
     if tensor.is_nested:
         reason = (
             "is a nested tensor, whose parts may differ in shape; give torch.nested.to_padded_tensor(tensor, 0.0)"
@@ -76,7 +76,7 @@ def check_dense(name: str, tensor: Any) -> None:
 
 
 def suggestion(name: str, accepted: Collection[str]) -> str:
-    """Return "; did you mean ...?" with the accepted name most similar to ``name``, "" if none is similar."""
+    """Return "; did you mean ...?" with the accepted name most similar to ``name``, or ``""``."""
     by_lower = {key.lower(): key for key in accepted}
     similar = get_close_matches(name.lower(), by_lower, n=1)
     return f"; did you mean {by_lower[similar[0]]}?" if similar else ""

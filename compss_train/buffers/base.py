@@ -16,7 +16,7 @@ from compss_train.buffers.storage import NO_SLOTS, SampleStore, Slots
 from compss_train.exceptions import BufferDrainedError, BufferFullError, ReceptionOverError
 
 UNLIMITED = 2**62
-"""Number of available samples while gets leave the samples in the buffer."""
+"""Number of available samples if gets leave the samples in the buffer."""
 
 
 class Buffer(QueueInterface):
@@ -26,11 +26,11 @@ class Buffer(QueueInterface):
     ----------
     capacity:
         The maximum number of samples held, at least 1. Tensors and arrays of one shape, also in tuples and dicts,
-        are copied into memory for that many samples, and returned on the CPU and detached; numbers beside them are
-        converted to tensors. Of any other object, including a list, a reference is kept.
+        are copied into memory for that many samples, and returned on the CPU and detached; numbers alongside them
+        are converted to tensors. Any other object, including a list, is kept by reference.
     threshold:
-        The minimum number of samples held for a get to be allowed, until reception is over; at most the capacity.
-        0 and 1 both allow gets of any sample. It is the number before the get, which may remove samples.
+        Minimum number of samples held, before a get, for the get to be allowed until reception is over; at most the
+        capacity. 0 and 1 both allow gets whenever a sample is held.
     seed:
         Seed of the random draws; ``None`` (default) for different draws every time. If puts and gets come in a
         fixed order, the same seed gives the same draws.
@@ -100,7 +100,7 @@ class Buffer(QueueInterface):
         return self._count()
 
     def _allows_gets(self) -> bool:
-        """Return whether as many samples are held as the threshold requires."""
+        """Return whether the threshold is reached."""
         return self._all_received() or self._count() >= self.threshold
 
     def _room(self) -> int:
@@ -143,16 +143,16 @@ class Buffer(QueueInterface):
         self._put(self._incoming(sample, single=True), deadline(block, timeout))
 
     def put_many(self, samples: Any, block: bool = True, timeout: float | None = None) -> None:
-        """Store a list of samples, or stacked samples whose first dimension is that of the samples.
+        """Store a list of samples, or stacked samples with a first dimension of samples.
 
-        Samples are stored as there is room for them. A list is always one of samples: pass ``tuple(batch)`` for a
-        batch ``[x, y]`` of torch's ``DataLoader``. Raises as ``put`` does; ``error.stored`` is then the number of
-        samples that were stored, the first ones.
+        Samples are stored as room becomes available. A list is always a list of samples: pass ``tuple(batch)`` for
+        a batch ``[x, y]`` of torch's ``DataLoader``. Raises the errors of ``put``; ``error.stored`` is then the
+        number of leading samples that were stored.
         """
         self._put(self._incoming(samples, single=False), deadline(block, timeout))
 
     def _incoming(self, samples: Any, *, single: bool) -> SampleBatch:
-        """Return one sample, or several, as they are stored."""
+        """Return one sample or several in the form in which they are stored."""
         template = self._store.template
         return SampleBatch.from_sample(samples, template) if single else SampleBatch.from_batch(samples, template)
 
@@ -210,11 +210,11 @@ class Buffer(QueueInterface):
         return self._get(1, deadline(block, timeout), single=True)
 
     def get_batch(self, size: int, block: bool = True, timeout: float | None = None) -> Any:
-        """Return ``size`` samples, got in one step: stacked tensors or arrays, or a list of objects.
+        """Return ``size`` samples, taken in one step: stacked tensors or arrays, or a list of objects.
 
-        Waits until as many samples as the threshold are held, and all samples of the batch are available; when
-        reception is over, the last batch may be smaller. Raises as ``get`` does, and ``ValueError`` for a size that
-        can never be available.
+        Waits until the threshold is reached and all samples of the batch are available; when reception is over, the
+        last batch may be smaller. Raises the errors of ``get``, and ``ValueError`` for a size that can never be
+        available.
         """
         if check_count("size", size) > self.capacity and not self._repeats:
             raise ValueError(
@@ -246,7 +246,7 @@ class Buffer(QueueInterface):
                     self._active_reads.remove(read)
 
     def _await_samples(self, size: int, until: float | None) -> int:
-        """Wait until ``size`` samples are available, or the last ones, which may be fewer; return how many."""
+        """Wait until ``size`` samples, or the last ones, are available; return their number."""
         if (available := self._available()) >= size:
             return size
         self._wait(lambda: self._available() >= size or self._all_received(), until)
@@ -290,7 +290,7 @@ class Buffer(QueueInterface):
 
     @property
     def unseen(self) -> int:
-        """Number of held samples that were never got."""
+        """Number of held samples that have never been returned."""
         with self._lock:
             return self._count_unseen()
 
@@ -326,8 +326,8 @@ class Buffer(QueueInterface):
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which a buffer made with the same arguments continues with the same draws.
 
-        It lacks samples whose put has not returned yet. Samples are stored as in batches; everything else consists
-        of numbers, strings, lists and dicts.
+        It excludes samples whose put has not returned yet. Samples are stored as in batches; everything else
+        consists of numbers, strings, lists and dicts.
         """
         with self._lock:
             return {
@@ -343,7 +343,7 @@ class Buffer(QueueInterface):
         return {"kind": type(self).__name__, "capacity": self.capacity, "threshold": self.threshold}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace the contents of this buffer by those of ``state_dict``; samples got before count as done.
+        """Replace this buffer's contents with those of ``state_dict``; samples returned before count as done.
 
         Raises ``ValueError`` for the state of a buffer of another kind, capacity or threshold, ``RuntimeError``
         while another thread puts or gets samples.

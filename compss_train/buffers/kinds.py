@@ -258,7 +258,7 @@ class SlotPartition:
     def add(self, slots: Slots) -> None:
         """Add these slots as unseen."""
         start, stop = self.unseen, self.unseen + len(slots)
-        if start < self.held:  # the first seen slots, which follow, become the last
+        if start < self.held:  # the seen slots at the start of the next section move to its end
             end, number = self.held + len(slots), min(stop, self.held) - start
             self._order[end - number : end] = self._order[start : start + number]
         self._order[start:stop] = slots

@@ -15,7 +15,7 @@ _EMPTY, _RESERVED = -1, -2  # in the table of slots: no sample, and a sample tha
 
 
 class TimeStep(NamedTuple):
-    """A sample of a simulation; in a batch, the first dimension of every field is that of the samples."""
+    """A sample of a simulation; in a batch, the first dimension of every field is the sample dimension."""
 
     simulation: Any
     """Number of the simulation, counted from 0."""
@@ -37,13 +37,13 @@ class SimPairedReservoir(Buffer):
     Parameters
     ----------
     capacity, threshold, seed, pin_memory:
-        As for every buffer, in samples.
+        As in ``Buffer``, in samples.
     sweep_size:
         Number of simulations.
     nb_time_steps:
         Number of time steps of each simulation, at least 2.
     comm_size:
-        Number of buffers that share the simulations, each of which expects its part of them (default 1).
+        Number of buffers that share the simulations, each receiving its part of them (default 1).
 
     Raises ``ValueError`` if a simulation or time step is out of range or held already, and ``BufferFullError``
     instead of waiting forever if the reservoir is full and no two samples are of one simulation.
@@ -202,7 +202,7 @@ def _column(name: str, values: Any, number: int, stop: int) -> NDArray[np.int64]
 class Trajectories:
     """The time steps held: a table of slots with a row for each simulation and a column for each step.
 
-    The choice of pairs is that of Melissa: simulations and time differences that were used less often are likelier.
+    Pairs are chosen as in Melissa: less frequently used simulations and time differences are more likely.
     The table starts with ``rows`` rows and grows if needed. The row of a simulation without samples is reused.
     """
 
@@ -250,7 +250,7 @@ class Trajectories:
 
     @property
     def unseen(self) -> int:
-        """Number of held samples that were in no pair yet."""
+        """Number of held samples that have not been in a pair yet."""
         return int(self._unseen.sum())
 
     def has_pair(self) -> bool:

@@ -1,4 +1,4 @@
-"""``QueueInterface``: how the threads of a buffer wait, and the words that it shares with ``queue.Queue``."""
+"""``QueueInterface``: how a buffer's threads wait, and the methods that it shares with ``queue.Queue``."""
 
 import threading
 import time
@@ -10,11 +10,11 @@ from compss_train._utils.validation import check_count
 
 
 class QueueInterface(ABC):
-    """The words of ``queue.Queue``, so that its users feel at home; they count samples.
+    """The methods of ``queue.Queue``, with the same meaning; they count samples.
 
-    A task is a sample that a get is to return or has returned, as in a ``Queue``: each put adds one. Where samples
-    are got several times, each further get adds one, so that the rule is the same for all buffers: one task is done
-    for each sample of each get. A batch has as many tasks as samples, a pair of time steps two.
+    A task is a sample that a get will return or has returned, as in a ``Queue``: each put adds one. If samples are
+    returned several times, each further get adds one, so that one rule holds for all buffers: one task is done for
+    each sample of each get. A batch has a task for each of its samples, a pair of time steps has two.
     """
 
     capacity: int
@@ -27,7 +27,7 @@ class QueueInterface(ABC):
         self._tasks_done = 0
 
     def _wait(self, predicate: Callable[[], bool], until: float | None = None) -> None:
-        """Wait until ``predicate`` is true or ``time.monotonic`` has come to ``until``; with the lock held."""
+        """Wait until ``predicate`` is true or ``time.monotonic`` reaches ``until``; with the lock held."""
         if predicate():
             return
         self._waiting += 1
@@ -37,7 +37,7 @@ class QueueInterface(ABC):
             self._waiting -= 1
 
     def _notify(self) -> None:
-        """Let all threads that wait check their predicates; with the lock held."""
+        """Let all waiting threads check their predicates; with the lock held."""
         if self._waiting:  # to notify none takes a fraction of the time of notify_all
             self._changed.notify_all()
 
@@ -79,7 +79,7 @@ class QueueInterface(ABC):
         return not len(self)
 
     def full(self) -> bool:
-        """Return whether as many samples as the capacity are held; a put may still evict one of a reservoir."""
+        """Return whether the capacity is reached; a put may still evict a sample of a reservoir."""
         return len(self) >= self.capacity
 
     @property
@@ -114,7 +114,7 @@ class QueueInterface(ABC):
 
 
 def deadline(block: bool, timeout: float | None) -> float | None:
-    """Return the value of ``time.monotonic`` at which waiting ends, ``None`` for never."""
+    """Return the value of ``time.monotonic`` at which waiting ends, or ``None`` for never."""
     if not block:
         return 0.0
     if timeout is None:

@@ -19,7 +19,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 _Tasks: TypeAlias = "queue.SimpleQueue[tuple[Future[Result], Item] | None]"
-"""What the threads have to load; ``None`` follows the last item."""
+"""The threads' work; ``None`` follows the last item."""
 
 _POLL_SECONDS = 0.02  # how often a thread that waits for samples checks whether any will come
 _JOIN_SECONDS = 1.0  # how long closing waits for threads that are loading
@@ -38,8 +38,7 @@ class ReadAhead(Iterator[Result], Generic[Result]):
     threads:
         Number of items that are loaded at the same time, 1 by default.
     depth:
-        Maximum number of results that are loaded or being loaded and were not consumed yet; two per thread by
-        default.
+        Maximum number of results that are loaded or being loaded but not yet consumed; two per thread by default.
     ordered:
         Return results in the order of the items (default), or as soon as they are ready.
 
@@ -150,10 +149,10 @@ def batches_through(
 ) -> Iterator[Any]:
     """Iterate over batches from a buffer that a thread fills with chunks (arguments of ``put_many``).
 
-    Ends when all chunks have been put and the buffer is empty; with ``least``, when all chunks have been put and as
-    many batches were drawn, or no other is available: reception does not end then, so that the samples that are
-    left can be drawn later. An exception in ``chunks`` is raised in place of the next batch. Leaving the iteration
-    early stops the thread.
+    Ends when all chunks have been put and the buffer is empty; with ``least``, when all chunks have been put and
+    ``least`` batches were drawn, or no other batch is available. Reception does not end then, so that the remaining
+    samples can be drawn later. An exception in ``chunks`` is raised in place of the next batch. Leaving the
+    iteration early stops the thread.
     """
     errors: list[BaseException] = []
 

@@ -29,7 +29,7 @@ class Leaf:
 
     @classmethod
     def of(cls, rows: Block) -> Self:
-        """Return the leaf that these rows, of any number, have in common."""
+        """Return the leaf that describes each of these rows."""
         tensor = as_tensor(rows[:0])
         try:
             array_dtype = tensor.numpy().dtype
@@ -97,7 +97,7 @@ _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 
 def as_dense(value: Any) -> Any:
-    """Return ``value`` if its leaves are tensors, arrays, or numbers beside them; otherwise return ``None``.
+    """Return ``value`` if its leaves are tensors, arrays, or numbers alongside them; otherwise return ``None``.
 
     Numbers are converted to tensors, and numpy's numbers to arrays.
     """
@@ -133,8 +133,8 @@ _NO_KEYS = np.empty((0, 2), np.int64)
 class SampleBatch:
     """The samples of one put: rows for each leaf of their structure, or a list of any objects.
 
-    ``like`` is the template of earlier samples. Those of the same structure, dtypes and shapes share it: to
-    recognize them takes a fraction of the time of building a template.
+    ``like`` is the template of earlier samples. Samples of the same structure, dtypes and shapes share it:
+    recognizing them takes a fraction of the time of building a template.
     """
 
     def __init__(self, template: Any, rows: Sequence[Block], objects: Sequence[Any] = ()) -> None:
@@ -217,7 +217,7 @@ def _plain_like(value: Any, template: Any, first: int) -> list[NDArray[Any]] | N
 
 
 def _plain(leaf: Any) -> Block:
-    """Return a leaf as it is stored: detached on the CPU, without lazy conjugation and negation."""
+    """Return a leaf in its stored form: detached on the CPU, without lazy conjugation and negation."""
     if isinstance(leaf, torch.Tensor):
         return leaf.detach().cpu().resolve_conj().resolve_neg()
     array: NDArray[Any] = np.asarray(leaf)

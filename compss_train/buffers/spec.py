@@ -1,4 +1,4 @@
-"""``BufferSpec``: the description from which each worker makes its buffer."""
+"""``BufferSpec``: the description from which each worker creates its buffer."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -92,7 +92,7 @@ class BufferSpec:
             )
 
     def check_samples(self, samples: int) -> None:
-        """Raise ``ValueError`` unless all samples of a worker's epoch fit, where they must."""
+        """Raise ``ValueError`` if all samples of a worker's epoch must fit into the buffer, but do not."""
         if self.passes > 1 and samples > self.capacity:
             raise ValueError(
                 f"passes={self.passes}: a worker's buffer must hold all its samples of an epoch, up to {samples}, "
@@ -100,11 +100,11 @@ class BufferSpec:
             )
 
     def put_counts(self, sizes: Sequence[int]) -> list[int]:
-        """Return how many samples have been put at each draw of batches of these sizes, which are all samples.
+        """Return how many samples have been put at each draw; ``sizes`` are the batch sizes, for all samples.
 
         The first batch is drawn as soon as the threshold is reached; then two samples are put for each one drawn
-        until the buffer is full, and one for one from then on. So the buffer's content at a draw, and with it the
-        draw, is reproducible. With several passes, all samples are put before the first draw.
+        until the buffer is full, and one for each one afterwards. The buffer's contents at a draw, and therefore
+        the draw, are reproducible. With several passes, all samples are put before the first draw.
         """
         total, put, got, counts = sum(sizes), 0, 0, list[int]()
         if self.passes > 1:

@@ -190,7 +190,7 @@ class Checkpoint(Callback):
         if trainer.history and self._last_written != (number := trainer.history[-1]["round"]):
             self._write(trainer, number)
         elif trainer.history:
-            self._prune(number)  # a program that was killed may have written it, and not come to that
+            self._prune(number)  # a killed program may have written it without pruning
         self._lock.release()
 
     def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:

@@ -154,9 +154,9 @@ class Csv(_HistoryFile):
 
 
 MAX_SHARE = 0.02
-"""Largest share of a fit's time for writing reports; each takes longer than the one before."""
+"""Maximum share of a fit's time for writing reports; each takes longer than the previous one."""
 MIN_SECONDS = 5.0
-"""Shortest time from one report to the next."""
+"""Minimum time, in seconds, between two reports."""
 
 
 def status_of(trainer: TrainerBase, error: BaseException | None = None) -> str:

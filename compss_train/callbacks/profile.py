@@ -13,7 +13,7 @@ from compss_train.training.trainer_base import TrainerBase
 class Profile(Callback):
     """Writes a trace of one round of one worker, of 100 batches at most: docs/watching.md.
 
-    It is the second round by default, as the first one does much that others do not.
+    By default this is the second round, because the first one includes start-up work.
 
     Parameters
     ----------
@@ -38,7 +38,7 @@ class Profile(Callback):
         self._written = False
 
     def check(self, trainer: TrainerBase) -> None:
-        """Raise ``ValueError`` for a worker that there is not, ``OSError`` if the file cannot be written."""
+        """Raise ``ValueError`` for a worker that does not exist, ``OSError`` if the file cannot be written."""
         workers = trainer.num_workers
         if self.worker >= workers:
             raise ValueError(f"Profile(worker={self.worker}): there are {workers} workers, counted from 0")
@@ -57,7 +57,7 @@ class Profile(Callback):
         self._first, self._written = len(trainer.history), False
 
     def traced_worker(self, number: int) -> int | None:
-        """Return the worker, in the round that is traced."""
+        """Return the worker in the traced round, else ``None``."""
         return self.worker if number == self._first + self.round - 1 else None
 
     def write_trace(self, trainer: TrainerBase, worker: int, trace: bytes) -> None:

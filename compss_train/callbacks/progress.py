@@ -131,7 +131,7 @@ class _Bar:
         self._move(self._completed)
 
     def stop(self) -> None:
-        """Leave the bar at the end of the last round, as what was trained since is lost."""
+        """Leave the bar at the end of the last round, because later training is lost."""
         self._ended.set()
         self._thread.join()
         self.tqdm.n = self._completed

@@ -17,9 +17,9 @@ from compss_train.training.trainer_base import TrainerBase
 
 _RATES = ("samples_per_second", "batches_per_second")
 MOST_PARAMETERS = 100
-"""Settings that MLflow accepts at a time."""
+"""Maximum number of settings that MLflow accepts at a time."""
 MAX_VALUE = 500
-"""Characters of a setting that MLflow accepts in all its versions."""
+"""Maximum number of characters of a setting that every MLflow version accepts."""
 
 
 class _Tracker(Callback):
@@ -50,7 +50,7 @@ class _Tracker(Callback):
         self.run_id = state["run"]
 
     def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
-        """Start a run, or continue that of an earlier fit; raises what the tracker raises."""
+        """Start a run, or continue an earlier fit's; the tracker's errors are raised."""
         self.run_id = self._start(trainer.configuration, len(trainer.history))
         self._logs = True
 

@@ -85,7 +85,7 @@ class Encapsulated(NamedFits[Fitted]):
         self.num_gpu, self.num_gpus_per_worker = num_gpu, num_nodes * num_gpu // self.num_workers
 
     def _usable_gpus(self, num_gpu: int) -> int:
-        """Return how many of the GPUs that a script asks for there are; dislib's scripts run without any, too."""
+        """Return how many of the requested GPUs exist; dislib's scripts also run without any."""
         available = sum(node.gpus for node in self._nodes or [this_machine()])
         if num_gpu == 0 or os.environ.get(GPU_UNITS) == "0":
             return 0

@@ -212,7 +212,7 @@ def _rounded(values: Iterable[float]) -> list[float | None]:
 
 
 def timeline_chart(history: Sequence[Record], intervals: Sequence[Interval]) -> dict[str, Any] | None:
-    """Return the timeline of all workers as the template draws it, ``None`` if the history has no times.
+    """Return the timeline of all workers for the template, or ``None`` if the history has no times.
 
     Its axis has the ``seconds`` of all fits, one after another, without the time between them. The paths of a lane
     are pairs of a kind and the outline of its bars, which have equal lengths if ``is_binned``. ``breaks`` are where

@@ -48,7 +48,7 @@ def measured_numbers(record: Record) -> dict[str, float]:
 
 
 def best_value(name: str, history: Sequence[Record]) -> tuple[float, int] | None:
-    """Return the best value of a loss or metric and its round, ``None`` if no round has it.
+    """Return the best value of a loss or metric and its round, or ``None`` if no round has it.
 
     It is the lowest one, or the highest if the values have increased and are no loss.
     """

@@ -17,7 +17,7 @@ from compss_train.exceptions import BadFileError
 _LOG = logging.getLogger(__name__)
 
 _Loaded: TypeAlias = tuple[Arrays | None, bool]
-"""The rows of a file, ``None`` if it is skipped, and whether they came from the cache."""
+"""The rows of a file (``None`` if it is skipped), and whether they came from the cache."""
 
 
 @dataclass

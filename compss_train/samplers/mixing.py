@@ -111,7 +111,7 @@ class _SlotFiller:
 class SlotStore:
     """Rows by slot. Memory is allocated for the first rows that are written, and reused after ``reset``:
 
-    allocating it anew for each epoch can take as long as reading the files.
+    allocating it again for each epoch can take as long as reading the files.
     """
 
     def __init__(self) -> None:
