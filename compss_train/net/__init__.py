@@ -1,4 +1,4 @@
-"""One transport for all that listens: ZeroMQ, encrypted by CURVE over TCP, at socket files on one machine.
+"""The one transport of all servers: ZeroMQ, encrypted by CURVE over TCP, or through socket files on one machine.
 
-Nothing is parsed, routed or kept for a connection before it has authenticated. What messages mean is up to others.
+Nothing is parsed, routed or kept for a connection before it has authenticated. Users define what messages mean.
 """

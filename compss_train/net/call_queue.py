@@ -1,4 +1,4 @@
-"""A queue of calls that are to be executed, ordered by priority and key."""
+"""A queue of pending calls, ordered by priority and key."""
 
 import heapq
 import threading
@@ -67,7 +67,7 @@ class CallQueue:
     def take(self, *, wait: bool = True) -> Call | None:
         """Remove and return the next call, waiting for one; ``None`` if the queue is closed and empty.
 
-        Without ``wait`` also ``None`` if there is no call at present.
+        Without ``wait``, also ``None`` if no call is waiting.
         """
         with self._changed:
             while not self._waiting:

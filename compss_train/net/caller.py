@@ -51,7 +51,7 @@ class Request(Call):
     changes: bool
     """Whether it changes the key."""
     waited_for: bool
-    """Whether its caller gets its error; otherwise the next one does."""
+    """Whether its caller gets its error; otherwise the next caller does."""
     descriptions: ArrayDescriptions
     frames: Sequence[bytes | zmq.Frame]
     times_sent: int = 0
@@ -163,7 +163,7 @@ class Caller:
         return request.answer
 
     def check(self) -> None:
-        """Raise the error of a request that nobody has waited for, once."""
+        """Raise the error of a request without a waiting caller, once."""
         failed, self._failed = self._failed, None
         if failed is not None:
             raise failed
@@ -271,7 +271,7 @@ class Caller:
             self._waited(min(time.monotonic() - began, _POLL_MILLISECONDS / 1000))
 
     def _waited(self, seconds: float) -> None:
-        """Note a wait; raise ``TimeoutError`` if there was no answer for too long."""
+        """Record a wait; raise ``TimeoutError`` if no answer has come for too long."""
         self._silent += seconds
         if self._silent > self._timeout:
             raise TimeoutError(

@@ -1,4 +1,4 @@
-"""A client's connection: messages arrive in order, or the connection is lost. It is never made again by itself."""
+"""A client's connection: messages arrive in order, or the connection is lost. It never reconnects by itself."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Address:
     ) -> Connection:
         """Connect and send the first message, which says what this client is.
 
-        Raises ``ConnectionRefusedError`` if nobody listens, ``TimeoutError`` if nobody answers for ``timeout``
+        Raises ``ConnectionRefusedError`` if nothing listens, ``TimeoutError`` if nothing answers for ``timeout``
         seconds, and ``PermissionError`` for a wrong token.
         """
         connection = Connection(self, context, timeout)
@@ -88,7 +88,7 @@ class Connection(Closable):
         return bool(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
-        """Send a message, of which a copy is made.
+        """Send a copy of a message.
 
         Raises ``ConnectionLostError``, and ``MessageError`` for a header that is too large.
         """
@@ -111,7 +111,7 @@ class Connection(Closable):
                 self._wait(_POLL_MILLISECONDS)
 
     def receive(self, timeout: float | None = None) -> Message | None:
-        """Wait for the next message; return ``None`` if there is none after ``timeout`` seconds.
+        """Wait for the next message; return ``None`` after ``timeout`` seconds without one.
 
         Raises ``ConnectionLostError``, ``MessageError`` for malformed data, and ``PermissionError`` if the server
         has refused the token.
@@ -142,7 +142,7 @@ class Connection(Closable):
             raise ConnectionLostError(f"the connection to {self._url} is lost")
 
     def close(self) -> None:
-        """Disconnect when all that was sent has left; may be called again."""
+        """Disconnect once everything sent has been transmitted; may be called again."""
         self._close_socket()
         if self._owns_context:
             self._context.term()

@@ -81,7 +81,7 @@ class ReceivedArray:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def tensor(self, memory: torch.Tensor | None = None) -> torch.Tensor:
-        """Return the array: a piece mostly without a copy, several concatenated in ``memory`` or new memory."""
+        """Return the array: one piece usually without a copy, several concatenated in ``memory`` or new memory."""
         if not self.size:
             return torch.empty(self.shape, dtype=self.dtype)
         if len(self.pieces) == 1:

@@ -26,7 +26,7 @@ _MAX_PATH = 100
 """Maximum length of the path of a socket file; systems allow 104 to 108 characters."""
 _MAX_SILENT = 128
 _SUSPECT_SECONDS = 1.0
-"""How long after a connection was closed its client may still seem to be there."""
+"""Seconds after a connection closes during which its client may still appear to be connected."""
 _LINGER_MILLISECONDS = 1000
 
 
@@ -41,7 +41,7 @@ class Client:
         """Its first message, which says what it is."""
 
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> bool:
-        """Send a message; return False if the client has disconnected. One that does not read loses messages."""
+        """Send a message; return False if the client has disconnected. Clients that do not read lose messages."""
         return self._server.send(self._identity, header, arrays)
 
 
@@ -149,7 +149,7 @@ class MessageServer(Closable):
         return True
 
     def close(self) -> None:
-        """Close all connections; what was sent still leaves. May be called again."""
+        """Close all connections; sent messages are still transmitted. May be called again."""
         if not self.socket.closed:
             self.socket.disable_monitor()
             self._connections.join()
@@ -160,9 +160,8 @@ class MessageServer(Closable):
 class Connections:
     """Watches the connections of a listening socket, in a thread.
 
-    Strangers are those from whom no message has come, until their handshake fails. So that they cannot use up the
-    file descriptors of this program the oldest are closed when there are more than 128. A client that this affects
-    connects again.
+    Strangers are connections without any message yet, until their handshake fails. To keep them from using up this
+    program's file descriptors, the oldest are closed if there are more than 128. An affected client reconnects.
     """
 
     def __init__(self, context: sockets.Context, socket: sockets.Socket) -> None:

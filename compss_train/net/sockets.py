@@ -1,4 +1,4 @@
-"""ZeroMQ sockets that nobody without the token can use, for servers and clients.
+"""ZeroMQ sockets for servers and clients, which cannot be used without the token.
 
 The token is the secret that the programs of a fit share. It is never sent: both ends of a connection derive keys
 from it, and prove to each other that they have them before anything else is exchanged. docs/security.md says who
@@ -88,8 +88,8 @@ def derive_key(token: str, purpose: str) -> bytes:
 def curve_keys(token: str) -> tuple[bytes, bytes]:
     """Return the public and the secret key of a server in ZeroMQ's CURVE handshake, as text in Z85.
 
-    The public key follows from the token, too, and is not sent: who does not have it cannot begin a handshake, and
-    who does not have the secret one cannot pretend to be the server. Raises ``OSError`` without CURVE.
+    The public key also follows from the token and is not sent: without it, no client can begin a handshake, and
+    without the secret key, nothing can impersonate the server. Raises ``OSError`` without CURVE.
     """
     if not zmq.has("curve"):
         raise OSError("this ZeroMQ was built without CURVE, which TCP needs: install pyzmq from its wheels")

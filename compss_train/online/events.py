@@ -45,7 +45,7 @@ class EventServer(Closable):
         self._poller.register(self._servers[-1].socket, zmq.POLLIN)
 
     def next(self, timeout: float) -> Received | None:
-        """Return the next message, ``None`` after ``timeout`` seconds; the first one of a client says its role."""
+        """Return the next message, or ``None`` after ``timeout`` seconds; a client's first one gives its role."""
         if (received := self._next()) is None and timeout and self._poller.poll(math.ceil(1000 * timeout)):
             return self._next()
         return received

@@ -81,7 +81,7 @@ class OnlineJob:
     key: str = field(repr=False)
     """The token that the workers' receivers require of streams."""
     host: str | None
-    """The host of the address for senders, ``None`` without one."""
+    """The host of the address for senders, or ``None``."""
     server_address: ServerAddress
     """The global parameters."""
     num_workers: int
@@ -93,7 +93,7 @@ class OnlineJob:
     report_every: float
     """Seconds between reports."""
     checkpoint_every: float | None
-    """Seconds between checkpoints, ``None`` for none."""
+    """Seconds between checkpoints; ``None`` for no checkpoints."""
     pairing: Pairing | None
     new_optimizer: bool
     seed: int

@@ -105,7 +105,7 @@ class SimulationRuns:
             pending.task = ConnectedTask(self._engine, submit)
 
     def _next(self) -> Simulation | None:
-        """Return the next simulation to run, ``None`` if none is pending."""
+        """Return the next simulation to run, or ``None`` if none is pending."""
         if self._repeated:
             return self._repeated.popleft()
         if self._exhausted:

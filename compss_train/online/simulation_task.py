@@ -86,7 +86,7 @@ def _parse(sample: Any, stream: Stream) -> tuple[Sample, int | None]:
 class Watchdog(Closable):
     """Ends the process if the main thread's ``computing()`` takes longer than ``timeout`` seconds, if any.
 
-    It also ends the process if the simulation goes on after training has ended. Programs that the process has
+    It also ends the process if the simulation continues after training has ended. Programs that the process has
     started are killed with it: nothing else interrupts a solver in native code. The engine starts another process.
     """
 

@@ -68,7 +68,7 @@ class Simulations:
 
     @property
     def host(self) -> str | None:
-        """The host of the address for senders, ``None`` without one."""
+        """The host of the address for senders, or ``None``."""
         return None if self.address is None else host_and_port(self.address)[0]
 
     def _check_simulate(self) -> None:

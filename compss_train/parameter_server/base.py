@@ -21,8 +21,8 @@ class ParameterServer(Closable):
 
     A key is one parameter, or several (a layer's weight and bias, for example). Of one parameter, ``init`` gets the
     array or its replicas, one a device: any number of gradients may then be pushed, which are summed, all replicas
-    are updated alike, and a pull fills any number of arrays. For a key of several parameters as many gradients must
-    be pushed and weights pulled.
+    are updated alike, and a pull fills any number of arrays. For a key of several parameters, the numbers of pushed
+    gradients and pulled weights must equal the number of parameters.
 
     Arrays are numpy arrays or tensors, on any device. The caller may change pushed arrays as soon as ``push``
     returns. A pull sees every earlier push of the same key by the same client; pushes of different clients are
@@ -77,7 +77,7 @@ class ParameterServer(Closable):
 
     @abstractmethod
     def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
-        """Update a key; the gradients fit it."""
+        """Update a key; the gradients match it."""
 
     @abstractmethod
     def _pull(self, key: str, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:

@@ -60,7 +60,7 @@ class RemoteParameterServer(ParameterServer):
 
 
 def _memory(weight: Block) -> torch.Tensor | None:
-    """Return a tensor in the weight's memory (in a copy's if it is read-only), ``None`` if it is not contiguous."""
+    """Return a tensor in the weight's memory (a copy's if it is read-only), or ``None`` if it is not contiguous."""
     tensor = as_tensor(weight).detach()
     return tensor if tensor.device.type == "cpu" and tensor.is_contiguous() else None
 
@@ -79,8 +79,8 @@ def connect(
     from one thread, so that the order is the same.
 
     Tasks of one name that follow one another, such as those of a worker round after round, give their number as
-    ``generation``. The server keeps the records of the latest one only: the first call of a later generation says
-    that the earlier ones have ended, and their calls are not executed any more.
+    ``generation``. The server keeps only the records of the latest one: the first call of a later generation ends
+    the earlier ones, whose calls are then no longer executed.
 
     Raises ``TimeoutError`` if the server does not answer for ``timeout`` seconds, and ``PermissionError`` for a
     wrong token; both here and in calls of the client. Raises ``ValueError`` for a name that is not a string or is

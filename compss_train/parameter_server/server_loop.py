@@ -266,5 +266,5 @@ class ServerLoop(Closable):
         self._send(request.records, {"numbers": [request.number], **errors, **fields}, arrays)
 
     def _send(self, records: Records, header: Header, arrays: Sequence[torch.Tensor] = ()) -> None:
-        """Send an answer over all connections of a client, of which at most one is not broken."""
+        """Send an answer over all connections of a client; at most one of them still works."""
         records.connections = [client for client in records.connections if client.send(header, arrays)]

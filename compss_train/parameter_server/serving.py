@@ -38,14 +38,14 @@ def serve(
     ----------
     address:
         The address to listen on. ``None``, the default, is for clients on this machine, of this user: a socket file
-        in a folder that nobody else can open, or a free port of the loopback interface where there can be none.
+        in a folder that other users cannot open, or a free loopback port where socket files are impossible.
         ``tcp://*:5555`` accepts connections from other machines, ``tcp://127.0.0.1:5555`` from this one. Over TCP
         connections are authenticated and encrypted.
     optimizer:
         As for ``LocalParameterServer``.
     token:
-        The secret that clients need; ``None`` draws a random one. It is not sent. Who has it has all the rights of
-        a client, and who records messages over TCP can try guesses: draw it with ``secrets.token_urlsafe()``.
+        The secret that clients need; ``None`` draws a random one. It is not sent. Anyone who has it has all the
+        rights of a client, and anyone who records TCP messages can try guesses: use ``secrets.token_urlsafe()``.
     max_backlog:
         The maximum number of bytes of pushes that wait here, 256 MiB by default; further pushes wait at the
         clients.

@@ -24,7 +24,7 @@ class RoundCost:
 
     workers: int
     samples: float
-    """That all workers train in it."""
+    """Samples that all workers together train in the round."""
     processes: int
     """Workers that trained at the same time."""
     sample: float
@@ -32,7 +32,7 @@ class RoundCost:
     merge: float
     """Seconds of the merge and the evaluation after it."""
     task: float
-    """Seconds of a task, beside training."""
+    """Overhead of a task in seconds, besides training."""
 
     def seconds(self, workers: int, processes: int) -> tuple[float, float]:
         """Return the seconds of training, and those of all else, if this many workers share the same samples."""

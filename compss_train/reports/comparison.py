@@ -14,7 +14,7 @@ from compss_train.reports.formatting import duration, number, speed
 from compss_train.reports.records import Record, best_value, flatten, measured_numbers
 
 MISSING = "-"
-"""What tables show of a setting that a run does not have."""
+"""What tables show for a setting that a run does not have."""
 SEED = "trainer.seed"
 _OF_EACH_RUN = ("fit.started", "fit.callbacks", "fit.profile", "machine.host")
 """Settings that differ without a reason."""
@@ -22,12 +22,12 @@ _OF_EACH_RUN = ("fit.started", "fit.callbacks", "fit.profile", "machine.host")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ComparedRun:
-    """A run as comparisons need it."""
+    """A run to be compared."""
 
     name: str
     history: Sequence[Record]
     configuration: Mapping[str, Any]
-    """``trainer.configuration``, empty if it is not known."""
+    """``trainer.configuration``; empty if unknown."""
     state: str = ""
 
     @cached_property
@@ -38,7 +38,7 @@ class ComparedRun:
 
     @cached_property
     def measured(self) -> list[str]:
-        """The names of its losses and metrics that are numbers, those of validation data if there are any."""
+        """The names of its numeric losses and metrics; those on validation data if there are any."""
         names = dict.fromkeys(name for record in self.history for name in measured_numbers(record))
         single = [name for name in names if name != LEARNING_RATE and "[" not in name]
         return [name for name in single if name.startswith("val_")] or single
@@ -46,7 +46,7 @@ class ComparedRun:
 
 @dataclass(frozen=True, eq=False)
 class SeedGroup:
-    """Runs that differ in nothing but their seed, or not at all."""
+    """Runs that differ only in their seed, or not at all."""
 
     runs: list[ComparedRun]
 

@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 
 MOST_WORKER_ENTRIES = 250_000
-"""The most entries of workers in a history: of 25 rounds with 10,000 workers, or of 4,000 with 60."""
+"""Maximum number of worker entries in a history: enough for 25 rounds of 10,000 workers, or 4,000 rounds of 60."""
 
 
 class History(list[Record]):
     """A list of records, which are dicts that JSON can represent. Slices are histories, too.
 
-    docs/watching.md explains the fields of a record. Those of early rounds lose the entries of their workers where
-    there would be more than ``MOST_WORKER_ENTRIES``, so that memory does not grow with workers times rounds.
+    docs/watching.md explains the fields of a record. Records of early rounds lose their worker entries once there
+    are more than ``MOST_WORKER_ENTRIES``, so that memory does not grow with workers times rounds.
     """
 
     def append(self, record: Record) -> None:
@@ -103,7 +103,7 @@ def check_name(figure: Figure, path: str | os.PathLike[str]) -> None:
 
 
 def save_figure(figure: Figure, path: Path) -> None:
-    """Save a figure atomically; raises as ``check_name`` does."""
+    """Save a figure atomically; raises the errors of ``check_name``."""
     check_name(figure, path)  # before matplotlib would complain about the temporary file
     with atomic_path(path) as temporary:
         figure.savefig(temporary)

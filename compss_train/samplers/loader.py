@@ -31,7 +31,7 @@ class FileReads:
     ahead: int = 0
     """Number of files that were loaded before they were needed."""
     seconds_waited: float = 0.0
-    """Seconds that the consumer waited for the other files."""
+    """Seconds that the consumer waited for files that were not ready."""
     most_held: int = 0
     """Maximum number of files in memory at a time."""
 
@@ -92,7 +92,7 @@ class FileLoader:
             del self._held[-1:]  # which another iteration may have emptied
 
     def _load(self, item: RowRange | int) -> _Loaded:
-        """Read the rows of a range, or an upcoming file into the cache, of which nobody takes the result."""
+        """Read the rows of a range, or read an upcoming file into the cache and discard the result."""
         if not isinstance(item, RowRange):
             entry = None if item in self._loading else self._part.cache_entry(item)
             if entry is not None and not entry.exists():
@@ -125,7 +125,7 @@ class FileLoader:
 
 
 def check_threads(threads: int, file_buffer: int) -> None:
-    """Raise ``ValueError`` unless each thread may hold a file, beside the one in use."""
+    """Raise ``ValueError`` unless each thread may hold a file in addition to the one in use."""
     if threads > max(1, file_buffer - 1):
         raise ValueError(
             f"threads={threads}, file_buffer={file_buffer}: each thread holds the file that it reads, beside the "

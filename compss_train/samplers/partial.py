@@ -42,8 +42,8 @@ class PartialShuffleSampler(Sampler[Any]):
         A ``FileDataset``, or any object with a list of files in ``.files``. Its ``reset()``, if it has one, is
         called at the start of an epoch.
     reader:
-        A function ``reader(filename, get_data=False)``; ``None`` for that of the dataset, or the one for the files'
-        format.
+        A function ``reader(filename, get_data=False)``; ``None`` for the dataset's reader, or the one for the
+        files' format.
     num_replicas, rank:
         Number of ranks, and the number of this one; by default those of ``torch.distributed`` if it is initialised,
         else 1 and 0.
@@ -71,7 +71,7 @@ class PartialShuffleSampler(Sampler[Any]):
         in its order of the files, instead of using some twice. The last batch may be smaller either way, on all
         ranks alike.
     threads, cache, cache_bytes:
-        As in ``FileDataset``, which see; by default those of the dataset.
+        As in ``FileDataset``; by default the dataset's own.
 
     Attributes: ``num_samples`` and ``num_batches`` of an epoch of this rank (``len(sampler)`` is the latter, as a
     ``DataLoader`` needs it), ``epoch``, ``reads`` (statistics of reading ahead), ``skipped`` (invalid files that a

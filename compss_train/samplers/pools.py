@@ -78,7 +78,7 @@ def partial_order(
     Parameters
     ----------
     samples:
-        How many numbers to shuffle, at least 1.
+        Number of values to shuffle, at least 1.
     pool:
         Size of a pool, at least 1.
     pools:
