@@ -47,7 +47,7 @@ OPTIMIZER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
     "adadelta": {"rho": 0.9, "epsilon": 1e-5},
     "nadam": {"epsilon": 1e-5, "schedule_decay": 0.0},
 }
-"""The numbers that dislib gives EDDL's optimizers where the dict has none, and torch has others."""
+"""dislib's defaults for EDDL's optimizers where they differ from torch's."""
 
 EDDL_LOSSES: Mapping[str, BatchFunction] = {
     **LOSSES,
@@ -95,13 +95,13 @@ class Encapsulated(NamedFits[Fitted]):
         return min(num_gpu, available)
 
     def get_parameters(self) -> Fitted | None:
-        """Return ``model_parameters``: those of the last fit, at first those of ``build``, before it ``None``."""
+        """Return ``model_parameters``: from the last fit, else from ``build``, or ``None`` before ``build``."""
         return self.model_parameters
 
     def fit(self, *args: Any, **kwargs: Any) -> Fitted:
         """Train with ``DistributedTrainer.fit``, which all eight fits call, and return the new parameters.
 
-        Where nothing else is given, each block begins with a new optimizer, as with dislib.
+        By default each block starts with a new optimizer, as in dislib.
 
         After an exception ``model_parameters`` are those that ``DistributedTrainer.fit`` keeps then.
         """
@@ -147,7 +147,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
     ) -> None:
         """Set the module, the class of the optimizer with its keyword arguments, and the class or name of the loss.
 
-        A loss that is made already, a module, is taken as it is.
+        A module is used directly as the loss.
 
         ``num_gpu`` is the number of GPUs to use, on all nodes together. Without GPUs (no CUDA, or
         ``ComputingUnitsGPUs=0``) workers train on the CPU, as with dislib. Samples are converted to float32, unless
@@ -207,7 +207,7 @@ class PytorchDistributed:
 
 
 def _made(loss: LossFactory | str) -> BatchFunction | str:
-    """Return the loss that a class, or another callable, makes; names and modules are returned as they are."""
+    """Return the loss that a class, or another callable, makes; names and modules are returned unchanged."""
     return loss if isinstance(loss, str | nn.Module) else loss()
 
 

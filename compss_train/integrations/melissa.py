@@ -1,4 +1,4 @@
-"""Melissa's words for buffers: ``BufferType`` and ``make_buffer``."""
+"""Melissa's interface of buffers: ``BufferType`` and ``make_buffer``."""
 
 from __future__ import annotations
 
@@ -55,8 +55,8 @@ def make_buffer(
     seed, pin_memory:
         As in ``Buffer``.
 
-    Parameters that a type does not use are ignored. Raises ``ValueError`` if a required parameter is missing, or
-    one is out of range.
+    Parameters that a type does not use are ignored. Raises ``ValueError`` if a required parameter is missing or a
+    parameter is out of range.
     """
     names = {name.lower(): kind for name, kind in BufferType.__members__.items()}
     kind = names.get(buffer_t.lower()) if isinstance(buffer_t, str) else buffer_t

@@ -151,7 +151,7 @@ class OnlineFit:
         self._senders = ExternalSenders(simulations.senders, self._router, streams)
 
     def _reserve(self, options: OnlineOptions, validation: DataSource | None) -> None:
-        """Reserve resources so that workers and simulations run at the same time, if possible evaluations, too.
+        """Reserve resources to run workers and simulations at the same time, if possible also evaluations.
 
         Without resources of its own an evaluation runs when a simulation has ended.
         """

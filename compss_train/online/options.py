@@ -104,7 +104,7 @@ class OnlineJob:
         return self.pairing is not None
 
     def listening_address(self, local_host: str) -> str | None:
-        """Return the address at which a worker listens for streams, ``None`` for a socket file.
+        """Return the address at which a worker listens for streams, or ``None`` for a socket file.
 
         ``local_host`` is this machine's address as the coordinator's machine sees it. Senders on other machines can
         reach that, unless it is the loopback interface: such a worker listens where the coordinator does.

@@ -118,7 +118,7 @@ class SimulationRuns:
         return None
 
     def repeat_lost(self, worker: Worker) -> None:
-        """Run simulations again of whose samples a worker has lost some."""
+        """Repeat the simulations whose samples a worker has partly lost."""
         for each in self._done_ones:
             if self._lacks(worker, each):
                 self._repeat(each)

@@ -38,7 +38,7 @@ class Simulations:
         Number of other programs that will send samples with ``SampleSender``, to this address
         (``tcp://HOST:PORT``) and with this token. None by default.
 
-    Raises ``ValueError`` and ``TypeError`` for other values, and for those that do not go together.
+    Raises ``ValueError`` and ``TypeError`` for other values and for incompatible combinations.
     """
 
     simulate: Callable[[Any], Iterable[Any]] | None = None

@@ -26,7 +26,7 @@ from compss_train.training.fit_options import ShuffleLike
 from compss_train.training.merge import Merge, MergeLike
 
 _DICTS = ("optimizer", "build_options", "fit_options")
-"""Parameters whose options have names of their own."""
+"""Parameters with separately named options."""
 _FIT_PARAMETERS = ("batch_size", "merge", "shuffle")
 _PREDICTION_OPTIONS = ("transform", "precision", "memory_format")
 
@@ -44,19 +44,19 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     hidden:
         Widths of the perceptron's hidden layers, ``(100,)`` by default; a number for a single one.
     optimizer:
-        As of ``DistributedTrainer.build``, or a name alone, such as ``"sgd"``; ``"adam"`` by default.
+        As in ``DistributedTrainer.build``, or just a name such as ``"sgd"``; ``"adam"`` by default.
     lr:
         Learning rate of an optimizer that is given by name or as a dict without it; 0.001 by default.
     schedule:
-        ``"cosine"`` or ``"linear"`` for a learning rate that falls to zero over ``num_epochs``, or as of ``build``;
+        ``"cosine"`` or ``"linear"`` for a learning rate that falls to zero over ``num_epochs``, or as in ``build``;
         ``None`` (default) for a constant one. A ``Schedule`` may have several steps an epoch.
     loss, metric:
-        As of ``build``. The metric is in ``history_``; ``score`` is that of scikit-learn.
+        As in ``build``. The metric is in ``history_``; ``score`` is scikit-learn's.
     num_workers, engine, threads:
-        As of ``DistributedTrainer``; by default 2 workers, at most as many as samples. An engine given by name is
+        As in ``DistributedTrainer``; by default 2 workers, at most one per sample. An engine given by name is
         started for every fit; an ``Engine`` object is shared with clones, and the caller shuts it down.
     num_epochs, batch_size, merge, shuffle:
-        As of ``DistributedTrainer.fit``; by default 20 epochs, batches of 32, a merge after every epoch,
+        As in ``DistributedTrainer.fit``; by default 20 epochs, batches of 32, a merge after every epoch,
         and all samples shuffled. ``merge="auto"`` with ``batch_size=None`` also chooses the batches.
     dtype:
         Type to which X is converted, ``"float32"`` by default; ``None`` for no conversion (integers for an
@@ -208,7 +208,7 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         return self.seed_
 
     def _build_options(self, x: Any, y: Any) -> dict[str, Any]:
-        """Return the options of ``build``, of which some depend on samples and encoded targets."""
+        """Return the options of ``build``; some depend on samples and encoded targets."""
         options = dict(self.build_options or {})
         if self.schedule is None:
             return options

@@ -1,4 +1,4 @@
-"""What stands for a network, an optimizer and a schedule: names and numbers, in place of objects."""
+"""Networks, optimizers and schedules from names and numbers, instead of objects."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +19,7 @@ NetworkFactory: TypeAlias = Callable[[int, int], nn.Module]
 """A function of the numbers of inputs and outputs that returns a network."""
 
 LEARNING_RATE = 1e-3
-"""Of optimizers with a name, where none is given."""
+"""Default learning rate of optimizers given by name."""
 
 
 def make_network(
@@ -72,7 +72,7 @@ def as_options(name: str, value: object) -> dict[str, Any]:
 def make_optimizer(optimizer: OptimizerSpec | str | None, lr: float | None) -> OptimizerSpec:
     """Return the optimizer for ``DistributedTrainer.build``, with the learning rate ``lr`` if it is not ``None``.
 
-    Raises ``ValueError`` if the optimizer has a learning rate of its own, or could have.
+    Raises ``ValueError`` if the optimizer has its own learning rate, or could have one.
     """
     if optimizer is not None and not isinstance(optimizer, str | Mapping):
         if lr is not None:

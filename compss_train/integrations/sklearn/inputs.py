@@ -101,7 +101,7 @@ def map_blocks(function: Callable[[NDArray[Any]], NDArray[Any]], y: BlockedTenso
 
 
 def unique_targets(x: BlockedTensor | FileDataset, y: BlockedTensor | None) -> NDArray[Any]:
-    """Return the unique targets in the blocks of y, or in the files, all of which are read."""
+    """Return the unique targets in the blocks of y, or in the files, which are all read."""
     parts = _file_targets(x) if isinstance(x, FileDataset) else map(load_block, (y or x).blocks())
     return np.unique(np.concatenate([np.unique(np.asarray(part)) for part in parts]))
 
