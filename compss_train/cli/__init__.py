@@ -16,7 +16,7 @@ from compss_train.cli.run_files import exception_message
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells: 128 and the signal's number."""
 NO_READER = 141
-"""Exit code if nobody reads the output, as of a process ended by SIGPIPE."""
+"""Exit code if the reader of the output has gone, as for a process ended by SIGPIPE."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

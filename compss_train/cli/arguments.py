@@ -1,4 +1,4 @@
-"""The arguments of each subcommand of ``compss-train``. What runs it, and may need torch, is not imported here.
+"""The arguments of each subcommand of ``compss-train``. The code that runs them may need torch; it is not imported.
 
 A subcommand is a function that adds its arguments to a parser; its docstring is what ``--help`` prints.
 """
@@ -27,7 +27,7 @@ TOKEN_VARIABLE = "COMPSS_TRAIN_TOKEN"
 
 FILES = ("FILE", "RUN", "INPUT")
 FOLDERS = ("FOLDER",)
-"""Metavars of arguments that are names of files and folders, which shells complete."""
+"""Metavars of arguments that name files and folders, which shells complete."""
 
 
 class _Setting(argparse.Action):

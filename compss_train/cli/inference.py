@@ -78,7 +78,7 @@ def export(options: argparse.Namespace) -> int:
 def _open_run(options: argparse.Namespace) -> Iterator[tuple[run_files.RunFile, DistributedTrainer]]:
     """Yield the file of the run in a folder, and its trainer with the final parameters, or the best ones.
 
-    Of a run that was killed they are those of its last checkpoint. In the block, the current folder is the run's
+    A killed run provides the parameters of its last checkpoint. In the block, the current folder is the run's
     home. Unless the run is trusted, the modules that its file imports are named before, and another user's file is
     an error. Raises ``RunFileError`` if the run has saved no parameters.
     """
@@ -132,7 +132,7 @@ def _rejected_samples(verb: str) -> Iterator[None]:
 
 
 def _absolute_names(names: Sequence[str]) -> list[str]:
-    """Return file names and patterns as absolute paths; URLs stay as they are."""
+    """Return file names and patterns as absolute paths; URLs are unchanged."""
     return [name if "://" in name else os.path.abspath(name) for name in names]
 
 
@@ -178,7 +178,7 @@ def read_samples(names: Sequence[str], run_file: run_files.RunFile, *, targets: 
 
 
 def _array_names(section: run_files.Table) -> dict[str, Any]:
-    """Return the names that ``[data]`` gives to x and y in files, ``None`` for data without y."""
+    """Return the names that ``[data]`` gives to x and y in files; ``None`` for data without y."""
     given: dict[str, Any] = {role: section[role] for role in ("x", "y") if role in section}
     if "files" in section:
         return {role: None if name == objects.NONE else name for role, name in given.items()}

@@ -81,7 +81,7 @@ def runs(options: argparse.Namespace) -> int:
 
 
 def read_compared(paths: Sequence[Path]) -> list[comparison.ComparedRun]:
-    """Return runs to compare; raises as ``read_history`` does."""
+    """Return runs to compare; raises the errors of ``read_history``."""
     compared = []
     for path in paths:
         file, history = read_history(path)

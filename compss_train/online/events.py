@@ -28,7 +28,7 @@ class EventServer(Closable):
     """Receives the messages of all clients, for one thread.
 
     The fit's own tasks present a token that is generated for each fit. ``host`` is the address at which they reach
-    this machine: if it is the loopback address, nobody but this user can connect.
+    this machine: if it is the loopback address, only this user can connect.
     """
 
     def __init__(self, host: str) -> None:
@@ -109,7 +109,7 @@ class ConnectedTask:
     def restart(self, never_connected: Callable[[Exception | None], bool]) -> None:
         """Submit it again if it was lost with its node or connection, or the engine has given it up.
 
-        If it has ended without ever having connected, ``never_connected`` gets its exception, and says whether to.
+        If it has ended without ever connecting, ``never_connected`` gets its exception and decides whether to.
         """
         if self.client is not None:
             return

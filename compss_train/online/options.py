@@ -70,7 +70,7 @@ def online_merge(merge: MergeLike) -> Merge:
 
 
 ONLINE = Merge("parameter_server", every=1, unit="batches", optimizer_state="keep", rule="weighted")
-"""What ``fit_online`` merges like where a ``Merge`` does not say."""
+"""The defaults of ``fit_online`` for options that a ``Merge`` leaves open."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from compss_train.net.server import Client, MessageServer
 _TICK = 0.05
 """Seconds after which a wait for messages, or for room in the buffer, is interrupted by the other one."""
 _MESSAGES = 256
-"""How many messages are received before samples are put."""
+"""Maximum number of messages received before samples are put."""
 _BURST_SAMPLES = 64
 _BURST_BYTES = 2**20
 """Maximum number of samples that are put at once, and their approximate maximum size."""
@@ -36,7 +36,7 @@ class _Sender:
     waiting: deque[Message] = field(default_factory=deque)
     credit: int = 0
     ended: bool = False
-    """Whether its last sample is in the buffer."""
+    """Whether the stream's last sample is in the buffer."""
     gone: bool = False
     """Whether it has disconnected."""
 
@@ -133,7 +133,7 @@ class Receiver(Closable):
     # Puts
 
     def _put_waiting(self) -> None:
-        """Put a burst of each sender, as far as there is room; who has had its turn is the last one next time."""
+        """Put a burst of each sender while there is room; a sender that had its turn moves to the end."""
         for client, sender in list(self._senders.items()):
             if not sender.waiting:
                 if sender.gone:

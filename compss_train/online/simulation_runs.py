@@ -31,7 +31,7 @@ REPORT_SECONDS = 3.0
 
 @dataclass(eq=False, kw_only=True)
 class Simulation:
-    """One input, and what has become of its simulation."""
+    """One input, and the state of its simulation."""
 
     number: int
     """Number of its stream of samples."""

@@ -245,7 +245,7 @@ class Stream(Closable):
             raise ValueError(f"a worker rejected a sample: {self._rejection}")
 
     def close(self) -> None:
-        """Close all connections when what was sent has left."""
+        """Close all connections once everything sent has been transmitted."""
         with self._lock, suppress(AttributeError):
             self._control.close()
         for worker in list(self._routes):

@@ -60,7 +60,7 @@ class ExternalSenders:
         return len(self._completed) >= self._expected and not self._active
 
     def handle(self, client: Client, header: Header | None) -> None:
-        """Process a message of a sender; one that is malformed is answered."""
+        """Process a message of a sender; a malformed message is answered with an error."""
         try:
             if header is client.greeting:
                 self._connect(client, client.greeting.get("name"))

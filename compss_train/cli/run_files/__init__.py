@@ -193,7 +193,7 @@ def apply_settings(table: Table, settings: Iterable[str]) -> Table:
 RUNNING = "running"
 """The state of a run whose process has not ended."""
 KILLED = "killed"
-"""The state of a run whose process has ended without a word."""
+"""The state of a run whose process has ended without recording why."""
 
 
 class RunFolder:

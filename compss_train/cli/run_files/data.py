@@ -25,7 +25,7 @@ FRACTION = "fraction"
 class Dataset(NamedTuple):
     """Samples to train or evaluate on.
 
-    ``x`` is an array, a blocked tensor, or a ``FileDataset``, which holds y, too. ``weight`` holds the weights of
+    ``x`` is an array, a blocked tensor, or a ``FileDataset``, which also holds y. ``weight`` holds the weights of
     the samples in the training loss.
     """
 
@@ -70,7 +70,7 @@ def read_data(run_file: RunFile, errors: Errors, *, num_workers: int, seed: int)
 
 
 def read_section(table: Table) -> Dataset:
-    """Return the samples that a section names; raise ``ValueError`` if it does not name them as it should."""
+    """Return the samples that a section names; raise ``ValueError`` for an invalid section."""
     if "files" in table:
         return Dataset(FileDataset(**keywords_of(table, FILES)))
     if CALL in table:
@@ -87,7 +87,7 @@ def read_section(table: Table) -> Dataset:
 
 
 def load_array(value: Any, role: str) -> Any:
-    """Return the array in a file, or in ``{ file = ..., key = ... }``; an array is returned as it is.
+    """Return the array in a file, or in ``{ file = ..., key = ... }``; an array is returned unchanged.
 
     A ``.npy`` file is memory-mapped. ``key``, by default ``role``, selects one of several arrays in a file.
     """
@@ -105,7 +105,7 @@ def load_array(value: Any, role: str) -> Any:
 
 
 def _in_grid(dataset: Dataset, grid: Any) -> Dataset:
-    """Return samples whose arrays are cut into the blocks of a grid, as they are without one."""
+    """Return samples with arrays cut into the blocks of a grid; without a grid, unchanged."""
     if grid is None:
         return dataset
     if any(isinstance(part, FileDataset | BlockedTensor) for part in dataset):
