@@ -76,7 +76,11 @@ class Connection(Closable):
         self.poller = zmq.Poller()
         """Finds messages and the loss of the connection; a caller may wait for other things as well."""
         self.poller.register(self._monitor, zmq.POLLIN)
-        self._socket.connect(address.url)
+        try:
+            self._socket.connect(address.url)
+        except zmq.ZMQError:  # this is no address
+            self.close()
+            raise
         if not self.poller.poll(math.ceil(1000 * timeout)):
             self.close()
             raise TimeoutError(f"{self._url} does not answer")

@@ -1,10 +1,12 @@
 """Connections transfer messages unchanged and in order, until they are lost."""
 
+import os
 from contextlib import contextmanager
 
 import numpy as np
 import pytest
 import torch
+import zmq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -219,6 +221,16 @@ def test_a_disconnected_client_is_found_among_others(echo):
         for number in (0, 1, 2, 4):
             others[number].close()
         assert {echo.receive()[0] for _ in range(4)} == {peers[number] for number in (0, 1, 2, 4)}
+
+
+@pytest.mark.parametrize("url", ["localhost", "tcp://127.0.0.1", "udp://127.0.0.1:1"])
+def test_what_is_no_address_leaves_no_open_files(url):
+    with pytest.raises(zmq.ZMQError):
+        Address(url, "token").connect({})
+    before = len(os.listdir("/proc/self/fd"))
+    with pytest.raises(zmq.ZMQError):
+        Address(url, "token").connect({})
+    assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_nobody_listens():
