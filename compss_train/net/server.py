@@ -84,7 +84,7 @@ class MessageServer(Closable):
         try:
             self._folder.create()
             self.socket.bind(f"{sockets.PRIVATE}{path}")
-        except OSError:  # a full disk, for example; ZMQError is one, too
+        except (OSError, zmq.ZMQError):  # a full disk, for example
             self._folder.remove()
             return None
         return f"{sockets.PRIVATE}{path}"
