@@ -38,6 +38,12 @@ WRONG = [
     (["store://a", "store://a"], {"reader": reader}, ValueError, "^store://a occurs more than once"),
     (["0.npz", "t.pt"], {}, ValueError, "give files of one format"),
     (["t.txt"], {}, ValueError, "give files of one format"),
+    (
+        "*.npz",
+        {"files_len": [1, 2]},
+        TypeError,
+        r"^files_len=\[1, 2\]: give a dict from names to numbers of samples",
+    ),
     ("*.npz", {"files_len": {"0.npz": 1}}, ValueError, r"files_len lacks 1\.npz \(2 in all\)"),
     ("*.npz", {"files_len": {**LENGTHS, "0.npz": 5}}, BadFileError, "has 1 samples, but files_len has 5"),
     ("*.npz", {"files_len": {**LENGTHS, "0.npz": 5}, "reader": reader}, BadFileError, "but files_len has 5"),
