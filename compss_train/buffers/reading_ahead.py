@@ -84,6 +84,8 @@ class ReadAhead(Iterator[Result], Generic[Result]):
                 self._tasks.put(None)
                 if isinstance(error, StopIteration):
                     break
+                if not isinstance(error, Exception):  # Ctrl-C, which must not wait for the results before it
+                    raise
                 future.set_exception(error)
             self._ahead.append(future)
 
