@@ -1,15 +1,16 @@
 """Reading ahead: loading, decoding and transforms run in threads while the model trains.
 
-``ReadAhead`` applies a function to items in threads, a few items ahead of the consumer. ``batches_through`` passes
-loaded samples through a buffer.
+``ReadAhead`` applies a function to items in threads, a few items ahead of the consumer; nested, they form a
+pipeline of stages. ``batches_through`` passes loaded samples through a buffer.
 """
 
+import heapq
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, wait
-from typing import Any, Generic, Self, TypeAlias, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from compss_train._utils.validation import check_count
 from compss_train.buffers.base import Buffer
@@ -17,9 +18,6 @@ from compss_train.exceptions import BufferDrainedError
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
-
-_Tasks: TypeAlias = "queue.SimpleQueue[tuple[Future[Result], Item] | None]"
-"""The threads' work; ``None`` follows the last item."""
 
 _POLL_SECONDS = 0.02  # how often a thread that waits for samples checks whether any will come
 _JOIN_SECONDS = 1.0  # how long closing waits for threads that are loading
@@ -31,21 +29,22 @@ class ReadAhead(Iterator[Result], Generic[Result]):
     Parameters
     ----------
     items:
-        The items to load; iterated over in the thread of the consumer, at most ``depth`` items ahead.
+        The items to load; iterated over in the threads, one at a time, and at most ``depth`` items ahead.
     load:
         Called in the threads. Reading, and most of numpy and torch, runs in parallel with the training; Python code
         takes turns with it, because of the global interpreter lock.
     threads:
         Number of items that are loaded at the same time, 1 by default.
     depth:
-        Maximum number of results that are loaded or being loaded but not yet consumed; two per thread by default.
+        Maximum number of results that are loaded or being loaded and were not consumed yet; two per thread by
+        default.
     ordered:
         Return results in the order of the items (default), or as soon as they are ready.
 
     The threads start at once. An exception in ``items`` or ``load`` is raised in place of its result and ends the
     iteration. ``close()``, a ``with`` block and garbage collection stop the threads: waiting ones at once, loading
-    ones when ``load`` returns, for which ``close`` waits up to a second. ``close`` then closes ``items`` if it is a
-    generator or another ``ReadAhead``, the stage before in a pipeline.
+    ones when ``load`` returns, for which ``close`` waits up to a second. Then ``items`` is closed if it is a
+    generator. If ``items`` is another ``ReadAhead``, it is stopped at once.
     """
 
     def __init__(
@@ -63,62 +62,35 @@ class ReadAhead(Iterator[Result], Generic[Result]):
             raise ValueError(
                 f"depth={depth}, threads={threads}: each thread loads a result; give a depth of at least {threads}"
             )
-        self._items, self._depth, self._ordered = iter(items), depth, ordered
-        self._tasks: _Tasks[Result, Any] = queue.SimpleQueue()
-        self._ahead: list[Future[Result]] = []
-        self._exhausted = False
-        # The threads refer to their tasks only, not to this object.
-        self._stop = weakref.finalize(self, _cancel, self._ahead, self._tasks)
-        for number in range(threads):  # not a pool's threads, for which Python would wait at its exit
-            args = self._tasks, load
-            threading.Thread(target=_work, args=args, name=f"read-ahead-{number}", daemon=True).start()
-        self._start_loading()
-
-    def _start_loading(self) -> None:
-        while not self._exhausted and len(self._ahead) < self._depth:
-            future: Future[Result] = Future()
-            try:
-                self._tasks.put((future, next(self._items)))
-            except BaseException as error:
-                self._exhausted = True
-                self._tasks.put(None)
-                if isinstance(error, StopIteration):
-                    break
-                if not isinstance(error, Exception):  # Ctrl-C, which must not wait for the results before it
-                    raise
-                future.set_exception(error)
-            self._ahead.append(future)
+        self._queue: _LoadQueue[Any, Result] = _LoadQueue(items, load, depth, ordered)
+        self._threads = [
+            threading.Thread(target=self._queue.run, name=f"read-ahead-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        weakref.finalize(self, self._queue.stop)  # the threads refer to the queue only, not to this object
+        for thread in self._threads:
+            thread.start()
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Result:
-        if not self._ahead:
-            raise StopIteration
-        done = set(self._ahead[:1]) if self._ordered else wait(self._ahead, return_when=FIRST_COMPLETED).done
-        future = next(each for each in self._ahead if each in done)
-        if isinstance(error := future.exception(), StopIteration):  # would end the iteration silently
-            self.close()
-            raise RuntimeError("load raised StopIteration") from error
-        if error is not None:
-            self.close()
-            raise error
-        self._ahead.remove(future)
-        self._start_loading()
-        return future.result()
+        return self._queue.take()
 
     @property
     def ready(self) -> bool:
         """Whether the next result is available without waiting."""
-        return any(each.done() for each in (self._ahead[:1] if self._ordered else self._ahead))
+        return self._queue.is_ready()
 
     def close(self) -> None:
         """Stop the threads and end the iteration."""
-        self._stop()
-        wait([each for each in self._ahead if not each.cancelled()], timeout=_JOIN_SECONDS)
-        self._ahead, self._exhausted = [], True
-        if hasattr(self._items, "close"):
-            self._items.close()
+        self._queue.stop()
+        until = time.monotonic() + _JOIN_SECONDS
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
+        if not any(thread.is_alive() for thread in self._threads):
+            self._queue.close_items()
 
     def __enter__(self) -> Self:
         return self
@@ -127,23 +99,112 @@ class ReadAhead(Iterator[Result], Generic[Result]):
         self.close()
 
 
-def _work(tasks: "_Tasks[Result, Item]", load: Callable[[Item], Result]) -> None:
-    """Load items until there are no more, and let the other threads know."""
-    while (task := tasks.get()) is not None:
-        future, item = task
-        if future.set_running_or_notify_cancel():
+class _LoadQueue(Generic[Item, Result]):
+    """The state shared by threads and consumer: items to load, and results by number in a priority queue."""
+
+    def __init__(self, items: Iterable[Item], load: Callable[[Item], Result], depth: int, ordered: bool) -> None:
+        self._source = items
+        self._items = iter(items)
+        self._load = load
+        self._depth = depth
+        self._ordered = ordered
+        self._item_lock = threading.Lock()  # held by the thread that takes the next item
+        self._changed = threading.Condition()
+        self._results: list[tuple[int, Result | None, BaseException | None]] = []  # a heap by rank
+        self._started = self._delivered = self._taken = 0
+        self._exhausted = False  # no more items
+        self._stopped = False  # results are dropped
+
+    def run(self) -> None:
+        """Load items until they are exhausted or the queue is stopped."""
+        while (numbered := self._next_item()) is not None:
+            number, item = numbered
             try:
-                future.set_result(load(item))
+                self._deliver(number, self._load(item), None)
+            except StopIteration as error:  # would end the iteration silently
+                stopped = RuntimeError("load raised StopIteration")
+                stopped.__cause__ = error
+                self._deliver(number, None, stopped)
             except BaseException as error:
-                future.set_exception(error)
-        del task, future, item  # nothing is kept while the thread waits
-    tasks.put(None)
+                self._deliver(number, None, error)
 
+    def _next_item(self) -> tuple[int, Item] | None:
+        """Return the number and the next item as soon as there is room for its result."""
+        with self._item_lock:
+            with self._changed:
+                self._changed.wait_for(lambda: self._exhausted or self._started - self._taken < self._depth)
+                if self._exhausted:
+                    return None
+                number = self._started
+            try:
+                item = next(self._items)
+            except StopIteration:
+                self._mark_exhausted()
+                return None
+            except BaseException as error:
+                self._count_started()
+                self._deliver(number, None, error)
+                self._mark_exhausted()
+                return None
+            self._count_started()
+            return number, item
 
-def _cancel(ahead: list[Future[Any]], tasks: "_Tasks[Any, Any]") -> None:
-    for future in ahead:
-        future.cancel()
-    tasks.put(None)
+    def _count_started(self) -> None:
+        with self._changed:
+            self._started += 1
+
+    def _mark_exhausted(self) -> None:
+        with self._changed:
+            self._exhausted = True
+            self._changed.notify_all()
+
+    def _deliver(self, number: int, result: Result | None, error: BaseException | None) -> None:
+        with self._changed:
+            if not self._stopped:
+                rank = number if self._ordered else self._delivered
+                heapq.heappush(self._results, (rank, result, error))
+                self._delivered += 1
+                self._changed.notify_all()
+
+    def take(self) -> Result:
+        """Wait for the next result and return it; raise its exception, or ``StopIteration`` after the last."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._has_next() or self._is_finished())
+            if not self._has_next():
+                raise StopIteration
+            _, result, error = heapq.heappop(self._results)
+            self._taken += 1
+            self._changed.notify_all()
+        if error is not None:
+            self.stop()
+            raise error
+        return result  # type: ignore[return-value]
+
+    def is_ready(self) -> bool:
+        """Return whether ``take`` would return or raise without waiting."""
+        with self._changed:
+            return self._has_next() or self._is_finished()
+
+    def _has_next(self) -> bool:
+        return bool(self._results) and self._results[0][0] == self._taken
+
+    def _is_finished(self) -> bool:
+        return self._stopped or (self._exhausted and self._taken == self._started)
+
+    def stop(self) -> None:
+        """Drop all results, let the threads end, and stop the previous stages of the pipeline."""
+        with self._changed:
+            self._exhausted = self._stopped = True
+            self._results.clear()
+            self._changed.notify_all()
+        if isinstance(self._source, ReadAhead):
+            self._source._queue.stop()
+
+    def close_items(self) -> None:
+        """Close the iterator of items, which may be a generator with open files."""
+        close = getattr(self._items, "close", None)
+        if close is not None:
+            close()
 
 
 def batches_through(
@@ -190,7 +251,7 @@ def batches_through(
     finally:
         if thread.is_alive():  # it may wait for room
             buffer.signal_reception_over()
-        if thread is not threading.current_thread():  # when garbage is collected in it
-            thread.join(_JOIN_SECONDS)
         if isinstance(chunks, ReadAhead):
             chunks.close()
+        if thread is not threading.current_thread():  # when garbage is collected in it
+            thread.join(_JOIN_SECONDS)

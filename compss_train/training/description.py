@@ -102,7 +102,8 @@ def described_build(built: BuildArguments) -> dict[str, Any]:
     training_spec = described_fields(built.training_spec)
     count = sum(parameter.numel() for parameter in built.training_spec.net.parameters())
     others = {name: value for name, value in described_fields(built).items() if name != "training_spec"}
-    if isinstance(made := built.training_spec.optimizer, partial):  # runs are compared by its arguments
+    made = built.training_spec.optimizer
+    if isinstance(made, partial) and not made.args:  # runs are compared by its arguments
         training_spec["optimizer"] = {"torch_class": _named(made.func), "arguments": described(made.keywords)}
     return {
         "net": training_spec.pop("net"),

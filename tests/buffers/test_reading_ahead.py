@@ -51,6 +51,19 @@ def test_results_wait_for_those_before_them():
         assert list(loaded) == [0, 1]
 
 
+def test_results_come_as_they_are_ready_where_no_order_is_asked_for():
+    gate = threading.Event()
+
+    def load(item):
+        assert item or gate.wait(10)
+        return item
+
+    with ReadAhead([0, 1], load, threads=2, ordered=False) as loaded:
+        assert next(loaded) == 1
+        gate.set()
+        assert next(loaded) == 0
+
+
 @pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_it_never_runs_further_ahead_than_its_depth(threads, ordered):
@@ -115,6 +128,16 @@ def test_closing_closes_a_generator_of_items():
     assert next(loaded) == 0
     loaded.close()
     assert closed
+
+
+def test_by_default_every_thread_loads_an_item():
+    together = threading.Barrier(4)
+
+    def load(item):
+        together.wait(10)
+        return item
+
+    assert list(ReadAhead(range(8), load, threads=4)) == list(range(8))
 
 
 def test_an_exception_of_the_items_surfaces_after_those_before_it():

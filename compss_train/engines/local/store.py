@@ -61,7 +61,9 @@ def written(chunks: Sequence[memoryview], name: str, folders: Sequence[str]) -> 
             return path
         except BaseException as error:
             discard(path)
-            if not isinstance(error, OSError) or error.errno != errno.ENOSPC or folder == folders[-1]:
+            if not isinstance(error, OSError):
+                raise
+            if error.errno != errno.ENOSPC or folder == folders[-1]:
                 where = f"one of {', '.join(folders)}; free some space there"
                 error.add_note(f"{sum(chunk.nbytes for chunk in chunks):,} bytes had to be written to {where}")
                 raise
