@@ -90,7 +90,8 @@ def test_every_pass_has_every_sample_once(
     assert sorted(flat(flat(made))) == sorted(every_sample * epochs * passes)
     counted = passes if merge.unit == "batches" else 1  # a record that has all of an epoch counts what was given
     assert sum(record["samples"] for record in trainer.history) == samples * epochs * counted
-    if workers == 1:
+    emptied = buffer and merge.unit == "blocks"  # the buffer, with each round
+    if workers == 1 and not emptied:
         for single in np.split(np.array(flat(made[0])), epochs * passes):
             assert sorted(single) == every_sample
             assert list(single) == every_sample or shuffle or rows_too or buffer
@@ -98,12 +99,12 @@ def test_every_pass_has_every_sample_once(
         sizes = {len(batch) for batch in own}
         if "batch_size" in batching:
             assert all(1 <= size <= batching["batch_size"] for size in sizes)
-        if buffer and epochs == 1:
+        if buffer and epochs == 1 and not emptied:
             assert not sizes or max(sizes) - min(sizes) <= 1  # whatever the blocks
     if buffer and buffer.kind == "FIFO":
         without, _ = batches_of(x, workers, merge=merge, **options)
         assert list(map(flat, made)) == list(map(flat, without))
-    if merge.unit == "batches":
+    if merge.unit == "batches" and not isinstance(shuffle, PartialShuffle):  # whose pools end with the round
         rarely, _ = batches_of(x, workers, buffer=buffer, **options)
         assert made == rarely
 
