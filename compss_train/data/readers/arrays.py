@@ -5,6 +5,7 @@ import math
 import os
 import pickle
 import struct
+import threading
 import zipfile
 import zlib
 from abc import abstractmethod
@@ -53,6 +54,7 @@ def _copy(rows: Block) -> Block:
 
 
 _LONGEST_HEADER = 2**16 + 16  # maximum number of bytes before the data in version 1.0 of numpy's format
+_PARSING = threading.Lock()  # numpy parses headers by ast, which in Python 3.11 fails in several threads at once
 _HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member: lengths of its name and of the extra field
 
@@ -101,7 +103,8 @@ def _parse_header(file: Any, size: int) -> _Header:
     version = npy_format.read_magic(file)
     if version not in _HEADERS:
         raise FileContentError(f"holds an array in version {version} of numpy's format; 1.0 and 2.0 are read")
-    header = _Header(*_HEADERS[version](file))
+    with _PARSING:
+        header = _Header(*_HEADERS[version](file))
     data = math.prod(header.shape) * header.dtype.itemsize
     if min(header.shape, default=0) < 0 or (file.tell() + data != size and not header.dtype.hasobject):
         raise FileContentError(f"is corrupt: an array of {header.dtype} {header.shape} cannot have {size} bytes")
