@@ -169,7 +169,9 @@ class NpyReader(ArraysReader):
             with open_binary(path) as file:
                 yield {ARRAY_NAME: _parse_array(ARRAY_NAME, np.frombuffer(bytearray(file.read()), np.uint8))}
         else:
-            yield {ARRAY_NAME: open_memmap(path, mode="r")}  # numpy.load would also accept a zip file
+            with _PARSING:
+                array = open_memmap(path, mode="r")  # numpy.load would also accept a zip file
+            yield {ARRAY_NAME: array}
 
 
 _TENSORS = ("x", "y")
