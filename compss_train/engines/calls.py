@@ -32,8 +32,8 @@ def prepare_process(preload: Sequence[str] = ()) -> None:
     for the next batch: a tenth of the training time of a small CNN. Here it keeps up to 1 GiB, unless the user's
     environment variables set these parameters. Other C libraries are unaffected.
     """
-    # Objects of modules are permanent. Searching them for garbage takes a third of the time of imports, and, with 64
-    # small workers, 7 % of the processor's time of a fit.
+    # Objects of modules are permanent. Searching them for garbage takes a third of the time of imports, and 7 % of
+    # the processor's time of a fit with 64 small workers.
     gc.disable()
     for module in preload:
         importlib.import_module(module)
