@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from compss_train._utils.imports import import_optional
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback, Profile
 from compss_train.callbacks.checks import callback_list
@@ -220,23 +219,27 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         Raises the errors of ``fit``, and ``SimulationError`` if simulations fail before the first sample. After an
         exception or Ctrl-C the parameters are those that workers have merged until then.
         """
-        import_optional("zmq", extra="online", needed_by="fit_online", package="ZeroMQ")
         from compss_train.online.fitting import train_online
         from compss_train.online.options import OnlineOptions, online_merge
 
+        if not isinstance(simulations, Simulations):
+            raise TypeError(
+                f"simulations={simulations!r}: give Simulations(simulate, inputs, ...), or "
+                "Simulations(senders=..., address=..., token=...) if only other programs send"
+            )
         options = OnlineOptions(
-            simulations=simulations,
             buffer=buffer,
             batch_size=batch_size,
             merge=online_merge(merge),
             max_batches=max_batches,
             record_every=record_every,
             checkpoint_every=checkpoint_every,
+            pairing=simulations.pairing,
         )
         self._model.ready("fit_online")
         called = callback_list(self, callbacks, progress, validated=validation_data is not None, online=True)
         stopping = Stopping(max_time, self._clock, self._workplace.engine_class.time_left())
-        train_online(self._model, self._workplace, options, called, validation_data, stopping)
+        train_online(self._model, self._workplace, simulations, options, called, validation_data, stopping)
         return self.get_parameters()
 
     def find_lr(

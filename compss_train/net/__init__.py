@@ -1,4 +1,9 @@
 """The one transport of all servers: ZeroMQ, encrypted by CURVE over TCP, or through socket files on one machine.
 
 Nothing is parsed, routed or kept for a connection before it has authenticated. Users define what messages mean.
+Importing this package without ZeroMQ raises ``ModuleNotFoundError``, with the command that installs it.
 """
+
+from compss_train._utils.imports import import_optional
+
+import_optional("zmq", extra="online", needed_by="an online fit or a served parameter server", package="ZeroMQ")

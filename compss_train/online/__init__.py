@@ -6,18 +6,11 @@ any other program. All but ``Simulations`` needs ZeroMQ.
 
 from typing import TYPE_CHECKING
 
-from compss_train._utils.imports import import_optional
+from compss_train._utils.imports import lazy_names
 
 __all__ = ["SampleSender"]
 
 if TYPE_CHECKING:
     from compss_train.online.sender import SampleSender
 else:
-
-    def __getattr__(name: str) -> object:
-        if name != "SampleSender":
-            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        import_optional("zmq", extra="online", needed_by=name, package="ZeroMQ")
-        from compss_train.online.sender import SampleSender
-
-        return SampleSender
+    __getattr__, __dir__ = lazy_names(__name__, {"sender": __all__})

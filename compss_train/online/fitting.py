@@ -10,7 +10,7 @@
 import itertools
 import time
 from contextlib import ExitStack, suppress
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from compss_train.engines.base import ONE_CPU
 from compss_train.exceptions import DivergedError
@@ -22,6 +22,7 @@ from compss_train.online.events import EventServer
 from compss_train.online.options import OnlineJob, OnlineOptions
 from compss_train.online.records import Evaluation, Progress, Recorder
 from compss_train.online.simulation_runs import SimulationRuns
+from compss_train.online.simulations import Simulations
 from compss_train.online.stream_router import ExternalSenders, StreamRouter
 from compss_train.online.workers import CheckpointStore, Workers
 from compss_train.training.build_arguments import check_outer_factory
@@ -48,6 +49,7 @@ GRACE = 5.0
 def train_online(
     model: TrainedModel,
     workplace: Workplace,
+    simulations: Simulations,
     options: OnlineOptions,
     callbacks: CallbackList,
     validation_data: Any,
@@ -67,11 +69,12 @@ def train_online(
         check_outer_factory(built.training_spec.net, options.merge.outer_optimizer)
     params.check_finite(model.parameters)
     model.resumed_from = None
-    model.last_fit = described_fit("fit_online", options, callbacks.callbacks, validation_data=validation)
+    data = {"simulations": simulations, "validation_data": validation}
+    model.last_fit = described_fit("fit_online", options, callbacks.callbacks, **data)
     fit = Fit(callbacks=callbacks, stopping=stopping, validation=validation)
     with workplace.fitting(fit, model, None) as session, ExitStack() as stack:
         model.averaged = None
-        online = OnlineFit(model, session, options, fit, stack)
+        online = OnlineFit(model, session, simulations, options, fit, stack)
         fit.running = online
         try:
             online.run()
@@ -92,15 +95,20 @@ class OnlineFit:
     occupies_workers: ClassVar[bool] = True
 
     def __init__(
-        self, model: TrainedModel, session: Session, options: OnlineOptions, fit: Fit, stack: ExitStack
+        self,
+        model: TrainedModel,
+        session: Session,
+        simulations: Simulations,
+        options: OnlineOptions,
+        fit: Fit,
+        stack: ExitStack,
     ) -> None:
-        engine, workers, records = session.engine, len(session.devices), len(model.history)
-        simulations, stopping = options.simulations, fit.stopping
-        self._session, self._stopping = session, stopping
+        engine, workers, measures = session.engine, len(session.devices), model.built.training_spec.measures
+        self._session, self._stopping = session, fit.stopping
         self._urgent_since: float | None = None
         self.stopped: str | None = None
         """Why the fit ended before all samples were trained on."""
-        self._reserve(options, fit.validation)
+        self._reserve(simulations, fit.validation)
         shared = GlobalParameters(
             engine, model.parameters, workers, names=session.names, optimizer=options.merge.outer_optimizer
         )
@@ -112,51 +120,33 @@ class OnlineFit:
         evaluation: Evaluation | None = None
         if fit.validation is not None:
             inference = Inference(session, fit.validation, on_cpu=True)
-            evaluation = Evaluation(inference, self._server.address, stopping)
-            evaluation.start(
-                model.parameters, notify=False
-            )  # so that mismatches are found before other tasks start
-            evaluation.result(model.built.training_spec.measures)
-        progress = Progress(workers, model.built.training_spec.measures)
-        self._recorder = Recorder(
-            progress=progress,
-            evaluation=evaluation,
-            pull=shared.pull,
-            numbers=itertools.count(records),
-            epoch=model.epochs,
-            interval=options.record_every,
-            on_record=model.record,
-            on_start=fit.callbacks.round_start,
-        )
+            evaluation = Evaluation(inference, self._server.address, fit.stopping)
+            evaluation.start(model.parameters, notify=False)  # finds mismatches before other tasks start
+            evaluation.result(measures)
         self._job = job = OnlineJob(
             coordinator=self._server.address,
             key=new_token(),
             host=simulations.host,
             server_address=shared.server_address,
             num_workers=workers,
-            buffer=options.buffer,
-            batch_size=options.batch_size,
-            merge_every=cast("int", options.merge.every),
-            max_batches=options.max_batches,
-            report_every=min(1.0, options.record_every) / 2,
-            checkpoint_every=options.checkpoint_every,
-            pairing=simulations.pairing,
-            new_optimizer=options.merge.optimizer_state == "reset",
-            seed=model.seed + records,
+            options=options,
+            seed=model.seed + len(model.history),
         )
+        progress = Progress(workers, measures)
+        self._recorder = Recorder(model, fit.callbacks, progress, evaluation, shared.pull, options.record_every)
         self._workers = Workers(session, job, progress, stack.enter_context(CheckpointStore()))
         self._router = StreamRouter(self._workers.all, job.key, paired=job.paired)
         streams = itertools.count()
         self._runs = SimulationRuns(simulations, engine=engine, router=self._router, job=job, numbers=streams)
         self._senders = ExternalSenders(simulations.senders, self._router, streams)
 
-    def _reserve(self, options: OnlineOptions, validation: DataSource | None) -> None:
+    def _reserve(self, simulations: Simulations, validation: DataSource | None) -> None:
         """Reserve resources to run workers and simulations at the same time, if possible also evaluations.
 
         Without resources of its own an evaluation runs when a simulation has ended.
         """
         session = self._session
-        tasks = [session.resources] * len(session.devices) + [ONE_CPU] * options.simulations.places
+        tasks = [session.resources] * len(session.devices) + [ONE_CPU] * simulations.places
         session.engine.reserve(tasks)
         if validation is not None:
             with suppress(ValueError):

@@ -8,7 +8,7 @@ from compss_train.buffers import BufferSpec
 from compss_train.engines.nodes import is_loopback
 from compss_train.net.connection import Address
 from compss_train.net.sockets import PRIVATE
-from compss_train.online.simulations import Pairing, Simulations
+from compss_train.online.simulations import Pairing
 from compss_train.online.stream import worker_of
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.worker.batches import Batch
@@ -17,9 +17,8 @@ from compss_train.worker.server_exchange import ServerAddress
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineOptions:
-    """Options of ``DistributedTrainer.fit_online``, whose docstring explains each."""
+    """Options of ``DistributedTrainer.fit_online`` that its workers need; its docstring explains each."""
 
-    simulations: Simulations
     buffer: BufferSpec
     batch_size: int
     merge: Merge
@@ -27,13 +26,10 @@ class OnlineOptions:
     max_batches: int | None = None
     record_every: float = 1.0
     checkpoint_every: float | None = 60.0
+    pairing: Pairing | None = None
+    """That of the simulations."""
 
     def __post_init__(self) -> None:
-        if not isinstance(self.simulations, Simulations):
-            raise TypeError(
-                f"simulations={self.simulations!r}: give Simulations(simulate, inputs, ...), or "
-                "Simulations(senders=..., address=..., token=...) if only other programs send"
-            )
         check_count("batch_size", self.batch_size)
         if self.max_batches is not None:
             check_count("max_batches", self.max_batches)
@@ -42,10 +38,9 @@ class OnlineOptions:
             check_seconds("checkpoint_every", self.checkpoint_every)
         if not isinstance(self.buffer, BufferSpec):
             raise TypeError(f"buffer={self.buffer!r}: give a BufferSpec, such as BufferSpec('Reservoir', 4096)")
-        pairing = self.simulations.pairing
-        if self.buffer.pairs != (pairing is not None):
+        if self.buffer.pairs != (self.pairing is not None):
             raise ValueError(
-                f"pairing={pairing!r} with a {self.buffer.kind}: a SimPairedReservoir requires pairing=, "
+                f"pairing={self.pairing!r} with a {self.buffer.kind}: a SimPairedReservoir requires pairing=, "
                 "a function of two batches of time steps that returns (x, y); other buffers do not accept it"
             )
         self.buffer.check(self.batch_size)
@@ -85,23 +80,13 @@ class OnlineJob:
     server_address: ServerAddress
     """The global parameters."""
     num_workers: int
-    buffer: BufferSpec
-    batch_size: int
-    merge_every: int
-    """Batches between merges."""
-    max_batches: int | None
-    report_every: float
-    """Seconds between reports."""
-    checkpoint_every: float | None
-    """Seconds between checkpoints; ``None`` for no checkpoints."""
-    pairing: Pairing | None
-    new_optimizer: bool
+    options: OnlineOptions
     seed: int
 
     @property
     def paired(self) -> bool:
         """Whether batches are pairs of time steps."""
-        return self.pairing is not None
+        return self.options.pairing is not None
 
     def listening_address(self, local_host: str) -> str | None:
         """Return the address at which a worker listens for streams, or ``None`` for a socket file.
@@ -123,7 +108,7 @@ class OnlineJob:
 
     def make_batch(self, drawn: Any) -> Batch:
         """Return x and y of a batch that the buffer gave."""
-        parts = drawn if self.pairing is None else self.pairing(*drawn)
+        parts = drawn if self.options.pairing is None else self.options.pairing(*drawn)
         x, y = parts if isinstance(parts, tuple) and len(parts) == 2 else (parts, None)
         x = x[0] if isinstance(x, tuple) else x
         return Batch(x, y)

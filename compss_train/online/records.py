@@ -2,7 +2,7 @@
 
 import itertools
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -11,6 +11,7 @@ from compss_train.model.metrics import Measured, Measures
 from compss_train.model.parameters import Parameters
 from compss_train.net.connection import Address
 from compss_train.reports.records import Record, per_second
+from compss_train.training.callback import CallbackList
 from compss_train.training.inference import (
     Inference,
     skipped_batches,
@@ -18,6 +19,7 @@ from compss_train.training.inference import (
     warn_of_random_transform,
 )
 from compss_train.training.stopping import TICK, Stopping
+from compss_train.training.trained_model import TrainedModel
 
 
 @dataclass(kw_only=True, eq=False)
@@ -162,40 +164,41 @@ def notify_evaluated(sums: Sequence[Measured], number: int, coordinator: Address
         coordinator.connect({"role": "evaluation", "evaluated": number}).close()
 
 
-@dataclass(kw_only=True)
 class Recorder:
-    """Makes a record every ``interval`` seconds, adds its validation when that is ready, and calls ``on_record``.
+    """Adds a record to the model's history every ``interval`` seconds, with its validation when that is ready."""
 
-    ``on_start`` gets the number of each record when its interval begins; ``numbers`` gives the numbers.
-    """
-
-    progress: Progress
-    evaluation: Evaluation | None
-    pull: Callable[[], Parameters]
-    numbers: Iterator[int]
-    epoch: int
-    interval: float
-    on_record: Callable[[Record], None]
-    on_start: Callable[[int], None]
-    _number: int = 0
-    """Of the next record."""
-    _pending: Record | None = None
-    """A record that waits for its validation."""
+    def __init__(
+        self,
+        model: TrainedModel,
+        callbacks: CallbackList,
+        progress: Progress,
+        evaluation: Evaluation | None,
+        pull: Callable[[], Parameters],
+        interval: float,
+    ) -> None:
+        self._model, self._callbacks, self._pull, self._interval = model, callbacks, pull, interval
+        self.progress, self.evaluation = progress, evaluation
+        self._number = len(model.history)
+        """Of the next record."""
+        self._pending: Record | None = None
+        """A record that waits for its validation."""
 
     def start(self) -> None:
         """Begin the next interval."""
-        self._number = next(self.numbers)
-        self.on_start(self._number)
+        self._callbacks.round_start(self._number)
+
+    def _record(self, simulations: dict[str, int], *, final: bool = False) -> Record:
+        return self.progress.record(self._number, self._model.epochs, simulations, final=final)
 
     def update(self, simulations: dict[str, int]) -> None:
         """Complete the pending record if its validation is ready; make the next one if it is due."""
         self.complete()
-        if self._pending is None and self.progress.is_due(self.interval):
-            record = self.progress.record(self._number, self.epoch, simulations)
+        if self._pending is None and self.progress.is_due(self._interval):
+            record = self._record(simulations)
             if self.evaluation is None:
                 self._emit(record)
             else:
-                self.evaluation.start(self.pull())
+                self.evaluation.start(self._pull())
                 self._pending = record
 
     def complete(self, number: int | None = None, *, wait: bool = False) -> None:
@@ -208,16 +211,17 @@ class Recorder:
             self._emit(record | validation)
 
     def _emit(self, record: Record) -> None:
-        self.on_record(record)
+        self._model.record(record)
+        self._number += 1
         self.start()
 
     def finish(self, simulations: dict[str, int], repetitions: list[int]) -> None:
         """Complete the pending record, and make a final one of all remaining reports."""
         self.complete(wait=True)
-        record = self.progress.record(self._number, self.epoch, simulations, final=True)
+        record = self._record(simulations, final=True)
         if self.evaluation is not None:
-            self.evaluation.start(self.pull(), notify=False)
+            self.evaluation.start(self._pull(), notify=False)
             if (validation := self.evaluation.result(self.progress.measures)) is None:
                 return  # callbacks expect validation in every record
             record |= validation
-        self.on_record(record | {"repetitions": repetitions})
+        self._model.record(record | {"repetitions": repetitions})

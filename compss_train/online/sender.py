@@ -17,7 +17,7 @@ from compss_train.exceptions import TrainingEndedError
 from compss_train.net.connection import Address
 from compss_train.net.messages import Header
 from compss_train.online.simulations import host_and_port
-from compss_train.online.stream import NameInUseError, Sample, Stream, WorkerDisconnectedError
+from compss_train.online.stream import NameInUseError, Sample, Stream
 
 _RETRY_SECONDS = 0.2
 
@@ -65,27 +65,14 @@ class SampleSender(Closable):
     def send(self, x: Any, y: Any = None, *, step: int | None = None) -> None:
         """Send a sample of arrays, tensors or numbers; paired buffers need its time step ``step``."""
         sample = as_sample((x,) if y is None else (x, y))
-        self._retry(lambda: self._stream.send(sample, step))
-
-    def _retry(self, action: Callable[[], None]) -> None:
-        """Call ``action``; after a worker was lost, reconnect to its replacement and call it again."""
-        lost: WorkerDisconnectedError | None = None
-        while True:
-            try:
-                if lost is not None and (samples := self._stream.reconnect(lost.worker)):
-                    warn_user(f"{lost}; {samples} samples of this stream are lost with it")
-                lost = None
-                action()
-                return
-            except WorkerDisconnectedError as error:
-                lost = error
+        self._stream.send(sample, step)
 
     def close(self) -> None:
         """Wait until all samples are delivered, and mark the stream as complete; idempotent."""
         if not self._closed:
             self._closed = True
             with self._stream:
-                self._retry(self._stream.finish)
+                self._stream.finish()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if error is None:
@@ -98,22 +85,23 @@ class SampleSender(Closable):
 
 
 def open_stream(
-    address: Address, handshake: Header, timeout: float, *, sleep: Callable[[float], None] = time.sleep
+    address: Address, greeting: Header, timeout: float, *, sleep: Callable[[float], None] = time.sleep
 ) -> Stream:
-    """Return an open stream; retries until the fit listens, its workers are ready and the name is free."""
+    """Return an open stream; retries until the fit listens and the name is free."""
     deadline = time.monotonic() + timeout
     while True:
         with ExitStack() as stack:
             try:
-                stream = stack.enter_context(Stream(address, handshake))
+                stream = stack.enter_context(Stream(address, greeting, warn_user))
                 if not stream.accepted:
                     raise TrainingEndedError("training has ended; no more samples are accepted")
                 stream.open()
                 stack.pop_all()
                 return stream
-            except (ConnectionRefusedError, WorkerDisconnectedError, NameInUseError) as error:
-                if time.monotonic() > deadline and isinstance(error, NameInUseError):
+            except NameInUseError:
+                if time.monotonic() > deadline:
                     raise
+            except ConnectionRefusedError as error:
                 if time.monotonic() > deadline:
                     raise ConnectionRefusedError(
                         f"no fit listens at {address.url}; start fit_online(..., address=) first"

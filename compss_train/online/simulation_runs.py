@@ -23,8 +23,6 @@ from compss_train.online.simulations import Simulations
 from compss_train.online.stream_router import StreamRouter
 from compss_train.online.workers import Worker
 
-UNREACHABLE_SECONDS = 60.0
-"""How long a simulation retries a worker that is not known to have died: a failed node is noticed late."""
 REPORT_SECONDS = 3.0
 """Seconds after which workers have reported the samples received so far."""
 
@@ -43,8 +41,6 @@ class Simulation:
     failures: int = 0
     timeout_report: str | None = None
     """The watchdog's last message before it ended the process."""
-    interrupted_since: float | None = None
-    """Time of the first interruption by a worker that is unreachable but not known to have died."""
 
 
 class SimulationRuns:
@@ -176,13 +172,8 @@ class SimulationRuns:
         self._free(simulation)
         if "finished" in header:
             repeat = self._finished(simulation, int(header["finished"]), lost_workers)
-        elif "interrupted" in header:
-            now = time.monotonic()
-            if lost_workers or simulation.interrupted_since is None:
-                simulation.interrupted_since = now
-            repeat = now - simulation.interrupted_since < UNREACHABLE_SECONDS or self._may_run_again(
-                simulation, header["interrupted"]
-            )
+        elif "interrupted" in header:  # a worker has lost some of its samples
+            repeat = True
         else:
             repeat = self._may_run_again(simulation, header["failed"], header["traceback"])
         if repeat:
@@ -191,9 +182,9 @@ class SimulationRuns:
     def _finished(self, simulation: Simulation, samples: int, lost_workers: list[Worker]) -> bool:
         """Mark a simulation as done; return True if it has to run again for samples that a worker lost."""
         self._done += 1
-        simulation.samples, simulation.interrupted_since = samples, None
+        simulation.samples = samples
         self._any_samples = self._any_samples or samples > 0
-        if self._job.checkpoint_every is None:
+        if self._job.options.checkpoint_every is None:
             del self._known[simulation.number]
             return False
         return any(self._lacks(worker, simulation) for worker in lost_workers)

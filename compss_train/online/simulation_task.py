@@ -19,7 +19,7 @@ from compss_train._utils import Closable
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net.connection import Address
 from compss_train.online.sender import as_sample
-from compss_train.online.stream import Sample, Stream, WorkerDisconnectedError
+from compss_train.online.stream import Sample, Stream
 
 _END = object()
 _TICK = 0.25
@@ -36,7 +36,8 @@ def simulate_and_send(
     maximum number of seconds per sample; after it the process ends. Returns at once if the coordinator is gone or
     does not accept the simulation.
     """
-    with suppress(OSError), Stream(coordinator, {"role": "simulation", "number": number}) as stream:
+    greeting = {"role": "simulation", "number": number}
+    with suppress(OSError), Stream(coordinator, greeting, _interrupt) as stream:
         if not stream.accepted:
             return
         try:
@@ -44,15 +45,23 @@ def simulate_and_send(
             with Watchdog(stream, timeout) as watchdog:
                 _send_all(simulate, value, stream, watchdog)
             stream.finish()
-        except WorkerDisconnectedError as error:
+        except SamplesLostError as error:
             stream.notify({"interrupted": str(error)})
         except BaseException as error:  # SystemExit of a solver, too
             if isinstance(error, TrainingEndedError) and stream.ended.is_set():
                 return
-            with suppress(OSError, ValueError, TrainingEndedError):
+            with suppress(OSError, ValueError, TrainingEndedError, SamplesLostError):
                 stream.flush()  # no other attempt may follow, so these samples count
             text = "".join(traceback.format_exception(error))
             stream.notify({"failed": f"{type(error).__name__}: {error}", "traceback": text})
+
+
+class SamplesLostError(Exception):
+    """A worker has died with samples of this simulation, which has to run again."""
+
+
+def _interrupt(reason: str) -> None:
+    raise SamplesLostError(reason)
 
 
 def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: Watchdog) -> None:

@@ -6,9 +6,10 @@ with offset n has received all samples of the stream below n that are routed to 
 
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -24,6 +25,8 @@ from compss_train.net.messages import Header
 Sample: TypeAlias = tuple[Block, ...]
 """x and y, or x alone."""
 
+UNREACHABLE_SECONDS = 60.0
+"""How long a stream tries to connect to a worker that is not known to have died: a failed node is noticed late."""
 _PAUSE = 0.2
 """Seconds within which the end of training is noticed after a connection to a worker was lost."""
 _TICK = 0.1
@@ -33,14 +36,6 @@ _TICK = 0.1
 def worker_of(stream: int, sample: int, workers: int, *, whole: bool) -> int:
     """Return the worker that gets a sample: round-robin, or one worker for all of a ``whole`` stream."""
     return (stream if whole else stream + sample) % workers
-
-
-class WorkerDisconnectedError(ConnectionLostError):
-    """A worker has died, and with it the samples that it had not checkpointed."""
-
-    def __init__(self, worker: int, error: Exception) -> None:
-        super().__init__(f"worker {worker} disconnected: {error}")
-        self.worker = worker
 
 
 class NameInUseError(PermissionError):
@@ -56,25 +51,28 @@ class _Route:
     """Where the worker listens."""
     credit: int = 0
     """How many more samples it accepts."""
-    flushed: bool = False
 
 
 class Stream(Closable):
     """Connects to the coordinator, and after its acceptance to the workers (``open``).
 
-    Each worker answers with its offset, so that samples that an earlier attempt delivered are not sent again. For
-    one thread; others may call ``update`` and ``notify``.
+    Each worker answers with its offset, so that samples that an earlier attempt delivered are not sent again. A
+    connection that breaks is made again, to the worker or its replacement; if that lacks samples of this stream,
+    ``on_loss`` is called with a description. For one thread; others may call ``update`` and ``notify``.
 
-    Raises ``PermissionError`` with the reason if the coordinator rejects the stream.
+    Raises ``PermissionError`` with the reason if the coordinator rejects the stream, ``TrainingEndedError`` after
+    the end of training, ``ValueError`` for a sample that a worker has rejected, and ``ConnectionLostError`` for a
+    worker that cannot be reached.
     """
 
-    def __init__(self, address: Address, greeting: Header) -> None:
-        self._address, self._context = address, zmq.Context()
+    def __init__(self, address: Address, greeting: Header, on_loss: Callable[[str], None]) -> None:
+        self._address, self._on_loss, self._context = address, on_loss, zmq.Context()
         self.sent = 0
         """Samples sent so far, including those that an earlier attempt delivered."""
         self.ended = threading.Event()
         """Set when training has ended."""
-        self._rejection: str | None = None
+        self._failed: Exception | None = None
+        """Why no more samples can be sent."""
         self._lock = threading.Lock()
         self._updated = 0.0
         self._routes: dict[int, _Route] = {}  # by worker
@@ -103,17 +101,25 @@ class Stream(Closable):
         for worker in range(len(self._urls)):
             self._open(worker)
 
-    def _open(self, worker: int, lost: str | None = None) -> None:
-        """Connect to a worker, when it listens elsewhere than the one that was ``lost``."""
-        while (url := self._urls[worker]) is None or url == lost:
+    def _open(self, worker: int) -> None:
+        """Connect to a worker, or to its replacement as soon as the coordinator knows its address."""
+        failing: str | None = None
+        while True:
+            if (url := self._urls[worker]) is not None:
+                if url != failing:
+                    failing, deadline = url, time.monotonic() + UNREACHABLE_SECONDS
+                try:
+                    address = Address(self._reachable(url), self._key)
+                    connection = address.connect({"stream": self.number}, self._context)
+                    self._routes[worker] = _Route(connection, url)
+                    self._offsets[worker] = self._receive(worker)["next"]
+                    return
+                except OSError as error:
+                    self._disconnect(worker)
+                    if time.monotonic() > deadline:
+                        self._failed = ConnectionLostError(f"worker {worker} cannot be reached at {url}: {error}")
             self.update(_TICK)
             self._check()
-        with self._translating_errors(worker):
-            self._disconnect(worker)
-            address = Address(self._reachable(url), self._key)
-            connection = address.connect({"stream": self.number}, self._context)
-            self._routes[worker] = _Route(connection, url)
-            self._offsets[worker] = self._receive(worker)["next"]
 
     def _reachable(self, url: str) -> str:
         """Return a worker's address; a loopback address on the coordinator's node is replaced by that node's."""
@@ -136,14 +142,22 @@ class Stream(Closable):
         if worker in self._routes:
             self._routes.pop(worker).connection.close()
 
-    def reconnect(self, worker: int) -> int:
-        """Wait for the replacement of a lost worker; return how many samples of this stream it does not have."""
-        lost = self._urls[worker]
-        try:
-            self._open(worker)  # in case that only the connection broke
-        except WorkerDisconnectedError:
-            self._open(worker, lost)
-        return sum(self._worker_of(number) == worker for number in range(self._offsets[worker], self.sent))
+    def _with_worker(self, worker: int, action: Callable[[int], None]) -> None:
+        """Call ``action`` for a worker, and once more over another connection if it loses the connection."""
+        while True:
+            try:
+                action(worker)
+                return
+            except OSError as error:
+                self._disconnect(worker)
+                self.update(_PAUSE)  # if training has ended the coordinator disconnects, too
+                self._check()
+                self._open(worker)
+                missing = range(self._offsets[worker], self.sent)
+                if lost := sum(self._worker_of(number) == worker for number in missing):
+                    self._on_loss(
+                        f"worker {worker} disconnected: {error}; {lost} samples of this stream are lost with it"
+                    )
 
     # Samples
 
@@ -174,27 +188,27 @@ class Stream(Closable):
             self.update()
         self._check()
         worker = self._worker_of(self.sent)
-        with self._translating_errors(worker):
-            route = self._route(worker)
-            if self.sent >= self._offsets[worker]:
-                header = {"sample": self.sent} if step is None else {"sample": self.sent, "step": step}
-                while not route.credit:
-                    self._receive(worker)
-                self._route(worker).connection.send(header, sample)
-                route.credit -= 1
+        if self.sent >= self._offsets[worker]:
+            header = {"sample": self.sent} if step is None else {"sample": self.sent, "step": step}
+            self._with_worker(worker, partial(self._put, header, sample))
         self.sent += 1
+
+    def _put(self, header: Header, sample: Sample, worker: int) -> None:
+        while not self._route(worker).credit:
+            self._receive(worker)
+        self._route(worker).connection.send(header, sample)
+        self._route(worker).credit -= 1
 
     def flush(self) -> None:
         """Wait until the workers have received all samples sent."""
         self._check()
         for worker in range(len(self._urls)):
-            if worker in self._routes and self._routes[worker].flushed:
-                continue
-            with self._translating_errors(worker):
-                self._route(worker).connection.send({"end": True})
-                while "ended" not in self._receive(worker):
-                    pass
-                self._routes[worker].flushed = True
+            self._with_worker(worker, self._flush)
+
+    def _flush(self, worker: int) -> None:
+        self._route(worker).connection.send({"end": True})
+        while "ended" not in self._receive(worker):
+            pass
 
     def finish(self) -> None:
         """Flush, and report the number of samples to the coordinator."""
@@ -223,26 +237,15 @@ class Stream(Closable):
         reply, _ = message
         self._routes[worker].credit += reply.get("credit", 0)
         if "error" in reply:
-            self._rejection = reply["error"]
+            self._failed = ValueError(f"a worker rejected a sample: {reply['error']}")
             self._check()
         return reply
-
-    @contextmanager
-    def _translating_errors(self, worker: int) -> Iterator[None]:
-        """Raise ``TrainingEndedError`` or ``WorkerDisconnectedError`` for a lost connection."""
-        try:
-            yield
-        except OSError as error:
-            self._disconnect(worker)
-            self.update(_PAUSE)  # if training has ended the coordinator disconnects, too
-            self._check()
-            raise WorkerDisconnectedError(worker, error) from error
 
     def _check(self) -> None:
         if self.ended.is_set():
             raise TrainingEndedError("training has ended; no more samples are accepted")
-        if self._rejection is not None:
-            raise ValueError(f"a worker rejected a sample: {self._rejection}")
+        if self._failed is not None:
+            raise self._failed
 
     def close(self) -> None:
         """Close all connections once everything sent has been transmitted."""

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from traceback import format_exception
-from typing import Any
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -180,7 +180,7 @@ def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob
 
 def _only_receive(job: OnlineJob, coordinator: CoordinatorConnection, stack: ExitStack) -> None:
     """Receive and discard samples in place of a worker that had completed its training, so that none blocks."""
-    buffer, local_host = job.buffer.make(job.batch_size, 0), _local_host(job.coordinator)
+    buffer, local_host = job.options.buffer.make(job.options.batch_size, 0), _local_host(job.coordinator)
     address = job.listening_address(local_host)
     receiver = stack.enter_context(Receiver(buffer, address, token=job.key, paired=job.paired))
     receiver.discard()
@@ -208,7 +208,7 @@ class OnlineWorker:
         checkpoint = {} if coordinator.checkpoint is None else decode_value(coordinator.checkpoint)
         if checkpoint:
             state = worker_from_dict(checkpoint["state"])
-        elif job.new_optimizer:
+        elif job.options.merge.optimizer_state == "reset":
             state = replace(state, optimizer=None)
         stack.enter_context(random_state(state.random, device))
         self._server = stack.enter_context(job.server_address.connect(None))
@@ -216,7 +216,7 @@ class OnlineWorker:
         self._base = self._exchange.pull(self._server)
         work = Work(
             block_passes=(),
-            reading=Reading(batching=Batching(size=job.batch_size), seed=job.seed),
+            reading=Reading(batching=Batching(size=job.options.batch_size), seed=job.seed),
             step=Step(check_outputs=True),
             worker=number,
             device=device,
@@ -224,7 +224,7 @@ class OnlineWorker:
         )
         self._learner = Learner(training_spec, self._base, state, work)
         seed = buffer_seed(job.seed, 0, number)
-        self._buffer = job.buffer.make(job.batch_size, seed, pin_memory=is_gpu(device))
+        self._buffer = job.options.buffer.make(job.options.batch_size, seed, pin_memory=is_gpu(device))
         if checkpoint:
             self._buffer.load_state_dict(checkpoint["buffer"])
         self._batches = self._merged = checkpoint.get("batches", 0)
@@ -238,9 +238,11 @@ class OnlineWorker:
                 offsets=checkpoint.get("offsets", {}),
             )
         )
+        self._merge_every = cast("int", job.options.merge.every)
+        self._report_every = min(1.0, job.options.record_every) / 2
         self._reported = time.monotonic()
         # Staggered, so that workers do not checkpoint at the same time.
-        self._checkpointed = self._reported - (job.checkpoint_every or 0) * number / job.num_workers
+        self._checkpointed = self._reported - (job.options.checkpoint_every or 0) * number / job.num_workers
 
     def run(self) -> None:
         """Train, and stay connected until the coordinator ends the fit."""
@@ -258,7 +260,7 @@ class OnlineWorker:
         """Iterate over batches from the buffer, and do what is due when each has been learnt."""
         while not self._is_complete():
             try:
-                drawn = self._buffer.get_batch(self._job.batch_size, timeout=_TICK)
+                drawn = self._buffer.get_batch(self._job.options.batch_size, timeout=_TICK)
             except BufferDrainedError:
                 return
             except queue.Empty:
@@ -274,7 +276,7 @@ class OnlineWorker:
         self._coordinator.update()
         if self._receiver.failed is not None:
             raise self._receiver.failed
-        limit = self._job.max_batches
+        limit = self._job.options.max_batches
         return self._coordinator.stopped or (limit is not None and self._batches >= limit)
 
     def _after_batch(self) -> None:
@@ -283,10 +285,10 @@ class OnlineWorker:
                 f"loss or gradients were NaN or infinite in {MAX_SKIPPED} consecutive batches; lower the "
                 "learning rate, or check the samples of the simulations"
             )
-        if self._batches % self._job.merge_every == 0:
+        if self._batches % self._merge_every == 0:
             self._merge()
         self._report_if_due()
-        every = self._job.checkpoint_every
+        every = self._job.options.checkpoint_every
         if every is not None and time.monotonic() - self._checkpointed > every:
             self._checkpoint()
 
@@ -302,7 +304,7 @@ class OnlineWorker:
         self._merged = self._batches
 
     def _report_if_due(self) -> None:
-        if time.monotonic() - self._reported > self._job.report_every:
+        if time.monotonic() - self._reported > self._report_every:
             self._report()
 
     def _report(self) -> None:

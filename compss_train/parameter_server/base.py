@@ -10,7 +10,7 @@ import torch
 
 from compss_train._utils import Closable
 from compss_train._utils.validation import check_integer
-from compss_train.data.block import Block, as_tensor
+from compss_train.data.block import Block
 
 ArraySpecs: TypeAlias = list[tuple[torch.dtype, tuple[int, ...]]]
 """The dtype and shape of each of several arrays."""
@@ -19,10 +19,10 @@ ArraySpecs: TypeAlias = list[tuple[torch.dtype, tuple[int, ...]]]
 class ParameterServer(Closable):
     """A store of parameters by key.
 
-    A key is one parameter, or several (a layer's weight and bias, for example). Of one parameter, ``init`` gets the
-    array or its replicas, one a device: any number of gradients may then be pushed, which are summed, all replicas
-    are updated alike, and a pull fills any number of arrays. For a key of several parameters, the numbers of pushed
-    gradients and pulled weights must equal the number of parameters.
+    A key is one parameter, or several (a layer's weight and bias, for example). For one parameter, any number of
+    gradients may be pushed, such as one from each device: they are summed; and a pull fills any number of arrays.
+    For a key of several parameters, the numbers of pushed gradients and pulled weights must equal that of the
+    parameters.
 
     Arrays are numpy arrays or tensors, on any device. The caller may change pushed arrays as soon as ``push``
     returns. A pull sees every earlier push of the same key by the same client; pushes of different clients are
@@ -34,46 +34,31 @@ class ParameterServer(Closable):
     shape, dtype or number; ``ParameterServerClosedError`` after ``close``.
     """
 
-    def init(
-        self,
-        parameter_id: str,
-        value: Sequence[Block],
-        *,
-        optimized: bool = True,
-        replicas: bool | None = None,
-    ) -> None:
-        """Set the arrays of a new key; they are copied.
+    def init(self, parameter_id: str, value: Sequence[Block], *, optimized: bool = True) -> None:
+        """Set the arrays of a new key, one for each of its parameters; they are copied.
 
-        ``replicas`` says whether several arrays are replicas of one parameter (``True``), or parameters of their
-        own (``False``). By default arrays of one shape and the same values are replicas, and arrays of several
-        shapes or dtypes are parameters of their own. With ``optimized=False`` pushed arrays are added to them, even
-        if the server has an optimizer.
-
-        Raises ``ValueError`` if ``replicas`` is needed, or ``True`` for arrays that differ.
+        With ``optimized=False`` pushed arrays are added to them, even if the server has an optimizer.
         """
-        own, number = without_replicas(parameter_id, value, replicas)
-        self._init(parameter_id, own, optimized, number)
+        self._init(parameter_id, check_sequence("value", value), optimized)
 
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
         """Update a key by a step of the server's optimizer with these gradients; without an optimizer, add them.
 
-        That happens in the background; a push waits while too many bytes are waiting.
+        A served server does that later, while this program continues; a push waits while too many others are
+        unanswered.
         """
         check_arrays(parameter_id, self._specs(parameter_id), "grads", grads)
         self._push(parameter_id, grads, check_integer("priority", priority))
 
     def pull(self, parameter_id: str, weights: Sequence[Block] | None = None, priority: int = 0) -> Sequence[Block]:
-        """Copy a key's arrays into ``weights``, on their devices, or into new arrays; return them.
-
-        There are as many new arrays as ``init`` got.
-        """
+        """Copy a key's arrays into ``weights``, on their devices, or into new arrays; return them."""
         if weights is not None:
             check_arrays(parameter_id, self._specs(parameter_id), "weights", weights)
         return self._pull(parameter_id, weights, check_integer("priority", priority))
 
     @abstractmethod
-    def _init(self, key: str, value: Sequence[Block], optimized: bool, replicas: int) -> None:
-        """Set the arrays of a new key: those of one of the ``replicas``."""
+    def _init(self, key: str, value: Sequence[Block], optimized: bool) -> None:
+        """Set the arrays of a new key."""
 
     @abstractmethod
     def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
@@ -92,29 +77,9 @@ class ParameterServer(Closable):
         """Execute all pushes, and end; may be called again."""
 
 
-def without_replicas(key: str, value: Sequence[Block], replicas: bool | None) -> tuple[Sequence[Block], int]:
-    """Return the arrays that ``init`` was given, each parameter once, and the number of replicas; 1 for none."""
-    check_sequence("value", value)
-    if replicas not in (None, True, False):
-        raise ValueError(f"replicas={replicas!r}: choose True, False or None")
-    alike = all(spec == specs_of(value[:1])[0] for spec in specs_of(value))
-    if replicas is False or (replicas is None and not alike):
-        return value, 1
-    if not alike:
-        listed = ", ".join(f"{str(dtype).removeprefix('torch.')} {shape}" for dtype, shape in specs_of(value))
-        raise ValueError(f"replicas=True for {key!r}: replicas have one shape and dtype, these have {listed}")
-    if not all(torch.equal(as_tensor(value[0]).cpu(), as_tensor(array).cpu()) for array in value[1:]):
-        raise ValueError(
-            f"{key!r} got {len(value)} arrays of one shape with different values: give replicas=False if each is a "
-            "parameter of its own, with its own gradients; replicas of one parameter must have the same values"
-        )
-    return value[:1], len(value)
-
-
 def check_arrays(key: str, specs: ArraySpecs, name: str, arrays: Sequence[Block]) -> None:
     """Raise ``ValueError`` unless the arrays agree with a key's arrays in number, dtypes and shapes."""
-    check_sequence(name, arrays)
-    check_specs(key, specs, name, specs_of(arrays))
+    check_specs(key, specs, name, specs_of(check_sequence(name, arrays)))
 
 
 def check_specs(key: str, specs: ArraySpecs, name: str, passed: ArraySpecs) -> None:

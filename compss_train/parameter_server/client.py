@@ -12,14 +12,11 @@ from compss_train.net.caller import Caller
 from compss_train.net.connection import Address
 from compss_train.net.sockets import check_token
 from compss_train.parameter_server.base import ArraySpecs, ParameterServer, specs_of
-from compss_train.parameter_server.store import copy_values
+from compss_train.parameter_server.local import copy_values
 
 
 class RemoteParameterServer(ParameterServer):
-    """A parameter server at an address, for any number of threads of this process; see ``connect``.
-
-    Pushes are sent in the background; if the server rejects them, the next call raises its error.
-    """
+    """A parameter server at an address, for any number of threads of this process; see ``connect``."""
 
     def __init__(self, address: Address, timeout: float, name: str | None, generation: int) -> None:
         self._known_specs: dict[str, ArraySpecs] = {}
@@ -29,18 +26,17 @@ class RemoteParameterServer(ParameterServer):
         self._caller = Caller(address, {"client": own, "generation": generation}, goodbye, timeout)
         self._finalizer = weakref.finalize(self, self._caller.close)
 
-    def _init(self, key: str, value: Sequence[Block], optimized: bool, replicas: int) -> None:
-        self._caller.call("init", key, value, changes=True, optimized=optimized, replicas=replicas)
+    def _init(self, key: str, value: Sequence[Block], optimized: bool) -> None:
+        self._caller.call("init", key, value, changes=True, optimized=optimized)
         self._known_specs[key] = specs_of(value)
 
     def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
         self._caller.call("push", key, grads, priority=priority, changes=True, wait=False)
 
     def _pull(self, key: str, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:
-        header, pulled = self._caller.call("pull", key, priority=priority)
+        _, pulled = self._caller.call("pull", key, priority=priority)
         if weights is None:
-            arrays = [array.tensor() for array in pulled]
-            return arrays + [arrays[0].clone() for _ in range(header["replicas"] - 1)]
+            return [array.tensor() for array in pulled]
         # Either one array or as many as weights.
         copy_values([array.tensor(_memory(own)) for array, own in zip(pulled, weights, strict=False)], weights)
         return weights
@@ -56,7 +52,6 @@ class RemoteParameterServer(ParameterServer):
     def close(self) -> None:
         """Wait until the server has executed all pushes, and close the connection."""
         self._finalizer()
-        self._caller.check()
 
 
 def _memory(weight: Block) -> torch.Tensor | None:
@@ -70,8 +65,9 @@ def connect(
 ) -> RemoteParameterServer:
     """Return the parameter server at an address; address and token are attributes of what ``serve`` returned.
 
-    Pushes are sent in the background, those with a higher priority first. A broken connection is made again and
-    unanswered calls are sent again; the server executes none of them twice.
+    A push returns when it has been handed to ZeroMQ, which sends it in the background; if the server rejects it,
+    the next call raises the error. A broken connection is made again, by the next call, and unanswered calls are
+    sent again; the server executes none of them twice. Threads that share a client wait for one another.
 
     A client with a ``name`` can be made again by a task that died and is run again: the same calls for a key in the
     same order count once. Its n-th ``init`` or ``push`` of a key is executed only if that of the earlier client was

@@ -1,7 +1,8 @@
 """The thread of a served parameter server, and the records by which it executes no call of a client twice."""
 
+import heapq
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -10,16 +11,13 @@ import numpy as np
 import torch
 
 from compss_train._utils import Closable
-from compss_train.model.optimizers import OptimizerFactory
-from compss_train.net.call_queue import Call, CallQueue
 from compss_train.net.messages import Header, ReceivedArray
 from compss_train.net.server import Client, MessageServer
 from compss_train.parameter_server.base import check_specs
-from compss_train.parameter_server.store import ParameterStore
+from compss_train.parameter_server.local import LocalParameterServer
 
 CallError: TypeAlias = tuple[str, str]
 """The name of an exception's class, and its message."""
-_MAX_KEPT_ERRORS = 100  # per client and key
 _MAX_BATCH = 32  # calls that are executed before pushes are answered, in one message
 _STOP_SECONDS = 0.05  # maximum delay until a stop is noticed
 
@@ -34,12 +32,6 @@ class KeyCalls:
     """The calls that are to be executed, and the number of the request with which each was received last."""
     errors: dict[int, CallError] = field(default_factory=dict)
     """The errors that answer calls, each time that they are received."""
-
-    def add_error(self, count: int, error: CallError) -> None:
-        """Record the error of a call, and forget that of the oldest one."""
-        self.errors[count] = error
-        if len(self.errors) > _MAX_KEPT_ERRORS:
-            del self.errors[min(self.errors)]
 
 
 @dataclass(eq=False)
@@ -66,10 +58,9 @@ class _Request:
     number: int
     count: int
     optimized: int = True
-    replicas: int = 1
 
     def __post_init__(self) -> None:
-        numbers = self.priority, self.number, self.count, self.optimized, self.replicas
+        numbers = self.priority, self.number, self.count, self.optimized
         if not isinstance(self.key, str) or not all(isinstance(each, int) for each in numbers):
             raise TypeError("a call with a key that is no text, or with fields that are no integers")
 
@@ -84,6 +75,47 @@ class _Request:
         return self.records.keys[self.key]
 
 
+@dataclass(eq=False)
+class _Waiting:
+    """A call that waits to be executed."""
+
+    key: str
+    size: int
+    """Bytes of memory that it holds."""
+    run: Callable[[], None] | None
+    """``None`` once it was taken."""
+
+
+class CallQueue:
+    """Waiting calls: those of one key in order, and the key of the call with the highest priority first."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """Bytes that waiting calls hold."""
+        self._by_priority: list[tuple[int, int, _Waiting]] = []  # a heap by priority, then by age
+        self._by_key: defaultdict[str, deque[_Waiting]] = defaultdict(deque)
+        self._added = 0
+
+    def add(self, key: str, priority: int, size: int, run: Callable[[], None]) -> None:
+        """Add a call that ``run`` executes."""
+        call = _Waiting(key, size, run)
+        heapq.heappush(self._by_priority, (-priority, self._added, call))
+        self._by_key[key].append(call)
+        self._added += 1
+        self.size += size
+
+    def take(self) -> Callable[[], None] | None:
+        """Remove the next call and return its function; ``None`` if no call waits."""
+        while self._by_priority and self._by_priority[0][2].run is None:
+            heapq.heappop(self._by_priority)
+        if not self._by_priority:
+            return None
+        call = self._by_key[self._by_priority[0][2].key].popleft()  # earlier calls of the same key come first
+        run, call.run = call.run, None
+        self.size -= call.size
+        return run
+
+
 def _described(error: Exception) -> CallError:
     """Return an error as it is sent."""
     if isinstance(error, ValueError | TypeError | LookupError):
@@ -94,18 +126,18 @@ def _described(error: Exception) -> CallError:
 class ServerLoop(Closable):
     """A thread that receives, executes and answers calls; those with a high priority overtake earlier ones."""
 
-    def __init__(self, server: MessageServer, optimizer: OptimizerFactory | None, max_backlog: int) -> None:
+    def __init__(self, server: MessageServer, store: LocalParameterServer, max_backlog: int) -> None:
         self._server = server
         self.address, self.token = server.address.url, server.address.token
         """Where it listens, and what clients need."""
-        self._queue = CallQueue(max_backlog)
-        self._store = ParameterStore(optimizer)
+        self._queue, self._max_backlog = CallQueue(), max_backlog
+        self._store = store
         self._clients: dict[str, Records] = {}
         self._connected: dict[Client, Records] = {}
         self._executed: defaultdict[Records, list[int]] = defaultdict(list)
         """Numbers of executed pushes that were not answered yet."""
         self._memory: dict[int, torch.Tensor] = {}
-        self._reuses_memory = optimizer is None
+        self._reuses_memory = store.optimizer is None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="parameter-server", daemon=True)
         self._thread.start()
@@ -117,27 +149,25 @@ class ServerLoop(Closable):
 
     def _run(self) -> None:
         with self._server:
-            while self._execute() or not self._stopped.is_set():
+            while (executed := self._execute()) or not self._stopped.is_set():
                 for records, numbers in self._executed.items():
                     self._send(records, {"numbers": numbers})
                 self._executed.clear()
-                if not len(self._queue):
+                if not executed:
                     self._receive(_STOP_SECONDS)
 
     def _execute(self) -> bool:
         """Execute a batch of calls; return whether there were any."""
         for executed in range(_MAX_BATCH):
             self._receive()
-            call = self._queue.take(wait=False)
-            if call is None:
+            if (run := self._queue.take()) is None:
                 return executed > 0
-            call.run()
-            self._queue.executed(call)
+            run()
         return True
 
     def _receive(self, timeout: float = 0.0) -> None:
         """Receive all pending messages: the last may have the highest priority."""
-        while self._queue.has_space and (received := self._server.receive(timeout)) is not None:
+        while self._queue.size < self._max_backlog and (received := self._server.receive(timeout)) is not None:
             timeout = 0.0
             client, header, arrays = received
             records = self._connected.get(client)
@@ -174,7 +204,7 @@ class ServerLoop(Closable):
             case "hello":
                 self._answer(request)
             case "describe":
-                specs = self._store[request.key].specs
+                specs = self._store.entry(request.key).specs
                 self._answer(request, specs=[[str(dtype), list(shape)] for dtype, shape in specs])
             case "init" | "push":
                 self._change_once(request)
@@ -207,20 +237,20 @@ class ServerLoop(Closable):
                 self._queue_update(request, calls)
                 return
             arrays = [array.tensor() for array in request.arrays]
-            self._store.add(request.key, arrays, bool(request.optimized), request.replicas)
+            self._store.init(request.key, arrays, optimized=bool(request.optimized))
         except Exception as error:
-            calls.add_error(request.count, _described(error))
+            calls.errors[request.count] = _described(error)
         self._answer(request, calls.errors.get(request.count))
 
     def _queue_update(self, request: _Request, calls: KeyCalls) -> None:
-        entry = self._store[request.key]
+        entry = self._store.entry(request.key)
         check_specs(request.key, entry.specs, "grads", [(array.dtype, array.shape) for array in request.arrays])
 
         def update() -> None:
             try:
                 entry.update([self._gradient(*numbered) for numbered in enumerate(request.arrays)])
             except Exception as error:
-                calls.add_error(request.count, ("RuntimeError", f"{type(error).__name__}: {error}"))
+                calls.errors[request.count] = "RuntimeError", f"{type(error).__name__}: {error}"
             number, call_error = calls.waiting.pop(request.count), calls.errors.get(request.count)
             if call_error is None:
                 self._executed[request.records].append(number)
@@ -241,19 +271,19 @@ class ServerLoop(Closable):
 
     def _pull(self, request: _Request) -> None:
         """Answer a pull after the client's earlier pushes have been executed."""
-        pulls, entry = request.records.pulls, self._store[request.key]
+        pulls, entry = request.records.pulls, self._store.entry(request.key)
         if request.number in pulls:
             return
 
         def answer() -> None:
             pulls.discard(request.number)
-            self._answer(request, arrays=entry.values, replicas=entry.replicas)
+            self._answer(request, arrays=entry.values)
 
         pulls.add(request.number)
         self._enqueue(request, answer)
 
     def _enqueue(self, request: _Request, run: Callable[[], None]) -> None:
-        self._queue.add(Call(request.key, run, request.size), request.priority, wait=False)
+        self._queue.add(request.key, request.priority, request.size, run)
 
     def _answer(
         self,

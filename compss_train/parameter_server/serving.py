@@ -4,19 +4,20 @@ A process is needed where threads of this one cannot be relied on. PyCOMPSs, for
 interpreter lock while its binding waits for a task.
 """
 
-import json
 import pickle
-import subprocess
-import sys
+import signal
 from contextlib import suppress
+from typing import Any
 
 import cloudpickle
+from loky.backend.context import LokyContext
 
 from compss_train._utils import Closable
 from compss_train._utils.validation import check_count
-from compss_train.model.optimizers import OptimizerSpec, optimizer_factory
+from compss_train.model.optimizers import OptimizerSpec
 from compss_train.net.server import MessageServer
 from compss_train.net.sockets import check_token, new_token
+from compss_train.parameter_server.local import LocalParameterServer
 from compss_train.parameter_server.server_loop import ServerLoop
 
 MAX_BACKLOG = 2**28
@@ -54,34 +55,38 @@ def serve(
     empty token.
     """
     check_count("max_backlog", max_backlog)
-    factory = None if optimizer is None else optimizer_factory(optimizer)
+    store = LocalParameterServer(optimizer)
     token = new_token() if token is None else check_token(token)
-    return ServerLoop(MessageServer(address, token), factory, max_backlog)
+    return ServerLoop(MessageServer(address, token), store, max_backlog)
 
 
 class ServingProcess(Closable):
     """A server that runs in another process: its ``address``, the ``token`` that clients need, and ``close``."""
 
-    def __init__(self, process: subprocess.Popen[str], sent: str) -> None:
-        """``sent`` goes to its input, as the first line."""
-        self._process = process
+    def __init__(self, address: str | None, optimizer: OptimizerSpec | None) -> None:
+        context = LokyContext()
+        self._pipe, theirs = context.Pipe()
+        arguments = theirs, address, cloudpickle.dumps(optimizer)  # it may be a function of this program
+        self._process = context.Process(target=_serve_until_closed, args=arguments, daemon=True)
+        self._process.start()
+        theirs.close()
         try:
-            started = json.loads(_first_line(process, sent))
-            if "error" in started:
-                raise OSError(started["error"])
-        except BaseException:
+            self.address, self.token, error = self._pipe.recv()
+            if error:
+                raise OSError(error)
+        except BaseException as error:
             self.close()
+            if isinstance(error, EOFError):
+                text = "the parameter server's process ended before it served; its error output is above"
+                raise OSError(text) from None
             raise
-        self.address, self.token = started["address"], started["token"]
 
     def close(self) -> None:
         """End the process; may be called again."""
-        if self._process.returncode is None:
-            try:
-                self._process.communicate(timeout=_CLOSE_SECONDS)  # it ends at the end of its input
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.communicate()
+        self._pipe.close()  # which ends it
+        self._process.join(_CLOSE_SECONDS)
+        self._process.terminate()
+        self._process.join()
 
 
 def serve_apart(address: str | None = None, *, optimizer: OptimizerSpec | None = None) -> ServingProcess:
@@ -90,41 +95,20 @@ def serve_apart(address: str | None = None, *, optimizer: OptimizerSpec | None =
     The start takes as long as the import of torch. Raises ``OSError`` if it cannot listen at the address, or cannot
     load the optimizer.
     """
-    sent = pickle.dumps((sys.path, cloudpickle.dumps(optimizer)))  # it may be a function of this program
-    process = subprocess.Popen(
-        [sys.executable, "-c", f"from {__name__} import _serve_until_closed; _serve_until_closed()", address or ""],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # so that Ctrl-C reaches this process only
-    )
-
-    return ServingProcess(process, sent.hex())
+    return ServingProcess(address, optimizer)
 
 
-def _serve_until_closed() -> None:
-    """Serve at the address in the process's arguments until its input ends, as it does when the parent ends.
+def _serve_until_closed(pipe: Any, address: str | None, optimizer: bytes) -> None:
+    """Serve until the other end of the pipe is closed, as it is when the parent ends.
 
-    The first line of input is the optimizer. The first line of output is JSON: the address and token, or an error.
+    Sends the address, the token, and an error that is empty if it serves.
     """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the pipe
     try:
-        sys.path[:], optimizer = pickle.loads(bytes.fromhex(sys.stdin.readline()))
-        serving = serve(sys.argv[1] or None, optimizer=pickle.loads(optimizer))
+        serving = serve(address, optimizer=pickle.loads(optimizer))
     except Exception as error:
-        print(json.dumps({"error": str(error)}), flush=True)
+        pipe.send(("", "", str(error)))
         return
-    with serving:
-        print(json.dumps({"address": serving.address, "token": serving.token}), flush=True)
-        sys.stdin.read()
-
-
-def _first_line(process: subprocess.Popen[str], sent: str) -> str:
-    """Send a line to the process, and return its first line of output."""
-    line = ""
-    if process.stdin and process.stdout:
-        with suppress(BrokenPipeError):  # it has ended
-            print(sent, file=process.stdin, flush=True)
-        line = process.stdout.readline()
-    if not line:
-        raise OSError("the parameter server's process ended before it served; its error output is above")
-    return line
+    with serving, suppress(EOFError):
+        pipe.send((serving.address, serving.token, ""))
+        pipe.recv()

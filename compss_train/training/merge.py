@@ -5,6 +5,7 @@ Epochs are counted from 0 over all fits of a trainer, as in learning-rate schedu
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
@@ -19,7 +20,6 @@ from compss_train.data.partitioning import MergeEvery, MergeUnit
 from compss_train.model.compression import MergeDtype
 from compss_train.model.delayed_nesterov import DelayedNesterov
 from compss_train.model.optimizers import NetOptimizer, OptimizerSpec, make_optimizer
-from compss_train.parameter_server import check_installed
 from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.worker import OptimizerState
 
@@ -117,7 +117,7 @@ class Merge:
     def _check_together(self, kind: str) -> None:
         """Raise ``ValueError`` for options that this kind of merge does not support."""
         if kind == "parameter_server":
-            check_installed()
+            importlib.import_module("compss_train.net")  # raises if ZeroMQ is missing
         if self.rule not in ("weighted", None) and kind != "commutative":
             raise ValueError(
                 f"rule={self.rule!r} belongs to Merge('commutative'); with Merge({self.kind!r}) workers are "

@@ -96,10 +96,10 @@ class Exchange:
         for layer in self.layers:
             if layer.added:
                 weights = [_wide(parameters[name]) for name in layer.added]
-                server.init(layer.weights, weights, optimized=layer.stepped, replicas=False)
+                server.init(layer.weights, weights, optimized=layer.stepped)
             if layer.by_worker:
                 rows = [np.repeat(_wide(parameters[name])[None], self.num_workers, 0) for name in layer.by_worker]
-                server.init(layer.rows, [np.zeros(self.num_workers), *rows], optimized=False, replicas=False)
+                server.init(layer.rows, [np.zeros(self.num_workers), *rows], optimized=False)
 
     def push_change(
         self, server: ParameterServer, worker: int, base: Parameters, trained: Parameters, share: float

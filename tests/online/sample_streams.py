@@ -5,6 +5,7 @@ import torch
 from compss_train._utils import Closable
 from compss_train.net.connection import Address
 from compss_train.online.sender import SampleSender
+from compss_train.online.simulation_task import _interrupt
 from compss_train.online.stream import Stream, worker_of
 from tests.buffers.kinds import DEADLINE, STEPS
 from tests.net.plain_clients import KEY, TOKEN
@@ -37,7 +38,7 @@ def send_repeatedly(send, *sample):
 
 def simulation_stream(coordinator, number):
     """Return the stream of a simulation, connected to the workers."""
-    opened = Stream(coordinator.address, {"role": "simulation", "number": number})
+    opened = Stream(coordinator.address, {"role": "simulation", "number": number}, _interrupt)
     opened.open()
     return opened
 

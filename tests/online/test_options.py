@@ -29,7 +29,7 @@ def options(**given):
         **{each.name: given.pop(each.name) for each in fields(Simulations) if each.name in given}
     )
     merge = online_merge(Merge(**{each.name: given.pop(each.name) for each in fields(Merge) if each.name in given}))
-    return OnlineOptions(simulations=simulations, merge=merge, **given)
+    return OnlineOptions(merge=merge, pairing=simulations.pairing, **given), simulations
 
 
 ADDRESS = {"address": "tcp://127.0.0.1:5555", "token": "ours"}
@@ -54,8 +54,8 @@ SENDERS = {"simulate": None, "inputs": (), "senders": 1, **ADDRESS}
     ids=named,
 )
 def test_valid_options_are_accepted(given):
-    made = options(**given)
-    homes = [home for name in given for home in (made, made.simulations, made.merge) if hasattr(home, name)]
+    made, simulations = options(**given)
+    homes = [next(home for home in (simulations, made, made.merge) if hasattr(home, name)) for name in given]
     assert all(getattr(home, name) is value for home, (name, value) in zip(homes, given.items(), strict=True))
 
 
@@ -66,7 +66,7 @@ def test_inputs_are_not_consumed():
 
 
 def test_the_token_is_none_by_default():
-    assert options().simulations.token is None
+    assert options()[1].token is None
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "1", [1]])

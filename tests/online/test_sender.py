@@ -1,7 +1,6 @@
 """How a sender connects to a fit: addresses, names, tokens, and retries."""
 
 import socket
-import time
 
 import pytest
 from hypothesis import given
@@ -14,7 +13,7 @@ from compss_train.online.sender import SampleSender, host_and_port, open_stream
 from compss_train.online.stream import NameInUseError
 from tests.buffers.kinds import Thread, until
 from tests.net.plain_clients import HERE, TOKEN, no_open_connections
-from tests.online.sample_streams import connect_sender, number_sample
+from tests.online.sample_streams import connect_sender, send_all
 from tests.online.stub_fits import stub_fit
 
 pytestmark = pytest.mark.usefixtures("short_waits")
@@ -25,24 +24,15 @@ def open_sender_stream(running, name, sleep):
     return open_stream(Address(running.coordinator.url, TOKEN), {"role": "sender", "name": name}, 60, sleep=sleep)
 
 
-@pytest.mark.usefixtures("short_pauses")
-def test_a_sender_retries_after_finding_a_dead_worker():
+def test_a_sender_waits_for_the_replacement_of_a_dead_worker():
     with no_open_connections(), stub_fit() as running:
         running.workers[0].close()
-
-        replacements = iter([True])
-
-        def replace(seconds):
-            if next(replacements, False):
-                running.coordinator.set_url(0, None)
-                running.replace(0)
-            else:  # the name is still in use
-                time.sleep(seconds)
-
-        with open_sender_stream(running, "solver", replace) as stream:
-            for number in range(3):
-                stream.send(number_sample(number), None)
-            stream.finish()
+        connecting = Thread(connect_sender, running, "solver")
+        running.coordinator.wait_for("role")
+        running.coordinator.set_url(0, None)
+        running.replace(0)
+        with connecting.result() as sender:
+            send_all(sender, range(3))
         assert running.coordinator.wait_for("finished") == [3]
         until(lambda: running.coordinator.call(lambda: running.coordinator.senders.all_ended))
 
@@ -52,10 +42,10 @@ def test_a_sender_waits_for_a_fit_that_has_not_started(monkeypatch):
         coordinator, waits = running.coordinator, []
         real = sending.Stream
 
-        def refuse_at_first(address, handshake):
+        def refuse_at_first(*args):
             if len(waits) < 3:
                 raise ConnectionRefusedError
-            return real(address, handshake)
+            return real(*args)
 
         monkeypatch.setattr(sending, "Stream", refuse_at_first)
         with open_sender_stream(running, None, waits.append) as stream:

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from compss_train.net.connection import Connection
-from compss_train.online import sender as sending
 from compss_train.online.simulation_task import simulate_and_send
 from tests.buffers.kinds import DEADLINE, Thread
 from tests.net.plain_clients import no_open_connections, no_threads_left
@@ -121,9 +120,16 @@ def test_a_simulation_is_closed_silently_when_training_ends(end):
 @pytest.mark.usefixtures("short_pauses")
 def test_a_simulation_that_lost_a_worker_reports_an_interruption():
     with stub_fit(2) as running, pytest.MonkeyPatch.context() as patch:
-        running.workers[1].close()
-        patch.setattr(sending, "_RETRY_SECONDS", 0.01)
-        run(running, lambda _: itertools.repeat(1.0))
+
+        def simulate(_):
+            yield 1.0
+            yield 1.0
+            running.kill(1)
+            running.replace(1)
+            yield from itertools.repeat(1.0)
+
+        patch.setattr("compss_train.online.simulation_task.pickle.loads", lambda what: simulate)
+        simulate_and_send(b"", b"", 0, running.coordinator.address, None)
         assert running.coordinator.wait_for("interrupted")[0].startswith("worker 1 disconnected")
         assert running.coordinator.received("failed") == []
 

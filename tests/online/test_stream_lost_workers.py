@@ -5,7 +5,8 @@ import warnings
 import pytest
 
 from compss_train.exceptions import TrainingEndedError
-from compss_train.online.stream import Stream, WorkerDisconnectedError
+from compss_train.net.connection import ConnectionLostError
+from compss_train.online.simulation_task import SamplesLostError
 from tests.buffers.kinds import Thread, until
 from tests.net.plain_clients import no_open_connections
 from tests.online.sample_streams import (
@@ -22,24 +23,13 @@ pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 @pytest.mark.usefixtures("short_pauses")
-def test_the_error_names_the_lost_worker():
-    with stub_fit(2) as running, simulation_stream(running.coordinator, 0) as opened:
+def test_a_worker_that_cannot_be_reached_is_named_in_the_error(monkeypatch):
+    monkeypatch.setattr("compss_train.online.stream.UNREACHABLE_SECONDS", 0.01)
+    with no_open_connections(), stub_fit(2) as running, simulation_stream(running.coordinator, 0) as opened:
         running.workers[1].close()
-        opened.send(number_sample(0), None)
-        with pytest.raises(WorkerDisconnectedError, match="worker 1 disconnected") as raised:
-            send_repeatedly(opened.send, number_sample(0), None)
-        assert raised.value.worker == 1
-        with pytest.raises(WorkerDisconnectedError):
-            opened.finish()
-
-
-@pytest.mark.usefixtures("short_pauses")
-def test_a_worker_lost_before_open_raises():
-    with no_open_connections(), stub_fit(2) as running:
-        running.workers[1].close()
-        opened = Stream(running.coordinator.address, {"role": "simulation", "number": 0})
-        with opened, pytest.raises(WorkerDisconnectedError, match="worker 1 disconnected"):
-            opened.open()
+        for act in (lambda: send_repeatedly(opened.send, number_sample(0), None), opened.finish):
+            with pytest.raises(ConnectionLostError, match="worker 1 cannot be reached at ipc://"):
+                act()
 
 
 @pytest.mark.usefixtures("short_pauses")
@@ -118,10 +108,22 @@ def test_a_lost_worker_does_not_affect_other_connections():
         running.coordinator.set_url(1, None)
         opened.update(10)
         opened.send(number_sample(0), None)
-        for act in (lambda: opened.send(number_sample(1), None), opened.finish):
-            with pytest.raises(WorkerDisconnectedError, match="worker 1 disconnected"):
-                act()
+        sending = Thread(opened.send, number_sample(1), None)
         until(lambda: running.workers[0].buffer.samples_put == 1)
+        running.coordinator.set_url(1, running.workers[1].url)  # only the connection was lost
+        sending.result()
+        opened.finish()
+        assert running.workers[1].buffer.samples_put == 1
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_a_stream_ends_at_the_loss_of_its_samples():
+    with stub_fit() as running, simulation_stream(running.coordinator, 0) as opened:
+        opened.send(number_sample(0), None)
+        running.kill(0)
+        running.replace(0)
+        with pytest.raises(SamplesLostError, match=r"worker 0 disconnected.*; 1 samples of this stream are lost"):
+            opened.finish()
 
 
 @pytest.mark.usefixtures("short_pauses")

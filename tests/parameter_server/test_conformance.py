@@ -1,8 +1,6 @@
 """Tests of every parameter server, run on the local one and on a served one."""
 
-import gc
 import threading
-import weakref
 from contextlib import contextmanager
 
 import numpy as np
@@ -62,10 +60,10 @@ class GatedStep(torch.optim.Optimizer):
 
 
 @pytest.fixture
-def gated(make, monkeypatch):
-    monkeypatch.setattr(caller, "_MAX_IN_FLIGHT", 1)  # other requests wait in the client's queue
+def gated():
+    """A served server that waits in its first update; a local one has no backlog."""
     gate = Gate([])
-    with make(gate) as server:
+    with served(gate) as server:
         for key in "abc":
             server.init(key, [torch.zeros(1)])
         server.push("a", [torch.zeros(1)])
@@ -189,7 +187,7 @@ def test_the_use_of_the_java_interface(make):
     """A parameter on two devices: gradients of both are summed, and both replicas are updated alike."""
     with make({"optimizer": "sgd", "lr": 0.1}) as server:
         replicas = [torch.ones(3), torch.ones(3)]
-        server.init("weight", replicas)
+        server.init("weight", replicas[:1])
         for _ in range(2):
             server.push("weight", [torch.full((3,), 1.0), torch.full((3,), 2.0)], 0)
             server.pull("weight", replicas, 0)
@@ -197,33 +195,8 @@ def test_the_use_of_the_java_interface(make):
         for _ in range(2):
             expected -= 0.1 * torch.full((3,), 3.0)
         assert all(torch.equal(replica, expected) for replica in replicas)
-        pulled = server.pull("weight")
-        assert [torch.equal(array, expected) for array in pulled] == [True, True]
-        assert pulled[0].data_ptr() != pulled[1].data_ptr()
-
-
-def test_parameters_of_one_shape_are_named_as_such(server):
-    server.init("biases", [np.zeros(2), np.zeros(2)], replicas=False)
-    server.push("biases", [np.ones(2), np.full(2, 3.0)])
-    assert [np.asarray(array).tolist() for array in server.pull("biases")] == [[1.0, 1.0], [3.0, 3.0]]
-    with pytest.raises(
-        ValueError, match=r"2 arrays of one shape with different values: give replicas=False if each"
-    ):
-        server.init("other", [np.zeros(2), np.ones(2)])
-    with pytest.raises(ValueError, match=r"replicas of one parameter must have the same values"):
-        server.init("other", [np.zeros(2), np.ones(2)], replicas=True)
-    with pytest.raises(ValueError, match=r"these have float64 \(2,\), float32 \(2,\)"):
-        server.init("other", [np.zeros(2), np.zeros(2, np.float32)], replicas=True)
-    with pytest.raises(ValueError, match="replicas='yes': choose True, False or None"):
-        server.init("other", [np.zeros(2)], replicas="yes")
-
-
-def test_another_client_knows_the_replicas():
-    with serve() as serving, connect(serving.address, serving.token) as first:
-        first.init("w", [np.zeros(2)] * 3)
-        with connect(serving.address, serving.token) as second:
-            second.push("w", [np.ones(2)] * 3)
-            assert [array.tolist() for array in second.pull("w")] == [[3.0, 3.0]] * 3
+        [pulled] = server.pull("weight")
+        assert torch.equal(pulled, expected)
 
 
 def test_a_pull_by_a_new_client_is_one_request(monkeypatch):
@@ -235,7 +208,7 @@ def test_a_pull_by_a_new_client_is_one_request(monkeypatch):
         return call_once(self, call, *args, **options)
 
     with serve() as serving, connect(serving.address, serving.token) as first:
-        first.init("w", [np.zeros(2)] * 3)
+        first.init("w", [np.zeros(2), np.ones(3), np.zeros(2)])
         monkeypatch.setattr(caller.Caller, "call", counted)
         with connect(serving.address, serving.token) as second:
             assert len(second.pull("w")) == 3
@@ -243,11 +216,11 @@ def test_a_pull_by_a_new_client_is_one_request(monkeypatch):
 
 
 def test_a_key_may_hold_several_arrays(server):
-    server.init("layer", [np.zeros((2, 2)), np.zeros(2)])
-    server.push("layer", [np.ones((2, 2)), np.full(2, 3.0)])
-    weight, bias = server.pull("layer")
-    assert (weight.tolist(), bias.tolist()) == ([[1.0, 1.0], [1.0, 1.0]], [3.0, 3.0])
-    with pytest.raises(ValueError, match="'layer' holds 2 arrays, but grads are 1"):
+    server.init("layer", [np.zeros((2, 2)), np.zeros(2), np.zeros(2)])
+    server.push("layer", [np.ones((2, 2)), np.full(2, 3.0), np.ones(2)])
+    weight, bias, other = server.pull("layer")
+    assert (weight.tolist(), bias.tolist(), other.tolist()) == ([[1.0, 1.0], [1.0, 1.0]], [3.0, 3.0], [1.0, 1.0])
+    with pytest.raises(ValueError, match="'layer' holds 3 arrays, but grads are 1"):
         server.push("layer", [np.ones((2, 2))])
 
 
@@ -312,21 +285,6 @@ def test_a_pull_into_a_read_only_array_is_an_error_of_the_caller_alone(server):
     assert server.pull("w")[0].tolist() == [0.0] * 3
 
 
-def test_an_optimizer_that_fails_is_an_error_at_the_next_call_of_the_key():
-    class Broken(torch.optim.SGD):
-        def step(self, closure=None):
-            raise ArithmeticError("no step")
-
-    with LocalParameterServer({"optimizer": Broken, "lr": 0.1}) as server:
-        server.init("w", [torch.zeros(2)])
-        server.push("w", [torch.zeros(2)])
-        with pytest.raises(RuntimeError, match="an update of 'w' failed") as caught:
-            server.pull("w")
-        assert isinstance(caught.value.__cause__, ArithmeticError)
-        server.init("v", [torch.zeros(2)])
-        assert server.pull("v")[0].tolist() == [0.0, 0.0]
-
-
 def test_what_the_optimizer_cannot_step_is_an_error_of_that_call_alone(make):
     with make(optimizer=SGD) as server:
         with pytest.raises(ValueError, match=r"'n' has an array of torch.int64, .*optimized=False"):
@@ -352,25 +310,15 @@ def test_an_optimizer_that_cannot_be_made_for_a_key_leaves_the_server_serving(ma
         assert server.pull("w")[0].tolist() == [[0.0], [0.0]]
 
 
-@pytest.mark.parametrize("make", [LocalParameterServer])
-def test_a_push_blocks_while_too_many_bytes_wait(gated):
-    server, gate = gated
-    server._queue._limit = 8  # two numbers, one of which the gate holds
-    server.push("b", [torch.ones(1)])
-    pushed = threading.Event()
-    thread = threading.Thread(target=lambda: (server.push("c", [torch.ones(1)]), pushed.set()))
-    thread.start()
-    assert not pushed.wait(0.05)
-    gate.opened.set()
-    assert pushed.wait(20)
-    thread.join(20)
+class BrokenStep(torch.optim.SGD):
+    def step(self, closure=None):
+        raise ArithmeticError("no step")
 
 
-def test_a_server_that_is_garbage_collected_ends_its_thread():
-    server = LocalParameterServer()
-    thread, gone = server._thread, weakref.ref(server)
-    del server
-    gc.collect()
-    assert gone() is None
-    thread.join(20)
-    assert not thread.is_alive()
+def test_an_error_of_an_optimizer_is_raised_and_other_keys_are_served(make):
+    with make({"optimizer": BrokenStep, "lr": 0.1}) as server:
+        server.init("w", [torch.zeros(2)])
+        with pytest.raises((ArithmeticError, RuntimeError), match="no step"):
+            [server.push("w", [torch.zeros(2)]), server.pull("w")]  # which of them raises it depends on the server
+        server.init("v", [torch.zeros(2)])
+        assert server.pull("v")[0].tolist() == [0.0, 0.0]

@@ -14,6 +14,7 @@ import pytest
 import torch
 import zmq
 
+from compss_train import Merge
 from compss_train.net.messages import MessageError, pack, unpack
 from compss_train.net.sockets import LOOPBACK, client_socket, proof_of
 from compss_train.parameter_server import connect, serve
@@ -158,9 +159,14 @@ def test_without_zeromq_the_error_says_what_to_install(monkeypatch):
     import compss_train.parameter_server as package
 
     monkeypatch.setitem(sys.modules, "zmq", None)
+    for module in [name for name in sys.modules if name.startswith("compss_train.net")]:
+        monkeypatch.delitem(sys.modules, module)
     monkeypatch.delitem(sys.modules, "compss_train.parameter_server.serving")
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'compss_train\[online\]'"):
+    monkeypatch.delitem(vars(package), "serve")
+    with pytest.raises(ModuleNotFoundError, match=r"needs ZeroMQ: pip install 'compss_train\[online\]'"):
         package.serve  # noqa: B018
+    with pytest.raises(ModuleNotFoundError, match=r"needs ZeroMQ: pip install 'compss_train\[online\]'"):
+        Merge("parameter_server")
     with pytest.raises(AttributeError, match="has no attribute 'server'"):
         package.server  # noqa: B018
 
@@ -189,8 +195,8 @@ def test_keys_and_descriptions_that_no_server_accepts_are_errors(serving, client
     with pytest.raises(ValueError, match=r"a key of 5,000 characters, 'wwww.*give at most 4,096"):
         client.init("w" * 5000, [np.zeros(1)])
     with pytest.raises(ValueError, match=r"'w' with 80,000 arrays: these are too many for a key"):
-        client.init("w", [np.zeros(1)] * 80_000, replicas=False)
-    client.init("w", [np.zeros(1)] * 2_000, replicas=False)
+        client.init("w", [np.zeros(1)] * 80_000)
+    client.init("w", [np.zeros(1)] * 2_000)
     assert len(client.pull("w")) == 2_000
 
 
@@ -253,7 +259,7 @@ def test_a_second_client_of_a_name_takes_over_waiting_calls(serving, client):
     gate = threading.Event()
     client.init("w", [np.zeros(1)])
     client.init("v", [np.zeros(1)])
-    entry = serving._store["v"]
+    entry = serving._store.entry("v")
     update = entry.update
     entry.update = lambda grads: (gate.wait(10), update(grads))
     dead = connect(serving.address, serving.token, name="task")
@@ -262,9 +268,6 @@ def test_a_second_client_of_a_name_takes_over_waiting_calls(serving, client):
     for _ in range(20):
         dead.push("v", [np.ones(1)], priority=1)
         dead.push("w", [np.ones(1)])
-    deadline = time.monotonic() + 10
-    while len(dead._caller._queue) and time.monotonic() < deadline:
-        time.sleep(0.01)
     dead._caller.close(wait=False)
     threading.Timer(0.3, gate.set).start()
     with connect(serving.address, serving.token, name="task") as again:

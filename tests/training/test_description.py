@@ -12,12 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, Simulations
+from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Simulations
 from compss_train.integrations.melissa import BufferType
 from compss_train.model import losses
 from compss_train.model.optimizers import Gradients
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.online.options import OnlineOptions
 from compss_train.training.description import MOST_ITEMS, described, stable_name
 from compss_train.training.fit_options import FitOptions
 from tests.helpers.models import SGD, classification, mlp
@@ -126,14 +125,9 @@ def test_a_trainer_tells_all_that_it_was_given():
 
 
 def test_tokens_are_in_no_description():
-    options = OnlineOptions(
-        simulations=Simulations(senders=1, address="tcp://127.0.0.1:5555", token="ours alone"),
-        buffer=BufferSpec("FIFO", 9),
-        batch_size=3,
-        merge=Merge("parameter_server", every=5),
-    )
-    assert "ours alone" not in json.dumps(described(options)) + repr(options)
-    assert described(options)["simulations"]["senders"] == 1
+    simulations = Simulations(senders=1, address="tcp://127.0.0.1:5555", token="ours alone")
+    assert "ours alone" not in json.dumps(described(simulations)) + repr(simulations)
+    assert described(simulations)["senders"] == 1
 
 
 @pytest.mark.parametrize(
