@@ -71,9 +71,6 @@ class ReadAhead(Iterator[Result], Generic[Result]):
         for thread in self._threads:
             thread.start()
 
-    def __iter__(self) -> Self:
-        return self
-
     def __next__(self) -> Result:
         return self._queue.take()
 
@@ -103,14 +100,12 @@ class _LoadQueue(Generic[Item, Result]):
     """The state shared by threads and consumer: items to load, and results by number in a priority queue."""
 
     def __init__(self, items: Iterable[Item], load: Callable[[Item], Result], depth: int, ordered: bool) -> None:
-        self._source = items
-        self._items = iter(items)
-        self._load = load
-        self._depth = depth
-        self._ordered = ordered
+        self._source, self._items = items, iter(items)
+        self._load, self._depth, self._ordered = load, depth, ordered
         self._item_lock = threading.Lock()  # held by the thread that takes the next item
         self._changed = threading.Condition()
-        self._results: list[tuple[int, Result | None, BaseException | None]] = []  # a heap by rank
+        # A heap by rank. The error of the last one is that of the items: StopIteration, if all went well.
+        self._results: list[tuple[int, Result | None, BaseException | None]] = []
         self._started = self._delivered = self._taken = 0
         self._exhausted = False  # no more items
         self._stopped = False  # results are dropped
@@ -119,14 +114,19 @@ class _LoadQueue(Generic[Item, Result]):
         """Load items until they are exhausted or the queue is stopped."""
         while (numbered := self._next_item()) is not None:
             number, item = numbered
+            result: Result | None = None
+            raised: BaseException | None = None
             try:
-                self._deliver(number, self._load(item), None)
+                result = self._load(item)
             except StopIteration as error:  # would end the iteration silently
-                stopped = RuntimeError("load raised StopIteration")
-                stopped.__cause__ = error
-                self._deliver(number, None, stopped)
+                raised = RuntimeError("load raised StopIteration")
+                raised.__cause__ = error
             except BaseException as error:
-                self._deliver(number, None, error)
+                raised = error
+            with self._changed:
+                rank = number if self._ordered else self._delivered
+                self._deliver(rank, result, raised)
+                self._delivered += 1
 
     def _next_item(self) -> tuple[int, Item] | None:
         """Return the number and the next item as soon as there is room for its result."""
@@ -138,39 +138,26 @@ class _LoadQueue(Generic[Item, Result]):
                 number = self._started
             try:
                 item = next(self._items)
-            except StopIteration:
-                self._mark_exhausted()
-                return None
             except BaseException as error:
-                self._count_started()
-                self._deliver(number, None, error)
-                self._mark_exhausted()
+                with self._changed:
+                    self._exhausted = True
+                    self._deliver(number, None, error)
                 return None
-            self._count_started()
+            with self._changed:
+                self._started += 1
             return number, item
 
-    def _count_started(self) -> None:
-        with self._changed:
-            self._started += 1
-
-    def _mark_exhausted(self) -> None:
-        with self._changed:
-            self._exhausted = True
-            self._changed.notify_all()
-
-    def _deliver(self, number: int, result: Result | None, error: BaseException | None) -> None:
-        with self._changed:
-            if not self._stopped:
-                rank = number if self._ordered else self._delivered
-                heapq.heappush(self._results, (rank, result, error))
-                self._delivered += 1
-                self._changed.notify_all()
+    def _deliver(self, rank: int, result: Result | None, error: BaseException | None) -> None:
+        """Add a result, or its error; with the lock held."""
+        if not self._stopped:
+            heapq.heappush(self._results, (rank, result, error))
+        self._changed.notify_all()
 
     def take(self) -> Result:
         """Wait for the next result and return it; raise its exception, or ``StopIteration`` after the last."""
         with self._changed:
-            self._changed.wait_for(lambda: self._has_next() or self._is_finished())
-            if not self._has_next():
+            self._changed.wait_for(self.is_ready)
+            if self._stopped:
                 raise StopIteration
             _, result, error = heapq.heappop(self._results)
             self._taken += 1
@@ -183,13 +170,7 @@ class _LoadQueue(Generic[Item, Result]):
     def is_ready(self) -> bool:
         """Return whether ``take`` would return or raise without waiting."""
         with self._changed:
-            return self._has_next() or self._is_finished()
-
-    def _has_next(self) -> bool:
-        return bool(self._results) and self._results[0][0] == self._taken
-
-    def _is_finished(self) -> bool:
-        return self._stopped or (self._exhausted and self._taken == self._started)
+            return self._stopped or (bool(self._results) and self._results[0][0] == self._taken)
 
     def stop(self) -> None:
         """Drop all results, let the threads end, and stop the previous stages of the pipeline."""

@@ -1,6 +1,7 @@
 """Samples: nested tuples and dicts of tensors and arrays, and the ``SampleBatch`` that a put stores in a buffer."""
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Self
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compss_train._utils.validation import check_dense
 from compss_train.data.block import Block, as_tensor, check_dtype, concatenate
 
 
@@ -88,11 +90,6 @@ def same_structure(value: Any, other: Any) -> bool:
     return names == list(_names(other)) and all(same_structure(value[name], other[name]) for name in names)
 
 
-def first_sample(batch: Any) -> Any:
-    """Return the first sample of a batch; leaves without dimensions are returned as arrays."""
-    return map_leaves(lambda rows: rows[0] if isinstance(rows, list) else rows[0, ...], batch)
-
-
 _NUMBERS = (bool, int, float, complex, np.number, np.bool_)
 
 
@@ -115,16 +112,14 @@ def _without_numbers(leaf: Any) -> Any:
 
 
 def _is_dense(leaf: Any) -> bool:
-    if isinstance(leaf, torch.Tensor):
-        strided = leaf.layout is torch.strided and not leaf.is_nested
-        return strided and not leaf.is_quantized and leaf.device.type != "meta"
-    if type(leaf) not in (np.ndarray, np.memmap):  # other subclasses have more than values: masks, units
-        return False
-    try:
-        check_dtype(leaf.dtype)
-    except TypeError:
-        return False
-    return True
+    with suppress(TypeError):
+        if isinstance(leaf, torch.Tensor):
+            check_dense("a sample", leaf)
+            return True
+        if type(leaf) in (np.ndarray, np.memmap):  # other subclasses have more than values: masks, units
+            check_dtype(leaf.dtype)
+            return True
+    return False
 
 
 _NO_KEYS = np.empty((0, 2), np.int64)

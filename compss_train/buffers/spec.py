@@ -1,8 +1,8 @@
 """``BufferSpec``: the description from which each worker creates its buffer."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Self
 
 from compss_train._utils.validation import check_count
 from compss_train.buffers.base import Buffer
@@ -30,8 +30,6 @@ class BufferSpec:
         For FIRO only: above 1, a worker first puts all its samples of an epoch, for which ``capacity`` must
         suffice, and then draws each of them that many times, in passes over all. 1 (default) draws each once,
         as they come.
-    comm_size:
-        For SimPairedReservoir only: number of buffers that share the simulations, 1 by default.
 
     Raises ``ValueError`` for an unknown kind, a capacity below 1, a threshold above the capacity, and parameters
     that the kind requires or does not use.
@@ -43,7 +41,6 @@ class BufferSpec:
     sweep_size: int | None = None
     nb_time_steps: int | None = None
     passes: int = 1
-    comm_size: int | None = None
 
     def __post_init__(self) -> None:
         names = {name.lower(): name for name in _KINDS}
@@ -51,19 +48,16 @@ class BufferSpec:
             raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(_KINDS)}")
         object.__setattr__(self, "kind", names[self.kind.lower()])
         check_count("capacity", self.capacity)
-        for name, least in {"sweep_size": 1, "nb_time_steps": 2, "comm_size": 1}.items():
+        _, options = _KINDS[self.kind]
+        for name, least in {"threshold": 0, "sweep_size": 1, "nb_time_steps": 2, "passes": 1}.items():
             value = getattr(self, name)
-            if value is None and self.pairs and name != "comm_size":
-                raise ValueError(f"a SimPairedReservoir requires {name}=, which was not given")
-            if value is not None and not self.pairs:
-                raise ValueError(f"{name}={value}: only a SimPairedReservoir has it, not a {self.kind}; remove it")
+            if name not in options and value != getattr(BufferSpec, name):  # the default
+                raise ValueError(f"{name}={value}: a {self.kind} has no {name}; remove it")
+            if name in options and name != "threshold" and value is None:
+                raise ValueError(f"a {self.kind} requires {name}=, which was not given")
             if value is not None:
                 check_count(name, value, least)
-        if check_count("passes", self.passes) > 1 and self.kind != "FIRO":
-            raise ValueError(f"passes={self.passes}: only a FIRO has several, not a {self.kind}; remove it")
-        if self.kind == "FIFO" and self.threshold is not None:
-            raise ValueError(f"threshold={self.threshold}: a FIFO has no threshold; remove it")
-        if not 0 <= self.needed <= self.capacity:
+        if self.needed > self.capacity:
             raise ValueError(f"threshold={self.threshold}: give an integer from 0 to {self.capacity}, the capacity")
 
     @property
@@ -76,7 +70,7 @@ class BufferSpec:
         """The threshold, or its default; 0 for a FIFO."""
         if self.kind == "FIFO":
             return 0
-        return self.capacity // 2 if self.threshold is None else check_count("threshold", self.threshold, least=0)
+        return self.capacity // 2 if self.threshold is None else self.threshold
 
     @property
     def draws_in_step(self) -> bool:
@@ -124,23 +118,17 @@ class BufferSpec:
 
     def make(self, batch_size: int, seed: int, pin_memory: bool = False) -> Buffer:
         """Return a new, empty buffer."""
-        own: dict[str, Any] = {"seed": seed, "pin_memory": pin_memory}
-        if self.kind != "FIFO":
-            own["threshold"] = self.needed
-        if self.kind == "FIRO":
-            own["passes"] = self.passes
-        if self.kind == "BatchReservoir":
-            own["batch_size"] = batch_size
-        if self.pairs:
-            own |= {"sweep_size": self.sweep_size, "nb_time_steps": self.nb_time_steps}
-            own["comm_size"] = self.comm_size or 1
-        return _KINDS[self.kind](self.capacity, **own)
+        kind, options = _KINDS[self.kind]
+        values = {**vars(self), "threshold": self.needed, "batch_size": batch_size}
+        own = {name: values[name] for name in options}
+        return kind(self.capacity, **own, seed=seed, pin_memory=pin_memory)
 
 
-_KINDS: dict[str, type[Buffer]] = {
-    "FIFO": FIFO,
-    "FIRO": FIRO,
-    "Reservoir": Reservoir,
-    "BatchReservoir": BatchReservoir,
-    "SimPairedReservoir": SimPairedReservoir,
+_KINDS: dict[str, tuple[Callable[..., Buffer], tuple[str, ...]]] = {
+    "FIFO": (FIFO, ()),
+    "FIRO": (FIRO, ("threshold", "passes")),
+    "Reservoir": (Reservoir, ("threshold",)),
+    "BatchReservoir": (BatchReservoir, ("threshold", "batch_size")),
+    "SimPairedReservoir": (SimPairedReservoir, ("threshold", "sweep_size", "nb_time_steps")),
 }
+"""The class of each kind, and its parameters besides those of all buffers."""

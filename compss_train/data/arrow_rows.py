@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,22 +19,12 @@ from compss_train.data.ragged import Ragged
 from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, Roles, SampleReader, collate_batch
 
 
-class _Column(NamedTuple):
-    """A column in consecutive blocks."""
-
-    blocks: list[Block]
-    starts: NDArray[np.int64]
-    """The number of the first row of each block."""
-    is_padded: bool
-    """Whether lists differ in length, although those in the selected rows do not."""
-
-
 class ArrowRows(SampleReader):
     """Reads columns of numbers, and of lists of numbers, from the files of a data set, which each process maps.
 
     Lists that differ in length are sequences. Floating-point numbers are converted to ``floats``.
 
-    Raises ``ValueError`` for missing values.
+    Raises ``ValueError`` for missing values, also in rows that were left out by ``select`` or ``filter``.
     """
 
     def __init__(self, dataset: Any, roles: Roles, floats: str | None) -> None:
@@ -67,21 +57,12 @@ class ArrowRows(SampleReader):
             x, y = collate_batch(collate, x, y, len(rows))
         return ReadBatch(x, y, len(rows))
 
-    def is_readable(self) -> bool:
-        """Return whether the columns can be read, in all rows of the table."""
-        try:
-            return bool(self._columns)
-        except ValueError:
-            return False
-
     def _rows(self, name: str, rows: NDArray[np.int64]) -> Ragged | torch.Tensor:
-        blocks, starts, is_padded = self._columns[name]
+        blocks, starts = self._columns[name]
         needed = np.unique(starts.searchsorted(rows, side="right") - 1)
-        taken: Any = gather(rows, starts[needed].tolist(), [blocks[number] for number in needed])
-        if self._floats is not None and taken.dtype.is_floating_point:
-            taken = taken.to(getattr(torch, self._floats))
-        column: Ragged | torch.Tensor = taken.padded(0) if is_padded else taken
-        return column
+        taken: Ragged | torch.Tensor = gather(rows, starts[needed].tolist(), [blocks[number] for number in needed])
+        convert = self._floats is not None and taken.dtype.is_floating_point
+        return taken.to(getattr(torch, str(self._floats))) if convert else taken
 
     def fingerprint(self, starts: Sequence[int], stops: Sequence[int]) -> int | None:
         """Return a checksum of the samples at the ends of blocks."""
@@ -90,21 +71,19 @@ class ArrowRows(SampleReader):
         return checksum(part.values if isinstance(part, Ragged) else part for part in parts)
 
     @cached_property
-    def _columns(self) -> dict[str, _Column]:
+    def _columns(self) -> dict[str, tuple[list[Block], NDArray[np.int64]]]:
+        """The columns in consecutive blocks, with the number of the first row of each block."""
+        columns = {}
         try:
-            return {name: self._column(name) for name in self.dtypes}
+            for name in self.dtypes:
+                column = self._dataset.data.table.column(name)
+                tables.check_no_nulls(name, column)
+                blocks = tables.number_blocks(name, [chunk for chunk in column.chunks if len(chunk)])
+                columns[name] = blocks, np.cumsum([0, *map(len, blocks[:-1])])
         except FileContentError as error:
-            raise ValueError(f"the data set {error}") from None
-
-    def _column(self, name: str) -> _Column:
-        column = self._dataset.data.table.column(name)
-        tables.check_no_nulls(name, column)
-        blocks = tables.number_blocks(name, [chunk for chunk in column.chunks if len(chunk)])
-        is_padded = False
-        if isinstance(blocks[0], Ragged) and self._indices is not None:
-            lengths = np.concatenate([block.lengths for block in blocks if isinstance(block, Ragged)])
-            is_padded = len(np.unique(lengths[self._indices])) <= 1
-        return _Column(blocks, np.cumsum([0, *map(len, blocks[:-1])]), is_padded)
+            hint = "" if self._indices is None else "; if these rows were left out, give dataset.flatten_indices()"
+            raise ValueError(f"the data set {error}{hint}") from None
+        return columns
 
     @cached_property
     def _indices(self) -> NDArray[np.int64] | None:
@@ -126,8 +105,4 @@ def arrow_rows(dataset: Any, roles: Roles, floats: str | None) -> ArrowRows | No
     if dataset.format["type"] == "custom":
         return None
     rows = ArrowRows(dataset, roles, floats)
-    if any(dtype is None for dtype in rows.dtypes.values()):
-        return None
-    if dataset._indices is not None and not rows.is_readable():  # the unreadable values may be in rows left out
-        return ArrowRows(dataset.select_columns(list(rows.dtypes)).flatten_indices(), roles, floats)
-    return rows
+    return rows if all(rows.dtypes.values()) else None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import os
 import secrets
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -77,8 +76,8 @@ class FileDataset:
         1 GiB in memory and 10 GiB in a folder.
 
     Attributes: ``files``, names; ``files_len``; ``sizes``, number of samples in each file; ``classes`` of string
-    columns and of images; ``skipped``, the reason for each skipped file; ``layout``, dtypes and shapes, ``None`` if
-    the reader can only count samples; and ``reference``, the file that the layout was taken from.
+    columns and of images; ``skipped``, the reason for each skipped file; ``layout``, dtypes and shapes; and
+    ``reference``, the file that the layout was taken from.
 
     Where a file has several parts that can be read separately (row groups of Parquet, record batches of Arrow,
     images of a folder), ``files`` names the parts: ``NAME#0``, ``NAME#1`` and so on.
@@ -152,8 +151,9 @@ class FileDataset:
                 )
         self.files = list(self._blocks)
         self.files_len = {name: block.rows for name, block in self._blocks.items()}
-        self.layout: Layout | None = next(iter(described.values())).layout
         self.reference = self.files[0]
+        if (layout := next(iter(described.values())).layout) is not None:
+            self.layout = layout
         for file, reason in self.skipped.items():
             warn_user(f"skipped {file} {reason}")
 
@@ -197,6 +197,24 @@ class FileDataset:
         like = replace(next(iter(good.values())), blocks=(), files=())
         return {n: replace(like, rows=int(files_len[n])) for n in names if self._paths[n] not in self.skipped}
 
+    @cached_property
+    def layout(self) -> Layout:
+        """Dtypes and shapes of the arrays; reads the first valid file if the reader can only count samples."""
+        for number, name in enumerate(self.files):
+            block = self._blocks[name]
+            part = FilePart(reader=self.reader, blocks={number: block}, keys=self.keys, layout=None, reference=name)
+            try:
+                arrays = part.read(RowRange(number, 0, block.rows))
+            except BadFileError:
+                if self.on_bad_file == "raise":
+                    raise
+            else:
+                self.reference, self.layout = name, layout_of(arrays)
+                if (entry := self.part([number]).cache_entry(number)) is not None:
+                    entry.store(arrays)
+                return self.layout
+        raise ValueError(f"none of the {len(self.files)} files can be read, for example {self.files[0]}")
+
     @property
     def sizes(self) -> tuple[int, ...]:
         """Number of samples in each file."""
@@ -221,39 +239,9 @@ class FileDataset:
         """Raise ``TypeError``: with a batch size, ``DataLoader`` would make batches of the sampler's batches."""
         raise TypeError(f"a sampler of files yields whole batches; {_LOADER_HINT}")
 
-    def with_reader(
-        self, reader: Reader | Callable[..., Any] | None, files_len: Mapping[str, int] | None
-    ) -> FileDataset:
-        """Return a data set of the same files with another reader or other sample counts."""
-        paths = {name: self._blocks[name].path for name in self.files}
-        if files_len is not None:
-            lengths: Counter[str] = Counter()  # blocks of one file have one path
-            for name in files_len.keys() & paths.keys():
-                lengths[paths[name]] += files_len[name]
-            files_len = lengths
-        options: dict[str, Any] = {"keys": self.keys, "on_bad_file": self.on_bad_file, "threads": self.threads}
-        if reader is None:
-            options["classes"] = self.classes or None
-        dataset = FileDataset(dict.fromkeys(paths.values()), reader or self.reader, files_len, **options)
-        dataset.cache = self.cache
-        return dataset
-
-    def with_reading(
-        self, threads: int | None, cache: str | os.PathLike[str] | None, cache_bytes: int | None
-    ) -> FileDataset:
-        """Return this data set, or a copy with the given threads and cache."""
-        if threads is None and cache is None and cache_bytes is None:
-            return self
-        dataset = copy.copy(self)
-        if threads is not None:
-            dataset.threads = check_count("threads", threads)
-        if cache is not None or cache_bytes is not None:
-            dataset.cache = make_cache(cache, cache_bytes)
-        return dataset
-
     def with_floats(self, floats: str) -> FileDataset:
         """Return this data set; for tables with floats of other dtypes, a copy that converts them to ``floats``."""
-        reader, layout = self.reader.with_floats(self.layout or {}, floats)
+        reader, layout = self.reader.with_floats(self.layout, floats)
         if reader is self.reader:
             return self
         dataset = copy.copy(self)
@@ -283,7 +271,7 @@ class FileDataset:
             reader=self.reader,
             blocks={number: self._blocks[self.files[number]] for number in [*numbers, *upcoming]},
             keys=keys,
-            layout=self.layout if self.layout is None or keys is None else {key: self.layout[key] for key in keys},
+            layout={key: self.layout[key] for key in keys or self.layout},
             reference=self.reference,
             skip=self.on_bad_file == "skip",
             threads=self.threads,
@@ -296,10 +284,9 @@ class FileDataset:
     def training_keys(self, *, targets: bool = True) -> tuple[str, ...]:
         """Return the names of the arrays to train on: x, and y unless there are no targets.
 
-        Reads the first file if the layout is unknown. Raises ``ValueError`` if an array is missing.
+        Raises ``ValueError`` if an array is missing.
         """
-        self.ensure_layout()
-        names = list(self.layout or ())
+        names = list(self.layout)
         if len(names) == 1 and self.x in ("x", names[0]) and self.y in ("y", None) and self.y != names[0]:
             return (names[0],)
         wanted = (self.x,) if self.y is None or not targets else (self.x, self.y)
@@ -310,55 +297,29 @@ class FileDataset:
     def weight_key(self) -> str | None:
         """Return the name of the array of weights, if any; raise ``ValueError`` if the array is unsuitable."""
         if self.weight is not None:
-            self.ensure_layout()
             self._check_key("weight", self.weight)
-            layouts.check_weight_shape(
-                f"{self.weight!r} in {self.files[0]}", (self.layout or {})[self.weight].shape
-            )
+            layouts.check_weight_shape(f"{self.weight!r} in {self.files[0]}", self.layout[self.weight].shape)
         return self.weight
 
     def _check_key(self, role: str, name: str) -> None:
-        names = list(self.layout or ())
-        if name not in names:
+        if name not in self.layout:
             hint = "weight=...)" if role == "weight" else "x=..., y=...), y=None for no targets"
             raise ValueError(
-                f"{self.files[0]} has no array {name!r} for {role}, it has {layouts.quote_names(names)}; choose "
-                f"one with FileDataset(..., {hint}"
+                f"{self.files[0]} has no array {name!r} for {role}, it has {layouts.quote_names(self.layout)}; "
+                f"choose one with FileDataset(..., {hint}"
             )
 
     def check_dtypes(self, keys: Collection[str] | None) -> None:
         """Raise ``BadFileError`` if torch cannot hold one of these arrays, all by default."""
-        for key, field in (self.layout or {}).items():
+        for key, field in self.layout.items():
             if (keys is None or key in keys) and not layouts.is_supported(field):
                 raise BadFileError(
                     self._blocks[self.reference].path, f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}"
                 )
 
-    def ensure_layout(self) -> None:
-        """Read the first valid file if the layout is unknown, because the reader can only count samples.
-
-        What was read is kept in the cache. Raises ``ValueError`` if no file can be read.
-        """
-        numbers = range(len(self.files)) if self.layout is None else ()
-        for number in numbers:
-            try:
-                arrays = self.part([number]).read(RowRange(number, 0, self.sizes[number]))
-            except BadFileError:
-                if self.on_bad_file == "raise":
-                    raise
-                continue
-            self.layout, self.reference = layout_of(arrays), self.files[number]
-            entry = self.part([number]).cache_entry(number)
-            if entry is not None:
-                entry.store(arrays)
-            return
-        if self.layout is None:
-            raise ValueError(f"none of the {len(self.files)} files can be read, for example {self.files[0]}")
-
     def __repr__(self) -> str:
-        return (
-            f"FileDataset({len(self.files)} files, {self.number_samples} samples, keys {list(self.layout or ())})"
-        )
+        keys = list(vars(self).get("layout", ()))  # the file of an unknown one is not read for this
+        return f"FileDataset({len(self.files)} files, {self.number_samples} samples, keys {keys})"
 
 
 def _check_lengths(files_len: Mapping[str, int], names: Sequence[str]) -> None:

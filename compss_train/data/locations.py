@@ -2,7 +2,6 @@
 
 import glob
 import hashlib
-import io
 import json
 import os
 from collections import Counter
@@ -13,17 +12,11 @@ from typing import Any, BinaryIO, TypeAlias
 
 FileNames: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
-_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "http": "http", "https": "http"}
-"""The extras that reach stores, by the first part of a name."""
-
 _VERSIONS = {
     *("etag", "lastmodified", "modified", "mtime", "created", "updated", "generation"),
     *("version", "versionid", "blobid", "md5", "md5hash", "contentmd5", "crc32c", "sha256"),
 }
 """The stores' names for the version of a file, in lower case."""
-
-_TAIL = 2**16
-"""Bytes read at the end of a file to find out whether a server supports range requests."""
 
 
 def is_remote(name: str) -> bool:
@@ -92,19 +85,11 @@ def files_below(folder: str) -> Iterator[str]:
 
 
 def open_binary(path: str, buffering: int = -1) -> BinaryIO | Any:
-    """Open a local file, with this ``buffering``, or a remote one for reading.
-
-    A file on an HTTP server without range requests is read whole. Raises ``ModuleNotFoundError`` with installation
-    instructions if the store's package is missing.
-    """
+    """Open a local file, with this ``buffering``, or a remote one for reading."""
     if not is_remote(path):
         return open(path, "rb", buffering=buffering)
     system, name = _file_system(path)
-    opened = system.open(name, "rb")
-    if not path.startswith("http") or _has_ranges(opened):
-        return opened
-    opened.close()
-    return io.BytesIO(system.cat_file(name))
+    return system.open(name, "rb")
 
 
 @contextmanager
@@ -117,17 +102,6 @@ def openable(path: str) -> Iterator[str | BinaryIO | Any]:
         yield file
 
 
-def _has_ranges(opened: Any) -> bool:
-    """Return whether any part of a file can be read. Reads and caches its end, which indexed formats read first."""
-    try:
-        opened.seek(max(0, opened.seek(0, os.SEEK_END) - _TAIL))
-        opened.read()
-        opened.seek(0)
-    except ValueError:  # which fsspec raises for both a missing length and an answer that is no range
-        return False
-    return True
-
-
 def file_stamp(file: str) -> list[int] | None:
     """Return the size and version of a file; a local file's version is its modification time.
 
@@ -138,25 +112,21 @@ def file_stamp(file: str) -> list[int] | None:
         return [status.st_size, status.st_mtime_ns]
     system, name = _file_system(file)
     info = system.info(name)
-    versions = {key: str(info[key]) for key in sorted(info) if _plain(key) in _VERSIONS and info[key] is not None}
+    versions = {
+        key: str(info[key])
+        for key in sorted(info)
+        if key.lower().replace("_", "").replace("-", "") in _VERSIONS and info[key] is not None
+    }
     digest = hashlib.sha256(json.dumps(versions).encode()).hexdigest()
     return [int(info.get("size") or 0), int(digest[:15], 16)] if versions else None
 
 
-def _plain(key: str) -> str:
-    return key.lower().replace("_", "").replace("-", "")
-
-
 def _file_system(path: str) -> tuple[Any, str]:
-    """Return the fsspec file system, with options from fsspec's configuration, and the name within it."""
+    """Return the fsspec file system, with options from fsspec's configuration, and the name within it.
+
+    Raises ``ImportError``, which names the package to install, if the store needs one that is missing.
+    """
     import fsspec
 
-    try:
-        found: tuple[Any, str] = fsspec.core.url_to_fs(path)
-    except ImportError as error:
-        protocol = path.partition("://")[0]
-        install = f"pip install 'compss_train[{_EXTRAS[protocol]}]'" if protocol in _EXTRAS else str(error)
-        raise ModuleNotFoundError(
-            f"files in {protocol}:// need another package: {install}", name=error.name
-        ) from error
+    found: tuple[Any, str] = fsspec.core.url_to_fs(path)
     return found

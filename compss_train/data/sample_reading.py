@@ -64,8 +64,7 @@ class Roles:
                 x, y = 0, 1 if len(sample) == 2 else None
             else:
                 return sample, None
-        targets = None if y is None else _picked(sample, y)
-        return (_others(sample, y) if x is None else _picked(sample, x)), targets
+        return _picked(sample, _others(sample, y) if x is None else x), None if y is None else _picked(sample, y)
 
 
 class ReadBatch(NamedTuple):
@@ -174,29 +173,20 @@ def _picked(sample: Any, keys: Keys) -> Any:
         try:
             return sample[keys]
         except (KeyError, IndexError, TypeError):
-            raise ValueError(f"a sample has no part {keys!r}, it has {_parts_of(sample)}") from None
+            names = range(len(sample)) if isinstance(sample, tuple | list) else sample
+            held = ", ".join(map(repr, names)) if isinstance(sample, Mapping | tuple | list) else "none"
+            raise ValueError(f"a sample has no part {keys!r}, it has {held}") from None
     picked = {key: _picked(sample, key) for key in keys}
     return tuple(picked.values()) if all(isinstance(key, int) for key in keys) else picked
 
 
-def _others(sample: Any, targets: Keys | None) -> Any:
-    """Return all parts but the targets; a single part is returned directly."""
+def _others(sample: Any, targets: Keys | None) -> Keys:
+    """Return the keys of all parts but the targets, or the key of the only one."""
+    if not isinstance(sample, Mapping | tuple | list):
+        raise ValueError(f"y={targets!r}: a sample is a {type(sample).__name__}, which has no parts")
     taken = {targets} if isinstance(targets, str | int) else set(targets or ())
-    if isinstance(sample, Mapping):
-        parts: Any = {name: part for name, part in sample.items() if name not in taken}
-        return next(iter(parts.values())) if len(parts) == 1 else parts
-    if not isinstance(sample, tuple | list):
-        raise ValueError(f"y={targets!r}: a sample has {_parts_of(sample)}")
-    parts = tuple(part for place, part in enumerate(sample) if place not in taken)
-    return parts[0] if len(parts) == 1 else parts
-
-
-def _parts_of(sample: Any) -> str:
-    if isinstance(sample, Mapping):
-        return ", ".join(map(repr, sample))
-    if isinstance(sample, tuple | list):
-        return f"{len(sample)} parts"
-    return f"no parts, but is a {type(sample).__name__}"
+    keys = [key for key in (sample if isinstance(sample, Mapping) else range(len(sample))) if key not in taken]
+    return keys[0] if len(keys) == 1 else keys
 
 
 def collate_pairs(collate: Collate, pairs: list[tuple[Any, Any]]) -> tuple[Any, Any]:

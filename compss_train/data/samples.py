@@ -142,13 +142,10 @@ def _check_dataset(dataset: Any) -> None:
         raise TypeError("dataset is a DataLoader, which is given as it is: fit(loader)")
     if isinstance(dataset, IterableDataset):
         return
-    if is_hugging_face(dataset) and isinstance(dataset, dict):
-        raise TypeError(
-            f"dataset is a {kind}; give one of its splits, such as dataset[{next(iter(dataset), 'train')!r}]"
-        )
     if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")) or isinstance(dataset, dict):
         raise TypeError(
-            f"dataset is a {kind}; give one with __len__ and __getitem__, or an IterableDataset of torch.utils.data"
+            f"dataset is a {kind}; give one with __len__ and __getitem__ (of a dict of splits one split, such as "
+            "dataset['train']), or an IterableDataset of torch.utils.data"
         )
     if len(dataset) == 0:
         raise ValueError(f"the {kind} has no samples")
@@ -200,11 +197,8 @@ def _sampled(dataset: Any, sampler: Any) -> Any:
         return dataset
     if kind is torch_data.SubsetRandomSampler:
         return Subset(dataset, list(sampler.indices))
-    instead = {
-        "WeightedRandomSampler": "sample_weight=, which weights samples in the loss,",
-        "DistributedSampler": "nothing in its place, as fit distributes the samples,",
-    }.get(kind.__name__, "shuffle= of fit, or the samples as torch.utils.data.Subset(dataset, indices)")
     raise ValueError(
         f"the DataLoader has a {kind.__name__}, whose order fit cannot follow, as workers get blocks of samples: "
-        f"take {instead} and give fit the data set, or a loader without sampler="
+        "give fit the data set and shuffle=, sample_weight= for weights in the loss, or for a part of the samples "
+        "torch.utils.data.Subset(dataset, indices)"
     )

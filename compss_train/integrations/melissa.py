@@ -51,7 +51,7 @@ def make_buffer(
     sweep_size, nb_time_steps:
         Required by SimPairedReservoir: number of simulations, and number of time steps of each.
     comm_size:
-        Optional, for SimPairedReservoir: number of buffers that share the simulations.
+        Number of buffers that share the simulations; no kind of buffer depends on it.
     seed, pin_memory:
         As in ``Buffer``.
 
@@ -65,6 +65,7 @@ def make_buffer(
     check_count("buffer_size", buffer_size)
     check_count("per_server_watermark", 0 if per_server_watermark is None else per_server_watermark, least=0)
     check_count("pseudo_epochs", 1 if pseudo_epochs is None else pseudo_epochs)
+    check_count("comm_size", comm_size)
     values = {
         "per_server_watermark": per_server_watermark,
         "batch_size": batch_size,
@@ -78,8 +79,6 @@ def make_buffer(
     optional: dict[str, Any] = {"seed": seed, "pin_memory": pin_memory}
     if kind is BufferType.FIRO:
         optional["passes"] = pseudo_epochs or 1
-    if kind is BufferType.SimPairedReservoir:
-        optional["comm_size"] = comm_size
     return factory(buffer_size, *(values[name] for name in required), **optional)
 
 

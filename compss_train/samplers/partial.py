@@ -9,7 +9,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property, partialmethod
+from functools import cached_property, wraps
 from typing import Any
 
 import numpy as np
@@ -42,8 +42,8 @@ class PartialShuffleSampler(Sampler[Any]):
         A ``FileDataset``, or any object with a list of files in ``.files``. Its ``reset()``, if it has one, is
         called at the start of an epoch.
     reader:
-        A function ``reader(filename, get_data=False)``; ``None`` for the dataset's reader, or the one for the
-        files' format.
+        A function ``reader(filename, get_data=False)``; ``None`` for the reader of the files' format. A
+        ``FileDataset`` has its own.
     num_replicas, rank:
         Number of ranks, and the number of this one; by default those of ``torch.distributed`` if it is initialised,
         else 1 and 0.
@@ -60,7 +60,8 @@ class PartialShuffleSampler(Sampler[Any]):
     debug:
         Whether to log every file that is read at level INFO instead of DEBUG, in ``compss_train.samplers``.
     files_len:
-        Number of samples in each file by name, which saves opening the files to count them.
+        Number of samples in each file by name, which saves opening the files to count them. A ``FileDataset`` has
+        its own.
     pools:
         1: each run of ``shuffle_buffer`` samples is permuted. 2: samples are drawn from one pool that a second,
         permuted one refills, so that they move further, for twice the memory.
@@ -71,7 +72,7 @@ class PartialShuffleSampler(Sampler[Any]):
         in its order of the files, instead of using some twice. The last batch may be smaller either way, on all
         ranks alike.
     threads, cache, cache_bytes:
-        As in ``FileDataset``; by default the dataset's own.
+        As in ``FileDataset``, which has its own.
 
     Attributes: ``num_samples`` and ``num_batches`` of an epoch of this rank (``len(sampler)`` is the latter, as a
     ``DataLoader`` needs it), ``epoch``, ``reads`` (statistics of reading ahead), ``skipped`` (invalid files that a
@@ -121,9 +122,9 @@ class PartialShuffleSampler(Sampler[Any]):
         self.seed = check_seed(seed)
         check_count("file_buffer", file_buffer)
         self.dataset = dataset
-        self._files = _as_file_dataset(dataset, reader, files_len).with_reading(threads, cache, cache_bytes)
+        reading = {"threads": threads, "cache": cache, "cache_bytes": cache_bytes}
+        self._files = _as_file_dataset(dataset, reader=reader, files_len=files_len, **reading)
         check_threads(self._files.threads, file_buffer)
-        self._files.ensure_layout()  # the reference must not depend on the file that a rank reads first
         self._files.check_dtypes(self._files.keys)
         self.total_size = self._files.number_samples
         if total_size is not None and total_size != self.total_size and not self._files.skipped:
@@ -266,15 +267,18 @@ class PartialShuffleSampler(Sampler[Any]):
         return arrays
 
 
-def _as_file_dataset(dataset: Any, reader: Any, files_len: Mapping[str, int] | None) -> FileDataset:
+def _as_file_dataset(dataset: Any, **options: Any) -> FileDataset:
+    """Return a data set with these options, where given: a ``FileDataset`` has its own already."""
+    given = {name: option for name, option in options.items() if option is not None}
     if isinstance(dataset, FileDataset):
-        own = dataset.reader.function if isinstance(dataset.reader, CustomReader) else dataset.reader
-        if files_len is None and (reader is None or reader == own):
-            return dataset
-        return dataset.with_reader(reader, files_len)
+        reader = dataset.reader.function if isinstance(dataset.reader, CustomReader) else dataset.reader
+        own = {"reader": reader, "files_len": dataset.files_len, "threads": dataset.threads}
+        if others := [name for name, option in given.items() if option != own.get(name)]:
+            raise ValueError(f"{others[0]}= is an option of the files: give FileDataset(files, {others[0]}=...)")
+        return dataset
     if not hasattr(dataset, "files"):
         raise TypeError(f"a {type(dataset).__name__} has no list of files in .files; give a FileDataset(files)")
-    return FileDataset(list(dataset.files), reader, files_len)
+    return FileDataset(list(dataset.files), **given)
 
 
 class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
@@ -303,6 +307,10 @@ class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
 
 
 class DistributedSamplerViaLocallyShuffleV2(DistributedSamplerViaLocallyShuffle):
-    """The sampler with two pools."""
+    """A ``DistributedSamplerViaLocallyShuffle`` with two pools; it takes the same arguments except ``pools``."""
 
-    __init__ = partialmethod(DistributedSamplerViaLocallyShuffle.__init__, pools=2)
+    @wraps(DistributedSamplerViaLocallyShuffle.__init__)  # type: ignore[misc]
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        if "pools" in options:
+            raise TypeError(f"pools={options['pools']!r}: this sampler has two pools; leave the argument out")
+        super().__init__(*arguments, **options, pools=2)

@@ -1,7 +1,7 @@
 """The simulation-paired reservoir: pairs, eviction, statistics and invalid samples."""
 
 import queue
-from collections import Counter, defaultdict
+from collections import Counter
 from itertools import cycle
 
 import numpy as np
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from compss_train.buffers import BufferFullError, SimPairedReservoir, TimeStep
-from tests.buffers.kinds import drain, numbers
+from tests.buffers.kinds import drain
 
 STEPS = 6
 operations = st.lists(
@@ -32,12 +32,9 @@ def reservoir(capacity, threshold=0, sweep_size=1000, steps=STEPS, seed=0, **opt
 def held_in(buffer):
     """Return the keys of the samples held, and the unseen ones among them."""
     samples = buffer._samples
-    positions, simulations = (
-        samples.held_positions().tolist(),
-        {row: simulation for simulation, row in samples._rows.items()},
-    )
-    unseen = {(simulations[row], number) for row, number in positions if not samples._seen[row, number]}
-    return {(simulations[row], number) for row, number in positions}, unseen
+    slots = samples.held_slots()
+    held = list(map(tuple, samples.keys[slots].tolist()))
+    return set(held), {key for key, seen in zip(held, samples._seen[slots], strict=True) if not seen}
 
 
 def keys(pairs):
@@ -258,19 +255,7 @@ def test_samples_that_do_not_fit_are_refused_and_change_nothing(sample, error, m
     assert (len(buffer), buffer.samples_put, buffer.simulation_uses()) == (1, 1, {0: 0})
 
 
-def test_more_simulations_than_this_buffers_share_find_their_place():
-    buffer = reservoir(40, sweep_size=20, comm_size=10)
-    for simulation in range(19, -1, -1):
-        buffer.put_many([step(simulation, 0), step(simulation, 3)])
-    by_simulation = defaultdict(set)
-    for simulation, number in keys(buffer.get_batch(400)):
-        by_simulation[simulation].add(number)
-    assert by_simulation == {simulation: {0, 3} for simulation in range(20)}
-    buffer.signal_reception_over()
-    assert len(numbers(buffer.get_batch(100))) == 40
-
-
-def test_rows_of_simulations_without_samples_are_reused_and_counts_are_kept():
+def test_simulations_without_samples_take_no_memory_and_keep_their_counts():
     buffer = reservoir(6, sweep_size=10_000, steps=4)
     for simulation in range(300):
         for number in range(4):
@@ -281,6 +266,6 @@ def test_rows_of_simulations_without_samples_are_reused_and_counts_are_kept():
                 except queue.Full:
                     buffer.get()
         buffer.get()
-    assert len(buffer._samples._slots) <= 12
+    assert len(buffer._samples._slots) <= 6
     assert set(buffer.simulation_uses()) == set(range(300))
     assert sum(buffer.simulation_uses().values()) == buffer.time_differences().sum() == buffer.samples_got / 2

@@ -142,7 +142,7 @@ def test_a_users_reader_is_asked_once_however_often_it_is_made(files, index, mak
     ASKED.clear()
     for _ in range(2):
         dataset = FileDataset(files, make(), index=index)
-        assert (dataset.sizes, dataset.layout) == ((3, 3, 3), None)
+        assert dataset.sizes == (3, 3, 3)
     assert sorted(ASKED) == files
 
 

@@ -178,7 +178,6 @@ def test_a_users_reader_reads_the_first_file_once_to_see_its_arrays(folder):
         return reader(filename, get_data)
 
     dataset = FileDataset("*.npz", watched)
-    assert dataset.layout is None
     assert sorted(asked) == [(name, False) for name in FILES]
     for _ in range(2):
         assert dataset.training_keys() == ("x", "y")

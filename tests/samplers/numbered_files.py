@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
 from compss_train.data.order import partial_shuffle_generator, rank_row_ranges
+from compss_train.data.reading import layout_of
 from compss_train.samplers import PartialShuffleSampler
 
 SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=7)
@@ -40,6 +41,9 @@ def write_files(folder, sizes):
     for name, bounds in zip(names, bounds_of(sizes), strict=True):
         np.savez(name, **arrays_of(*bounds))
     return names
+
+
+LAYOUT = layout_of(arrays_of(0, 1))
 
 
 def names_of(sizes):
@@ -78,7 +82,8 @@ def sampler_of(sizes, kind=PartialShuffleSampler, reader=None, on_bad_file="rais
     """Return a sampler of files that are valid when it is made; later reads of those in ``reader.bad`` fail."""
     reader = reader or CountingReader()
     (bad, reader.bad), (opened, reader.opened) = (reader.bad, set()), (reader.opened, [])
-    sampler = kind(FileDataset(names_of(sizes), reader, on_bad_file=on_bad_file), **options)
+    own = {name: options.pop(name) for name in ("threads", "cache", "cache_bytes") if name in options}
+    sampler = kind(FileDataset(names_of(sizes), reader, on_bad_file=on_bad_file, **own), **options)
     reader.bad, reader.opened = bad, opened  # without the file that is read to see what is in it
     return sampler
 

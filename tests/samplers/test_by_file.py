@@ -120,3 +120,9 @@ def test_invalid_files_are_errors_or_skipped():
     with pytest.raises(BadFileError, match=names[2]):
         list(broken)
     assert_threads_end()
+
+
+def test_the_sampler_with_two_pools_refuses_another_number():
+    for pools in (1, 2):
+        with pytest.raises(TypeError, match=f"pools={pools}: this sampler has two pools"):
+            DistributedSamplerViaLocallyShuffleV2(FileDataset(names_of([3]), CountingReader()), pools=pools)

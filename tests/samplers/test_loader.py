@@ -14,6 +14,7 @@ from compss_train.data.files import FileDataset
 from compss_train.data.order import RowRange
 from compss_train.samplers.loader import FileLoader, FileReads
 from tests.samplers.numbered_files import (
+    LAYOUT,
     SIZES,
     CountingReader,
     assert_threads_end,
@@ -25,10 +26,9 @@ from tests.samplers.numbered_files import (
 BUFFERS = st.integers(1, 5)
 
 
-def loader_of(sizes, file_buffer, reader=None, on_bad_file="raise", layout=False, **options):
+def loader_of(sizes, file_buffer, reader=None, on_bad_file="raise", **options):
     dataset = FileDataset(names_of(sizes), reader or CountingReader(), on_bad_file=on_bad_file)
-    if layout:
-        dataset.ensure_layout()
+    dataset.layout = LAYOUT
     return FileLoader(dataset.part(range(len(sizes))), file_buffer, **options)
 
 

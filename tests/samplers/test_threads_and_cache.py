@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
+from compss_train.data.readers import NpzReader
 from compss_train.samplers import (
     DistributedSamplerViaLocallyShuffle,
     DistributedSamplerViaLocallyShuffleV2,
@@ -18,6 +19,7 @@ from compss_train.samplers import (
 )
 from compss_train.samplers.loader import FileLoader
 from tests.samplers.numbered_files import (
+    LAYOUT,
     REPLICAS,
     CountingReader,
     assert_threads_end,
@@ -36,7 +38,7 @@ THREADS = st.integers(1, 4)
 
 def cached_loader(sizes, file_buffer, reader, folder, threads=1, upcoming=()):
     dataset = FileDataset(names_of(sizes), reader, threads=threads, cache=folder)
-    dataset.ensure_layout()
+    assert dataset.layout == LAYOUT
     reader.opened.clear()
     return FileLoader(dataset.part(range(len(sizes)), upcoming=upcoming), file_buffer)
 
@@ -94,6 +96,7 @@ def test_as_many_files_as_threads_are_read_at_the_same_time(threads):
         return plain(filename, get_data)
 
     dataset = FileDataset(names_of([3] * 8), reader, threads=threads)
+    dataset.layout = LAYOUT
     loader = FileLoader(dataset.part(range(8)), file_buffer=threads + 1)
     assert flat(read_all(loader, whole([3] * 8))) == list(range(24))
     assert len(plain.threads) == threads
@@ -124,21 +127,25 @@ def test_upcoming_files_that_are_bad_are_no_error_yet(tmp_path):
     assert not loader.skipped
 
 
-def test_samplers_take_them_for_lists_of_files_and_for_data_sets(tmp_path):
+class Listing:
+    def __init__(self, files):
+        self.files = files
+
+
+def test_samplers_take_them_for_lists_of_files_and_data_sets_have_their_own(tmp_path):
     names = write_files(tmp_path, [4, 4, 4])
-    dataset = FileDataset(names)
-    assert PartialShuffleSampler(dataset)._files is dataset
+    dataset = FileDataset(names, threads=2, cache=tmp_path / "cache")
+    options = {"threads": 3, "cache": tmp_path / "cache", "cache_bytes": 10**6}
     for kind in (PartialShuffleSampler, DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2):
-        sampler = kind(dataset, threads=3, cache=tmp_path / "cache", cache_bytes=10**6)
+        assert kind(dataset)._files is dataset
+        sampler = kind(Listing(names), **options)
         assert (sampler._files.threads, sampler._files.cache.max_bytes) == (3, 10**6)
         assert len(list(sampler)) == len(list(kind(dataset)))
-    assert (dataset.threads, dataset.cache) == (1, None)
-    of_dataset = FileDataset(names, threads=2, cache=tmp_path / "cache")
-    assert PartialShuffleSampler(of_dataset)._files is of_dataset
-    other = PartialShuffleSampler(of_dataset, threads=1)._files
-    assert (other.threads, other.cache) == (1, of_dataset.cache)
-    counted = PartialShuffleSampler(of_dataset, files_len=dataset.files_len)._files
-    assert (counted.threads, counted.cache) == (2, of_dataset.cache)
+    for name, value in {**options, "files_len": {}, "reader": NpzReader()}.items():
+        with pytest.raises(
+            ValueError, match=rf"{name}= is an option of the files: give FileDataset\(files, {name}="
+        ):
+            PartialShuffleSampler(dataset, **{name: value})
 
 
 @pytest.mark.parametrize(

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 from numpy.lib import format as npy_format
-from numpy.lib.format import open_memmap
 from numpy.typing import NDArray
 
+from compss_train._utils.validation import check_dense
 from compss_train.data.block import Block
 from compss_train.data.layout import Description, FileContentError
 from compss_train.data.locations import is_remote, open_binary, openable
@@ -54,8 +54,12 @@ def _copy(rows: Block) -> Block:
 
 
 _LONGEST_HEADER = 2**16 + 16  # maximum number of bytes before the data in version 1.0 of numpy's format
+_MAGIC_BYTES = 8
+_HEADERS = {  # by version of the format, and how the length of the header is written
+    (1, 0): (npy_format.read_array_header_1_0, struct.Struct("<H")),
+    (2, 0): (npy_format.read_array_header_2_0, struct.Struct("<I")),
+}
 _PARSING = threading.Lock()  # numpy parses headers by ast, which in Python 3.11 fails in several threads at once
-_HEADERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 _LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member: lengths of its name and of the extra field
 
 
@@ -99,12 +103,19 @@ def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Header:
 
 
 def _parse_header(file: Any, size: int) -> _Header:
-    """Parse the header of an array; check it against ``size``, the number of bytes including the header."""
-    version = npy_format.read_magic(file)
+    """Read the header of an array; check it against ``size``, the number of bytes including the header.
+
+    The file is then at the first byte of the data. Only the parsing, not the reading, waits for other threads.
+    """
+    start = file.read(_MAGIC_BYTES)
+    version = npy_format.read_magic(io.BytesIO(start))
     if version not in _HEADERS:
         raise FileContentError(f"holds an array in version {version} of numpy's format; 1.0 and 2.0 are read")
+    read_header, length = _HEADERS[version]
+    start = file.read(length.size)
+    text = file.read(*length.unpack(start)) if len(start) == length.size else b""
     with _PARSING:
-        header = _Header(*_HEADERS[version](file))
+        header = _Header(*read_header(io.BytesIO(start + text)))
     data = math.prod(header.shape) * header.dtype.itemsize
     if min(header.shape, default=0) < 0 or (file.tell() + data != size and not header.dtype.hasobject):
         raise FileContentError(f"is corrupt: an array of {header.dtype} {header.shape} cannot have {size} bytes")
@@ -165,13 +176,14 @@ class NpyReader(ArraysReader):
     def open(self, path: str, keys: Collection[str] | None) -> Iterator[Mapping[str, Any]]:
         """Map the file into memory; raise an error if it is too short for the shape in its header."""
         select_keys(keys, (ARRAY_NAME,))
-        if is_remote(path):
-            with open_binary(path) as file:
+        with open_binary(path) as file:
+            if is_remote(path):
                 yield {ARRAY_NAME: _parse_array(ARRAY_NAME, np.frombuffer(bytearray(file.read()), np.uint8))}
-        else:
-            with _PARSING:
-                array = open_memmap(path, mode="r")  # numpy.load would also accept a zip file
-            yield {ARRAY_NAME: array}
+                return
+            header = _parse_header(file, os.fstat(file.fileno()).st_size)
+            base.check_no_objects(ARRAY_NAME, header.dtype)
+            options: Any = {"mode": "r", "order": "F" if header.is_fortran else "C"}
+            yield {ARRAY_NAME: np.memmap(path, header.dtype, offset=file.tell(), shape=header.shape, **options)}
 
 
 _TENSORS = ("x", "y")
@@ -197,8 +209,7 @@ class TorchReader(ArraysReader):
                 raise FileContentError(
                     f"holds a {type(tensor).__name__} under {key!r}; select the tensors with keys="
                 )
-            if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested or tensor.is_quantized:
-                raise FileContentError(f"holds no dense tensor with data under {key!r}; save dense tensors")
+            check_dense(f"{key!r} in it", tensor)
         yield {key: tensor.detach() for key, tensor in tensors.items()}
 
 
@@ -210,10 +221,6 @@ def _load(path: str) -> Any:
         raise FileContentError(
             "holds other objects than tensors; they are pickled and therefore not read"
         ) from None
-    except RuntimeError as error:
-        if "mmap can only be used" not in str(error) or (not is_remote(path) and os.path.getsize(path) == 0):
-            raise
-        raise FileContentError("has torch's old format; load it and save it again with torch.save") from None
 
 
 def _by_name(value: Any) -> dict[Any, Any]:

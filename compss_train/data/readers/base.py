@@ -145,21 +145,15 @@ class CustomReader(Reader):
             raise FileContentError(
                 "cannot be used: with get_data=True the reader must return (dict of arrays, number)"
             )
-        arrays = {key: _as_rows(key, value) for key, value in returned[0].items()}
-        length = common_length({key: len(array) for key, array in arrays.items()})
+        given = {key: returned[0][key] for key in select_keys(keys, returned[0])}
+        arrays = {
+            key: value.detach().cpu() if isinstance(value, torch.Tensor) else np.asarray(value)
+            for key, value in given.items()
+        }
+        length = describe_arrays(arrays).rows
         if length != returned[1]:
             raise FileContentError(f"has {length} rows in its arrays, but the reader returned {returned[1]}")
-        return {key: arrays[key][start:stop] for key in select_keys(keys, arrays)}, length
-
-
-def _as_rows(key: object, value: object) -> Block:
-    if not isinstance(key, str):
-        raise FileContentError(f"has an array named {key!r}; names must be strings")
-    rows = value.detach().cpu() if isinstance(value, torch.Tensor) else np.asarray(value)
-    if rows.ndim == 0:
-        raise FileContentError(f"holds a single value in {key!r} instead of a row per sample")
-    check_no_objects(key, rows.dtype)
-    return rows
+        return {key: array[start:stop] for key, array in arrays.items()}, length
 
 
 def reader_id(reader: Reader) -> str:

@@ -117,12 +117,12 @@ class ImageFolderReader(Reader):
         if start == stop:
             return None
         number, images = self._listing(path)
-        files = [f"{path}/{images[row]}" for row in range(start, min(stop, number))]
+        names = [images[row] for row in range(start, min(stop, number))]
         with ThreadPoolExecutor(_STAMP_THREADS) as threads:
-            stamps = dict(zip(files, threads.map(file_stamp, files), strict=True))
-        if None in stamps.values():
+            stamps = list(threads.map(lambda name: file_stamp(f"{path}/{name}"), names))
+        if None in stamps:
             return None
-        return [int(hashlib.sha256(json.dumps([*stamps.items()]).encode()).hexdigest()[:15], 16)]
+        return [int(hashlib.sha256(json.dumps([names, stamps]).encode()).hexdigest()[:15], 16)]
 
     def _listing(self, path: str) -> tuple[int, Mapping[int, str]]:
         if self._listed is not None:
@@ -140,14 +140,12 @@ class ImageFolderReader(Reader):
 
     def _pixels(self, path: str, names: Sequence[str]) -> NDArray[np.uint8]:
         images = [self._decode(path, name) for name in names]
-        if different := [number for number, image in enumerate(images) if image.shape != images[0].shape]:
-            sides = " and ".join(
-                f"{image.shape[1]} x {image.shape[2]}" for image in (images[0], images[different[0]])
-            )
-            raise FileContentError(
-                f"holds images of different sizes, {sides} in {names[different[0]]}: resize them with "
-                "reader=ImageFolderReader(size=(height, width))"
-            )
+        for name, image in zip(names, images, strict=True):
+            if image.shape != images[0].shape:
+                raise FileContentError(
+                    f"holds images of different sizes, {images[0].shape[1:]} and {image.shape[1:]} in {name}: "
+                    "resize them with reader=ImageFolderReader(size=(height, width))"
+                )
         return np.stack(images)
 
     def _decode(self, path: str, name: str) -> NDArray[np.uint8]:

@@ -116,7 +116,7 @@ def test_an_npz_holds_exactly_the_data_of_its_shape(tmp_path, shape):
 @pytest.mark.parametrize("name", ["f.npz", "f.npy"])
 def test_both_versions_of_numpys_headers_are_read(tmp_path, name, version):
     with_header(path := tmp_path / name, (2, 3), np.arange(6.0).tobytes(), version=version)
-    if version < (3, 0) or name == "f.npy":
+    if version < (3, 0):
         same(read_file(path)["x"], np.arange(6.0).reshape(2, 3))
         return
     with names(path, r"version \(3, 0\) of numpy's format; 1\.0 and 2\.0 are read"):
@@ -300,8 +300,8 @@ NO_TENSORS = {
     "holds a int under 'y'": (torch.zeros(3), 3),
     "holds a single value in 'x'": torch.tensor(3.0),
     "holds arrays of different lengths: 'x' 3, 'y' 4": (torch.zeros(3), torch.zeros(4)),
-    "holds no dense tensor with data under 'x'; save dense": {"x": torch.zeros(3, 2, device="meta")},
-    "no dense tensor with data under 'x'": {"x": torch.eye(3).to_sparse()},
+    "'x' in it is on the meta device and holds no numbers": {"x": torch.zeros(3, 2, device="meta")},
+    "'x' in it is a sparse tensor": {"x": torch.eye(3).to_sparse()},
 }
 
 
@@ -314,7 +314,7 @@ def test_a_pt_without_rows_by_name_is_an_error(tmp_path, reason):
 
 def test_a_pt_in_the_format_of_before_mapping_is_an_error(tmp_path):
     torch.save({"x": torch.zeros(3)}, tmp_path / "f.pt", _use_new_zipfile_serialization=False)
-    with names(tmp_path / "f.pt", "has torch's old format; load it and save it again with torch.save$"):
+    with names(tmp_path / "f.pt", "mmap can only be used with files saved with"):
         FileDataset(tmp_path / "f.pt")
 
 

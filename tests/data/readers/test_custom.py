@@ -36,7 +36,6 @@ def test_any_integer_is_a_number(tmp_path, number):
     dataset = FileDataset(tmp_path / "f", lambda filename, get_data=False: number)
     assert dataset.sizes == (7,)
     assert type(dataset.sizes[0]) is int
-    assert dataset.layout is None
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,6 @@ def test_any_integer_is_a_number(tmp_path, number):
         (7, ({"x": X[:6]}, 6), "has 6 samples, but 7 were expected"),
         (7, ({}, 7), "holds no arrays"),
         (7, ({"x": X[:0]}, 0), "holds no samples"),
-        (7, ({3: X}, 7), "has an array named 3; names must be strings"),
         (7, ({"x": torch.tensor(3)}, 7), "holds a single value in 'x'"),
         (7, ({"x": None}, 7), "holds a single value in 'x'"),
         (7, ({"x": [object()] * 7}, 7), "holds Python objects in 'x'"),
@@ -124,7 +122,7 @@ def test_names_of_another_kind_reach_the_reader_as_they_are(tmp_path, monkeypatc
 
     monkeypatch.chdir(tmp_path)
     same(read_file("store://bucket/f", reader)["x"], X)
-    assert asked == [("store://bucket/f", False), ("store://bucket/f", True)]
+    assert set(asked) == {("store://bucket/f", False), ("store://bucket/f", True)}
 
 
 def test_a_built_in_reader_of_a_store_that_is_not_known_says_so():
