@@ -103,8 +103,8 @@ class Csv(_HistoryFile):
 
     The first line has the names of the columns, which are those of ``History.to_frame`` without the times of
     workers. Columns that appear later, such as ``val_loss`` in a second fit, are added on the right, for which the
-    file is rewritten. Lists that are not metrics are written as JSON. Raises ``ValueError`` at the start of a fit
-    if the file has other contents.
+    file is rewritten. Lists that are not metrics are written as JSON, and so are texts with line breaks. Raises
+    ``ValueError`` at the start of a fit if the file has other contents.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -114,7 +114,9 @@ class Csv(_HistoryFile):
     def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Append the row."""
         cells = {
-            name: json.dumps(value) if isinstance(value, list | tuple) else value
+            name: json.dumps(value)
+            if isinstance(value, list | tuple) or (isinstance(value, str) and not value.isprintable())
+            else value
             for name, value in flatten(record).items()
         }
         added = [name for name in cells if name not in self._columns]

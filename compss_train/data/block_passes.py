@@ -186,17 +186,6 @@ class Draws:
         """Number of samples in these batches."""
         return sum(self.sizes)
 
-
-@dataclass(frozen=True, slots=True)
-class BufferedEpoch:
-    """A worker's epoch of batches from a buffer, whose rounds are parts of it."""
-
-    assignment: WorkerAssignment
-    draws: Draws
-
-    def part(self, first: int, stop: int) -> tuple[WorkerAssignment, Draws]:
-        """Return the passes whose samples are put for batches ``first`` to ``stop``, and these batches' draws."""
-        draws = self.draws.part(first, stop)
-        if not draws.sizes:
-            return (), draws
-        return cut_assignment(self.assignment, draws.put_before, draws.puts[-1]), draws
+    def put_of(self, assignment: WorkerAssignment) -> WorkerAssignment:
+        """Return the parts of a worker's passes over the epoch whose samples are put for these batches."""
+        return cut_assignment(assignment, self.put_before, self.puts[-1]) if self.puts else ()

@@ -22,7 +22,7 @@ from compss_train.data.order import RowRange, partial_shuffle_generator, rank_ro
 from compss_train.data.readers import Arrays, CustomReader, Reader
 from compss_train.samplers.loader import FileLoader, FileReads, check_threads
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
-from compss_train.samplers.pools import Pools, check_pools
+from compss_train.samplers.pools import PartialShuffle, Pools
 
 
 class PartialShuffleSampler(Sampler[Any]):
@@ -132,8 +132,8 @@ class PartialShuffleSampler(Sampler[Any]):
                 f"total_size={total_size}, but the {len(self._files.files)} files hold {self.total_size} samples; "
                 "remove total_size, or check whether files are missing"
             )
-        pool_size = max(self._files.sizes) if shuffle_buffer is None else shuffle_buffer
-        self.pools = check_pools("shuffle_buffer", pool_size, pools)
+        pool_size = None if shuffle_buffer is None else check_count("shuffle_buffer", shuffle_buffer)
+        self.pools = PartialShuffle(pool_size, pools).of_blocks(self._files.sizes)
         self.num_samples = rows_of_rank(self.total_size, self.num_replicas, drop_last=drop_last)
         if not self.num_samples:
             raise ValueError(

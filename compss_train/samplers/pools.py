@@ -9,7 +9,7 @@ Source: the samplers of microsoft/PartiallyShuffleDistributedSampler.
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,14 +30,6 @@ class Pools(NamedTuple):
     def capacity(self) -> int:
         """Number of samples in all pools."""
         return self.size * self.number
-
-
-def check_pools(name: str, size: Any, number: Any) -> Pools:
-    """Return the pools; raise ``ValueError`` unless their size is at least 1 and their number 1 or 2."""
-    check_count(name, size)
-    if number not in (1, 2):
-        raise ValueError(f"pools={number!r}: choose 1 or 2")
-    return Pools(int(size), int(number))
 
 
 @dataclass(frozen=True)
@@ -61,11 +53,13 @@ class PartialShuffle:
     pools: int = 1
 
     def __post_init__(self) -> None:
-        self.of_blocks([1])
+        check_count("pool_size", 1 if self.pool_size is None else self.pool_size)
+        if self.pools not in (1, 2):
+            raise ValueError(f"pools={self.pools!r}: choose 1 or 2")
 
     def of_blocks(self, sizes: Sequence[int]) -> Pools:
         """Return the pools of a shuffle of blocks of these sizes."""
-        return check_pools("pool_size", max(sizes) if self.pool_size is None else self.pool_size, self.pools)
+        return Pools(max(sizes) if self.pool_size is None else self.pool_size, self.pools)
 
 
 def partial_order(
@@ -92,7 +86,7 @@ def partial_order(
     """
     check_count("samples", samples)
     check_count("start", start, least=0)
-    sized = check_pools("pool", pool, pools)
+    sized = PartialShuffle(check_count("pool", pool), pools).of_blocks([samples])
     return SlotPlan(samples, sized, partial_shuffle_generator(seed, epoch), start).numbers()
 
 
@@ -174,7 +168,7 @@ class SlotPlan:
             yield random.permutation(pool)
 
 
-def exchange(pool: Numbers, arriving: Numbers, indices: NDArray[Any]) -> Numbers:
+def exchange(pool: Numbers, arriving: Numbers, indices: Numbers) -> Numbers:
     """Replace the pool's numbers at ``indices``, in turn, by the arriving ones; return those replaced.
 
     Changes ``pool``. An index that occurs again returns the number that arrived there before. This is vectorised:

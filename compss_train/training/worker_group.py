@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from compss_train.data.block_passes import WorkerAssignment, blocks_of
 from compss_train.data.order import split_points
-from compss_train.data.partitioning import Round
-from compss_train.data.pieces import Pieces, cut_into_pieces
+from compss_train.data.partitioning import Pieces, Round, cut_into_pieces
 from compss_train.engines.base import Ref, Resources
 from compss_train.model.schedule import LrSchedule, TimedHyperparameters
 from compss_train.model.weighted_mean import ranges_for_costs
@@ -198,12 +197,15 @@ class WorkerGroup:
         shares = [self._share(group) for group in range(len(self.groups))]
         samples = [_samples_of(share) for share in shares]
         chunks = self._chunks(len(shares), len(self.round.assignments))
-        cut = cut_into_pieces(samples, [self.data.starts[chunk.start] for chunk in chunks])
-        if 2 * cut.rows > sum(map(bool, map(len, samples))) * self.data.source.number_samples:
+        pieces_of_chunks, numbers_of_groups = cut_into_pieces(
+            samples, [self.data.starts[chunk.start] for chunk in chunks]
+        )
+        rows = sum(len(pieces.rows) for pieces in pieces_of_chunks)
+        if 2 * rows > sum(map(bool, map(len, samples))) * self.data.source.number_samples:
             return []
         refs: list[list[Ref]] = [[] for _ in shares]
         sizes: list[list[int]] = [[] for _ in shares]
-        for chunk, pieces in zip(chunks, cut.chunks, strict=True):
+        for chunk, pieces in zip(chunks, pieces_of_chunks, strict=True):
             made = self._split(chunk, pieces)
             for group, ref, size in zip(pieces.groups, made, np.diff(pieces.bounds).tolist(), strict=True):
                 refs[group].append(ref)
@@ -214,7 +216,7 @@ class WorkerGroup:
                 replace(self._reading, starts=tuple(accumulate(lengths[:-1], initial=0)) if lengths else ()),
                 values,
             )
-            for share, numbers, values, lengths in zip(shares, cut.numbers, refs, sizes, strict=True)
+            for share, numbers, values, lengths in zip(shares, numbers_of_groups, refs, sizes, strict=True)
         ]
 
     def _chunks(self, groups: int, workers: int) -> list[range]:

@@ -188,6 +188,15 @@ def test_a_line_that_was_cut_is_replaced(tmp_path, logger, left):
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 
 
+def test_csv_with_line_breaks_in_a_text_is_resumed(tmp_path):
+    path = path_of(tmp_path, Csv)
+    records = [{**record, "note": "two\nlines"} for record in records_of(1)]
+    call_hooks(Csv(path), records[:4])
+    call_hooks(Csv(path), records, resumed_from=2)
+    assert rounds_of(path) == [*range(6)]
+    assert {json.loads(cells["note"]) for cells in rows_of(path)} == {"two\nlines"}
+
+
 def test_empty_lines_in_csv_are_no_rounds(tmp_path):
     path = path_of(tmp_path, Csv)
     call_hooks(Csv(path), records_of(1, 3))
