@@ -11,7 +11,9 @@ from compss_train._utils.files import DISK, FolderLock, make_folders
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.exceptions import BadCheckpointError
-from compss_train.model.saved_state import IncrementalListEncoder
+from compss_train.model.saved_state import JsonText
+from compss_train.reports.history import line_of
+from compss_train.reports.records import Record
 from compss_train.training import checkpoints as storage
 from compss_train.training.callback import Callback
 from compss_train.training.trainer_base import TrainerBase
@@ -72,7 +74,8 @@ class Checkpoint(Callback):
         self.best_round: int | None = None
         self._best_value: float | None = None
         self._last_written: int | None = None
-        self._history = IncrementalListEncoder("history")
+        self._texts: dict[int, tuple[Record, str]] = {}
+        """The records of the last checkpoint by their ``id``, as JSON."""
         self._is_resumed = False
         self._lock = FolderLock(self.folder)
         self._disk = DISK
@@ -143,7 +146,6 @@ class Checkpoint(Callback):
     def _scan_rounds(self, history: Sequence[Mapping[str, Any]], own: set[int]) -> None:
         """Find the latest and the best of the run's checkpoints."""
         self.best_round = self._best_value = None
-        self._history = IncrementalListEncoder("history")
         numbers = sorted(number for number in own if number < len(history))
         self._last_written = numbers[-1] if numbers else None
         for number in numbers:
@@ -201,12 +203,20 @@ class Checkpoint(Callback):
         previous, self._last_written = self._last_written, number
         try:
             snapshot = trainer.snapshot()
-            content = {**snapshot.to_dict(), "history": self._history.encode(snapshot.history)}
+            content = {**snapshot.to_dict(), "history": self._encoded(snapshot.history)}
             storage.write_checkpoint(storage.checkpoint_path(self.folder, number), content, self._disk)
         except BaseException:
             self._last_written = previous
             raise
         self._prune(number)
+
+    def _encoded(self, history: Sequence[Record]) -> JsonText:
+        """Return the history as JSON; of thousands of records only those since the last checkpoint are encoded."""
+        known = self._texts
+        self._texts = {id(each): known.get(id(each)) or (each, line_of(each).strip()) for each in history}
+        text = JsonText(f"[{', '.join(text for _, text in self._texts.values())}]")
+        self._texts.popitem()  # other callbacks may still change the last record
+        return text
 
     def _prune(self, number: int) -> None:
         """Remove all checkpoints up to this round but those to keep."""

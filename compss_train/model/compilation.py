@@ -1,13 +1,9 @@
 """``Compilation``: forward passes that ``torch.compile`` compiles in the process that trains them."""
 
 import copy
-import shutil
 import sys
-import sysconfig
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from importlib.util import find_spec
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from types import FunctionType
 from typing import Any, Self
 
@@ -15,7 +11,6 @@ import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves
-from compss_train.model.devices import is_gpu
 
 OPTIONS = ("backend", "mode", "fullgraph", "dynamic", "options")
 """The arguments of ``torch.compile`` that ``build(compile={...})`` takes."""
@@ -57,20 +52,10 @@ class Compilation:
     def __repr__(self) -> str:
         return repr(self.options or True)
 
-    def problem(self, device: str) -> str | None:
-        """Return why this machine cannot compile for a device, or ``None`` if it can."""
-        if self.options.get("backend", "inductor") != "inductor":
-            return None
-        if not is_gpu(device):
-            return _cpu_problem()
-        if find_spec("triton") is None:
-            return "triton is not installed, which compiles for GPUs"
-        return None if any(map(shutil.which, ("gcc", "cc", "clang"))) else "there is no C compiler for triton"
-
-    def apply(self, net: nn.Module, device: str) -> None:
-        """Run the network compiled if possible, and its children where a training step calls them."""
-        if self.problem(device) is None:
-            for name, module in callable_modules(net):
+    def apply(self, net: nn.Module) -> None:
+        """Run the network compiled, and its children where a training step calls them."""
+        for name, module in [("", net), *net.named_children()]:
+            if has_forward(module):
                 module._compiled_call_impl = _CompiledCall(self, name, module)
 
     def compiled(self, name: str) -> Callable[..., Any]:
@@ -107,11 +92,6 @@ def has_forward(module: nn.Module) -> bool:
     return type(module).forward is not nn.Module.forward or "forward" in vars(module)
 
 
-def callable_modules(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Iterate over the names and modules of the network and its children, except those that cannot be called."""
-    return ((name, module) for name, module in [("", net), *net.named_children()] if has_forward(module))
-
-
 def check_not_compiled(net: nn.Module) -> None:
     """Raise ``ValueError`` for a network that ``torch.compile`` has wrapped, which renames its parameters."""
     wrapper = sys.modules.get("torch._dynamo.eval_frame")
@@ -120,14 +100,3 @@ def check_not_compiled(net: nn.Module) -> None:
             "net has been compiled by torch.compile, whose parameters are called _orig_mod.*; give the network "
             "itself and build(compile=True), so that workers compile it"
         )
-
-
-def _cpu_problem() -> str | None:
-    from torch._inductor import config  # takes a second
-
-    names = [name for name in config.cpp.cxx if name]
-    if not any(map(shutil.which, names)):
-        return f"there is no C++ compiler ({' or '.join(names)}; the variable CXX names another one)"
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
-        return "Python's header files are not installed (Python.h)"
-    return None

@@ -12,6 +12,8 @@ import pickle
 import weakref
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from enum import Enum
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 
@@ -134,7 +136,7 @@ def _spectral_vectors(net: nn.Module) -> Iterator[torch.Tensor]:
 
 T = TypeVar("T")
 
-_SHARED = (type, FunctionType, BuiltinFunctionType, CodeType, property, bytes, weakref.ref)
+_SHARED = (type, FunctionType, BuiltinFunctionType, CodeType, property, bytes, weakref.ref, Enum)
 """Types that deepcopy does not copy either."""
 _ARRAYS = (torch.Tensor, np.ndarray)
 
@@ -142,68 +144,51 @@ _ARRAYS = (torch.Tensor, np.ndarray)
 class CopyTemplate(Generic[T]):
     """Copies what an object holds now, as ``copy.deepcopy`` does, which walks through all of it in Python.
 
-    The structure is a pickle, loaded once for each copy. Tensors, arrays and objects with their own
-    ``__deepcopy__`` are kept beside it and copied by deepcopy. If a module has a ``__deepcopy__``, if one would
-    also copy parts of the pickle, or if something cannot be pickled, deepcopy copies the whole object.
+    The structure is a pickle, loaded once for each copy. Tensors and arrays are kept beside it and copied by
+    deepcopy. If something cannot be pickled or has its own ``__deepcopy__``, deepcopy copies the whole object.
     """
 
     def __init__(self, value: T) -> None:
         self._value = value
-        self._kept: list[Any] = []
+        self._pickle: bytes | None = None
         stream = io.BytesIO()
-        pickler = _Pickler(stream, self._kept)
-        try:
+        pickler = _Pickler(stream)
+        with suppress(Exception):
             pickler.dump(value)
-            copied: dict[int, Any] = {id(each): each for each in self._kept if isinstance(each, _ARRAYS)}
-            for each in self._kept:
-                if not isinstance(each, _SHARED):
-                    copy.deepcopy(each, copied)
-            whole = not pickler.memo.copy().keys().isdisjoint(copied)
-        except Exception:
-            whole = True
-        self._pickle = None if whole else stream.getvalue()
+            self._pickle = stream.getvalue()
+        self._kept = pickler.kept
 
     def copy(self, replaced: Mapping[int, torch.Tensor]) -> T:
         """Return a copy; ``replaced`` has tensors to take instead of copies, by the ``id`` of the original."""
         memo: dict[int, Any] = dict(replaced)
         if self._pickle is None:
             return copy.deepcopy(self._value, memo)
-        copied: T = _Unpickler(io.BytesIO(self._pickle), self._kept, memo).load()
+        copied: T = _Unpickler(self._pickle, self._kept, memo).load()
         return copied
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO, kept: list[Any]) -> None:
-        super().__init__(stream, protocol=pickle.HIGHEST_PROTOCOL)
-        self._kept = kept
-        self._numbers: dict[int, int] = {}
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self.kept: dict[int, Any] = {}
+        """What is not pickled, by its ``id``."""
 
     def persistent_id(self, obj: Any) -> int | None:
-        if not _is_kept(obj):
-            return None
-        if id(obj) not in self._numbers:
-            self._numbers[id(obj)] = len(self._kept)
-            self._kept.append(obj)
-        return self._numbers[id(obj)]
+        if isinstance(obj, (*_SHARED, *_ARRAYS)):
+            self.kept[id(obj)] = obj
+            return id(obj)
+        if hasattr(type(obj), "__deepcopy__"):
+            raise pickle.PicklingError("it decides itself what a copy shares with it")
+        return None
 
     def reducer_override(self, obj: Any) -> Any:
         """Pickle a method as its function and object: by default its name is looked up, which may find another."""
         return (MethodType, (obj.__func__, obj.__self__)) if isinstance(obj, MethodType) else NotImplemented
 
 
-def _is_kept(obj: Any) -> bool:
-    if isinstance(obj, (*_SHARED, *_ARRAYS)):
-        return True
-    if not hasattr(type(obj), "__deepcopy__"):
-        return False
-    if isinstance(obj, nn.Module):
-        raise pickle.PicklingError("the module copies what others may share with it")
-    return True
-
-
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, stream: io.BytesIO, kept: list[Any], memo: dict[int, Any]) -> None:
-        super().__init__(stream)
+    def __init__(self, data: bytes, kept: Mapping[int, Any], memo: dict[int, Any]) -> None:
+        super().__init__(io.BytesIO(data))
         self._kept, self._memo = kept, memo
 
     def persistent_load(self, number: int) -> Any:

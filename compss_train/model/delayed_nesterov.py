@@ -36,15 +36,14 @@ class DelayedNesterov:
         Raises ``ValueError`` for other optimizers, for momentum without ``nesterov``, and for values that are not
         numbers of at least 0.
         """
-        if not isinstance(spec, Mapping) or spec.get("optimizer") != "sgd" or set(spec) - _ACCEPTED:
+        given = dict(spec) if isinstance(spec, Mapping) else {}
+        other_momentum = bool(given.get("momentum")) and given.get("nesterov") is not True
+        if given.get("optimizer") != "sgd" or set(given) - _ACCEPTED or other_momentum:
             raise ValueError(
-                'merge="commutative" steps with plain SGD or delayed Nesterov, whose options are lr, momentum and '
-                'nesterov: give {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}, or take '
-                'merge="synchronous" for other optimizers'
+                'merge="commutative" steps with plain SGD or Nesterov momentum: give {"optimizer": "sgd", '
+                '"lr": 0.7, "momentum": 0.9, "nesterov": True}, or take merge="synchronous" for other optimizers'
             )
-        if spec.get("momentum") and spec.get("nesterov") is not True:
-            raise ValueError('merge="commutative" has Nesterov momentum only: add "nesterov": True')
-        return cls(check_at_least_0("lr", spec["lr"]), check_at_least_0("momentum", spec.get("momentum", 0.0)))
+        return cls(check_at_least_0("lr", given["lr"]), check_at_least_0("momentum", given.get("momentum", 0.0)))
 
     def starting(self, initial: Parameters, saved: Mapping[str, Any] | None) -> Parameters:
         """Return initial parameters that continue from a saved state; the state of another optimizer is ignored."""

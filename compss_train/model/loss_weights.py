@@ -7,7 +7,6 @@ sample and the weight of its own class.
 
 import copy
 import inspect
-import reprlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any, TypeAlias
@@ -37,24 +36,22 @@ class TrainingLoss:
     def __call__(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the loss of a batch of N samples, whose weights have shape (N,) or (N, 1); 0 if all are 0."""
         if weight is None and self._class_weight is None:
-            return _as_loss(self._loss(output, target))
+            return self._loss(output, target)
         samples = len(leaves(target)[0])
         weights = []
         if weight is not None:
-            if weight.numel() != samples or len(weight) != samples:
+            if weight.numel() != samples or len(weight) != samples or not _are_weights(weight):
                 raise ValueError(
-                    f"the weights of {samples} samples have shape {tuple(weight.shape)}; give one number for each "
-                    "sample"
+                    f"the weights of {samples} samples have shape {tuple(weight.shape)}, or one is negative, NaN "
+                    "or infinite; give one finite number of at least 0 for each sample"
                 )
-            if not _are_weights(weight):
-                raise ValueError("a sample weight is negative, NaN or infinite; give finite numbers of at least 0")
             weights.append(weight)
         if self._class_weight is not None:
             weights.append(class_weights(self._class_weight, output, target, self._ignore_index))
         if self._elementwise is None:
             sample_weights = _multiply(weights, output, torch.Size([samples]))
-            return _as_loss(self._loss(output, target, weight=sample_weights))  # type: ignore[call-arg]
-        losses = _as_loss(self._elementwise(output, target))
+            return self._loss(output, target, weight=sample_weights)  # type: ignore[call-arg]
+        losses = self._elementwise(output, target)
         if losses.dim() == 0 or len(losses) != samples:
             raise ValueError(
                 f"the loss with reduction='none' has shape {tuple(losses.shape)} for {samples} samples; a "
@@ -77,16 +74,6 @@ class TrainingLoss:
         return index if isinstance(index, int) else None
 
 
-def _as_loss(value: object) -> Tensor:
-    """Return the value of a loss; raise ``TypeError`` if it is not a tensor."""
-    if isinstance(value, Tensor):
-        return value
-    raise TypeError(
-        f"the loss returned {reprlib.repr(value)} ({type(value).__name__}); it must return a tensor, whose "
-        "gradients train the network: leave out .item(), float() and numpy()"
-    )
-
-
 def _are_weights(numbers: Tensor) -> bool:
     """Return whether all numbers are finite and not negative."""
     return bool(((numbers >= 0) & numbers.isfinite()).all())
@@ -97,11 +84,6 @@ def _multiply(weights: Sequence[Tensor], output: object, shape: torch.Size) -> T
     precision = output.dtype if isinstance(output, Tensor) else torch.float32
     product = torch.ones(shape, dtype=torch.promote_types(precision, torch.float32), device=weights[0].device)
     for weight in weights:
-        if weight.numel() not in (shape[0], shape.numel()):
-            raise ValueError(
-                f"the class weights have shape {tuple(weight.shape)}, like the targets, and the losses "
-                f"{tuple(shape)}; there must be one weight for each sample or each loss"
-            )
         one_per_loss = weight.numel() == shape.numel()
         product *= weight.reshape(shape if one_per_loss else (-1, *[1] * (len(shape) - 1)))
     return product
@@ -144,17 +126,15 @@ def check_class_weight(class_weight: ClassWeight | None) -> tuple[float, ...] | 
         return None
     values: Any = class_weight
     if isinstance(values, Mapping):
-        if set(values) != set(range(len(values))):
-            raise ValueError(f"class_weight={class_weight!r}: give a weight to each class, from 0 to the last one")
-        values = [values[index] for index in range(len(values))]
+        values = [values.get(index) for index in range(len(values))]
     try:
         weights = torch.as_tensor(values, dtype=torch.float64)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise ValueError(f"class_weight={class_weight!r}: give one number for each class ({error})") from error
+    except (TypeError, ValueError, RuntimeError):
+        weights = torch.empty(0)
     if weights.dim() != 1 or len(weights) < 2 or not _are_weights(weights) or not weights.any():
         raise ValueError(
             f"class_weight={class_weight!r}: give a finite number of at least 0 to each of two or more classes, "
-            "and not 0 to all of them"
+            "from 0 to the last one, and not 0 to all of them"
         )
     return tuple(weights.tolist())
 

@@ -1,4 +1,4 @@
-"""Losses by EDDL's names: each takes the outputs and targets of a batch and returns the mean over its samples.
+"""Losses and metrics by EDDL's names: functions of a batch's outputs and targets, the mean over its samples.
 
 As with torch's losses, ``reduction="none"`` returns the losses before the mean, and class indices equal to
 ``ignore_index`` do not count.
@@ -159,6 +159,48 @@ LOSSES: dict[str, BatchFunction] = {
     "softmax_cross_entropy": cross_entropy,
     "dice": dice,
 }
+"""Losses by EDDL's names."""
+
+
+def accuracy(output: Tensor, target: Tensor) -> Tensor:
+    """Return the fraction of samples whose largest output is the target's class.
+
+    Targets are class indices, one-hot or soft.
+    """
+    target = class_targets(output, target)
+    if output.dim() < 2 or output.shape[1] < 2:
+        raise ValueError(
+            f"accuracy needs one output for each class, but outputs have shape {tuple(output.shape)}; "
+            "pass a callable metric for a single output"
+        )
+    if target.shape == output.shape:
+        target = target.argmax(dim=1)
+    return (output.argmax(dim=1) == target).to(torch.float32).mean()
+
+
+def mean_absolute_error(output: Tensor, target: Tensor) -> Tensor:
+    """Return the mean of |output - target|."""
+    return (output - match_output(output, target)).abs().mean()
+
+
+def mean_relative_error(output: Tensor, target: Tensor) -> Tensor:
+    """Return the mean of |output - target| / |target|, or of the absolute error where a target is 0."""
+    target = match_output(output, target)
+    scale = torch.where(target == 0, torch.ones_like(output), target.abs())
+    return ((output - target).abs() / scale).mean()
+
+
+METRICS: dict[str, BatchFunction] = {
+    "mse": mean_squared_error,
+    "mean_squared_error": mean_squared_error,
+    "categorical_accuracy": accuracy,
+    "accuracy": accuracy,
+    "mae": mean_absolute_error,
+    "mean_absolute_error": mean_absolute_error,
+    "mre": mean_relative_error,
+    "mean_relative_error": mean_relative_error,
+}
+"""Metrics by EDDL's names."""
 
 
 def resolve_loss(loss: str | BatchFunction) -> BatchFunction:
@@ -186,10 +228,7 @@ def resolve_function(kind: str, value: str | Function, known: Mapping[str, Funct
             raise ValueError(f"unknown {kind} {value!r}; choose one of {', '.join(known)} or pass a callable{hint}")
         return known[value]
     if isinstance(value, type) and issubclass(value, nn.Module):
-        try:
-            return value()  # type: ignore[return-value]
-        except TypeError as error:
-            raise TypeError(f"{kind}={value.__name__} is a class that needs arguments; call it: {error}") from error
+        return value()  # type: ignore[return-value]
     if callable(value):
         return value
     raise TypeError(f"{kind}={value!r} is neither a name nor a callable; names are {', '.join(known)}")

@@ -4,20 +4,63 @@ Workers accumulate a state for each metric. The coordinator computes values from
 worker order: the value over all samples, not the mean of the workers' values.
 """
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import chain
+from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from compss_train.model.losses import resolve_function
-from compss_train.model.metric_kinds import METRICS, BatchMean, Metric, TorchMetric, Value, WeightedSum, mean
+from compss_train.model.losses import METRICS, BatchFunction, resolve_function
+from compss_train.model.torch_metric import TorchMetric, Value
 from compss_train.reports.records import BOOKKEEPING
+
+Metric: TypeAlias = BatchFunction | TorchMetric
+"""A function of (output, target) that returns the mean over a batch, or a metric that accumulates states."""
+
+_MAX_PENDING = 1024  # batches after which values are summed, so that they do not pile up on the device
+
+
+class WeightedSum:
+    """The sum of the means of batches times their sizes, in double precision.
+
+    Values are kept and summed later: arithmetic on single numbers costs as much as small layers do, and reading a
+    value would wait for the device.
+    """
+
+    def __init__(self) -> None:
+        self._total = 0.0
+        self._values: list[Tensor] = []
+        self._weights: list[int] = []
+        self.weight = 0
+        """The sum of the sizes."""
+
+    def add(self, value: Tensor | float, weight: int) -> None:
+        """Add the mean of a batch."""
+        self._values.append(torch.as_tensor(value).detach().reshape(()))
+        self._weights.append(weight)
+        self.weight += weight
+        if len(self._values) == _MAX_PENDING:
+            self.state()
+
+    def state(self) -> float:
+        """Return the sum so far."""
+        if self._values:
+            values = torch.stack(self._values).double().cpu()
+            self._total += float(values @ torch.tensor(self._weights, dtype=torch.float64))
+            self._values, self._weights = [], []
+        return self._total
+
+
+def mean(sums: Sequence[float], samples: int) -> float:
+    """Return the mean over samples from sums over parts of them; NaN for no samples."""
+    return sum(sums) / samples if samples else math.nan
 
 
 @dataclass(kw_only=True, eq=False)
@@ -32,10 +75,9 @@ class Measured:
     loss: float = 0.0
     """The sum of the losses of all samples."""
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    """The states of the metrics by name."""
+    """The states of the metrics by name: sums over the samples, or what metrics of torchmetrics accumulate."""
     named: Mapping[str, tuple[float, int]] = field(default_factory=dict)
-    """What training steps and callbacks have measured: the sum and the number of samples, or the mean and 0 if it
-    was not measured on any."""
+    """What training steps and callbacks have measured: the sum over the samples, and their number."""
     given: int = 0
     """Samples that the worker was to train; a reservoir's repetitions do not count."""
     left_out: int = 0
@@ -51,8 +93,6 @@ class Measured:
     """Counts of file reads, ``None`` for samples in memory."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Files that could not be read, each with the reason."""
-    not_compiled: str | None = None
-    """Why the network could not be compiled; reported once."""
     probabilities: bool = False
     """Whether the first outputs are probabilities, though the loss takes logits."""
     random_transform: bool = False
@@ -80,25 +120,23 @@ class Measures:
         return ("loss", *self.metrics)
 
     def values(self, parts: Sequence[Measured], prefix: str = "") -> dict[str, Value]:
-        """Return the values over all samples of these parts, by name; NaN for no samples.
-
-        A number that training steps and callbacks measured on no samples counts only if no part has samples.
-        """
+        """Return the values over all samples of these parts, by name; NaN for no samples."""
         samples = sum(part.samples for part in parts)
         result: dict[str, Value] = {f"{prefix}loss": mean([part.loss for part in parts], samples)}
         for name in dict.fromkeys(name for part in parts for name in part.named):
-            own = [part.named[name] for part in parts if name in part.named]
-            counted = [each for each in own if each[1]] or [(value, 1) for value, _ in own]
-            result[prefix + name] = mean([total for total, _ in counted], sum(number for _, number in counted))
+            sums, counts = zip(*(part.named[name] for part in parts if name in part.named), strict=True)
+            result[prefix + name] = mean(sums, sum(counts))
         for name, metric in self.metrics.items():
+            states = [part.metrics[name] for part in parts]
             with _annotate_errors(name):
-                result[prefix + name] = metric.value([part.metrics[name] for part in parts], samples)
+                value = metric.value if isinstance(metric, TorchMetric) else mean
+                result[prefix + name] = value(states, samples)
         return result
 
     def modules(self) -> Iterator[nn.Module]:
         """Iterate over the modules that metrics are or are made of."""
-        for metric in self.metrics.values():
-            yield from (part for part in vars(metric).values() if isinstance(part, nn.Module))
+        parts = (each.metric if isinstance(each, TorchMetric) else each for each in self.metrics.values())
+        return (part for part in parts if isinstance(part, nn.Module))
 
 
 class MetricAccumulator:
@@ -112,9 +150,11 @@ class MetricAccumulator:
         """Reset the accumulator."""
         self.samples = self._batches = self._skipped = 0
         self._loss = WeightedSum()
-        self._measured: dict[str, tuple[WeightedSum, list[int]]] = {}
-        self._of_no_samples: dict[str, list[float]] = {}
-        self._metrics = {name: metric.start() for name, metric in self._measures.metrics.items()}
+        self._named: dict[str, WeightedSum] = {}
+        self._metrics: dict[str, Any] = {
+            name: metric.start() if isinstance(metric, TorchMetric) else WeightedSum()
+            for name, metric in self._measures.metrics.items()
+        }
 
     def add(
         self, samples: int, loss: torch.Tensor, output: Any, target: Any, measured: Mapping[str, Any] | None = None
@@ -125,19 +165,18 @@ class MetricAccumulator:
         self._loss.add(loss, samples)
         self.measure(measured or {}, samples)
         output = output.detach() if isinstance(output, torch.Tensor) else output
-        for name, metric in self._metrics.items():
+        for name, metric in self._measures.metrics.items():
             with torch.no_grad(), _annotate_errors(name):
-                metric.update(output, target, samples)
+                own = self._metrics[name]
+                if isinstance(metric, TorchMetric):
+                    own.update(output, target)
+                else:
+                    own.add(measured_number(name, metric(output, target)), samples)
 
     def measure(self, numbers: Mapping[str, Any], samples: int) -> None:
-        """Add means over this number of samples; means over 0 samples count only if there are no others."""
+        """Add means over this number of samples; means over 0 samples do not count."""
         for name, value in numbers.items():
-            if not samples:
-                self._of_no_samples.setdefault(name, []).append(float(value))
-                continue
-            values, counts = self._measured.setdefault(name, (WeightedSum(), []))
-            values.add(value, samples)
-            counts.append(samples)
+            self._named.setdefault(name, WeightedSum()).add(value if samples else 0.0, samples)
 
     def skip(self) -> None:
         """Count a batch that was not trained on."""
@@ -146,20 +185,36 @@ class MetricAccumulator:
     @property
     def loss(self) -> float:
         """The sum of the losses of all samples."""
-        return self._loss.total()
+        return self._loss.state()
 
     def measured(self) -> Measured:
         """Return counts, sums and states over the batches so far."""
-        named = {name: (mean(values, len(values)), 0) for name, values in self._of_no_samples.items()}
-        named |= {name: (values.total(), sum(samples)) for name, (values, samples) in self._measured.items()}
         return Measured(
             samples=self.samples,
             batches=self._batches,
             skipped_batches=self._skipped,
             loss=self.loss,
-            metrics={name: metric.state() for name, metric in self._metrics.items()},
-            named=named,
+            metrics={name: each.state() for name, each in self._metrics.items()},
+            named={name: (values.state(), values.weight) for name, values in self._named.items()},
         )
+
+
+def measured_number(name: str, value: Any) -> Any:
+    """Return a number that a metric, step or callback measures; raise for other values and for reserved names."""
+    if not isinstance(name, str) or name in BOOKKEEPING or name.startswith("val_"):
+        raise ValueError(f"{name!r} has another meaning in the history; choose another name for what is measured")
+    if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
+        return value
+    raise TypeError(f"{name!r} was measured as {kind_of(value)}; measure single numbers, the means of the batch")
+
+
+def kind_of(value: Any) -> str:
+    """Return a value described for a message."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Mapping):
+        return f"a dict of {', '.join(map(repr, value)) or 'nothing'}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 @contextmanager
@@ -219,7 +274,7 @@ def _resolve(metric: Any, name: str | None = None) -> Iterator[tuple[str, Metric
         yield default if name is None else name, TorchMetric(resolved)
     else:
         default = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
-        yield default if name is None else name, BatchMean(resolved)
+        yield default if name is None else name, resolved
 
 
 def _is_from_torchmetrics(kind: str, metric: object) -> bool:

@@ -197,13 +197,8 @@ class ConfiguredOptimizer:
         if isinstance(configured, tuple | list) and len(configured) == 1:
             configured = configured[0]
         if not isinstance(configured, torch.optim.Optimizer):
-            described = f"a {type(returned).__name__}"
-            if isinstance(returned, tuple | list):
-                described = f"{len(returned)} values"
-            elif isinstance(returned, dict):
-                described = f"a dict of {', '.join(map(repr, returned))}"
             raise TypeError(
-                f"configure_optimizers returned {described}; return one optimizer, and give a "
+                f"configure_optimizers returned a {type(returned).__name__}; return one optimizer, and give a "
                 "learning-rate schedule as build(schedule=...), several optimizers as "
                 "build(optimizer={module: ...}, training_step=...)"
             )

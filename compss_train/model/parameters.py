@@ -93,14 +93,11 @@ def _copy_array(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:
 
 
 def as_parameters(values: Mapping[str, Any]) -> Parameters:
-    """Return arrays, tensors or lists by name as arrays; raise ``ValueError`` for a masked array."""
-    arrays = {
-        name: to_array(name, value) if isinstance(value, torch.Tensor) else np.asanyarray(value)
+    """Return arrays, tensors or lists by name as arrays."""
+    return {
+        name: to_array(name, value) if isinstance(value, torch.Tensor) else np.asarray(value)
         for name, value in values.items()
     }
-    if masked := [name for name, array in arrays.items() if np.ma.is_masked(array)]:
-        raise ValueError(f"{masked[0]!r} is a masked array, and a network has no masks; give array.filled(value)")
-    return arrays
 
 
 def copy_of(parameters: Mapping[str, NDArray[Any]]) -> Parameters:

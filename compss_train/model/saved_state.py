@@ -6,10 +6,9 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import torch
@@ -43,44 +42,10 @@ _RESERVED = "__metadata__"
 """The one name that a tensor cannot have in a safetensors file."""
 
 
-@dataclass(frozen=True)
-class EncodedValue:
-    """A value as JSON text, and the tensors that it refers to by name."""
+class JsonText(str):
+    """A value that has been converted to JSON already, as text."""
 
-    text: str
-    tensors: dict[str, torch.Tensor]
-
-    @classmethod
-    def encode(cls, value: Any, name: str) -> Self:
-        """Encode a value; the names of its tensors start with ``name``."""
-        tensors: dict[str, torch.Tensor] = {}
-        return cls(json.dumps(to_json(value, name, tensors)), tensors)
-
-
-@dataclass
-class IncrementalListEncoder:
-    """Encodes a growing list repeatedly, each item once: items before the last may be replaced, but not mutated.
-
-    Saving a history then only joins strings, and thousands of rounds do not slow a checkpoint down.
-    """
-
-    name: str
-    _encoded: list[tuple[object, EncodedValue]] = field(default_factory=list)
-
-    def encode(self, items: Sequence[object]) -> EncodedValue:
-        """Return the encoded list."""
-        settled = items[:-1]
-        del self._encoded[len(settled) :]
-        for index, item in enumerate(settled):
-            if index >= len(self._encoded) or self._encoded[index][0] is not item:
-                self._encoded[index : index + 1] = [(item, self._encode_item(item, index))]
-        parts = [part for _, part in self._encoded]
-        parts += [self._encode_item(item, len(parts)) for item in items[-1:]]
-        tensors = {name: tensor for part in parts for name, tensor in part.tensors.items()}
-        return EncodedValue(f"[{', '.join(part.text for part in parts)}]", tensors)
-
-    def _encode_item(self, item: object, index: int) -> EncodedValue:
-        return EncodedValue.encode(item, f"{self.name}/{index}")
+    __slots__ = ()
 
 
 def to_json(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -155,17 +120,16 @@ def from_json(document: Any, tensors: dict[str, torch.Tensor]) -> Any:
 def write_state(folder: Path, content: dict[str, Any], disk: Disk = DISK) -> None:
     """Write a tree of plain values, arrays and tensors to an empty folder, with checksums.
 
-    Values of ``content`` may be encoded already (``EncodedValue``), with their key as the prefix of their tensors.
+    Values of ``content`` may be JSON already (``JsonText``).
     """
-    encoded = {name: value for name, value in content.items() if isinstance(value, EncodedValue)}
-    tensors = {name: tensor for value in encoded.values() for name, tensor in value.tensors.items()}
-    others = {name: value for name, value in content.items() if name not in encoded}
+    texts = {name: value for name, value in content.items() if isinstance(value, JsonText)}
+    tensors: dict[str, torch.Tensor] = {}
     try:
-        items = [json.dumps(to_json(others, "", tensors))[1:-1]]
+        others = to_json({name: value for name, value in content.items() if name not in texts}, "", tensors)
     except RecursionError as error:
         raise ValueError("a state is nested too deeply for a checkpoint, or contains itself") from error
-    items += [f"{json.dumps(name)}: {value.text}" for name, value in encoded.items()]
-    text = f"{{{', '.join(filter(None, items))}}}"
+    items = [f"{json.dumps(name)}: {text}" for name, text in texts.items()]
+    text = f"{{{', '.join([*filter(None, [json.dumps(others)[1:-1]]), *items])}}}"
 
     def save(path: Path) -> None:
         try:

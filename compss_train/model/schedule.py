@@ -12,7 +12,6 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from numbers import Real
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -229,8 +228,7 @@ def _numeric_values(group: Mapping[str, Any]) -> dict[str, Any]:
 def make_schedule(spec: ScheduleSpec, net: nn.Module, optimizer_factory: NetOptimizer) -> LrSchedule:
     """Return the schedule; ``net`` is any copy of the network and is not modified.
 
-    Raises ``TypeError`` and ``ValueError`` for an object that is neither a function of the epoch nor a factory of a
-    scheduler, and whatever the scheduler's class raises.
+    Raises ``ValueError`` for an object that is neither a function of the epoch nor a factory of a scheduler.
     """
     return LrSchedule(make_optimizer(optimizer_factory, net), Schedule.of(spec))
 
@@ -238,20 +236,16 @@ def make_schedule(spec: ScheduleSpec, net: nn.Module, optimizer_factory: NetOpti
 def _make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRScheduler:
     spec: Any = schedule.function
     result = _try_call(spec, optimizer)
-    function = spec.func if isinstance(spec, partial) else spec
-    if isinstance(result, Exception) and isinstance(function, type) and issubclass(function, LRScheduler):
-        result.add_note(f"Raised by schedule=, which is called with an optimizer only; {_USAGE}.")
-        raise result
     if not isinstance(result, LRScheduler):
         factor = _try_call(spec, 0)
         if not isinstance(factor, Real | torch.Tensor):
-            raised_or_returned = [
+            of_optimizer, of_epoch = (
                 f"raised {type(each).__name__} ({each})" if isinstance(each, Exception) else f"returned {each!r}"
                 for each in (result, factor)
-            ]
+            )
             raise ValueError(
-                f"schedule= {raised_or_returned[0]} when called with an optimizer, and {raised_or_returned[1]} "
-                f"when called with epoch 0; {_USAGE}"
+                f"schedule= {of_optimizer} when called with an optimizer, and {of_epoch} when called with epoch 0; "
+                f"{_USAGE}"
             )
         return LambdaLR(optimizer, schedule.factor)
     if getattr(result, "optimizer", optimizer) is not optimizer:
@@ -259,15 +253,10 @@ def _make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRS
             "schedule= returns a scheduler of another optimizer than the one it is called with, which would have "
             "no effect; write lambda optimizer: StepLR(optimizer, step_size=10)"
         )
-    if isinstance(result, ReduceLROnPlateau) and schedule.steps != 1:
+    if isinstance(result, ReduceLROnPlateau) and (schedule.steps, result.mode) != (1, "min"):
         raise ValueError(
-            f"Schedule(steps={schedule.steps}): a ReduceLROnPlateau is stepped once an epoch, with its loss; leave "
-            "steps= out"
-        )
-    if isinstance(result, ReduceLROnPlateau) and result.mode != "min":
-        raise ValueError(
-            f"schedule= is a ReduceLROnPlateau with mode={result.mode!r}; it is stepped with the validation "
-            "loss, or the training loss without validation data, so leave mode='min'"
+            f"Schedule(steps={schedule.steps}) of a ReduceLROnPlateau with mode={result.mode!r}: it is stepped "
+            "once an epoch, with the validation loss, or else the training loss; leave out steps= and mode="
         )
     return result
 

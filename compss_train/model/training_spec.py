@@ -16,17 +16,18 @@ from compss_train.model.compilation import Compilation, has_forward
 from compss_train.model.copies import CopyTemplate, own_entries, unset_copies
 from compss_train.model.loss_weights import TrainingLoss
 from compss_train.model.losses import BatchFunction
-from compss_train.model.metrics import Measures
+from compss_train.model.metrics import Measures, kind_of, measured_number
 from compss_train.model.optimizers import Gradients, NetOptimizer
 from compss_train.model.parameters import Parameters
 from compss_train.model.train_transform import TrainTransform
-from compss_train.model.training_step import Step, StepContext, StepResult, no_loss, run_step
+from compss_train.model.training_step import Step, StepContext, StepResult, no_loss
 
 Precision = Literal["fp32", "bf16", "fp16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 
 HALF: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The precisions of autocast."""
+_SHARED_BY_REPLICAS = "compile", "samples"
 MEMORY_FORMATS: dict[MemoryFormat, torch.memory_format] = {
     "contiguous": torch.contiguous_format,
     "channels_last": torch.channels_last,
@@ -129,7 +130,8 @@ class TrainingSpec:
 
     @cached_property
     def _template(self) -> CopyTemplate[dict[str, Any]]:
-        return CopyTemplate(self.__getstate__())  # not of this object: a cycle would keep its memory
+        own = {name: value for name, value in self.__getstate__().items() if name not in _SHARED_BY_REPLICAS}
+        return CopyTemplate(own)  # not of this object: a cycle would keep its memory
 
     @cached_property
     def _entries(self) -> list[torch.Tensor]:
@@ -145,7 +147,8 @@ class TrainingSpec:
 
     def replica(self, parameters: Parameters, device: str, training: bool) -> "ModelReplica":
         """Return a copy of the model with these parameters, which shares nothing with this object."""
-        own = TrainingSpec(**self._template.copy(unset_copies(self._entries, "cpu")))
+        shared = {name: getattr(self, name) for name in _SHARED_BY_REPLICAS}
+        own = TrainingSpec(**self._template.copy(unset_copies(self._entries, "cpu")), **shared)
         augment = own.train_transform and own.train_transform.function
         for part in (own.net, own.loss, own.transform, augment, *own.measures.modules()):
             if isinstance(part, nn.Module):
@@ -154,7 +157,7 @@ class TrainingSpec:
             own.net.to(memory_format=MEMORY_FORMATS[own.memory_format])  # type: ignore[call-overload]
         params.load_into(own.net, parameters)
         if own.compile is not None and training:
-            own.compile.apply(own.net, device)
+            own.compile.apply(own.net)
         return ModelReplica(own, device, TrainingLoss(own.loss, own.class_weight, device))
 
 
@@ -187,28 +190,34 @@ class ModelReplica:
         return outputs(self.training_spec.net, self.formatted(x))
 
     def run_step(self, step: Step, x: Any, y: Any, context: StepContext) -> StepResult:
-        """Run a training or validation step on a transformed batch."""
+        """Run a training or validation step on a transformed batch, and check what it returns."""
+        x = self.formatted(x)
         with self.autocast():
-            return run_step(
-                step,
-                self.training_spec.net,
-                self.formatted(x),
-                y,
-                context,
-                measured=bool(self.training_spec.measures.metrics),
+            returned = step(self.training_spec.net, x if y is None else (x, y), context)
+        values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
+        # Records have prefixes of their own; a step that returns no loss has "loss" as None.
+        logged = {name.removeprefix("train_").removeprefix("val_"): value for name, value in context.logged.items()}
+        values = logged | {key: value for key, value in values.items() if key != "loss" or value is not None}
+        name = getattr(step, "__name__", type(step).__name__)
+        if not isinstance(loss := values.pop("loss", None), torch.Tensor):
+            raise TypeError(
+                f"{name} returned {kind_of(returned)} without a loss; return the loss, a tensor, or a dict with it "
+                "as 'loss'"
             )
+        output, target = values.pop("output", None), values.pop("target", x if y is None else y)
+        if self.training_spec.measures.metrics and output is None:
+            raise ValueError(
+                f"metric= is measured on outputs, which {name} does not return; return "
+                "{'loss': loss, 'output': output}, or build without metric= and return the numbers themselves"
+            )
+        measured = {name: measured_number(name, value) for name, value in values.items()}
+        return StepResult(loss, output, target, measured)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which forward passes and losses run."""
         if self.half is None:
             return contextlib.nullcontext()
         return torch.autocast(torch.device(self.device).type, self.half)
-
-    @property
-    def not_compiled(self) -> str | None:
-        """Why the network runs eagerly although compilation was requested, or ``None``."""
-        compilation = self.training_spec.compile
-        return None if compilation is None else compilation.problem(self.device)
 
     @property
     def half(self) -> torch.dtype | None:

@@ -7,7 +7,6 @@ which are used directly, without Lightning.
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -15,7 +14,6 @@ from torch import Tensor, nn
 
 from compss_train.model import optimizers
 from compss_train.model.losses import BatchFunction
-from compss_train.reports.records import BOOKKEEPING
 
 _HOOKS = {
     *("backward", "optimizer_step", "optimizer_zero_grad", "lr_scheduler_step", "configure_gradient_clipping"),
@@ -84,45 +82,6 @@ class StepResult(NamedTuple):
     """Other numbers by name."""
 
 
-def run_step(step: Step, net: nn.Module, x: Any, y: Any, context: StepContext, *, measured: bool) -> StepResult:
-    """Call a step and check what it returns; with ``measured``, metrics require it to return outputs."""
-    returned = step(net, x if y is None else (x, y), context)
-    values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
-    # Records have prefixes of their own; a step that returns no loss has "loss" as None.
-    logged = {name.removeprefix("train_").removeprefix("val_"): value for name, value in context.logged.items()}
-    values = logged | {key: value for key, value in values.items() if key != "loss" or value is not None}
-    name = getattr(step, "__name__", type(step).__name__)
-    if not isinstance(loss := values.pop("loss", None), Tensor):
-        raise TypeError(
-            f"{name} returned {_kind(returned)} without a loss; return the loss, a tensor, or a dict with it as "
-            "'loss'"
-        )
-    output, target = values.pop("output", None), values.pop("target", x if y is None else y)
-    if measured and output is None:
-        raise ValueError(
-            f"metric= is measured on outputs, which {name} does not return; return "
-            "{'loss': loss, 'output': output}, or build without metric= and return the numbers themselves"
-        )
-    return StepResult(loss, output, target, {name: measured_number(name, value) for name, value in values.items()})
-
-
-def measured_number(name: str, value: Any) -> Any:
-    """Return a number that a step or callback measures; raise for other values and for reserved names."""
-    if not isinstance(name, str) or name in BOOKKEEPING or name.startswith("val_"):
-        raise ValueError(f"{name!r} has another meaning in the history; choose another name for what is measured")
-    if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
-        return value
-    raise TypeError(f"{name!r} was measured as {_kind(value)}; measure single numbers, the means of the batch")
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, Mapping):
-        return f"a dict of {', '.join(map(repr, value)) or 'nothing'}"
-    return "None" if value is None else f"a {type(value).__name__}"
-
-
 def no_loss(output: Any, target: Any) -> Tensor:
     """The loss of a model that was built without one: raise ``TypeError``."""
     raise TypeError("the model was built without loss=, which is needed here")
@@ -146,24 +105,16 @@ def as_step(value: Any, net: nn.Module, name: str) -> Step | None:
     return step
 
 
-class TrainingSteps(NamedTuple):
-    """How a model is trained and evaluated."""
-
-    optimizer: optimizers.NetOptimizer
-    training: Step | None
-    """``None`` for the outputs of the network and the loss."""
-    validation: Step | None
-
-
 def training_steps(
     net: nn.Module,
     optimizer: optimizers.OptimizerSpec | Mapping[str, optimizers.OptimizerSpec] | None,
     loss: str | BatchFunction | None,
     training_step: Step | str | None,
     validation_step: Step | str | None,
-) -> TrainingSteps:
-    """Return the steps and the optimizer; without ``loss`` and steps, a Lightning-style module provides them.
+) -> tuple[optimizers.NetOptimizer, Step | None, Step | None]:
+    """Return the optimizer, the training and the validation step; a step is ``None`` for the outputs and the loss.
 
+    Without ``loss`` and steps, a Lightning-style module provides them.
     A model is evaluated by the validation step, or by its outputs and the loss, or without a loss by the training
     step. Raises ``TypeError`` and ``ValueError`` for arguments that are missing or do not fit.
     """
@@ -182,7 +133,7 @@ def training_steps(
     factory = optimizers.ConfiguredOptimizer() if optimizer is None else optimizers.net_optimizer(optimizer, net)
     if validation is None and loss is None and not isinstance(factory, optimizers.SeveralOptimizers):
         validation = training
-    return TrainingSteps(factory, training, validation)
+    return factory, training, validation
 
 
 class ModuleStep:
@@ -202,17 +153,8 @@ class ModuleStep:
 
         vars(net).update(log=log, log_dict=log_dict)
         method = getattr(net, self.__name__)
-        try:
-            numbered = len(inspect.signature(method).parameters) > 1
-            return method(batch, context.number) if numbered else method(batch)
-        except (AttributeError, RuntimeError) as error:
-            if isinstance(error, AttributeError) or "Trainer" in str(error):
-                error.add_note(
-                    f"{type(net).__name__} runs without Lightning's Trainer. If it asks for that, write "
-                    "build(training_step=...), whose step context has the epoch, the number of the batch and the "
-                    "optimizers."
-                )
-            raise
+        numbered = len(inspect.signature(method).parameters) > 1
+        return method(batch, context.number) if numbered else method(batch)
 
     def __repr__(self) -> str:
         return self.__name__

@@ -15,7 +15,7 @@ from compss_train.training.callback import CallbackList
 from compss_train.training.inference import (
     Inference,
     skipped_batches,
-    warn_of_first_batch,
+    warn_of_double_softmax,
     warn_of_random_transform,
 )
 from compss_train.training.stopping import TICK, Stopping
@@ -51,7 +51,7 @@ class Progress:
 
     def add(self, worker: int, report: Report) -> None:
         """Add a worker's report; warn of what the first one of any worker found."""
-        self._warned = self._warned or warn_of_first_batch([report])
+        self._warned = self._warned or warn_of_double_softmax([report])
         self._buffers[worker] = report
         self._skipped[worker] += report.skipped_batches
         if report.batches:

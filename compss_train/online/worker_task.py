@@ -32,7 +32,7 @@ from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.devices import is_gpu
 from compss_train.model.random_state import random_state
-from compss_train.model.saved_state import EncodedValue, from_json, without_sharing
+from compss_train.model.saved_state import from_json, to_json, without_sharing
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.net.connection import Address, ConnectionLostError
 from compss_train.net.messages import Header, MessageError
@@ -61,9 +61,10 @@ def encode_value(value: Any) -> torch.Tensor:
     The bytes are a safetensors file of its arrays, and of one that holds the JSON that refers to them by name.
     Raises ``TypeError`` for other types.
     """
-    encoded = EncodedValue.encode(value, "value")
-    document = torch.frombuffer(bytearray(encoded.text.encode()), dtype=torch.uint8)
-    data = save(without_sharing({**encoded.tensors, _DOCUMENT: document}))
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(to_json(value, "value", tensors))
+    document = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    data = save(without_sharing({**tensors, _DOCUMENT: document}))
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 

@@ -42,7 +42,7 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> dict[int, Path]:
 def write_checkpoint(path: str | os.PathLike[str], content: dict[str, Any], disk: Disk = DISK) -> None:
     """Write a tree of plain values, arrays and tensors as the folder ``path``, replacing an existing one.
 
-    Values of ``content`` may be encoded already (``EncodedValue``), with their key as the prefix of their tensors.
+    Values of ``content`` may be JSON already (``JsonText``).
     If the machine stops at any time, the folder is complete or does not exist.
 
     Raises ``OSError`` if it cannot be written.

@@ -108,11 +108,8 @@ def skipped_batches(number: int) -> dict[str, int]:
     return {"skipped_batches": number} if number else {}
 
 
-def warn_of_first_batch(measured: Sequence[Measured]) -> bool:
-    """Warn of networks that could not be compiled and of double softmax; return whether tasks found either."""
-    reasons = [part.not_compiled for part in measured if part.not_compiled is not None]
-    if reasons:
-        warn_user(f"compile= has no effect, and the network runs as it is, since {reasons[0]} where workers run")
+def warn_of_double_softmax(measured: Sequence[Measured]) -> bool:
+    """Warn of outputs that are probabilities if the loss takes logits; return whether tasks have found it."""
     found = any(part.probabilities for part in measured)
     if found:
         warn_user(
@@ -120,7 +117,7 @@ def warn_of_first_batch(measured: Sequence[Measured]) -> bool:
             "loss takes logits, and applies a softmax to them once more; remove the softmax at the end of the "
             "network, or build with loss='categorical_cross_entropy', which takes probabilities"
         )
-    return found or bool(reasons)
+    return found
 
 
 def warn_of_random_transform(found: bool) -> bool:

@@ -140,7 +140,7 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel) -> None:
         work = Work(passes, reading, Step(check_outputs=True), task="the first batch")
         with suppress(*skipped_errors):
             measured = train(spec, model.parameters, WorkerState(None, model.seed), work, values).measured
-            inference.warn_of_first_batch([measured])
+            inference.warn_of_double_softmax([measured])
             if not measured.samples:
                 continue  # a file that cannot be read and is skipped
         return

@@ -216,7 +216,7 @@ class RoundRunner:
         self._complete_round(submitted)
         inference.warn_of_skipped_files([part for parts in values.values() for part in parts], self._skipped)
         self._fit.skipped = tuple(dict.fromkeys([*self._fit.skipped, *self._skipped]))
-        inference.warn_of_first_batch(measured)  # only the first round checks its first batch
+        inference.warn_of_double_softmax(measured)  # only the first round checks its first batch
         self._warned = self._warned or inference.warn_of_random_transform(
             any(part.random_transform for part in values[PLAIN])
         )

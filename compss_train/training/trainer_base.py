@@ -115,8 +115,8 @@ class TrainerBase:
         compile:
             ``True``, or a dict of arguments such as ``{"mode": "max-autotune"}``, to let ``torch.compile`` compile
             forward and backward passes in the workers, in training only; this takes seconds to minutes once.
-            Results differ by rounding. Without a compiler the network runs eagerly, with a warning:
-            docs/training-options.md. ``False`` by default.
+            Results differ by rounding. Needs a compiler where workers run: docs/training-options.md. ``False`` by
+            default.
         class_weight:
             A weight for each class, as a sequence or a dict with class indices as keys, for the training loss (not
             for evaluation): docs/training-options.md. ``None`` (default) for no weights.
@@ -143,8 +143,7 @@ class TrainerBase:
         net = nn.ModuleDict(net) if isinstance(net, Mapping) and not isinstance(net, nn.Module) else net
         gradients = Gradients() if gradients is None else gradients
         arguments.check_network(net)
-        steps = training_steps(net, optimizer, loss, training_step, validation_step)
-        factory = steps.optimizer
+        factory, training, validation = training_steps(net, optimizer, loss, training_step, validation_step)
         measures = metrics.resolve_metrics(metric)
         loss_function = no_loss if loss is None else losses.resolve_loss(loss)
         check_choice("precision", precision, get_args(training_spec.Precision))
@@ -181,8 +180,8 @@ class TrainerBase:
             memory_format=memory_format,
             class_weight=weights,
             gradients=gradients,
-            training_step=steps.training,
-            validation_step=steps.validation,
+            training_step=training,
+            validation_step=validation,
         )
         parts = {"metric": measures.metrics, "train_transform": augment and augment.function}
         arguments.check_picklable(**{each: getattr(spec, each) for each in PICKLED}, **parts)
@@ -191,7 +190,7 @@ class TrainerBase:
         several = isinstance(factory, optimizers.SeveralOptimizers)
         given = [f"accumulate={gradients.accumulate}"] if gradients.accumulate > 1 else []
         given += ["on_nan='skip'"] if gradients.on_nan == "skip" else []
-        if several and steps.training is None:
+        if several and training is None:
             raise ValueError(
                 "several optimizers need training_step=, a function that updates them: docs/models.md has an "
                 "example"

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from compss_train.model.training_step import measured_number
+from compss_train.model.metrics import measured_number
 
 
 @dataclass(kw_only=True)
@@ -55,7 +55,6 @@ class WorkerCallback:
 
     Numbers logged around a batch are weighted by its samples. Numbers logged at the start and end of a round are
     weighted by the samples that the worker actually trained on in it (``samples`` of the worker in the record).
-    Workers without samples do not count, unless no worker has any; then the plain mean is taken.
     """
 
     def on_round_start(self, context: WorkerContext) -> None:

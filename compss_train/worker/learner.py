@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator
-from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
@@ -165,10 +164,11 @@ class Learner:
     def measured(self) -> Measured:
         """Return what was measured since the last call."""
         stepper = self.stepper
-        measured = replace(self._accumulator.measured(), **stepper.warnings, weightless=stepper.weightless)
+        measured = self._accumulator.measured()
+        measured.probabilities, measured.weightless = stepper.probabilities, stepper.weightless
         measured.trace = self._tracer.trace()
         self._accumulator.clear()
-        stepper.warnings, stepper.weightless = {}, 0
+        stepper.probabilities, stepper.weightless = False, 0
         return measured
 
     def state(self) -> WorkerState:

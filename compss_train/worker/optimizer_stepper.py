@@ -20,7 +20,7 @@ class OptimizerStepper:
     """Trains a model copy batch by batch.
 
     ``check_outputs`` compares the outputs of the first batch that is not skipped with what the loss expects, for
-    ``warnings``.
+    ``probabilities``.
     """
 
     def __init__(
@@ -46,11 +46,8 @@ class OptimizerStepper:
         """Number of batches trained, including by earlier tasks of the worker."""
         self.scaler = _scaler_of(replica, optimizer, scaler)
         """Scales losses in fp16, and does nothing otherwise."""
-        self.warnings: dict[str, Any] = {}
-        """``probabilities`` if the first outputs are probabilities but the loss takes logits, and the reason why
-        the network is ``not_compiled``; otherwise empty."""
-        if check_outputs and (reason := replica.not_compiled) is not None:
-            self.warnings["not_compiled"] = reason
+        self.probabilities = False
+        """Whether the first outputs are probabilities, though the loss takes logits."""
         self.weightless = 0
         """Samples of batches whose weights are all 0."""
 
@@ -83,8 +80,7 @@ class OptimizerStepper:
             return None
         if self._check_outputs:
             self._check_outputs = False
-            if are_probabilities(result.output):
-                self.warnings["probabilities"] = True
+            self.probabilities = are_probabilities(result.output)
         accumulator.add(batch.samples, *result)
         return result
 
@@ -154,9 +150,11 @@ class OptimizerStepper:
                 output, target = self._replica.predict(batch.x), batch.x if batch.y is None else batch.y
                 result = StepResult(self._replica.loss(output, target, batch.weight), output, target)
         loss = result.loss
-        if loss.numel() != 1:
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
             raise ValueError(
-                f"the loss must be one number a batch, this one has shape {tuple(loss.shape)}; take its mean"
+                f"the loss must be one number a batch in a tensor, whose gradients train the network, not {given}; "
+                "take its mean, and leave out .item(), float() and numpy()"
             )
         if not loss.requires_grad:
             raise ValueError(

@@ -68,17 +68,6 @@ def test_another_network_does_not_use_up_the_compilations_of_the_first():
     assert counting.graphs == 9
 
 
-def test_without_a_compiler_a_warning_says_so_once_and_the_network_runs_as_it_is(monkeypatch):
-    monkeypatch.setenv("PATH", "/nowhere")
-    trainer = trainer_of(compile=True)
-    with pytest.warns(UserWarning, match=r"compile= has no effect.*no C\+\+ compiler") as warnings:
-        fit(trainer)
-    assert len(warnings) == 1
-    plain = trainer_of()
-    fit(plain)
-    assert_same_bits(trainer.get_parameters(), plain.get_parameters())
-
-
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [

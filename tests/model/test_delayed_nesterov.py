@@ -104,9 +104,9 @@ def test_a_step_that_diverges_is_an_error():
     ("spec", "message"),
     [
         ({"optimizer": "adam", "lr": 0.1}, 'take merge="synchronous" for other optimizers'),
-        ({"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.1}, "whose options are lr, momentum and nesterov"),
-        (list, "plain SGD or delayed Nesterov"),
-        ({"optimizer": "sgd", "lr": 0.7, "momentum": 0.9}, 'Nesterov momentum only: add "nesterov": True'),
+        ({"optimizer": "sgd", "lr": 0.1, "weight_decay": 0.1}, "plain SGD or Nesterov momentum"),
+        (list, "plain SGD or Nesterov momentum"),
+        ({"optimizer": "sgd", "lr": 0.7, "momentum": 0.9}, '"nesterov": True'),
         ({"optimizer": "sgd", "lr": torch.tensor(0.7)}, "give a number of at least 0"),
     ],
     ids=named,

@@ -123,10 +123,10 @@ def test_half_precision_is_weighted_in_full_precision():
 @pytest.mark.parametrize(
     ("weight", "message"),
     [
-        (torch.tensor([1.0, -1.0]), "a sample weight is negative, NaN or infinite"),
-        (torch.tensor([1.0, float("nan")]), "a sample weight is negative, NaN or infinite"),
-        (torch.tensor([1.0, float("inf")]), "a sample weight is negative, NaN or infinite"),
-        (torch.ones(3), r"the weights of 2 samples have shape \(3,\); give one number for each sample"),
+        (torch.tensor([1.0, -1.0]), "one is negative, NaN or infinite"),
+        (torch.tensor([1.0, float("nan")]), "one is negative, NaN or infinite"),
+        (torch.tensor([1.0, float("inf")]), "one is negative, NaN or infinite"),
+        (torch.ones(3), r"the weights of 2 samples have shape \(3,\), .* for each sample"),
         (torch.ones(1, 2), r"the weights of 2 samples have shape \(1, 2\)"),
     ],
 )
@@ -243,8 +243,6 @@ def test_a_loss_with_a_weight_argument_gets_class_weights():
     TrainingLoss(own, CLASSES)(torch.rand(3, 3), target)
     TrainingLoss(own, CLASSES)((torch.rand(3, 3), "a second output"), target[:, None], torch.tensor([2, 2, 1]))
     assert [weight.tolist() for weight in given_weights] == [[3.0, 0.5, 0.0], [6.0, 1.0, 0.0]]
-    with pytest.raises(ValueError, match=r"class weights have shape \(3, 2\), .* and the losses \(3,\)"):
-        TrainingLoss(own, CLASSES)(torch.rand(3, 3, 2), torch.zeros(3, 2, dtype=torch.long))
 
 
 @pytest.mark.parametrize(
@@ -276,16 +274,16 @@ def test_class_weights_can_be_sequences_arrays_and_dicts(given_weights):
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({0: 1, 2: 1}, "give a weight to each class, from 0 to the last one"),
-        ({"cat": 1, "dog": 2}, "give a weight to each class"),
+        ({0: 1, 2: 1}, "from 0 to the last one"),
+        ({"cat": 1, "dog": 2}, "from 0 to the last one"),
         ([1], "to each of two or more classes"),
         (3.0, "to each of two or more classes"),
         ([[1, 2]], "to each of two or more classes"),
         ([1, -1], "a finite number of at least 0"),
         ([1, float("nan")], "a finite number of at least 0"),
         ([0, 0], "not 0 to all"),
-        ("balanced", "give one number for each class"),
-        (["a", "b"], "give one number for each class"),
+        ("balanced", "a finite number"),
+        (["a", "b"], "a finite number"),
     ],
     ids=named,
 )

@@ -58,7 +58,7 @@ def nothing(optimizer):
         ("cosine", TypeError, "schedule='cosine' is not callable"),
         (lr_scheduler.StepLR(OTHER, 3), TypeError, "is a StepLR of an optimizer that the trainer does not use"),
         (lambda _: lr_scheduler.StepLR(OTHER, 3), ValueError, "of another optimizer than the one it is called"),
-        (lr_scheduler.StepLR, TypeError, "step_size"),
+        (lr_scheduler.StepLR, ValueError, r"step_size.*functools\.partial\(StepLR, step_size=10\)"),
         (partial(lr_scheduler.OneCycleLR, max_lr=0.1), ValueError, "total_steps"),
         (lambda o: lr_scheduler.StepLR(o), ValueError, "raised TypeError .*step_size.* an optimizer, and raised"),
         (nothing, ValueError, "returned None when called with an optimizer, and raised TypeError"),
@@ -66,7 +66,7 @@ def nothing(optimizer):
         (lambda epoch: 1 / epoch, ValueError, "raised ZeroDivisionError .* with epoch 0"),
         (lambda epoch: float("nan"), ValueError, "schedule= sets the learning rate to nan"),
         (lambda epoch: -1.0, ValueError, "schedule= sets the learning rate to -0.05"),
-        (partial(lr_scheduler.ReduceLROnPlateau, mode="max"), ValueError, "mode='max'; it is stepped with the"),
+        (partial(lr_scheduler.ReduceLROnPlateau, mode="max"), ValueError, "mode='max': it is stepped once"),
     ],
 )
 def test_invalid_schedules_are_errors(spec, error, message):
@@ -102,9 +102,3 @@ def test_online_fits_have_no_epochs():
     trainer.build(mlp(), SGD, "cross_entropy", schedule=fall)
     with pytest.raises(ValueError, match="fit_online has no epochs"):
         trainer.fit_online(Simulations(iter, [[]]), buffer=BufferSpec("FIFO", 4), batch_size=1)
-
-
-def test_the_error_of_a_scheduler_class_explains_how_to_pass_arguments():
-    with pytest.raises(TypeError, match="step_size") as raised:
-        schedule_of(lr_scheduler.StepLR)
-    assert "functools.partial(StepLR, step_size=10)" in raised.value.__notes__[0]

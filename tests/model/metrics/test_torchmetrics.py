@@ -23,8 +23,7 @@ from torchmetrics.regression import MeanAbsoluteError, PearsonCorrCoef, R2Score
 from torchmetrics.wrappers import ClasswiseWrapper
 
 from compss_train.engines.codec import decode, encode
-from compss_train.model.metric_kinds import BatchMean
-from compss_train.model.metrics import MetricAccumulator, resolve_metrics
+from compss_train.model.metrics import MetricAccumulator, measured_number, resolve_metrics
 
 CLASSES = 3
 
@@ -188,9 +187,8 @@ def test_an_exception_of_a_metric_names_it():
 
 
 @pytest.mark.parametrize(
-    ("returned", "description"), [(torch.ones(3), r"a tensor of shape \(3,\)"), ("good", "'good'"), (None, "None")]
+    ("returned", "description"), [(torch.ones(3), r"a tensor of shape \(3,\)"), ("good", "a str"), (None, "None")]
 )
 def test_a_metric_that_does_not_return_a_number_is_an_error(returned, description):
-    metric = BatchMean(lambda output, target: returned).start()
-    with pytest.raises(TypeError, match=f"a metric returned {description}; it has to return one number, the mean"):
-        metric.update(torch.ones(3), torch.ones(3), 3)
+    with pytest.raises(TypeError, match=f"'own' was measured as {description}; measure single numbers, the means"):
+        measured_number("own", returned)
