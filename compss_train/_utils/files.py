@@ -98,8 +98,6 @@ def check_writable(path: Path) -> None:
 
 MINIMUM_AGE = 60.0
 """Seconds after which a temporary folder without a lock is abandoned; a new one may not be locked yet."""
-MINIMUM_AGE_OF_SEMAPHORES = 7 * 86400.0
-"""Seconds: their time does not change while in use, and processes of other containers appear to have ended."""
 
 LOCK_FILE = ".lock"
 
@@ -202,19 +200,6 @@ def remove_abandoned(parent: str) -> None:
             lock = FolderLock(path)
             if lock.acquire():
                 _remove_locked(path, lock)
-
-
-def remove_abandoned_semaphores(parent: Path = SHARED_MEMORY) -> None:
-    """Remove loky's semaphores of this user's processes that were killed together with loky's resource tracker.
-
-    Only after a delay: processes of other containers that share this memory appear to have ended.
-    """
-    for path in parent.glob("sem.loky-[0-9]*-*"):
-        with suppress(OSError, ValueError):
-            status = path.stat()
-            is_old = time.time() - status.st_mtime >= MINIMUM_AGE_OF_SEMAPHORES
-            if status.st_uid == os.getuid() and is_old and not is_running(int(path.name.split("-")[1])):
-                path.unlink()
 
 
 def is_running(process: int) -> bool:

@@ -1,6 +1,5 @@
 """The callback that writes checkpoints."""
 
-import errno
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -153,7 +152,7 @@ class Checkpoint(Callback):
                 self._is_best(history[number])
 
     def _check_disk_space(self, trainer: TrainerBase) -> None:
-        """Raise ``OSError`` if the disk has no space for a checkpoint, before the first round is trained."""
+        """Raise ``OSError`` if the disk or a quota has no space for a checkpoint, before the first round."""
         values = sum(array.nbytes for array in trainer.get_parameters().values())
         needed = values * (1 + 2 * trainer.num_workers) + 2**16  # as for Adam: two moments per worker
         try:
@@ -161,10 +160,7 @@ class Checkpoint(Callback):
                 if hasattr(os, "posix_fallocate"):
                     os.posix_fallocate(file.fileno(), 0, needed)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise OSError(
-                    error.errno, f"{self.folder} has no space for a checkpoint of about {needed / 1e6:.1f} MB"
-                ) from error
+            error.add_note(f"A checkpoint in {self.folder} needs about {needed / 1e6:.1f} MB.")
             raise
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

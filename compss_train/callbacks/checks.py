@@ -1,7 +1,6 @@
 """Checks of the callbacks of a fit, before any task starts."""
 
 from collections.abc import Collection, Iterable, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 
 from compss_train._utils.files import is_special_file
@@ -16,9 +15,6 @@ from compss_train.worker import WorkerCallback
 HOOKS, WORKER_HOOKS = (
     tuple(name for name in vars(kind) if name.startswith("on_")) for kind in (Callback, WorkerCallback)
 )
-
-_MOMENTS = {"epoch", "train", "batch", "step", "validation", "test", "predict", "evaluate", "fit", "round"}
-"""Words in the names of hooks of Keras, Lightning and others."""
 
 
 def callback_list(
@@ -75,17 +71,11 @@ def check_callbacks(callbacks: Iterable[object]) -> list[AnyCallback]:
 
 
 def warn_of_other_hooks(callbacks: Iterable[AnyCallback]) -> None:
-    """Warn of methods that are named like hooks of other libraries or nearly like ours: they are never called."""
+    """Warn of methods that are named like hooks but are not, as in other libraries: they are never called."""
     for kind in dict.fromkeys(map(type, callbacks)):
         hooks = WORKER_HOOKS if issubclass(kind, WorkerCallback) else HOOKS
         methods = [name for name in dir(kind) if name.startswith("on_") and callable(getattr(kind, name))]
-        others = [
-            name
-            for name in methods
-            if name not in hooks
-            and (not _MOMENTS.isdisjoint(name.split("_")) or get_close_matches(name, hooks, 1, 0.8))
-        ]
-        if others:
+        if others := [name for name in methods if name not in hooks]:
             warn_user(
                 f"fits do not call {', '.join(others)} of {kind.__name__}; the hooks of a callback are "
                 f"{', '.join(hooks)}"
@@ -102,21 +92,19 @@ def check_watched(
 ) -> None:
     """Raise ``ValueError`` if a callback monitors a field that records will not have.
 
-    A user's callback that runs before it may add the field, so nothing is raised then.
+    Nothing is raised if there is a user's own callback, which may add the field.
     """
-    validation_names = [f"val_{name}" for name in measures]
-    if averaged:
-        validation_names += [f"val_averaged_{name}" for name in measures]
-    measured = [*measures, *validation_names] if validated else list(measures)
-    bookkeeping = NUMERIC_ONLINE if online else NUMERIC
-    for index, callback in enumerate(callbacks):
+    of_validation = [f"val_{name}" for name in measures]
+    of_validation += [f"val_averaged_{name}" for name in measures] if averaged else []
+    measured = [*measures, *(of_validation if validated else ())]
+    own = any(not type(each).__module__.startswith("compss_train.") for each in callbacks)
+    for callback in callbacks:
         name = callback.watches()
-        if name is None or name in measured or name in bookkeeping:
+        if name is None or name in (*measured, *(NUMERIC_ONLINE if online else NUMERIC)):
             continue
-        missing = name in validation_names
-        earlier = callbacks if callback.keeps_state else callbacks[:index]
-        if not missing and any(not type(each).__module__.startswith("compss_train.") for each in earlier):
-            continue  # a user's callback
+        missing = name in of_validation
+        if own and not missing:
+            continue
         hint = "; give fit validation_data=" if missing else suggestion(name, measured)
         raise ValueError(
             f"{type(callback).__name__} monitors {name!r}, but records have no {name!r} but {', '.join(measured)}"

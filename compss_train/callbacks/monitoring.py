@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Mapping
-from difflib import get_close_matches
 from numbers import Real
 from typing import Any, Literal
 
@@ -34,11 +33,7 @@ def mode_of(monitor: str, mode: Mode | None) -> Mode:
         return "min"
     if not _HIGHER.isdisjoint(words):
         return "max"
-    similar = [next(iter(get_close_matches(word, [*_LOWER, *_HIGHER], 1, 0.75)), word) for word in words]
-    hint = "" if similar == words else f", or did you mean {'_'.join(similar)!r}?"
-    raise ValueError(
-        f"{monitor!r}: unknown whether low or high values are better; give mode='min' or mode='max'{hint}"
-    )
+    raise ValueError(f"{monitor!r}: unknown whether low or high values are better; give mode='min' or mode='max'")
 
 
 def is_better(value: float, best: float | None, mode: Mode, min_delta: float = 0.0) -> bool:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, TextIO
 
 from tqdm.auto import tqdm
@@ -168,18 +166,8 @@ def with_progress(callbacks: Sequence[Callback], progress: bool) -> tuple[Callba
     """Return the callbacks, with one that shows progress appended if ``progress`` and none of them does."""
     if not progress or any(isinstance(callback, _Progress) for callback in callbacks):
         return tuple(callbacks)
-    return (*callbacks, ProgressBar() if _shows_bars() else RoundLines())
-
-
-def _shows_bars() -> bool:
-    """Return whether standard error is a notebook or a terminal, of a width that shows a bar."""
-    if "ipykernel" in sys.modules:
-        return True
-    if not sys.stderr.isatty():
-        return False
-    with suppress(OSError):  # pseudo-terminals of tests and editors
-        return os.get_terminal_size(sys.stderr.fileno()).columns > 0
-    return True
+    shows_bars = "ipykernel" in sys.modules or sys.stderr.isatty()
+    return (*callbacks, ProgressBar() if shows_bars else RoundLines())
 
 
 def _workers(trainer: TrainerBase) -> str:

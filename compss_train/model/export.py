@@ -1,12 +1,9 @@
 """Exporting a network to a file for other programs: its parameters, or the network as ONNX."""
 
 import inspect
-import io
-import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stderr
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -113,10 +110,11 @@ def _write_onnx(net: _TransformedNet, batch: Any, path: Path) -> None:
     net.template = template_of(batch)
     arguments = [*inspect.signature(net.net.forward).parameters] if isinstance(batch, tuple | list) else []
     fit_arguments = isinstance(batch, tuple | list) and len(arguments) >= len(batch)
-    with _silence_exporter():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the exporter and its packages
+        with torch.no_grad():
+            output = net(*inputs)
         try:
-            with torch.no_grad():
-                output = net(*inputs)
             torch.onnx.export(
                 net,
                 inputs,
@@ -137,16 +135,3 @@ def _write_onnx(net: _TransformedNet, batch: Any, path: Path) -> None:
                 "torch cannot export this network to ONNX, which has no Python code that depends on values of x: "
                 f"{type(cause).__name__}{first_line}"
             ) from error
-
-
-@contextmanager
-def _silence_exporter() -> Iterator[None]:
-    """Suppress warnings and logs of the exporter and its packages, among them pages about failed exports."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.ERROR)
-    try:
-        with warnings.catch_warnings(), redirect_stderr(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from compss_train._utils.nested import leaves
 from compss_train.model.losses import BatchFunction
+from compss_train.model.metrics import kind_of
 
 ClassWeight: TypeAlias = Sequence[float] | NDArray[Any] | Tensor | Mapping[int, float]
 """A weight for each class, by its index."""
@@ -52,10 +53,10 @@ class TrainingLoss:
             sample_weights = _multiply(weights, output, torch.Size([samples]))
             return self._loss(output, target, weight=sample_weights)  # type: ignore[call-arg]
         losses = self._elementwise(output, target)
-        if losses.dim() == 0 or len(losses) != samples:
+        if not isinstance(losses, Tensor) or losses.dim() == 0 or len(losses) != samples:
             raise ValueError(
-                f"the loss with reduction='none' has shape {tuple(losses.shape)} for {samples} samples; a "
-                "weighted loss must return one or more values for each sample"
+                f"the loss with reduction='none' returned {kind_of(losses)} for {samples} samples; a weighted loss "
+                "must return a tensor of one or more values for each sample"
             )
         product = _multiply(weights, output, losses.shape)
         may_ignore = self._ignore_index is not None  # else the targets may be a dict

@@ -1,9 +1,9 @@
 """``TorchMetric``: a metric of torchmetrics, whose states on several workers are merged.
 
 The AUROC over all samples is not the mean over batches, so that these metrics accumulate states. Each worker
-updates its own copy. States are merged as torchmetrics merges them across the processes of ``torch.distributed``: by
-the reduction given to ``add_state``. States that are means over batches are weighted by the number of batches, as
-within one process. torchmetrics is imported only where one of its metrics is used.
+updates its own copy. States are merged as torchmetrics merges them across processes of ``torch.distributed``: by
+the reduction of ``add_state``; means over batches are weighted by the number of batches, as within one process.
+torchmetrics is imported only where one of its metrics is used.
 """
 
 import copy

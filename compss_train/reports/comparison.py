@@ -80,7 +80,7 @@ def comparison_panels(groups: Sequence[SeedGroup], against: Axis = "round") -> l
     runs = [run for group in groups for run in group.runs]
     names = dict.fromkeys(name for run in runs for record in run.history for name in measured_numbers(record))
     titles = {name: name.replace("_", " ") for name in names if name != LEARNING_RATE} | {SPEED: "samples/s"}
-    return curves.filled(
+    return curves.drawable(
         Panel(
             title,
             [replace(_curve(group, name, against), color=number) for number, group in enumerate(groups)],

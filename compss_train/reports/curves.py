@@ -4,7 +4,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from statistics import median
 from typing import Any, Literal, Self, get_args
 
@@ -47,36 +47,29 @@ class Curve:
     name: str
     xs: list[float]
     ys: list[float]
-    band: tuple[list[float], list[float]] | None = None
-    """The lowest and highest values of the curves that this one summarizes, if it does."""
+    band: Sequence[list[float]] = ()
+    """The lowest and the highest values of the curves that this one summarizes, if it does."""
     color: int | None = None
     """The number of its color, by default its place in the panel."""
 
     def drawable(self) -> Self:
         """Return the curve with NaN, also in its band, at points with a value that is not below ``LARGEST``."""
-        lines = np.array([self.ys, *(self.band or ())])
+        lines = np.array([self.ys, *self.band])
         ys, *band = np.where((abs(lines) < LARGEST).all(axis=0), lines, np.nan).tolist()
-        return replace(self, ys=ys, band=(band[0], band[1]) if band else None)
-
-    @property
-    def drawn(self) -> list[float]:
-        """All values that are drawn, those of the band included."""
-        curve = self.drawable()
-        return [value for line in (curve.ys, *(curve.band or ())) for value in line if not math.isnan(value)]
+        return replace(self, ys=ys, band=band)
 
     def downsampled(self) -> Self:
-        """Return the curve with at most ``MAX_POINTS`` points, among them the drawable extremes of each segment."""
+        """Return the curve with at most ``MAX_POINTS`` points, among them the extremes of each segment."""
         if len(self.xs) <= MAX_POINTS:
             return self
-        size = -(-2 * len(self.xs) // MAX_POINTS)
-        drawn = self.drawable().ys
-        kept = []
-        for start in range(0, len(drawn), size):
-            segment = range(start, min(start + size, len(drawn)))
-            numbers = [index for index in segment if not math.isnan(drawn[index])] or [start]
-            kept += sorted({min(numbers, key=drawn.__getitem__), max(numbers, key=drawn.__getitem__)})
-        xs, ys, *band = ([values[index] for index in kept] for values in (self.xs, self.ys, *(self.band or ())))
-        return replace(self, xs=xs, ys=ys, band=(band[0], band[1]) if band else None)
+        ys, kept = self.ys, []
+        size = -(-2 * len(ys) // MAX_POINTS)
+        for start in range(0, len(ys), size):
+            segment = range(start, min(start + size, len(ys)))
+            numbers = [index for index in segment if not math.isnan(ys[index])] or [start]
+            kept += sorted({min(numbers, key=ys.__getitem__), max(numbers, key=ys.__getitem__)})
+        xs, ys, *band = ([values[index] for index in kept] for values in (self.xs, ys, *self.band))
+        return replace(self, xs=xs, ys=ys, band=band)
 
 
 def summary(name: str, xs: list[float], values: Sequence[Sequence[float]]) -> Curve:
@@ -108,7 +101,8 @@ class Panel:
     @property
     def spans_decades(self) -> bool:
         """Whether all values are positive and the largest is at least 100 times the smallest."""
-        values = [y for curve in self.curves for y in curve.drawn]
+        lines = chain.from_iterable((curve.ys, *curve.band) for curve in self.curves)
+        values = [y for line in lines for y in line if not math.isnan(y)]
         return not self.from_zero and bool(values) and min(values) > 0 and max(values) >= 100 * min(values)
 
 
@@ -158,9 +152,9 @@ def panels(
     speeds = training_speeds(history)
     rows = [{**flatten(record), SPEED: speed} for record, speed in zip(history, speeds, strict=True)]
     others = [(title, names) for title, names in _OTHER_PANELS.items() if any(names[0] in cells for cells in rows)]
-    by_worker = worker_panel(history, against=against)
+    by_worker = _worker_panel(history, xs)
     seconds = round_totals(worker_intervals(history) if intervals is None else intervals)
-    found = filled(
+    found = drawable(
         [
             *(Panel(title, [_curve(name, xs, measured) for name in own]) for title, own in by_title.items()),
             *(Panel(title, [_curve(name, xs, rows) for name in names], from_zero=True) for title, names in others),
@@ -203,12 +197,12 @@ def _shares_panel(xs: list[float], seconds: Sequence[Mapping[str, float]]) -> Pa
     return Panel("the workers' time (%)", [Curve(kind, xs[::size], shares[kind]) for kind in KINDS], stacked=True)
 
 
-def filled(panels: Iterable[Panel]) -> list[Panel]:
-    """Return the panels with those curves that have a finite value, without panels that have none."""
-    kept = [
-        replace(panel, curves=[curve for curve in panel.curves if any(map(math.isfinite, curve.ys))])
-        for panel in panels
-    ]
+def drawable(panels: Iterable[Panel]) -> list[Panel]:
+    """Return what can be drawn of the panels, without curves and panels of which nothing can."""
+    kept = []
+    for panel in panels:
+        curves = [curve.drawable() for curve in panel.curves]
+        kept.append(replace(panel, curves=[curve for curve in curves if not all(map(math.isnan, curve.ys))]))
     return [panel for panel in kept if panel.curves]
 
 
@@ -217,18 +211,16 @@ def title_of(name: str) -> str:
     return name.removeprefix("val_").removeprefix("averaged_").partition("[")[0].partition(".")[0]
 
 
-def worker_panel(history: Sequence[Record], name: str = "loss", against: Axis = "round") -> Panel:
-    """Return a panel with a curve for each worker, through the rounds in which it trained."""
-    points: dict[int, list[tuple[float, float]]] = {}
-    for x, record in zip(positions(history, against), history, strict=True):
+def _worker_panel(history: Sequence[Record], xs: Sequence[float]) -> Panel:
+    """Return a panel with the loss of each worker, through the rounds in which it trained."""
+    curves: dict[int, Curve] = {}
+    for x, record in zip(xs, history, strict=True):
         for own in record["workers"]:
-            if name in own:
-                points.setdefault(own["worker"], []).append((x, float(own[name])))
-    curves = [
-        Curve(f"worker {worker}", [x for x, _ in points[worker]], [y for _, y in points[worker]])
-        for worker in sorted(points)
-    ]
-    return Panel(f"{name} by worker", curves)
+            if "loss" in own:
+                curve = curves.setdefault(own["worker"], Curve(f"worker {own['worker']}", [], []))
+                curve.xs.append(x)
+                curve.ys.append(float(own["loss"]))
+    return Panel("loss by worker", [curves[worker] for worker in sorted(curves)])
 
 
 def _curve(name: str, xs: list[float], records: Sequence[Mapping[str, Any]]) -> Curve:

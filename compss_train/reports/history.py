@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -76,9 +75,7 @@ class History(list[Record]):
 
         figure = draw(self, against)
         if path is not None:
-            if isinstance(path, str | os.PathLike):
-                check_name(figure, path)
-            figure.savefig(path)
+            save_figure(figure, path)
         return figure
 
     def save(self, path: str | Path) -> None:
@@ -96,15 +93,10 @@ class History(list[Record]):
         return cls(_without_repetitions(list(_records(Path(path))), path))
 
 
-def check_name(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Raise ``ValueError`` if matplotlib does not support the suffix of ``path``."""
+def save_figure(figure: Figure, path: str | Path) -> None:
+    """Save a figure atomically; raise ``ValueError`` if matplotlib does not support the suffix of ``path``."""
     if Path(path).suffix.lower().removeprefix(".") not in figure.canvas.get_supported_filetypes():
         raise ValueError(f"{str(path)!r} is no image file; give a name that ends in .png, .svg or .pdf")
-
-
-def save_figure(figure: Figure, path: Path) -> None:
-    """Save a figure atomically; raises the errors of ``check_name``."""
-    check_name(figure, path)  # before matplotlib would complain about the temporary file
     with atomic_path(path) as temporary:
         figure.savefig(temporary)
 

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 from numpy.typing import NDArray
@@ -68,9 +67,8 @@ def draw(history: Sequence[Record], against: Axis = "round") -> Figure:
     if not history:
         raise ValueError("the history is empty, there is nothing to plot; call fit first")
     charts = panels(history, against)
-    figure, axes = _grid(len(charts))
-    for ax, panel in zip(axes, charts, strict=True):
-        _draw_titled(ax, panel, against)
+    figure = _figure(charts, against)
+    for ax, panel in zip(figure.axes, charts, strict=True):
         if len(panel.curves) > 1:
             ax.legend(fontsize="small", loc="upper left", bbox_to_anchor=(1, 1), frameon=False)
     return figure
@@ -79,11 +77,8 @@ def draw(history: Sequence[Record], against: Axis = "round") -> Figure:
 def draw_comparison(runs: Sequence[ComparedRun], against: Axis = "round") -> Figure:
     """Return a figure with the curves of several runs; those of several seeds are a median in a band."""
     groups = grouped(runs)
-    charts = comparison_panels(groups, against)
-    figure, axes = _grid(len(charts))
-    for ax, panel in zip(axes, charts, strict=True):
-        _draw_titled(ax, panel, against)
-    lines = {line.get_label(): line for ax in axes for line in ax.lines}
+    figure = _figure(comparison_panels(groups, against), against)
+    lines = {line.get_label(): line for ax in figure.axes for line in ax.lines}
     columns = max(1, _LEGEND_CHARACTERS // (6 + max(len(group.name) for group in groups)))
     named = [lines[group.name] for group in groups if group.name in lines]
     figure.legend(handles=named, loc="outside upper left", ncols=columns, fontsize="small", frameon=False)
@@ -92,7 +87,8 @@ def draw_comparison(runs: Sequence[ComparedRun], against: Axis = "round") -> Fig
 
 def draw_rates(rates: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], chosen: float) -> Figure:
     """Return a figure with the losses of a learning-rate finder, their moving average, and the rate it suggests."""
-    figure, (ax, *_) = _grid(1)
+    figure = Figure(figsize=_PANEL_INCHES, layout="constrained")
+    ax = figure.add_subplot()
     ax.plot(rates, losses, linewidth=1, alpha=0.4, label="batches")
     ax.plot(rates, smoothed, linewidth=1.5, label="moving average")
     ax.axvline(chosen, color=COLORS["muted"], linestyle="--", linewidth=1, label=f"suggested: {chosen:.2g}")
@@ -102,17 +98,15 @@ def draw_rates(rates: Sequence[float], losses: Sequence[float], smoothed: Sequen
     return figure
 
 
-def _grid(number: int) -> tuple[Figure, list[Axes]]:
-    rows = -(-number // COLUMNS)
+def _figure(charts: Sequence[Panel], against: Axis) -> Figure:
+    rows = -(-len(charts) // COLUMNS)
     figure = Figure(figsize=(COLUMNS * _PANEL_INCHES[0], rows * _PANEL_INCHES[1]), layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure, [figure.add_subplot(rows, COLUMNS, index + 1) for index in range(number)]
-
-
-def _draw_titled(ax: Axes, panel: Panel, against: Axis) -> None:
-    _draw_panel(ax, panel, against)
-    ax.set_title(panel.title, fontsize="medium")
-    ax.set_xlabel(against)
+    for number, panel in enumerate(charts, 1):
+        ax = figure.add_subplot(rows, COLUMNS, number)
+        _draw_panel(ax, panel, against)
+        ax.set_title(panel.title, fontsize="medium")
+        ax.set_xlabel(against)
+    return figure
 
 
 def _draw_panel(ax: Axes, panel: Panel, against: Axis) -> None:
@@ -120,12 +114,12 @@ def _draw_panel(ax: Axes, panel: Panel, against: Axis) -> None:
     if panel.stacked:
         _stack(ax, panel)
     for number, curve in enumerate(() if panel.stacked else panel.curves):
-        drawn = curve.drawable()
         color = COLORS[_color_of(panel, number)]
-        marker = "." if sum(map(math.isfinite, drawn.ys)) <= MAX_DOTS else None
-        ax.plot(drawn.xs, drawn.ys, label=curve.name, linewidth=1.8, marker=marker, color=color, clip_on=False)
-        if drawn.band is not None:
-            ax.fill_between(drawn.xs, *drawn.band, color=color, alpha=0.18, linewidth=0)
+        marker = "." if sum(map(math.isfinite, curve.ys)) <= MAX_DOTS else None
+        ax.plot(curve.xs, curve.ys, label=curve.name, linewidth=1.8, marker=marker, color=color, clip_on=False)
+        if curve.band:
+            low, high = curve.band
+            ax.fill_between(curve.xs, low, high, color=color, alpha=0.18, linewidth=0)
     for at in panel.breaks:
         ax.axvline(at, color=COLORS["muted"], linestyle=(0, (3, 3)), linewidth=1)
     ax.set_xlim(panel.span)
@@ -171,7 +165,7 @@ def chart_of(panel: Panel, against: Axis = "round") -> dict[str, Any]:
     legend = [(curve.name, _color_of(panel, number)) for number, curve in enumerate(panel.curves)]
     curves = [
         {"name": curve.name, "x": _rounded(curve.xs), "y": _rounded(curve.ys)}
-        | dict(zip(("low", "high"), map(_rounded, curve.band or ()), strict=False))
+        | dict(zip(("low", "high"), map(_rounded, curve.band), strict=False))
         for curve in panel.curves
     ]
     axis = [*_rounded(panel.span), _LEFT / _WIDTH, 1 - _RIGHT / _WIDTH]

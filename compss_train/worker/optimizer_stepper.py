@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from compss_train.model.losses import are_probabilities, takes_logits
-from compss_train.model.metrics import MetricAccumulator
+from compss_train.model.metrics import MetricAccumulator, kind_of
 from compss_train.model.optimizers import JoinedOptimizer, needs_closure
 from compss_train.model.schedule import Hyperparameters
 from compss_train.model.training_spec import ModelReplica
@@ -151,10 +151,9 @@ class OptimizerStepper:
                 result = StepResult(self._replica.loss(output, target, batch.weight), output, target)
         loss = result.loss
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            given = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
             raise ValueError(
-                f"the loss must be one number a batch in a tensor, whose gradients train the network, not {given}; "
-                "take its mean, and leave out .item(), float() and numpy()"
+                "the loss must be one number a batch in a tensor, whose gradients train the network, not "
+                f"{kind_of(loss)}; take its mean, and leave out .item(), float() and numpy()"
             )
         if not loss.requires_grad:
             raise ValueError(

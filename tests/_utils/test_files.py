@@ -200,7 +200,6 @@ def parent(tmp_path, monkeypatch):
     monkeypatch.setattr(store, "SHARED_MEMORY", tmp_path / "shm")
     monkeypatch.setattr(files.tempfile, "gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr(files, "MINIMUM_AGE", -1.0)
-    monkeypatch.setattr(files, "MINIMUM_AGE_OF_SEMAPHORES", -1.0)
     return tmp_path
 
 
@@ -234,31 +233,6 @@ def test_abandoned_folders_are_removed_and_locked_ones_are_not(parent, new, remo
     for held in (first, second):
         getattr(held, remove)()
     assert os.listdir(parent) == []
-
-
-STARTED_AND_KILLED = """
-import os, signal
-from loky import ProcessPoolExecutor
-executor = ProcessPoolExecutor(1)
-print(os.getpid(), flush=True)
-os.killpg(0, signal.SIGKILL)
-"""
-
-
-def test_semaphores_of_programs_that_were_killed_with_all_their_processes_are_removed(parent):
-    """Loky removes them itself if its resource tracker is left."""
-    program = [sys.executable, "-c", STARTED_AND_KILLED]
-    killed = subprocess.run(program, stdout=subprocess.PIPE, text=True, start_new_session=True)
-    left = [path.name for path in files.SHARED_MEMORY.glob(f"sem.loky-{int(killed.stdout)}-*")]
-    own = f"sem.loky-{os.getpid()}-abc"
-    (shared := parent / "shm").mkdir()
-    for name in (*left, own):
-        (shared / name).touch()
-    assert len(left) > 3
-    stored().remove()
-    assert [path.name for path in shared.iterdir()] == [own]
-    files.remove_abandoned_semaphores()
-    assert not [name for name in left if (files.SHARED_MEMORY / name).exists()]
 
 
 @pytest.mark.parametrize("step", ["mkdir", "open"])

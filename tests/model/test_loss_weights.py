@@ -167,7 +167,7 @@ def test_a_loss_that_ignores_reduction_none_is_an_error():
     def stubborn(output, target, reduction="mean"):
         return (output - target).mean()
 
-    with pytest.raises(ValueError, match=r"reduction='none' has shape \(\) for 2 samples"):
+    with pytest.raises(ValueError, match=r"reduction='none' returned a tensor of shape \(\) for 2 samples"):
         TrainingLoss(stubborn)(torch.rand(2, 3), torch.rand(2, 3), torch.ones(2))
 
 

@@ -136,9 +136,6 @@ def test_plots_need_no_display_and_are_saved(trainer, tmp_path):
     assert np.isnan(loss["val_loss"][2:]).all()
     assert [len(line.get_xdata()) for line in figure.axes[5].lines] == [4, 3, 2]  # and where a fit begins
     assert title_of("val_averaged_recall[2]") == title_of("val_recall[2]") == title_of("recall") == "recall"
-    with (tmp_path / "figure").open("wb") as file:
-        trainer.history[:1].plot(file)
-    assert (tmp_path / "figure").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize(

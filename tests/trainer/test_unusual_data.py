@@ -131,10 +131,10 @@ NO_GRADIENT = "the loss has no gradient"
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        (torch.Tensor.tolist, TypeError, NO_TENSOR),
-        (lambda loss: None, TypeError, "the loss returned None"),
-        (lambda loss: loss.detach().numpy(), TypeError, NO_TENSOR),
-        (lambda loss: (loss, loss), TypeError, NO_TENSOR),
+        (torch.Tensor.tolist, ValueError, NO_TENSOR),
+        (lambda loss: None, ValueError, "not None; take its mean"),
+        (lambda loss: loss.detach().numpy(), ValueError, NO_TENSOR),
+        (lambda loss: (loss, loss), ValueError, NO_TENSOR),
         (torch.Tensor.detach, ValueError, NO_GRADIENT),
         (lambda loss: (loss > 0).sum(), ValueError, NO_GRADIENT),
     ],
@@ -154,8 +154,10 @@ def reduced(output, target, reduction="mean"):
     return 0.5
 
 
-@pytest.mark.parametrize("loss", [weighted, reduced])
-def test_weighted_losses_that_return_floats(loss):
+@pytest.mark.parametrize(
+    ("loss", "message"), [(weighted, NO_TENSOR), (reduced, "reduction='none' returned a float for")]
+)
+def test_weighted_losses_that_return_floats(loss, message):
     trainer = trainer_of(workers=2, net=mlp, optimizer=SGD, loss=loss, metric=None)
-    with pytest.raises(TypeError, match=f"(?s){NO_TENSOR}"):
+    with pytest.raises(ValueError, match=f"(?s){message}"):
         trainer.fit(X, Y, **GOOD, sample_weight=np.ones(60))

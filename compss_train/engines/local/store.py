@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from loky.backend import resource_tracker
 
-from compss_train._utils.files import SHARED_MEMORY, TemporaryFolder, remove_abandoned_semaphores
+from compss_train._utils.files import SHARED_MEMORY, TemporaryFolder
 from compss_train.engines.codec import decode, encode, map_file
 
 MAX_INLINE_BYTES = 32 * 1024
@@ -87,8 +87,7 @@ class StoreFolders:
     """The folders that values are written to: shared memory first, the temporary folder if that is full.
 
     Loky's resource tracker, a separate process, removes them if this process is killed. If the tracker is killed as
-    well, the next program removes them: the system releases the lock on a folder with the process that held it. The
-    same holds for the semaphores of the processes.
+    well, the next program removes them: the system releases the lock on a folder with the process that held it.
     """
 
     def __init__(self) -> None:
@@ -102,7 +101,6 @@ class StoreFolders:
             resource_tracker.register(folder.path, "folder")
             self._folders.append(folder)
             folder.create()
-        remove_abandoned_semaphores(SHARED_MEMORY)
 
     @property
     def paths(self) -> list[str]:
