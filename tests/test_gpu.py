@@ -8,7 +8,7 @@ from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatr
 from compss_train import BufferSpec, DistributedTrainer, Gradients, Merge
 from compss_train.callbacks import Checkpoint, Profile
 from compss_train.data.order import transform_seed
-from compss_train.model.random_state import random_state
+from compss_train.model.devices import random_state
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.worker.batches import placed_batches
 from compss_train.worker.preparing import Preparation

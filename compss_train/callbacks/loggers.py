@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, ClassVar
 
 from compss_train._utils.files import FolderLock, check_writable, write_atomic
 from compss_train._utils.validation import check_count
@@ -20,12 +20,12 @@ from compss_train.training.callback import Callback
 from compss_train.training.stopping import TERMINATED
 from compss_train.training.trainer_base import TrainerBase
 
-RoundId: TypeAlias = tuple[int, float | None]
-"""The number of a round in a file, -1 in a line without one, and the time at which it ended, which is unique."""
-
 
 class _HistoryFile(Callback):
     """A file to which each round is appended as a line when it ends; existing lines stay."""
+
+    prefix: ClassVar[str]
+    """The beginning of every such file, of which a program may have been killed in the middle."""
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
@@ -38,7 +38,8 @@ class _HistoryFile(Callback):
     def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Create the file, or check that it can be appended to; raise ``OSError`` if it cannot.
 
-        Raises ``BlockingIOError`` if another fit writes to it, of this program or another one.
+        Raises ``BlockingIOError`` if another fit writes to it, of this program or another one, and ``ValueError``
+        if it has other contents.
 
         In a resumed fit, rounds after the checkpoint are removed, as they are trained again. So is an incomplete
         last line, left by a program that was killed.
@@ -46,14 +47,19 @@ class _HistoryFile(Callback):
         check_writable(self.path)
         self._lock.acquire()
         text = self.path.read_text(encoding="utf-8", errors="replace")
+        if not self.prefix.startswith(text[: len(self.prefix)]):
+            raise ValueError(
+                f"{self.path} exists and does not begin with {self.prefix!r}, as a history does; remove it, or "
+                "give another path"
+            )
         lines = text.split("\n")[:-1]
-        rounds, kept = self._rounds(text, lines), len(lines)
+        rounds, kept = [self._round_of(line, lines[0]) for line in lines], len(lines)
         if trainer.resumed_from is not None:
             while kept and rounds[kept - 1][0] >= len(trainer.history):
                 kept -= 1
             number, ended = rounds[kept - 1] if kept else (-1, None)
-            if number < 0 or trainer.history[number]["ended"] != ended:  # the last lines are of another run
-                kept = len(lines)
+            if number < 0 or str(ended) != str(trainer.history[number]["ended"]):
+                kept = len(lines)  # the last ones are of another run
         if (rest := "".join(f"{line}\n" for line in lines[:kept])) != text:
             write_atomic(self.path, rest)
 
@@ -65,13 +71,16 @@ class _HistoryFile(Callback):
         """Let others write to the file."""
         self._lock.release()
 
-    def _rounds(self, text: str, lines: Sequence[str]) -> list[RoundId]:
-        """Return the round of each complete line; raise ``ValueError`` if the file has other contents."""
+    def _round_of(self, line: str, first: str) -> tuple[int, object]:
+        """Return the number of the round in a line, and when it ended, which is unique; -1 for other lines."""
+        with suppress(ValueError, TypeError, LookupError, RecursionError):
+            record = self._parsed(line, first)
+            return int(record["round"]), record.get("ended")
+        return -1, None
+
+    def _parsed(self, line: str, first: str) -> dict[str, Any]:
+        """Return the record in a line; ``first`` is the first line of the file."""
         raise NotImplementedError
-
-
-_PREFIX = '{"round": '
-"""Prefix of the first line, even if a program was killed while writing it."""
 
 
 class JsonLines(_HistoryFile):
@@ -80,22 +89,15 @@ class JsonLines(_HistoryFile):
     Several runs may append to the same file one after another.
     """
 
+    prefix: ClassVar[str] = '{"round": '
+
     def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Append the record."""
         with self.path.open("a", encoding="utf-8") as file:
             file.write(line_of(record))
 
-    def _rounds(self, text: str, lines: Sequence[str]) -> list[RoundId]:
-        rounds: list[RoundId] = [(-1, None)] * len(lines)
-        for place, line in enumerate(lines):
-            with suppress(ValueError, TypeError, LookupError, RecursionError):
-                record = json.loads(line)
-                rounds[place] = int(record["round"]), record.get("ended")
-        if rounds[0][0] < 0 if rounds else not _PREFIX.startswith(text[: len(_PREFIX)]):
-            raise ValueError(
-                f"{self.path} exists and its first line is no record of a round; remove it, or give another path"
-            )
-        return rounds
+    def _parsed(self, line: str, first: str) -> dict[str, Any]:
+        return dict(json.loads(line))
 
 
 class Csv(_HistoryFile):
@@ -103,13 +105,16 @@ class Csv(_HistoryFile):
 
     The first line has the names of the columns, which are those of ``History.to_frame`` without the times of
     workers. Columns that appear later, such as ``val_loss`` in a second fit, are added on the right, for which the
-    file is rewritten. Lists that are not metrics are written as JSON, and so are texts with line breaks. Raises
-    ``ValueError`` at the start of a fit if the file has other contents.
+    file is rewritten. Lists that are not metrics are written as JSON, and so are texts with line breaks.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        super().__init__(path)
-        self._columns: list[str] = []
+    prefix: ClassVar[str] = "round,epoch,"
+
+    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
+        """Create or check the file, and read its columns."""
+        super().on_fit_start(trainer, total_samples)
+        with self.path.open(encoding="utf-8", newline="") as file:
+            self._columns = next(csv.reader(file), [])
 
     def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Append the row."""
@@ -127,27 +132,9 @@ class Csv(_HistoryFile):
         with self.path.open("a", encoding="utf-8", newline="") as file:
             file.write(self._text([cells]))
 
-    def _rounds(self, text: str, lines: Sequence[str]) -> list[RoundId]:
-        columns = next(csv.reader(text.splitlines()[:1]), [])
-        if columns and not {"round", "epoch"} <= set(columns):
-            raise ValueError(
-                f"{self.path} exists and has no rounds, its columns are {', '.join(columns)[:80]}; "
-                "remove it, or give another path"
-            )
-        self._columns = columns if lines else []
-        rounds: list[RoundId] = [(-1, None)] * len(lines)
-        try:
-            for place, values in enumerate(csv.reader(lines[1:]), 1):
-                if not values:  # an empty line
-                    continue
-                cells = dict(zip(columns, values, strict=False))
-                rounds[place] = int(cells["round"]), float(cells["ended"]) if cells.get("ended") else None
-        except (KeyError, ValueError) as error:
-            raise ValueError(
-                f"{self.path} exists and has an invalid number or time of a round: {error}; remove it, or give "
-                "another path"
-            ) from error
-        return rounds
+    def _parsed(self, line: str, first: str) -> dict[str, Any]:
+        columns, values = csv.reader([first, line])
+        return dict(zip(columns, values, strict=False))
 
     def _text(self, rows: Sequence[dict[str, Any]]) -> str:
         text = io.StringIO(newline="")

@@ -13,6 +13,7 @@ import heapq
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from itertools import chain
 from math import ceil
 from typing import Any, Self, TypeAlias
@@ -28,6 +29,9 @@ _CHUNK = 32768
 
 Tree: TypeAlias = int | tuple["Tree", "Tree"]
 """The order in which items are added up: the index of one, or what is added up for the left and for the right."""
+
+Elements: TypeAlias = tuple[NDArray[Any], bool]
+"""Some elements of an array, and whether they are a new array, which may be changed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,12 +72,12 @@ def partial_sum(items: Sequence[PartialSum]) -> PartialSum:
     voting = [item for item in items if item.count] or items[:1]
     if len(voting) == 1:
         return replace(voting[0], measured=measured)
-    names = _names(voting)
+    having = _by_name(voting)
     return PartialSum(
-        values={name: _combined(voting, name) for name in names},
+        values={name: _combined(items, name) for name, items in having.items()},
         count=sum(item.count for item in voting),
         first=items[0].first,
-        dtypes={name: next(item.dtype(name) for item in voting if name in item.values) for name in names},
+        dtypes={name: items[0].dtype(name) for name, items in having.items()},
         changes=frozenset[str]().union(*(item.changes for item in voting)),
         measured=measured,
     )
@@ -90,11 +94,13 @@ def mean(items: Sequence[PartialSum], base: Mapping[str, NDArray[Any]]) -> Mappi
     total = sum(item.count for item in voting)
     changes = frozenset[str]().union(*(item.changes for item in voting))
     bases = {name: array for name, array in base.items() if name in changes}
-    return {name: _combined(voting, name, total, bases.get(name)) for name in _names(voting)}
+    return {name: _combined(having, name, total, bases.get(name)) for name, having in _by_name(voting).items()}
 
 
-def _names(items: Sequence[PartialSum]) -> list[str]:
-    return list(dict.fromkeys(chain.from_iterable(item.values for item in items)))
+def _by_name(items: Sequence[PartialSum]) -> dict[str, list[PartialSum]]:
+    """Return the items that have an array of each name."""
+    names = dict.fromkeys(chain.from_iterable(item.values for item in items))
+    return {name: [item for item in items if name in item.values] for name in names}
 
 
 def _combined(
@@ -104,17 +110,16 @@ def _combined(
 
     With a divisor it is divided, and added to ``base`` if that is given, in the dtype of the mean.
     """
-    having = [item for item in items if name in item.values]
-    dtype, arrays = having[0].dtype(name), [item.values[name] for item in having]
+    dtype, arrays = items[0].dtype(name), [item.values[name] for item in items]
     if dtype.kind not in "fc":
         integers: list[Any] = arrays
         return np.asarray(np.maximum.reduce(integers) if len(integers) > 1 else integers[0])
-    wide, tree = np.result_type(dtype, np.float64), tree_of([item.first for item in having])
+    wide, tree = np.result_type(dtype, np.float64), tree_of(tuple(item.first for item in items))
     flat = [array if isinstance(array, CompressedChange) else np.ravel(array) for array in arrays]
-    factors = [item.count if item.dtypes is None else None for item in having]  # sums are multiplied already
+    factors = [item.count if item.dtypes is None else None for item in items]  # sums are multiplied already
 
-    def add_up(node: Tree, part: slice) -> tuple[NDArray[Any], bool]:
-        """Return the sum of some elements, and whether it is a new array, which may be changed."""
+    def add_up(node: Tree, part: slice) -> Elements:
+        """Return the sum of some elements."""
         if not isinstance(node, int):
             (left, own), (right, others) = (add_up(each, part) for each in node)
             return np.add(left, right, out=left if own else right if others else None), True
@@ -136,7 +141,8 @@ def _combined(
     return result
 
 
-def tree_of(firsts: Sequence[int]) -> Tree:
+@lru_cache(maxsize=64)
+def tree_of(firsts: tuple[int, ...]) -> Tree:
     """Return the tree of items that begin at these workers, in ascending order."""
 
     def node(low: int, high: int, start: int, size: int) -> Tree:

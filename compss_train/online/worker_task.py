@@ -30,8 +30,7 @@ from compss_train.engines import liveness
 from compss_train.engines.nodes import LOOPBACK
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
-from compss_train.model.devices import is_gpu
-from compss_train.model.random_state import random_state
+from compss_train.model.devices import is_gpu, random_state
 from compss_train.model.saved_state import from_json, to_json, without_sharing
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.net.connection import Address, ConnectionLostError

@@ -22,7 +22,7 @@ from compss_train.data.readers import CustomReader
 from compss_train.data.sample_reading import SampleReader
 from compss_train.data.samples import Samples, as_samples
 from compss_train.data.tables import conversion_note, frame_as_array, is_frame
-from compss_train.model.random_state import random_state
+from compss_train.model.devices import random_state
 from compss_train.training.build_arguments import check_picklable
 
 

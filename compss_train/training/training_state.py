@@ -15,8 +15,8 @@ import numpy as np
 
 from compss_train.data.partitioning import Position
 from compss_train.engines import Engine, Ref
+from compss_train.model.devices import RandomState
 from compss_train.model.parameters import Parameters
-from compss_train.model.random_state import RandomState
 from compss_train.worker import GroupState, WorkerState
 
 

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import map_leaves
 from compss_train.engines import liveness
+from compss_train.model.devices import RandomState, random_state
 from compss_train.model.metrics import Measured, MetricAccumulator
 from compss_train.model.parameters import Parameters
-from compss_train.model.random_state import RandomState, random_state
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.model.training_step import StepContext, StepResult
 from compss_train.worker.batches import Batch, placed_batches

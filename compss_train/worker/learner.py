@@ -10,10 +10,10 @@ import torch
 from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
+from compss_train.model.devices import RandomState
 from compss_train.model.metrics import Measured, MetricAccumulator
 from compss_train.model.optimizers import make_optimizer
 from compss_train.model.parameters import Parameters
-from compss_train.model.random_state import RandomState
 from compss_train.model.schedule import Hyperparameters
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.worker import state as states

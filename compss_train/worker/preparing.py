@@ -8,7 +8,7 @@ from compss_train.data.block_passes import Place
 from compss_train.data.order import transform_seed
 from compss_train.data.ragged import IGNORED, Ragged
 from compss_train.data.sample_reading import Reseed, collate_batch
-from compss_train.model.random_state import random_state, seed_generators
+from compss_train.model.devices import random_state, seed_generators
 from compss_train.model.training_spec import ModelReplica
 from compss_train.worker.batches import Batch, PlacedBatch
 

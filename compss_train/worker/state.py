@@ -21,9 +21,9 @@ import torch
 from torch import nn
 
 from compss_train._utils.nested import map_leaves
+from compss_train.model.devices import RandomState
 from compss_train.model.optimizers import NetOptimizer, make_optimizer, needs_closure
 from compss_train.model.parameters import Parameters, to_array
-from compss_train.model.random_state import RandomState
 
 
 @dataclass(frozen=True, slots=True)

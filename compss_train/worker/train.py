@@ -15,9 +15,9 @@ from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.compression import Contribution, compress_arrays
+from compss_train.model.devices import random_state
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
-from compss_train.model.random_state import random_state
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
 from compss_train.worker.batches import CarriedBuffer, placed_batches

@@ -10,7 +10,7 @@ from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, P
 from compss_train.callbacks import Checkpoint
 from compss_train.data.columns import ColumnStructure, structured
 from compss_train.engines.calls import intra_op_threads
-from compss_train.model.random_state import random_state
+from compss_train.model.devices import random_state
 from tests.helpers.models import assert_same_bits, state_arrays
 
 RANDOM = np.random.default_rng(0)

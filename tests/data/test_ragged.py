@@ -14,7 +14,7 @@ from compss_train.data.block import gather
 from compss_train.data.order import bucketed_order
 from compss_train.data.ragged import join
 from compss_train.engines.calls import intra_op_threads
-from compss_train.model.random_state import random_state
+from compss_train.model.devices import random_state
 from tests.helpers.models import SGD, assert_same_bits, state_arrays
 
 RANDOM = np.random.default_rng(1)

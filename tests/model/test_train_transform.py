@@ -9,7 +9,7 @@ from compss_train import DistributedTrainer, Gradients, Merge, TrainTransform
 from compss_train.callbacks import Checkpoint
 from compss_train.data.order import transform_seed
 from compss_train.engines.calls import intra_op_threads
-from compss_train.model.random_state import random_state
+from compss_train.model.devices import random_state
 from compss_train.model.train_transform import as_train_transform
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, state_arrays
 from tests.helpers.small_fits import fit, trainer_of

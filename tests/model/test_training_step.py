@@ -11,7 +11,7 @@ from torch.nn import functional
 from compss_train import DistributedTrainer, Gradients, Merge, StepContext
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.engines.calls import intra_op_threads
-from compss_train.model.random_state import random_state
+from compss_train.model.devices import random_state
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
 from tests.helpers.plain_loop import plain_loop
 from tests.helpers.small_fits import assert_alike, fit

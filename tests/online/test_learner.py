@@ -10,7 +10,7 @@ from torch import nn
 
 from compss_train import DistributedTrainer, DivergedError, Gradients
 from compss_train.data.order import transform_seed
-from compss_train.model.random_state import random_state
+from compss_train.model.devices import random_state
 from tests.helpers.models import SGD, Smoothed, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.small_fits import PLAIN_SGD
 from tests.helpers.tolerances import sgd_error

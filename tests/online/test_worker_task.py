@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from compss_train.model.random_state import RandomState
+from compss_train.model.devices import RandomState
 from compss_train.net.messages import MessageError, pack, unpack
 from compss_train.net.server import MessageServer
 from compss_train.net.sockets import new_token

@@ -22,7 +22,7 @@ from torch.utils.data import (
 
 from compss_train import BufferSpec, Merge, PartialShuffle, Samples
 from compss_train.data.order import transform_seed
-from compss_train.model.random_state import random_state
+from compss_train.model.devices import random_state
 from tests.helpers.models import MODES, SGD, assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
 from tests.helpers.small_fits import X, Y, fit, trainer_of

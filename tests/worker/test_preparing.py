@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from compss_train.data.order import transform_seed
-from compss_train.model.devices import pieces
-from compss_train.model.random_state import random_state
+from compss_train.model.devices import pieces, random_state
 from compss_train.worker import batches as batches_module
 from compss_train.worker.batches import placed_batches
 from compss_train.worker.source import source_of

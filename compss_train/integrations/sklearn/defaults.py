@@ -11,8 +11,8 @@ from torch import nn
 
 from compss_train._utils.validation import check_count, suggestion
 from compss_train.data.block import Block
+from compss_train.model.devices import random_state
 from compss_train.model.optimizers import OptimizerSpec
-from compss_train.model.random_state import random_state
 from compss_train.model.schedule import ScheduleSpec
 
 NetworkFactory: TypeAlias = Callable[[int, int], nn.Module]

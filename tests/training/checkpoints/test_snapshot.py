@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train.model.random_state import RandomState, random_state
+from compss_train.model.devices import RandomState, random_state
 from compss_train.training.checkpoints import read_checkpoint, write_checkpoint
 from compss_train.training.training_state import Snapshot
 from compss_train.worker import WorkerState
