@@ -12,9 +12,6 @@ from torch import nn
 
 from compss_train._utils.nested import leaves
 
-OPTIONS = ("backend", "mode", "fullgraph", "dynamic", "options")
-"""The arguments of ``torch.compile`` that ``build(compile={...})`` takes."""
-
 
 class Compilation:
     """The arguments of ``torch.compile``, and what this process has compiled with them.
@@ -34,8 +31,6 @@ class Compilation:
             return cls() if value else None
         if not isinstance(value, Mapping):
             raise TypeError(f"compile={value!r}: give True, False, or a dict of arguments of torch.compile")
-        if unknown := [name for name in value if name not in OPTIONS]:
-            raise ValueError(f"compile= has {unknown[0]!r}; it takes {', '.join(OPTIONS)}, as torch.compile does")
         try:
             torch.compile(_call, **copy.deepcopy(dict(value)))
         except Exception as error:  # torch has a class of its own for nearly each of them

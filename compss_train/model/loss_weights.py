@@ -49,16 +49,17 @@ class TrainingLoss:
             weights.append(weight)
         if self._class_weight is not None:
             weights.append(class_weights(self._class_weight, output, target, self._ignore_index))
-        if self._elementwise is None:
-            sample_weights = _multiply(weights, output, torch.Size([samples]))
-            return self._loss(output, target, weight=sample_weights)  # type: ignore[call-arg]
         losses = self._elementwise(output, target)
         if not isinstance(losses, Tensor) or losses.dim() == 0 or len(losses) != samples:
             raise ValueError(
                 f"the loss with reduction='none' returned {kind_of(losses)} for {samples} samples; a weighted loss "
                 "must return a tensor of one or more values for each sample"
             )
-        product = _multiply(weights, output, losses.shape)
+        precision = torch.promote_types(losses.dtype, torch.float32)
+        product = torch.ones(losses.shape, dtype=precision, device=losses.device)
+        for each in weights:
+            one_per_loss = each.numel() == losses.numel()
+            product *= each.reshape(losses.shape if one_per_loss else (-1, *[1] * (losses.dim() - 1)))
         may_ignore = self._ignore_index is not None  # else the targets may be a dict
         if may_ignore and not target.is_floating_point() and target.numel() == losses.numel():
             product = product * (target.reshape(losses.shape) != self._ignore_index)
@@ -66,7 +67,7 @@ class TrainingLoss:
         return (losses * product).sum() / torch.where(total > 0, total, torch.ones_like(total))
 
     @cached_property
-    def _elementwise(self) -> BatchFunction | None:
+    def _elementwise(self) -> BatchFunction:
         return _elementwise(self._loss)
 
     @cached_property
@@ -78,16 +79,6 @@ class TrainingLoss:
 def _are_weights(numbers: Tensor) -> bool:
     """Return whether all numbers are finite and not negative."""
     return bool(((numbers >= 0) & numbers.isfinite()).all())
-
-
-def _multiply(weights: Sequence[Tensor], output: object, shape: torch.Size) -> Tensor:
-    """Return the product of weights in the shape of the losses; each has one number per sample or per loss."""
-    precision = output.dtype if isinstance(output, Tensor) else torch.float32
-    product = torch.ones(shape, dtype=torch.promote_types(precision, torch.float32), device=weights[0].device)
-    for weight in weights:
-        one_per_loss = weight.numel() == shape.numel()
-        product *= weight.reshape(shape if one_per_loss else (-1, *[1] * (len(shape) - 1)))
-    return product
 
 
 def class_weights(weights: Tensor, output: object, target: Tensor, ignore_index: int | None = None) -> Tensor:
@@ -142,15 +133,8 @@ def check_class_weight(class_weight: ClassWeight | None) -> tuple[float, ...] | 
 
 def check_weightable(loss: BatchFunction) -> None:
     """Raise ``ValueError`` for a loss that does not support weights."""
+    _elementwise(loss)
     name = getattr(loss, "__name__", type(loss).__name__)
-    if _elementwise(loss) is None:
-        if "weight" not in _signature(loss):
-            raise ValueError(
-                f"the loss {name} returns one number for a batch and takes no weights; use one of EDDL's names or "
-                "one of torch's losses, or write a callable of (output, target, weight), or one of (output, "
-                "target, reduction='mean') that returns one number for each sample with reduction='none'"
-            )
-        return
     if (reduction := _option(loss, "reduction")) != "mean":
         raise ValueError(f"the loss {name} has reduction={reduction!r}; a weighted loss must have 'mean'")
     if isinstance(_option(loss, "weight"), Tensor):
@@ -160,14 +144,21 @@ def check_weightable(loss: BatchFunction) -> None:
         )
 
 
-def _elementwise(loss: BatchFunction) -> BatchFunction | None:
-    """Return the loss without the mean, by torch's convention ``reduction="none"``, or ``None``."""
+def _elementwise(loss: BatchFunction) -> BatchFunction:
+    """Return the loss without the mean, by torch's convention ``reduction="none"``."""
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
         own: Any = copy.copy(loss)
         own.reduction = "none"
         return own  # type: ignore[no-any-return]
+    if "reduction" not in _signature(loss):
+        name = getattr(loss, "__name__", type(loss).__name__)
+        raise ValueError(
+            f"the loss {name} returns one number for a batch, which cannot be weighted; use one of EDDL's names or "
+            "torch's losses, or write a callable of (output, target, reduction='mean') that returns one number for "
+            "each sample with reduction='none'"
+        )
     function: Any = loss
-    return partial(function, reduction="none") if "reduction" in _signature(loss) else None
+    return partial(function, reduction="none")
 
 
 def _option(loss: BatchFunction, name: str) -> Any:

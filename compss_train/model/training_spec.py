@@ -230,30 +230,27 @@ class ModelReplica:
         try:
             yield
         except Exception as error:
-            for note in self._notes(error, x, y, own_target=own_target):
-                error.add_note(note)
-            raise
-
-    def _notes(self, error: Exception, x: Any, y: Any, *, own_target: bool) -> Iterator[str]:
-        parts = [part for part in leaves(x) if hasattr(part, "dtype")]
-        dtypes = sorted({_name(each) for each in self.training_spec.net.parameters()})
-        convert = " If this is the problem, convert x, or batches by build(transform=)."
-        described = " and ".join(f"shape {tuple(part.shape)} and dtype {_name(part)}" for part in parts)
-        yield (
-            f"While a batch of x with {described} went through a network with {', '.join(dtypes)} parameters."
-            f"{'' if {_name(part) for part in parts} <= {*dtypes} else convert}"
-        )
-        if isinstance(x, tuple | list | dict) and "forward" in str(error):
-            given = "keyword arguments " + ", ".join(x) if isinstance(x, dict) else f"{len(x)} arguments"
-            yield f"x is a {type(x).__name__}, so that the network is called with {given}."
-        if own_target:
-            yield "There is no y, so that x is its own target."
-        known = isinstance(y, torch.Tensor) and y.numel() and not y.is_floating_point()
-        if str(error).startswith("Target ") and known:
-            yield (
-                f"The targets of the batch go from {int(y.min())} to {int(y.max())}: classes are numbered from 0, "
-                "and the network needs an output for each."
+            parts = [part for part in leaves(x) if hasattr(part, "dtype")]
+            dtypes = sorted({_name(each) for each in self.training_spec.net.parameters()})
+            convert = " If this is the problem, convert x, or batches by build(transform=)."
+            described = " and ".join(f"shape {tuple(part.shape)} and dtype {_name(part)}" for part in parts)
+            error.add_note(
+                f"While a batch of x with {described} went through a network with {', '.join(dtypes)} parameters."
+                f"{'' if {_name(part) for part in parts} <= {*dtypes} else convert}"
             )
+            if isinstance(x, tuple | list | dict) and "forward" in str(error):
+                given = "keyword arguments " + ", ".join(x) if isinstance(x, dict) else f"{len(x)} arguments"
+                error.add_note(f"x is a {type(x).__name__}, so that the network is called with {given}.")
+            if own_target:
+                error.add_note("There is no y, so that x is its own target.")
+            known = isinstance(y, torch.Tensor) and y.numel() and not y.is_floating_point()
+            if str(error).startswith("Target ") and known:
+                bounds = f"from {int(y.min())} to {int(y.max())}"
+                error.add_note(
+                    f"The targets of the batch go {bounds}: classes are numbered from 0, and the network needs an "
+                    "output for each."
+                )
+            raise
 
 
 def outputs(net: nn.Module, x: Any) -> Any:

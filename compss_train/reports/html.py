@@ -111,10 +111,8 @@ def comparison_page(runs: Sequence[comparison.ComparedRun], against: curves.Axis
     template = load_template("comparison.html")
     from compss_train.reports.plots import chart_of
 
-    rows, charts = (
-        comparison.comparison_table(runs),
-        comparison.comparison_panels(comparison.grouped(runs), against),
-    )
+    rows = comparison.comparison_table(runs)
+    panels = comparison.comparison_panels(comparison.grouped(runs), against)
     headings = list(dict.fromkeys(name for row in rows for name in row))
     text: str = template.render(
         title=f"{len(runs)} runs",
@@ -122,7 +120,7 @@ def comparison_page(runs: Sequence[comparison.ComparedRun], against: curves.Axis
         subtitle=" · ".join(run.name for run in runs),
         refresh_seconds=None,
         runs=(headings, [[row.get(name, comparison.MISSING) for name in headings] for row in rows], None),
-        charts=[chart_of(panel, against) for panel in charts],
+        charts=[chart_of(panel, against) for panel in panels],
         against=against,
     )
     return text
@@ -131,9 +129,8 @@ def comparison_page(runs: Sequence[comparison.ComparedRun], against: curves.Axis
 @cache
 def load_template(name: str = "report.html") -> Any:
     """Return a compiled template; raise ``ModuleNotFoundError`` without the extra ``report``."""
-    jinja2, _ = (
-        import_optional(module, extra="report", needed_by="the HTML report") for module in ("jinja2", "matplotlib")
-    )
+    needs = {"extra": "report", "needed_by": "the HTML report"}
+    jinja2, _ = import_optional("jinja2", **needs), import_optional("matplotlib", **needs)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__),
         autoescape=True,

@@ -54,8 +54,10 @@ TIMELINE_WIDTH = 100_000
 TOTAL_BARS = 16_000
 """Bars of all lanes beyond which they have equal lengths."""
 MAX_LANES = 64
-_LANE_PITCHES = ((8, 24), (16, 16), (32, 12), (MAX_LANES, 9))
-"""Pairs of a number of lanes and the pixels from a lane to the next up to that number."""
+_LANE_PITCH = 9, 24
+"""The smallest and the largest distance from a lane to the next, in pixels."""
+_TIMELINE_HEIGHT = 256
+"""Pixels of all lanes, unless that makes their distances too small or too large."""
 _LANE_GAP = 2
 """Pixels between two lanes."""
 _LABEL_PIXELS = 14
@@ -223,7 +225,7 @@ def timeline_chart(history: Sequence[Record], intervals: Sequence[Interval]) -> 
     numbers = np.unique(workers)
     per_lane = -(-len(numbers) // MAX_LANES)
     groups = [numbers[first : first + per_lane] for first in range(0, len(numbers), per_lane)]
-    pitch = next(pixels for most, pixels in _LANE_PITCHES if len(groups) <= most)
+    pitch = int(np.clip(_TIMELINE_HEIGHT // len(groups), *_LANE_PITCH))
     is_binned = len(intervals) > TOTAL_BARS or per_lane > 1
     bars = np.linspace(0, TIMELINE_WIDTH, max(50, TOTAL_BARS // 2 // len(groups)) + 1) if is_binned else None
     lanes = []

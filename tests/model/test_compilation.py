@@ -72,7 +72,7 @@ def test_another_network_does_not_use_up_the_compilations_of_the_first():
     ("value", "error", "message"),
     [
         ("yes", TypeError, r"compile='yes': give True, False, or a dict"),
-        ({"modus": "max-autotune"}, ValueError, r"compile= has 'modus'; it takes backend, mode"),
+        ({"modus": "max-autotune"}, ValueError, r"compile=.*modus"),
         ({"mode": "fastest"}, ValueError, r"compile=\{'mode': 'fastest'\}: .*fastest"),
         ({"backend": "icc"}, ValueError, r"compile=\{'backend': 'icc'\}: .*icc"),
     ],

@@ -15,19 +15,9 @@ from compss_train.model.losses import LOSSES
 from tests.helpers.models import named
 
 
-def of_samples(output, target, weight=None):
-    losses = (output - target).abs().flatten(1).sum(dim=1)
-    return losses.mean() if weight is None else (losses * weight).sum() / weight.sum()
-
-
 def hinge(output, target, reduction="mean"):
     losses = (1 - output * target).clamp(min=0)
     return losses.mean() if reduction == "mean" else losses
-
-
-class OfSamples(nn.Module):
-    def forward(self, output, target, *, weight=None):
-        return of_samples(output, target, weight)
 
 
 class Huber(nn.Module):
@@ -53,7 +43,6 @@ OF_NUMBERS = [
     functional.smooth_l1_loss,
     *(hinge, Huber()),
 ]
-TAKE_WEIGHTS = [of_samples, OfSamples()]
 PROBABILITIES = LOSSES["binary_cross_entropy"]
 
 
@@ -69,7 +58,7 @@ def data(kind, samples):
 
 CASES = [
     *((kind, loss) for kind in ("classes", "one class") for loss in CLASSIFYING),
-    *(("numbers", loss) for loss in [*OF_NUMBERS, *TAKE_WEIGHTS]),
+    *(("numbers", loss) for loss in OF_NUMBERS),
     ("numbers", PROBABILITIES),
 ]
 
@@ -84,9 +73,8 @@ def test_a_weight_is_the_number_of_times_a_sample_counts(kind, loss, weights, co
     weight = torch.tensor(weights)
     ours = TrainingLoss(loss)(output, target, weight[:, None] if column else weight)
     if not weight.any():
-        if loss not in TAKE_WEIGHTS:  # which decide for themselves
-            assert ours == 0
-            assert not any(gradient.any() for gradient in torch.autograd.grad(ours, output))
+        assert ours == 0
+        assert not any(gradient.any() for gradient in torch.autograd.grad(ours, output))
         return
     often = torch.arange(len(weights)).repeat_interleave(weight)
     theirs = loss(output[often], target[often])
@@ -146,7 +134,7 @@ def third(output, target, scale=2.0):
 @pytest.mark.parametrize(
     ("loss", "message"),
     [
-        (mean_only, "the loss mean_only returns one number for a batch and takes no weights"),
+        (mean_only, "the loss mean_only returns one number for a batch, which cannot be weighted"),
         (third, "the loss third returns one number for a batch"),
         (partial(mean_only), "the loss partial returns one number for a batch"),
         (torch.dist, "returns one number for a batch"),
@@ -230,19 +218,6 @@ def test_samples_and_classes_multiply():
     both = WEIGHTS[target] * weight[:, None]
     ours = TrainingLoss(LOSSES["ce"], CLASSES)(output, target, weight)
     assert ours.item() == pytest.approx(((losses * both).sum() / both.sum()).item())
-
-
-def test_a_loss_with_a_weight_argument_gets_class_weights():
-    given_weights = []
-
-    def own(output, target, weight=None):
-        given_weights.append(weight)
-        return torch.tensor(0.0)
-
-    target = torch.tensor([1, 0, 2])
-    TrainingLoss(own, CLASSES)(torch.rand(3, 3), target)
-    TrainingLoss(own, CLASSES)((torch.rand(3, 3), "a second output"), target[:, None], torch.tensor([2, 2, 1]))
-    assert [weight.tolist() for weight in given_weights] == [[3.0, 0.5, 0.0], [6.0, 1.0, 0.0]]
 
 
 @pytest.mark.parametrize(

@@ -146,18 +146,11 @@ def test_losses_that_cannot_be_trained_on(change, error, message):
             method(*blocked(X, Y, 2), **GOOD)
 
 
-def weighted(output, target, weight):
-    return 0.5
-
-
 def reduced(output, target, reduction="mean"):
     return 0.5
 
 
-@pytest.mark.parametrize(
-    ("loss", "message"), [(weighted, NO_TENSOR), (reduced, "reduction='none' returned a float for")]
-)
-def test_weighted_losses_that_return_floats(loss, message):
-    trainer = trainer_of(workers=2, net=mlp, optimizer=SGD, loss=loss, metric=None)
-    with pytest.raises(ValueError, match=f"(?s){message}"):
+def test_weighted_losses_that_return_floats():
+    trainer = trainer_of(workers=2, net=mlp, optimizer=SGD, loss=reduced, metric=None)
+    with pytest.raises(ValueError, match="reduction='none' returned a float for"):
         trainer.fit(X, Y, **GOOD, sample_weight=np.ones(60))
