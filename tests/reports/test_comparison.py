@@ -65,7 +65,7 @@ def test_a_group_has_its_median_between_the_edges():
     curves = {curve.name: curve for curve in panels["val loss"].curves}
     assert list(curves) == ["0 (3 seeds)", "b"]
     assert [curve.ys for curve in curves.values()] == [[4, 1.5, 7], [9.0]]
-    assert [curve.band for curve in curves.values()] == [([3, 1, 7], [5, 2, 7]), None]
+    assert [[*curve.band] for curve in curves.values()] == [[[3, 1, 7], [5, 2, 7]], []]
     assert curves["0 (3 seeds)"].xs == [0, 1, 2]
 
 
