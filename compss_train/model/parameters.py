@@ -80,16 +80,15 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
 def _copy_array(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:
     if tuple(tensor.shape) != array.shape:
         raise ValueError(f"{name!r} has shape {array.shape}, but {tuple(tensor.shape)} in the network")
-    # the letters of numpy's dtypes whose values the tensor can hold up to rounding
-    kinds = "b" if tensor.dtype == torch.bool else "biu"
-    if tensor.dtype.is_complex or tensor.dtype.is_floating_point:
-        kinds = "biufc" if tensor.dtype.is_complex else "biuf"
-    if array.dtype.kind not in kinds:
+    if array.dtype.kind not in "biufc":
+        raise ValueError(f"{name!r} has dtype {array.dtype}; give numbers")
+    values = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    if not torch.can_cast(values.dtype, tensor.dtype):  # not even up to rounding
         own = str(tensor.dtype).removeprefix("torch.")
         raise ValueError(
             f"{name!r} has dtype {array.dtype}, but {own} in the network, which cannot hold its values"
         )
-    tensor.copy_(torch.from_numpy(np.require(array, requirements=["C", "W"])))
+    tensor.copy_(values)
 
 
 def as_parameters(values: Mapping[str, Any]) -> Parameters:
@@ -116,11 +115,9 @@ def first_not_finite(parameters: Parameters) -> str | None:
 def check_finite(parameters: Parameters) -> None:
     """Raise ``ValueError`` naming the first array with a NaN or infinite value."""
     if (name := first_not_finite(parameters)) is not None:
-        array = parameters[name]
-        bad = int(array.size - np.isfinite(array).sum())
         raise ValueError(
-            f"parameter {name!r} has {bad} NaN or infinite values of {array.size} before training; "
-            "initialise the network again, or load valid parameters with set_parameters"
+            f"parameter {name!r} has NaN or infinite values before training; initialise the network again, or load "
+            "valid parameters with set_parameters"
         )
 
 

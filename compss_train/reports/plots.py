@@ -2,9 +2,8 @@
 
 In figures panels are side by side; in pages each is an SVG element of its own. The timeline of a page is drawn
 here, as the page's script zooms into it: one lane per worker, colored by its activity over time. A lane is a row of
-bars from interval to interval, or, if they are many, of equal length: in each the share of training is drawn from
-the bottom, the share of merging above it, and waiting is the rest. If there are more workers than lanes on a
-screen, several workers share a lane.
+bars of equal length: in each the share of training is drawn from the bottom, the share of merging above it, and
+waiting is the rest. If there are more workers than lanes on a screen, several workers share a lane.
 """
 
 import math
@@ -33,8 +32,6 @@ MAX_DOTS = 40
 """Points that are marked by dots, so that single ones are seen, too; lines of more points have none."""
 _STEPS = 1, 2, 5, 10
 """Distances of ticks, times powers of 10."""
-_LEGEND_CHARACTERS = 120
-"""Names of curves that fit next to each other above a figure."""
 _PANEL_INCHES = 5.6, 3.0
 
 _CURVES = "#2563a8", "#dc7a12", "#2b8a57", "#8a55b8", "#c23f3c", "#12869a", "#be4f8b", "#867618"
@@ -51,8 +48,8 @@ _LABEL = {"ha": "center", "va": "bottom", "fontsize": _FONT_SIZE, "color": COLOR
 
 TIMELINE_WIDTH = 100_000
 """Length of the time axis, on any screen: the resolution of zooming."""
-TOTAL_BARS = 16_000
-"""Bars of all lanes beyond which they have equal lengths."""
+TOTAL_BARS = 8_000
+"""Bars of all lanes together."""
 MAX_LANES = 64
 _LANE_PITCH = 9, 24
 """The smallest and the largest distance from a lane to the next, in pixels."""
@@ -60,8 +57,6 @@ _TIMELINE_HEIGHT = 256
 """Pixels of all lanes, unless that makes their distances too small or too large."""
 _LANE_GAP = 2
 """Pixels between two lanes."""
-_LABEL_PIXELS = 14
-"""Height of the name of a lane."""
 
 
 def draw(history: Sequence[Record], against: Axis = "round") -> Figure:
@@ -81,9 +76,8 @@ def draw_comparison(runs: Sequence[ComparedRun], against: Axis = "round") -> Fig
     groups = grouped(runs)
     figure = _figure(comparison_panels(groups, against), against)
     lines = {line.get_label(): line for ax in figure.axes for line in ax.lines}
-    columns = max(1, _LEGEND_CHARACTERS // (6 + max(len(group.name) for group in groups)))
     named = [lines[group.name] for group in groups if group.name in lines]
-    figure.legend(handles=named, loc="outside upper left", ncols=columns, fontsize="small", frameon=False)
+    figure.legend(handles=named, loc="outside upper left", ncols=COLUMNS, fontsize="small", frameon=False)
     return figure
 
 
@@ -211,9 +205,9 @@ def timeline_chart(history: Sequence[Record], intervals: Sequence[Interval]) -> 
     """Return the timeline of all workers for the template, or ``None`` if the history has no times.
 
     Its axis has the ``seconds`` of all fits, one after another, without the time between them. The paths of a lane
-    are pairs of a kind and the outline of its bars, which have equal lengths if ``is_binned``. ``breaks`` are where
-    another fit begins, and when it did; ``labels`` pixels from the top, and the names of lanes that have room for
-    them; ``ticks`` percent of the axis, and seconds, which the script replaces when it zooms.
+    are pairs of a kind and the outline of its bars; ``pitch`` is the distance of lanes in pixels. ``breaks`` are
+    where another fit begins, and when it did; ``ticks`` percent of the axis, and seconds, which the script replaces
+    when it zooms.
     """
     if not intervals:
         return None
@@ -226,28 +220,21 @@ def timeline_chart(history: Sequence[Record], intervals: Sequence[Interval]) -> 
     per_lane = -(-len(numbers) // MAX_LANES)
     groups = [numbers[first : first + per_lane] for first in range(0, len(numbers), per_lane)]
     pitch = int(np.clip(_TIMELINE_HEIGHT // len(groups), *_LANE_PITCH))
-    is_binned = len(intervals) > TOTAL_BARS or per_lane > 1
-    bars = np.linspace(0, TIMELINE_WIDTH, max(50, TOTAL_BARS // 2 // len(groups)) + 1) if is_binned else None
+    edges = np.linspace(0, TIMELINE_WIDTH, max(50, TOTAL_BARS // len(groups)) + 1).round()
     lanes = []
     for index, group in enumerate(groups):
         own = np.isin(workers, group)
         name = f"worker {group[0]}" if len(group) == 1 else f"workers {group[0]}-{group[-1]}"
         base = index * pitch + pitch - _LANE_GAP
-        edges = np.unique(times[own]) if bars is None else bars
         paths = _outlines(times[own], kinds[own], edges, len(group), base, pitch - _LANE_GAP)
         lanes.append({"name": name, "paths": paths})
-    step = -(-_LABEL_PIXELS // pitch)
     marks = MaxNLocator(10, steps=_STEPS).tick_values(0, seconds)
     return {
         "width": TIMELINE_WIDTH,
-        "height": pitch * len(lanes),
+        "pitch": pitch,
         "seconds": seconds,
         "lanes": lanes,
-        "is_binned": is_binned,
         "breaks": [(f"{at / seconds * TIMELINE_WIDTH:.0f}", timestamp(start)) for at, start in starts[1:]],
-        "labels": [
-            (f"{at * pitch + (pitch - _LANE_GAP) / 2:g}", lanes[at]["name"]) for at in range(0, len(lanes), step)
-        ],
         "ticks": [(f"{100 * at / seconds:.2f}", f"{tick(at)} s") for at in marks if 0 <= at <= seconds],
     }
 

@@ -108,7 +108,7 @@ def test_entries_other_than_tensors_are_errors():
 
 def test_not_finite_values_are_found():
     arrays = {"a": np.zeros(2), "b": np.array([1.0, np.nan, np.inf])}
-    with pytest.raises(ValueError, match="'b' has 2 NaN or infinite values of 3"):
+    with pytest.raises(ValueError, match="'b' has NaN or infinite values"):
         params.check_finite(arrays)
     params.check_finite({"a": np.zeros(2), "n": np.array(3)})
 

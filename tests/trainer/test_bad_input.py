@@ -261,7 +261,7 @@ def test_parameters_that_are_not_finite(trainer):
         parameters = trainer.get_parameters()
         parameters["2.weight"][1, 2] = bad
         trainer.set_parameters(parameters)
-        with pytest.raises(ValueError, match=r"'2\.weight' has 1 NaN or infinite values of 48 before training"):
+        with pytest.raises(ValueError, match=r"'2\.weight' has NaN or infinite values before training"):
             trainer.fit(*blocked(X, Y, 4), **GOOD)
 
 
