@@ -20,8 +20,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.utils import parametrize
-from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils import parametrizations, parametrize
 from torch.nn.utils.spectral_norm import SpectralNorm
 
 from compss_train.model.devices import CPU
@@ -127,7 +126,7 @@ def normalize_spectral_vectors(net: nn.Module) -> None:
 
 def _spectral_vectors(net: nn.Module) -> Iterator[torch.Tensor]:
     for module in net.modules():
-        if isinstance(module, _SpectralNorm):
+        if isinstance(module, parametrizations._SpectralNorm):
             yield from module.buffers()
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, SpectralNorm):

@@ -16,7 +16,6 @@ import numpy as np
 from compss_train._utils.validation import check_at_least_0
 from compss_train.model import parameters as params
 from compss_train.model.compression import Contribution
-from compss_train.model.parameters import Count, MergedParameters, Parameters
 
 _KIND = "delayed Nesterov"
 _ACCEPTED = {"optimizer", "lr", "momentum", "nesterov"}
@@ -45,25 +44,25 @@ class DelayedNesterov:
             )
         return cls(check_at_least_0("lr", given["lr"]), check_at_least_0("momentum", given.get("momentum", 0.0)))
 
-    def starting(self, initial: Parameters, saved: Mapping[str, Any] | None) -> Parameters:
+    def starting(self, initial: params.Parameters, saved: Mapping[str, Any] | None) -> params.Parameters:
         """Return initial parameters that continue from a saved state; the state of another optimizer is ignored."""
         if not self.momentum or saved is None or saved["kind"] != _KIND:
             return initial
-        merged = MergedParameters(initial)
+        merged = params.MergedParameters(initial)
         merged.outer = dict(saved)
         return merged
 
 
 def step_on_arrival(
-    current: Parameters,
+    current: params.Parameters,
     optimizer: DelayedNesterov,
-    base: Parameters,
+    base: params.Parameters,
     trained: Contribution,
-    count: Count,
+    count: params.Count,
     total: int,
     workers: int,
     buffers: Collection[str] = (),
-) -> Parameters:
+) -> params.Parameters:
     """Return the global parameters after a step with the change of a worker, as ``apply_delta`` without optimizer.
 
     ``workers`` is the number of arrivals after which momentum is applied; a worker without samples does not count,

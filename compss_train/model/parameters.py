@@ -12,13 +12,10 @@ from typing import Any
 from zipfile import BadZipFile
 
 import numpy as np
+import safetensors.numpy
 import torch
 from numpy.typing import NDArray
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
-from safetensors.numpy import save as serialize
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from compss_train._utils.validation import check_dense
 from compss_train.exceptions import BadFileError, DivergedError
@@ -50,7 +47,7 @@ def to_array(name: str, tensor: object) -> NDArray[Any]:
             f"state_dict entry {name!r} is a {type(tensor).__name__}; only tensors can be exchanged between "
             "workers. Remove get_extra_state from the module or register the value as a buffer."
         )
-    if is_lazy(tensor):
+    if nn.parameter.is_lazy(tensor):
         raise ValueError(f"{name!r} is lazy and has no shape yet; run one batch through the network first")
     check_dense(f"state_dict entry {name!r}", tensor)
     if tensor.dtype in _WITHOUT_NUMPY_TYPE:
@@ -228,7 +225,7 @@ def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> None:
     path = Path(path)
     if path.suffix == ".safetensors":
         arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
-        path.write_bytes(serialize(arrays))  # save_file's files are readable by their owner only
+        path.write_bytes(safetensors.numpy.save(arrays))  # save_file's files are readable by their owner only
     elif path.suffix == ".npz":
         np.savez(path, **{name: np.asarray(array) for name, array in parameters.items()})  # type: ignore[arg-type]
     else:
@@ -246,7 +243,7 @@ def load(path: str | Path) -> Parameters:
     path = Path(path)
     try:
         if path.suffix == ".safetensors":
-            return dict(load_file(path))
+            return dict(safetensors.numpy.load_file(path))
         if path.suffix == ".npz":
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)
@@ -258,6 +255,6 @@ def load(path: str | Path) -> Parameters:
             return {str(name): to_array(str(name), tensor) for name, tensor in state.items()}
     except UnpicklingError as error:
         raise BadFileError(str(path), "holds more than tensors, or is damaged; save model.state_dict()") from error
-    except (SafetensorError, BadZipFile, ValueError, TypeError, RuntimeError, EOFError) as error:
+    except (safetensors.SafetensorError, BadZipFile, ValueError, TypeError, RuntimeError, EOFError) as error:
         raise BadFileError(str(path), f"is damaged, or not a file of parameters: {error}") from error
     raise ValueError(f"cannot load parameters from {path.name!r}; use the suffix .safetensors, .npz, .pt or .pth")

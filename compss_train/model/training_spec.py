@@ -11,14 +11,9 @@ import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves, map_leaves
+from compss_train.model import compilation, copies, losses, metrics, optimizers
 from compss_train.model import parameters as params
-from compss_train.model.compilation import Compilation, has_forward
-from compss_train.model.copies import CopyTemplate, own_entries, unset_copies
 from compss_train.model.loss_weights import TrainingLoss
-from compss_train.model.losses import BatchFunction
-from compss_train.model.metrics import Measures, kind_of, measured_number
-from compss_train.model.optimizers import Gradients, NetOptimizer
-from compss_train.model.parameters import Parameters
 from compss_train.model.train_transform import TrainTransform
 from compss_train.model.training_step import Step, StepContext, StepResult, no_loss
 
@@ -72,9 +67,9 @@ class TrainingSpec:
     """Processes load it once and keep it (``engines.codec``): tasks work on replicas."""
 
     net: nn.Module
-    optimizer: NetOptimizer
-    loss: BatchFunction
-    measures: Measures = field(default_factory=Measures)
+    optimizer: optimizers.NetOptimizer
+    loss: losses.BatchFunction
+    measures: metrics.Measures = field(default_factory=metrics.Measures)
     transform: Callable[[Any], Any] | None = None
     """Applied to each batch of x in the worker, on its device."""
     collate: Callable[[list[Any]], Any] | None = None
@@ -82,12 +77,12 @@ class TrainingSpec:
     train_transform: TrainTransform | None = None
     """Applied to training batches only, before ``transform``."""
     precision: Precision = "fp32"
-    compile: Compilation | None = None
+    compile: compilation.Compilation | None = None
     """Compiles forward passes in training; ``None`` runs the network eagerly."""
     memory_format: MemoryFormat = "contiguous"
     class_weight: tuple[float, ...] | None = None
     """Class weights of the training loss."""
-    gradients: Gradients = field(default_factory=Gradients)
+    gradients: optimizers.Gradients = field(default_factory=optimizers.Gradients)
     training_step: Step | None = None
     """Computes the loss of a training batch; ``None`` for the network's outputs and ``loss``."""
     validation_step: Step | None = None
@@ -117,7 +112,7 @@ class TrainingSpec:
 
     def check_forward(self) -> None:
         """Raise ``ValueError`` for a network without outputs of its own, such as a dict of modules."""
-        if not has_forward(self.net):
+        if not compilation.has_forward(self.net):
             raise ValueError(
                 f"a {type(self.net).__name__} has no forward; call one of its modules, as in "
                 "trainer.model()['name'], or build with a module whose forward uses them"
@@ -129,13 +124,13 @@ class TrainingSpec:
         return TensorNames.of(self.net)
 
     @cached_property
-    def _template(self) -> CopyTemplate[dict[str, Any]]:
+    def _template(self) -> copies.CopyTemplate[dict[str, Any]]:
         own = {name: value for name, value in self.__getstate__().items() if name not in _SHARED_BY_REPLICAS}
-        return CopyTemplate(own)  # not of this object: a cycle would keep its memory
+        return copies.CopyTemplate(own)  # not of this object: a cycle would keep its memory
 
     @cached_property
     def _entries(self) -> list[torch.Tensor]:
-        return own_entries(self.net)
+        return copies.own_entries(self.net)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields only: not what has been computed from them."""
@@ -143,12 +138,12 @@ class TrainingSpec:
 
     def without_weights(self) -> Self:
         """Return a copy for tasks, with a network without values: tasks receive the parameters separately."""
-        return copy.deepcopy(self, dict(unset_copies(self._entries, "meta")))
+        return copy.deepcopy(self, dict(copies.unset_copies(self._entries, "meta")))
 
-    def replica(self, parameters: Parameters, device: str, training: bool) -> "ModelReplica":
+    def replica(self, parameters: params.Parameters, device: str, training: bool) -> "ModelReplica":
         """Return a copy of the model with these parameters, which shares nothing with this object."""
         shared = {name: getattr(self, name) for name in _SHARED_BY_REPLICAS}
-        own = TrainingSpec(**self._template.copy(unset_copies(self._entries, "cpu")), **shared)
+        own = TrainingSpec(**self._template.copy(copies.unset_copies(self._entries, "cpu")), **shared)
         augment = own.train_transform and own.train_transform.function
         for part in (own.net, own.loss, own.transform, augment, *own.measures.modules()):
             if isinstance(part, nn.Module):
@@ -201,8 +196,8 @@ class ModelReplica:
         name = getattr(step, "__name__", type(step).__name__)
         if not isinstance(loss := values.pop("loss", None), torch.Tensor):
             raise TypeError(
-                f"{name} returned {kind_of(returned)} without a loss; return the loss, a tensor, or a dict with it "
-                "as 'loss'"
+                f"{name} returned {metrics.kind_of(returned)} without a loss; return the loss, a tensor, or a dict "
+                "with it as 'loss'"
             )
         output, target = values.pop("output", None), values.pop("target", x if y is None else y)
         if self.training_spec.measures.metrics and output is None:
@@ -210,7 +205,7 @@ class ModelReplica:
                 f"metric= is measured on outputs, which {name} does not return; return "
                 "{'loss': loss, 'output': output}, or build without metric= and return the numbers themselves"
             )
-        measured = {name: measured_number(name, value) for name, value in values.items()}
+        measured = {name: metrics.measured_number(name, value) for name, value in values.items()}
         return StepResult(loss, output, target, measured)
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any
 
 from compss_train.reports import curves
-from compss_train.reports.curves import LEARNING_RATE, SPEED, Axis, Curve, Panel
 from compss_train.reports.formatting import duration, number, speed
 from compss_train.reports.records import Record, best_value, flatten, measured_numbers
 
@@ -40,7 +39,7 @@ class ComparedRun:
     def measured(self) -> list[str]:
         """The names of its numeric losses and metrics; those on validation data if there are any."""
         names = dict.fromkeys(name for record in self.history for name in measured_numbers(record))
-        single = [name for name in names if name != LEARNING_RATE and "[" not in name]
+        single = [name for name in names if name != curves.LEARNING_RATE and "[" not in name]
         return [name for name in single if name.startswith("val_")] or single
 
 
@@ -72,35 +71,37 @@ def grouped(runs: Iterable[ComparedRun]) -> list[SeedGroup]:
     return [SeedGroup(members) for members in groups.values()]
 
 
-def comparison_panels(groups: Sequence[SeedGroup], against: Axis = "round") -> list[Panel]:
+def comparison_panels(groups: Sequence[SeedGroup], against: curves.Axis = "round") -> list[curves.Panel]:
     """Return a panel for each loss and metric, and for samples/s, with a curve for each group.
 
     A group of several seeds has its median, in a band from the lowest to the highest values.
     """
     runs = [run for group in groups for run in group.runs]
     names = dict.fromkeys(name for run in runs for record in run.history for name in measured_numbers(record))
-    titles = {name: name.replace("_", " ") for name in names if name != LEARNING_RATE} | {SPEED: "samples/s"}
+    titles = {name: name.replace("_", " ") for name in names if name != curves.LEARNING_RATE} | {
+        curves.SPEED: "samples/s"
+    }
     return curves.drawable(
-        Panel(
+        curves.Panel(
             title,
             [replace(_curve(group, name, against), color=number) for number, group in enumerate(groups)],
-            from_zero=name == SPEED,
+            from_zero=name == curves.SPEED,
         )
         for name, title in titles.items()
     )
 
 
-def _curve(group: SeedGroup, name: str, against: Axis) -> Curve:
+def _curve(group: SeedGroup, name: str, against: curves.Axis) -> curves.Curve:
     lines = [(curves.positions(run.history, against), _values(run.history, name)) for run in group.runs]
     if len(lines) == 1:
-        return Curve(group.name, *lines[0])
+        return curves.Curve(group.name, *lines[0])
     at = [median(x for x in xs if x is not None) for xs in zip_longest(*(xs for xs, _ in lines))]
     values = zip_longest(*(values for _, values in lines), fillvalue=math.nan)
     return curves.summary(group.name, at, list(values))
 
 
 def _values(history: Sequence[Record], name: str) -> list[float]:
-    if name == SPEED:
+    if name == curves.SPEED:
         return curves.training_speeds(history)
     return [measured_numbers(record).get(name, math.nan) for record in history]
 

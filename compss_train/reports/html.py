@@ -17,7 +17,6 @@ from compss_train._utils.imports import import_optional
 from compss_train.reports import comparison, curves, timeline
 from compss_train.reports.formatting import duration, number, percent, speed, timestamp, uniform_format
 from compss_train.reports.records import Record, Row, best_value, measured_numbers
-from compss_train.reports.timeline import KINDS, Interval
 
 REFRESH_SECONDS = 5
 """Seconds after which browsers reload the report of a running fit."""
@@ -26,7 +25,7 @@ MAX_ROWS = 400
 MAX_MEASURED = 6
 """Losses and metrics among the key figures."""
 _TIMESTAMPS = ("ended", "fit_started", "started")
-_LAST = (*KINDS, *_TIMESTAMPS, "merge")
+_LAST = (*timeline.KINDS, *_TIMESTAMPS, "merge")
 """Columns to the right of all others."""
 
 Bar: TypeAlias = dict[str, str]
@@ -175,12 +174,12 @@ def _run(history: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _worker_rows(history: Sequence[Record], intervals: list[Interval]) -> Iterator[Row]:
+def _worker_rows(history: Sequence[Record], intervals: list[timeline.Interval]) -> Iterator[Row]:
     """Iterate over rows of workers, with sums over all rounds."""
     sums: dict[int, Counter[str]] = {}
     for cells in timeline.worker_rows(history, intervals):
         own = sums.setdefault(cells["worker"], Counter())
-        own.update({name: cells[name] for name in ("samples", "batches", *KINDS) if name in cells})
+        own.update({name: cells[name] for name in ("samples", "batches", *timeline.KINDS) if name in cells})
         own["rounds"] += cells["samples"] > 0
     for worker, own in sorted(sums.items()):
         row: Row = {
@@ -189,7 +188,7 @@ def _worker_rows(history: Sequence[Record], intervals: list[Interval]) -> Iterat
         }
         if own["training"]:
             row["samples/s in training"] = own["samples"] / own["training"]
-        seconds: dict[str, float] = {kind: own[kind] for kind in KINDS if kind in own}
+        seconds: dict[str, float] = {kind: own[kind] for kind in timeline.KINDS if kind in own}
         yield row | seconds | ({"time": _bar(seconds)} if any(seconds.values()) else {})
 
 
@@ -205,7 +204,7 @@ def _table(rows: Iterable[Row], note: str | None = None) -> Table:
     formats = {name: _column_format(name, [row[name] for row in rows if name in row]) for name in names}
     cells = [[formats[name](row[name]) if name in row else "" for name in names] for row in rows]
     texts = {name: name.replace("_per_second", "/s").replace("_", " ") for name in names}
-    return [f"{text} (s)" if name in KINDS else text for name, text in texts.items()], cells, note
+    return [f"{text} (s)" if name in timeline.KINDS else text for name, text in texts.items()], cells, note
 
 
 def _column_format(name: str, values: Sequence[object]) -> Callable[[Any], str | Bar]:
@@ -241,5 +240,5 @@ def _key_figures(history: Sequence[Record], shares: Mapping[str, float]) -> Iter
         detail = f"{'highest' if extreme > first else 'lowest'} {number(extreme)}, round {at}"
         yield name.replace("_", " "), number(values[-1]), detail if len(values) > 1 else None, None
     if shares:
-        others = ", ".join(f"{percent(shares[kind])} {kind}" for kind in KINDS[1:])
+        others = ", ".join(f"{percent(shares[kind])} {kind}" for kind in timeline.KINDS[1:])
         yield "time in training", percent(shares["training"]), others, _bar(shares)
