@@ -93,8 +93,8 @@ def _picklable(parametrized: type) -> type:
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
     plain: Any = parametrize.type_before_parametrizations(module)
-    parametrizations: Any = module.parametrizations
-    return _new_parametrized, (plain, [*parametrizations]), plain.__getstate__(module)
+    names: Any = module.parametrizations
+    return _new_parametrized, (plain, [*names]), plain.__getstate__(module)
 
 
 def _new_parametrized(plain: type[nn.Module], names: Sequence[str]) -> nn.Module:
