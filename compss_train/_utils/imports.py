@@ -3,27 +3,29 @@
 The command ``compss-train doctor`` works without torch, so the packages that it imports must not import torch.
 """
 
+import ast
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 
-def lazy_names(
-    package: str, homes: Mapping[str, Sequence[str]]
-) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
-    """Return the ``__getattr__`` and ``__dir__`` of a package (PEP 562).
+def lazy_names(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:
+    """Return the ``__getattr__`` and ``__dir__`` of a package (PEP 562), and its public names.
 
-    ``homes`` maps submodules to the names that they define. Public submodules are also attributes.
+    They are the names that the package's stub, ``__init__.pyi``, imports. Public submodules are also attributes.
     """
-    home_of = {name: home for home, names in homes.items() for name in names}
     namespace = vars(sys.modules[package])
+    stub = ast.parse(Path(namespace["__file__"]).with_suffix(".pyi").read_text(encoding="utf-8"))
+    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
+    homes = {name.name: str(node.module) for node in imports for name in node.names}
     submodules = [each.name for each in pkgutil.iter_modules(namespace["__path__"]) if each.name[0] != "_"]
 
     def getattribute(name: str) -> object:
-        if name in home_of:
-            value = getattr(importlib.import_module(f"{package}.{home_of[name]}"), name)
+        if name in homes:
+            value = getattr(importlib.import_module(homes[name]), name)
             namespace[name] = value  # later look-ups do not call this function
             return value
         if name in submodules:
@@ -31,9 +33,9 @@ def lazy_names(
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     def directory() -> list[str]:
-        return sorted({*namespace, *home_of, *submodules})
+        return sorted({*namespace, *homes, *submodules})
 
-    return getattribute, directory
+    return getattribute, directory, list(homes)
 
 
 def import_optional(module: str, *, extra: str, needed_by: str, package: str | None = None) -> Any:
