@@ -99,7 +99,7 @@ def test_commutative_updates_leave_no_files(local):
 
 
 def test_a_failed_update_leaves_the_newest_value(local):
-    target = local.publish(np.zeros(10_000))
+    before, target = stored(local), local.publish(np.zeros(10_000))
     made = [local.commute(target, tasks.plus, 2)]
     local.fetch(made)
     made += [local.commute(target, tasks.plus, local.submit(tasks.fail, "no value")) for _ in range(2)]
@@ -108,6 +108,8 @@ def test_a_failed_update_leaves_the_newest_value(local):
             local.fetch([ref])
     local.delete(made)
     assert local.peek(target).tolist() == [2.0] * 10_000
+    local.delete([target])
+    wait_until(lambda: not stored(local) - before)
 
 
 def test_a_memory_mapped_array_is_sent_as_a_path(local, tmp_path):

@@ -12,7 +12,7 @@ import pytest
 from loky import ProcessPoolExecutor
 
 from compss_train import LocalEngine
-from compss_train.engines.local import engine, worker_main, worker_process
+from compss_train.engines.local import engine, worker_process
 
 IMPORTED = ["compss_train.worker", "torch._dynamo"]
 """What the process that the others are forked from has imported."""
@@ -21,7 +21,7 @@ preparation_data = spawn.get_preparation_data
 
 def begin(heartbeat: str) -> None:
     """Begin as a process of users does, and end with the one that this one was forked from."""
-    worker_main.start(os.getppid(), [], heartbeat)
+    worker_process.initialize(os.getppid(), [], heartbeat)
 
 
 def without_main(name: str) -> dict:

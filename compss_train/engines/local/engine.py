@@ -138,7 +138,7 @@ class LocalEngine(GraphEngine):
         local = self._own(ref)
         while local.updates is not None and (newest := local.updates.newest) is not None:
             with contextlib.suppress(FileNotFoundError):  # the next update has just replaced it
-                return newest.load()
+                return newest.future.result().load()
         future = local.value.future
         wait([future], timeout)
         return future.result().load() if future.done() and future.exception() is None else None

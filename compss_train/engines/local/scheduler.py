@@ -20,8 +20,7 @@ from compss_train.engines.calls import MAX_RUNS, Failure, name_of
 from compss_train.engines.liveness import too_silent
 from compss_train.engines.local.store import StoredValue, discard_all
 from compss_train.engines.local.task_graph import Task, TaskGraph
-from compss_train.engines.local.worker_main import Call
-from compss_train.engines.local.worker_process import WorkerProcess
+from compss_train.engines.local.worker_process import Call, WorkerProcess
 from compss_train.exceptions import EngineClosedError, WorkerLostError
 
 CHECK_SECONDS = 0.25

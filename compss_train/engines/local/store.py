@@ -1,6 +1,5 @@
 """The local engine's store: a file in shared memory for each large value, written once and mapped by readers."""
 
-import errno
 import os
 import tempfile
 from collections.abc import Sequence
@@ -46,9 +45,9 @@ def store(value: object, name: str, folders: Sequence[str]) -> StoredValue:
 
 
 def written(chunks: Sequence[memoryview], name: str, folders: Sequence[str]) -> str:
-    """Write a file to the first of the folders with enough space; return its path.
+    """Write a file to the first of the folders that takes it, and return its path.
 
-    Raises ``OSError`` if no folder has enough space.
+    Raises the ``OSError`` of the last folder if none takes it: all are full, for example.
     """
     for folder in folders:
         path = os.path.join(folder, name)
@@ -63,9 +62,9 @@ def written(chunks: Sequence[memoryview], name: str, folders: Sequence[str]) -> 
             discard(path)
             if not isinstance(error, OSError):
                 raise
-            if error.errno != errno.ENOSPC or folder == folders[-1]:
-                where = f"one of {', '.join(folders)}; free some space there"
-                error.add_note(f"{sum(chunk.nbytes for chunk in chunks):,} bytes had to be written to {where}")
+            if folder == folders[-1]:
+                size = f"{sum(chunk.nbytes for chunk in chunks):,} bytes"
+                error.add_note(f"{size} had to be written to one of {', '.join(folders)}; make room for them there")
                 raise
     raise ValueError("values need a folder for their files")
 

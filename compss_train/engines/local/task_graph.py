@@ -42,8 +42,8 @@ class Updates:
     """The result of the chain's last update; before the first one, the value itself."""
     result: Value = field(default_factory=Value)
     """The value after all updates."""
-    newest: StoredValue | None = None
-    """The result of the last update that has run."""
+    newest: Value | None = None
+    """The result of the last update that has run, which stays for ``peek`` until the value is read."""
     waiting: int = 0
     """Updates with missing arguments, which have no place in the chain yet."""
     closed: bool = False
@@ -115,6 +115,7 @@ class TaskGraph:
     def close(self, updates: Updates) -> None:
         """Accept no more updates in this group: its value is about to be read."""
         updates.closed = True
+        self._keep(updates, None)
         self._complete_chain(updates)
 
     def next_ready(self, cpus: int) -> Task | None:
@@ -127,8 +128,8 @@ class TaskGraph:
 
     def complete(self, task: Task, results: Sequence[StoredValue]) -> None:
         """Set a task's results."""
-        if task.updates is not None:
-            task.updates.newest = results[0]
+        if task.updates is not None and not task.updates.closed:
+            self._keep(task.updates, task.outputs[0])
         for value, stored in zip(task.outputs, results, strict=True):
             self._settle(value, stored)
         self._detach(task)
@@ -136,9 +137,8 @@ class TaskGraph:
     def fail(self, task: Task, error: BaseException) -> None:
         """Set a task's results to an error."""
         task.failed = True
-        if task.updates is not None:
-            before = self._chain(task, task.updates) if task.args[0] is task.updates else task.args[0]
-            before.readers += 1  # the newest value stays, for peek
+        if task.updates is not None and task.args[0] is task.updates:
+            self._chain(task, task.updates)
         for value in task.outputs:
             self._settle(value, error)
         self._detach(task)
@@ -188,6 +188,15 @@ class TaskGraph:
         updates.waiting -= 1
         self._complete_chain(updates)
         return before
+
+    def _keep(self, updates: Updates, newest: Value | None) -> None:
+        """Keep the newest value of a group, in place of the one before."""
+        before, updates.newest = updates.newest, newest
+        if newest is not None:
+            newest.readers += 1
+        if before is not None:
+            before.readers -= 1
+            self._free(before)
 
     def _complete_chain(self, updates: Updates) -> None:
         """Give a closed group's value to its readers once it has the value of the last update."""

@@ -1,30 +1,85 @@
-"""The local engine's worker processes, seen from the coordinator: a loky executor each."""
+"""The local engine's worker processes: a loky executor each in the coordinator, and what runs in the process."""
 
+import faulthandler
+import math
 import os
 import secrets
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import BrokenExecutor, Future
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
+from typing import Any
 
-from loky import ProcessPoolExecutor
+from loky import ProcessPoolExecutor, process_executor
 from loky.backend.context import LokyContext
 
-from compss_train.engines import liveness
+from compss_train.engines import calls, liveness
 from compss_train.engines.calls import Failure
-from compss_train.engines.local import worker_main
-from compss_train.engines.local.store import StoredValue, written
-from compss_train.engines.local.worker_main import Call
+from compss_train.engines.local.store import StoredValue, discard_all, loaded, store, written
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
+
+STACK_SIGNAL = signal.SIGUSR1
+"""The signal at which a worker process writes the stack of its task to a file."""
 
 
 _STACK_SECONDS, _STACK_CHECKS = 0.1, 5
 """Seconds between checks for a process's stack, and the number of checks before it counts as stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A task as it is sent to a worker process, which loads the stored values among the arguments."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    outputs: tuple[str, ...]
+    """A file name for each result."""
+    cpus: int
+
+
+def run(call: Call, folders: Sequence[str]) -> list[StoredValue] | Failure:
+    """Run a task and return its stored results, or a ``Failure`` for any exception."""
+    try:
+        liveness.describe(f"task {calls.name_of(call.function)!r}")
+        args = calls.map_args(call.args, loaded)
+        with calls.intra_op_threads(call.cpus):
+            results = calls.results_of(call.function, args, len(call.outputs))
+        return [store(item, name, folders) for item, name in zip(results, call.outputs, strict=True)]
+    except BaseException as error:  # SystemExit too: the process serves other tasks
+        discard_all(call.outputs, folders)
+        return Failure.of(error)
+
+
+def initialize(parent: int, preload: Sequence[str], heartbeat_path: str) -> None:
+    """Initialize a new worker process: import what tasks need, and end it when its parent ends."""
+    # Ignored even if the main program handles Ctrl-C and continues: only the main program ends its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    calls.prepare_process(preload)
+    # After a task loky measures the process by psutil or collects garbage, to restart one that grew by 300 MB. That
+    # delays the next task by tens of milliseconds, and growth here is mapped blocks and models in use.
+    process_executor._MEMORY_LEAK_CHECK_DELAY = math.inf
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    liveness.report_to(liveness.Heartbeat(heartbeat_path))
+    stack_file = os.open(_stack_path(heartbeat_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
+
+
+def _stack_path(heartbeat_path: str) -> str:
+    """Return where a process with this heartbeat writes its stack."""
+    return f"{heartbeat_path}-stack"
+
+
+def _end_with(parent: int) -> None:
+    """End this process when its parent has ended: a killed parent cannot stop its workers."""
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os._exit(1)
 
 
 class WorkerProcess:
@@ -55,7 +110,7 @@ class WorkerProcess:
         arguments = (os.getpid(), self._preload, self.heartbeat.path)
         # The default context is the one imported last: joblib's copy of loky registers its own under the same name.
         return ProcessPoolExecutor(
-            1, context=LokyContext(), initializer=worker_main.start, initargs=arguments, env=environment
+            1, context=LokyContext(), initializer=initialize, initargs=arguments, env=environment
         )
 
     def start(self) -> None:
@@ -77,9 +132,7 @@ class WorkerProcess:
         self._task_start = time.monotonic(), self.heartbeat.samples
         while True:
             try:
-                future: Future[list[StoredValue] | Failure] = self._executor.submit(
-                    worker_main.run, call, self._folders
-                )
+                future: Future[list[StoredValue] | Failure] = self._executor.submit(run, call, self._folders)
             except BrokenExecutor:
                 self.restart()
             else:
@@ -102,10 +155,10 @@ class WorkerProcess:
 
     def stack(self) -> str:
         """Return the stack of the running task; empty if the process does not write it because it is stopped."""
-        path = Path(worker_main.stack_path(self.heartbeat.path))
+        path = Path(_stack_path(self.heartbeat.path))
         with suppress(OSError):
             os.truncate(path, 0)
-            self._send(worker_main.STACK_SIGNAL)
+            self._send(STACK_SIGNAL)
             for _ in range(_STACK_CHECKS):
                 time.sleep(_STACK_SECONDS)
                 if text := path.read_text(errors="replace"):

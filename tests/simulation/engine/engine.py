@@ -79,7 +79,7 @@ class SimulatedEngine(GraphEngine):
         self._check_open()
         simulated = self._own(ref)
         if simulated.updates is not None and (newest := simulated.updates.newest) is not None:
-            return newest.load()
+            return newest.future.result().load()
         future = simulated.value.future
         self._wait([future], timeout)
         return future.result().load() if future.done() and future.exception() is None else None
