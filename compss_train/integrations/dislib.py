@@ -11,7 +11,7 @@ layer.
 
 import os
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -74,25 +74,17 @@ class Encapsulated(NamedFits[Fitted]):
         self._nodes = (engine_class(engine) if isinstance(engine, str) else engine).nodes()
         self.trainer = DistributedTrainer(num_workers, engine=engine, seed=seed, threads=threads)
         self.model_parameters: Fitted | None = None
-        self.compss_object: Sequence[Any] | None = None
-        self.num_gpu = self.num_gpus_per_worker = 0
+        self.num_gpu = 0
 
-    def _build(self, *args: Any, num_gpu: int, num_nodes: int, **options: Any) -> None:
-        check_count("num_gpu", num_gpu, least=0)
-        check_count("num_nodes", num_nodes, least=0)
-        options |= {"num_gpu": self._usable_gpus(num_gpu), "num_nodes": num_nodes}
-        self.trainer.build(*args, **options)
-        self.num_gpu, self.num_gpus_per_worker = num_gpu, num_nodes * num_gpu // self.num_workers
-
-    def _usable_gpus(self, num_gpu: int) -> int:
-        """Return how many of the requested GPUs exist; dislib's scripts also run without any."""
+    def _build(self, *args: Any, num_gpu: int, **options: Any) -> None:
+        """Build the trainer for those of the requested GPUs that exist; dislib's scripts also run without any."""
+        self.num_gpu = check_count("num_gpu", num_gpu, least=0)
+        usable = 0 if os.environ.get(GPU_UNITS) == "0" else num_gpu
         available = sum(node.gpus for node in self._nodes or [this_machine()])
-        if num_gpu == 0 or os.environ.get(GPU_UNITS) == "0":
-            return 0
-        if not available:
+        if usable and not available:
             hint = f"set {GPU_UNITS}=0 to train on the CPU without this warning"
             warn_user(f"num_gpu={num_gpu}, but there are no GPUs for torch: training on the CPU; {hint}")
-        return min(num_gpu, available)
+        self.trainer.build(*args, **{**options, "num_gpu": min(usable, available)})
 
     def get_parameters(self) -> Fitted | None:
         """Return ``model_parameters``: from the last fit, else from ``build``, or ``None`` before ``build``."""
@@ -131,8 +123,8 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
 
     The eight fits and ``get_parameters`` return a copy of the module of ``build`` with the trained parameters.
     ``engine``, ``seed`` and ``threads`` are those of ``DistributedTrainer``. Attributes: ``num_workers``,
-    ``model_parameters`` (the module that ``get_parameters`` returns), ``compss_object`` (one ``PytorchDistributed``
-    for each worker), ``num_gpu``, ``num_gpus_per_worker``, and ``trainer``, the ``DistributedTrainer``.
+    ``model_parameters`` (the module that ``get_parameters`` returns), ``num_gpu``, and ``trainer``, the
+    ``DistributedTrainer``.
     """
 
     def build(
@@ -158,9 +150,6 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         spec = {"optimizer": optimizer, **optimizer_parameters}
         options = {"transform": torch.Tensor.float, **options}
         self._build(net, spec, _made(loss), num_gpu=num_gpu, num_nodes=num_nodes, **options)
-        self.compss_object = [PytorchDistributed() for _ in range(self.num_workers)]
-        for each in self.compss_object:
-            each.build(net, loss, optimizer, optimizer_parameters)
         self.model_parameters = net
 
     def _module(self, parameters: nn.Module) -> nn.Module:
@@ -170,40 +159,6 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
 
     def _result(self, net: nn.Module) -> nn.Module:
         return net
-
-
-class PytorchDistributed:
-    """What one worker trains with, and dislib's two steps of training for scripts that call them themselves.
-
-    They run in the calling process; fits train in tasks.
-    """
-
-    def build(
-        self,
-        net: nn.Module,
-        loss: LossFactory | str,
-        optimizer: Callable[..., torch.optim.Optimizer],
-        optimizer_parameters: Mapping[str, Any],
-    ) -> None:
-        """Set ``model``, ``loss``, ``optimizer`` and ``optimizer_parameters``."""
-        self.model, self.loss = net, _made(loss)
-        self.optimizer, self.optimizer_parameters = optimizer, optimizer_parameters
-
-    def train_cnn_batch_GPU(
-        self, model_parameters: nn.Module, x_train: Any, y_train: Any, num_batches: int, shuffle_block_data: bool
-    ) -> nn.Module:
-        """Return a copy of the module after training on the batches of one block."""
-        alone = EncapsulatedFunctionsDistributedPytorch(1, engine="serial")
-        alone.build(model_parameters, self.optimizer, lambda: self.loss, self.optimizer_parameters)
-        return alone.fit_synchronous_with_GPU(
-            x_train, y_train, num_batches, 1, shuffle_block_data=shuffle_block_data, progress=False
-        )
-
-    def aggregate_parameters_async(self, model_params: nn.Module, parameters_to_aggregate: nn.Module) -> nn.Module:
-        """Set the first module to the mean of the two, and return it."""
-        own, other = (params.from_module(each) for each in (model_params, parameters_to_aggregate))
-        params.load_into(model_params, params.halve(own, other))
-        return model_params
 
 
 def _made(loss: LossFactory | str) -> BatchFunction | str:
@@ -218,13 +173,9 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
     each module without children; ``trainer.model()`` returns the trained module, ``trainer.get_parameters()`` the
     arrays by name. Losses and optimizers have EDDL's meanings and dislib's numbers, and x is divided by 255, as
     dislib does: docs/from-dislib.md. ``engine``, ``seed`` and ``threads`` are those of ``DistributedTrainer``.
-    Attributes: ``num_workers``, ``model_parameters`` (what ``get_parameters`` returns), ``compss_object`` (one
-    ``EddlDistributedConmutativo`` for each worker), ``num_gpu``, ``num_gpus``, ``num_gpus_per_worker``, ``new_lr``,
-    and ``trainer``, the ``DistributedTrainer``.
+    Attributes: ``num_workers``, ``model_parameters`` (what ``get_parameters`` returns), ``num_gpu``, and
+    ``trainer``, the ``DistributedTrainer``.
     """
-
-    num_gpus: NDArray[np.int8] | None = None
-    new_lr: float | None = None
 
     def build(
         self,
@@ -255,11 +206,6 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
                 f"learning rate by {1 + decay} from the third epoch of a fit on. For that, leave it out of the "
                 f"dict and give build(..., schedule=lambda epoch: 1 if epoch < 2 else 1 / {1 + decay})"
             )
-        self.num_gpus = np.ones(num_gpu, np.int8) if num_gpu else None
-        self.new_lr = optimizer.get("lr")
-        self.compss_object = [EddlDistributedConmutativo() for _ in range(self.num_workers)]
-        for each in self.compss_object:
-            each.build(net, optimizer, loss, metric, num_gpu)
         self.model_parameters = layers_of(net)
 
     def _module(self, parameters: Layers) -> nn.Module:
@@ -269,52 +215,6 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
 
     def _result(self, net: nn.Module) -> Layers:
         return layers_of(net)
-
-
-class EddlDistributedConmutativo:
-    """What one worker trains with, and dislib's two steps of training for scripts that call them themselves.
-
-    They run in the calling process; fits train in tasks.
-    """
-
-    initialized = False
-
-    def build(
-        self,
-        net: nn.Module,
-        optimizer: Mapping[str, Any],
-        loss: str | BatchFunction,
-        metric: MetricSpec,
-        num_gpu: int = 0,
-        gpu: Any = 0,
-    ) -> None:
-        """Set ``model``, ``optimizer``, ``loss``, ``metric`` and ``num_gpu``, and ``initialized``."""
-        self.model, self.optimizer, self.loss, self.metric = net, optimizer, loss, metric
-        self.num_gpu, self.initialized = num_gpu, True
-
-    def train_batch_GPU(
-        self,
-        initial_parameters: Layers,
-        x_train: Any,
-        y_train: Any,
-        dtype: Any,
-        num_batches: int,
-        epoch: int = 1,
-        shuffle_block_data: bool = True,
-    ) -> Layers:
-        """Return the parameters after training on the batches of one block; ``dtype`` and ``epoch`` are unused."""
-        alone = EncapsulatedFunctionsDistributedEddl(1, engine="serial")
-        alone.build(self.model, self.optimizer, self.loss, self.metric)
-        alone.model_parameters = initial_parameters
-        return alone.fit_synchronous_with_GPU(
-            x_train, y_train, num_batches, 1, shuffle_block_data=shuffle_block_data, progress=False
-        )
-
-    def aggregate_parameters_async(self, model_params: Layers, parameters_to_aggregate: Layers) -> Layers:
-        """Set the first parameters to the mean of the two, and return them."""
-        for layer, other in zip(model_params, parameters_to_aggregate, strict=True):
-            layer[:] = [((a + b) / 2).astype(a.dtype) for a, b in zip(layer, other, strict=True)]
-        return model_params
 
 
 def scaled(batch: torch.Tensor) -> torch.Tensor:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum
-from typing import Any
+from inspect import signature
 
+from compss_train import buffers
 from compss_train._utils.validation import check_count
-from compss_train.buffers import FIFO, FIRO, BatchReservoir, Buffer, Reservoir, SimPairedReservoir
 
 
 class BufferType(Enum):
@@ -32,7 +32,7 @@ def make_buffer(
     *,
     seed: int | None = None,
     pin_memory: bool = False,
-) -> Buffer:
+) -> buffers.Buffer:
     """Return a buffer; the parameters and their order are those of Melissa's ``make_buffer``.
 
     Parameters
@@ -66,27 +66,16 @@ def make_buffer(
     check_count("per_server_watermark", 0 if per_server_watermark is None else per_server_watermark, least=0)
     check_count("pseudo_epochs", 1 if pseudo_epochs is None else pseudo_epochs)
     check_count("comm_size", comm_size)
-    values = {
-        "per_server_watermark": per_server_watermark,
+    options = {
+        "threshold": per_server_watermark,
+        "passes": pseudo_epochs or 1,
         "batch_size": batch_size,
         "sweep_size": sweep_size,
         "nb_time_steps": nb_time_steps,
     }
-    factory, required = _FACTORIES[kind]
-    if missing := [name for name in required if values[name] is None]:
-        verb = "was" if len(missing) == 1 else "were"
-        raise ValueError(f"{kind.name} requires {' and '.join(missing)}, which {verb} not given")
-    optional: dict[str, Any] = {"seed": seed, "pin_memory": pin_memory}
-    if kind is BufferType.FIRO:
-        optional["passes"] = pseudo_epochs or 1
-    return factory(buffer_size, *(values[name] for name in required), **optional)
-
-
-_FACTORIES: dict[BufferType, tuple[Callable[..., Buffer], tuple[str, ...]]] = {
-    BufferType.FIFO: (FIFO, ()),
-    BufferType.FIRO: (FIRO, ("per_server_watermark",)),
-    BufferType.Reservoir: (Reservoir, ("per_server_watermark",)),
-    BufferType.BatchReservoir: (BatchReservoir, ("per_server_watermark", "batch_size")),
-    BufferType.SimPairedReservoir: (SimPairedReservoir, ("per_server_watermark", "sweep_size", "nb_time_steps")),
-}
-"""The class of each type and its required parameters, in the order of its arguments."""
+    factory: Callable[..., buffers.Buffer] = getattr(buffers, kind.name)
+    used = {name: value for name, value in options.items() if name in signature(factory).parameters}
+    if missing := " and ".join(name for name, value in used.items() if value is None):
+        words = missing.replace("threshold", "per_server_watermark")
+        raise ValueError(f"{kind.name} requires {words}; give a value")
+    return factory(buffer_size, **used, seed=seed, pin_memory=pin_memory)

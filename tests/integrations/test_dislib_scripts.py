@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn, optim
 
-from compss_train import DistributedTrainer, Merge, SerialEngine
+from compss_train import Merge, SerialEngine
 from compss_train.callbacks import Callback
 from compss_train.engines.nodes import Node
 from compss_train.integrations.dislib import (
@@ -133,23 +133,6 @@ def test_engine_and_seed_are_keywords(made, engine):
 
 
 @CLASSES
-def test_attributes_of_an_object_that_is_built(made):
-    net = nn.Sequential(TwoLinear(), nn.Softmax(dim=1))
-    encapsulated = made(num_workers=4, net=net, num_gpu=3, num_nodes=2)
-    assert (encapsulated.num_workers, encapsulated.num_gpu, encapsulated.num_gpus_per_worker) == (4, 3, 1)
-    assert len(encapsulated.compss_object) == 4
-    own = encapsulated.compss_object[0]
-    assert own.model is net
-    if made is eddl_class:
-        assert encapsulated.num_gpus.tolist() == [1, 1, 1]
-        assert (encapsulated.new_lr, own.optimizer["optimizer"], own.initialized) == (0.05, "sgd", True)
-        assert (own.loss, own.metric, own.num_gpu) == ("softmax_cross_entropy", "accuracy", 3)
-    else:
-        assert (own.optimizer, own.optimizer_parameters) == (optim.SGD, {"lr": 0.05, "momentum": 0.9})
-        assert isinstance(own.loss, nn.CrossEntropyLoss)
-
-
-@CLASSES
 def test_fits_take_the_keywords_of_fit(made):
     x, y = tensors()
     encapsulated = made()
@@ -208,42 +191,6 @@ def test_after_an_exception_the_last_complete_round_is_kept(made):
     assert_same_bits(kept, state_arrays(now))
 
 
-STEP = {"num_epochs": 1, "num_batches_per_worker": 3, "shuffle": None, "shuffle_block_data": False}
-
-
-def trained_alone(net, loss, x, y):
-    alone = DistributedTrainer(1, engine="serial")
-    alone.build(net, {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}, loss)
-    return alone.fit(x, y, progress=False, **STEP)
-
-
-def test_the_steps_of_dislibs_objects():
-    x, y = tensors()
-    block, labels = x.tensors[0][0].float(), y.tensors[0][0]
-    encapsulated = pytorch_class(num_workers=2)
-    own = encapsulated.compss_object[0]
-    trained = own.train_cnn_batch_GPU(encapsulated.model_parameters, block, labels, 3, shuffle_block_data=False)
-    assert_same_bits(state_arrays(trained), trained_alone(TwoLinear(), nn.CrossEntropyLoss(), block, labels))
-    base = TwoLinear()
-    assert own.aggregate_parameters_async(base, trained) is base
-    torch.testing.assert_close(base[0].weight, (TwoLinear()[0].weight + trained[0].weight) / 2)
-
-
-def test_the_steps_of_dislibs_objects_for_eddl():
-    x, y = tensors()
-    block, labels = x.tensors[0][0], y.tensors[0][0]
-    encapsulated = eddl_class(num_workers=2)
-    own, before = encapsulated.compss_object[0], encapsulated.get_parameters()
-    trained = own.train_batch_GPU(before, block, labels, x.dtype, 3, shuffle_block_data=False)
-    net = nn.Sequential(TwoLinear(), nn.Softmax(dim=1))
-    expected = trained_alone(net, categorical_cross_entropy, block.float() / 255, labels)
-    flat = [array for layer in trained for array in layer]
-    assert_same_bits(dict(zip(expected, flat, strict=True)), expected)
-    mean = (before[0][0] + trained[0][0]) / 2
-    assert own.aggregate_parameters_async(before, trained) is before
-    np.testing.assert_array_equal(before[0][0], mean)
-
-
 @CLASSES
 def test_gpus_are_those_of_all_nodes(made, monkeypatch):
     def usable(gpus, *nodes):
@@ -298,7 +245,6 @@ def test_a_loss_of_torch_is_made_already_or_a_name():
     encapsulated = EncapsulatedFunctionsDistributedPytorch(2)
     loss = nn.CrossEntropyLoss()
     encapsulated.build(TwoLinear(), optim.SGD, loss, {"lr": 0.05})
-    assert encapsulated.compss_object[0].loss is loss
     net, results = nn.Sequential(TwoLinear(), nn.Softmax(dim=1)), []
     for loss in ("categorical_cross_entropy", lambda: categorical_cross_entropy):
         encapsulated = EncapsulatedFunctionsDistributedPytorch(2, seed=3, threads=1)

@@ -42,11 +42,11 @@ def test_parameters_that_a_type_does_not_use_are_ignored():
 PAIRED = BufferType.SimPairedReservoir
 WRONG = [
     *(
-        (kind, {name: None}, f"^{kind.name} requires {name}, which was not given")
+        (kind, {name: None}, f"^{kind.name} requires {name}; give a value")
         for kind, needed in NEEDED.items()
         for name in needed
     ),
-    (PAIRED, dict.fromkeys(NEEDED[PAIRED]), "per_server_watermark and sweep_size and nb_time_steps, which were"),
+    (PAIRED, dict.fromkeys(NEEDED[PAIRED]), "per_server_watermark and sweep_size and nb_time_steps; give a value"),
     *((kind, {"per_server_watermark": 10}, "threshold=10, capacity=9: .*at most") for kind in list(BufferType)[1:]),
     *(
         (BufferType.FIRO, {name: value}, f"{name}={value!r}: give an integer of at least {least}")

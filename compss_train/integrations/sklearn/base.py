@@ -11,13 +11,14 @@ from numpy.typing import DTypeLike, NDArray
 from sklearn.base import BaseEstimator, is_classifier
 from sklearn.model_selection import train_test_split
 from sklearn.utils import Tags, check_random_state
-from sklearn.utils.validation import check_is_fitted
+from sklearn.utils.validation import check_is_fitted, validate_data
 from torch import nn
 
 from compss_train._utils.validation import check_count, check_fraction
 from compss_train.callbacks import Callback, EarlyStopping
+from compss_train.data import FileDataset
 from compss_train.engines import Engine
-from compss_train.integrations.sklearn import defaults, inputs
+from compss_train.integrations.sklearn import defaults
 from compss_train.model import losses, metrics, optimizers
 from compss_train.model.schedule import ScheduleSpec
 from compss_train.reports.history import History
@@ -68,7 +69,7 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         Whether ``fit`` starts from the parameters of the previous fit. Optimizers are reset.
     validation_fraction:
         Fraction of the samples, between 0 and 1, that is held out and evaluated after every round, for
-        ``history_`` and callbacks; ``None`` (default) for none. Not for blocks and files.
+        ``history_`` and callbacks; ``None`` (default) for none.
     n_iter_no_change:
         Number of rounds without improvement of the validation loss (or of the training loss without validation)
         after which a fit stops with the parameters of its best round; ``None`` (default) for never. The callback
@@ -95,9 +96,6 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         The seed of the fit.
     n_features_in_, feature_names_in_:
         As in scikit-learn.
-
-    X may be a ``BlockedTensor`` (dislib's too) with y another, or a ``FileDataset`` that holds both; they are
-    not converted.
     """
 
     net: nn.Module | defaults.NetworkFactory | None = None
@@ -167,20 +165,20 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
         It also returns the number of outputs of the network for a sample.
         """
-        x, y = inputs.validate(self, X, y, reset=not warm_start, **self._target_checks)
-        weights = inputs.validate_sample_weight(sample_weight)
+        x, y = self._validated(X, y, reset=not warm_start, **self._target_checks)
+        weights = None if sample_weight is None else np.asarray(sample_weight)
+        if weights is not None and not weights.any():
+            raise ValueError("sample_weight is zero for every sample, so there is nothing to train on")
         if not warm_start and hasattr(self, "module_"):
             del self.module_  # would not match the attributes set below if this fit fails
         y, outputs = encode(x, y)
         seed = self._next_seed(warm_start)
-        first = inputs.first_sample(x)
-        net = self.module_ if warm_start else defaults.make_network(self.net, first, outputs, self.hidden, seed)
-        num_samples = x.number_samples if inputs.is_partitioned(x) else len(x)
-        num_workers = min(check_count("num_workers", self.num_workers), num_samples)
+        net = self.module_ if warm_start else defaults.make_network(self.net, x[:1], outputs, self.hidden, seed)
+        num_workers = min(check_count("num_workers", self.num_workers), len(x))
         trainer = DistributedTrainer(num_workers, engine=self.engine, seed=seed, threads=self.threads)
         optimizer = defaults.make_optimizer(self.optimizer, self.lr)
-        trainer.build(net, optimizer, self.loss, self.metric, **self._build_options(x, y))
-        output = self._predictor(net).predict(first)[0]
+        trainer.build(net, optimizer, self.loss, self.metric, **self._build_options(y))
+        output = self._predictor(net).predict(x[:1])[0]
         if output.size != outputs:
             raise ValueError(
                 f"the network gives outputs of shape {output.shape} for a sample, but {outputs} numbers are "
@@ -207,8 +205,8 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             self.seed_ = int(check_random_state(self.random_state).randint(2**31))
         return self.seed_
 
-    def _build_options(self, x: Any, y: Any) -> dict[str, Any]:
-        """Return the options of ``build``; some depend on samples and encoded targets."""
+    def _build_options(self, y: Any) -> dict[str, Any]:
+        """Return the options of ``build``; some depend on the encoded targets."""
         options = dict(self.build_options or {})
         if self.schedule is None:
             return options
@@ -231,11 +229,6 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """Split off a share of the samples as ``validation_data``."""
         fraction = self.validation_fraction
         check_fraction("validation_fraction", fraction)
-        if inputs.is_partitioned(data["x"]):
-            raise ValueError(
-                f"validation_fraction={fraction} needs arrays; give blocks or files for validation in "
-                "fit_options={'validation_data': ...}"
-            )
         arrays = {name: array for name, array in data.items() if array is not None}
         strata = data["y"] if is_classifier(self) else None
         parts = train_test_split(*arrays.values(), test_size=fraction, random_state=seed % 2**32, stratify=strata)
@@ -244,7 +237,18 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     def _predict_outputs(self, X: Any) -> NDArray[Any]:
         """Return the outputs of the network, computed in this process."""
         check_is_fitted(self)
-        return np.asarray(self._predictor(self.module_).predict(inputs.validate(self, X, reset=False)))
+        return np.asarray(self._predictor(self.module_).predict(self._validated(X, reset=False)))
+
+    def _validated(self, X: Any, *y: Any, reset: bool, **target_checks: bool) -> Any:
+        """Return validated samples for prediction, or with ``y`` samples and targets for training.
+
+        ``reset`` sets ``n_features_in_``; ``target_checks`` are options of ``validate_data``.
+        """
+        if isinstance(X, FileDataset) or hasattr(X, "tensors"):  # a BlockedTensor, or dislib's tensor
+            raise TypeError(f"X is a {type(X).__name__}; give an array, or train on it with DistributedTrainer")
+        dtype = None if self.dtype is None else np.dtype(self.dtype)
+        allowed = {"dtype": dtype, "allow_nd": self.net is not None}
+        return validate_data(self, X, *y, reset=reset, **allowed, **target_checks)
 
     def _predictor(self, net: nn.Module) -> DistributedTrainer:
         """Return a trainer that predicts with the network in this process."""

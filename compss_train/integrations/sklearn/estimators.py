@@ -16,8 +16,6 @@ from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets
 from torch import nn
 
-from compss_train.data import BlockedTensor, FileDataset
-from compss_train.integrations.sklearn import inputs
 from compss_train.integrations.sklearn.base import DistributedEstimator
 from compss_train.model.losses import LOSSES, BatchFunction, categorical_cross_entropy
 from compss_train.model.metrics import MetricSpec
@@ -32,9 +30,9 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
     their logarithms with ``nn.NLLLoss``, and logits with other losses.
 
     ``class_weight`` are weights in the loss: a dict from labels to weights (1 for missing labels), ``"balanced"``
-    for weights inversely proportional to class frequencies (not for files), or ``None``.
+    for weights inversely proportional to class frequencies, or ``None``.
 
-    y has one label of any type per sample. Labels in files must be the numbers 0 to k-1, as workers read them.
+    y has one label of any type per sample.
 
     ``classes_`` are the labels in the order of the outputs; the other attributes are in ``DistributedEstimator``.
     """
@@ -88,42 +86,23 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
         scores = log_probabilities(self._predict_outputs(X), self.loss)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return the accuracy."""
-        return float(super().score(X, inputs.as_array(y), sample_weight))
-
     def _encode_targets(self, x: Any, y: Any, classes: Any) -> tuple[Any, int]:
         """Return labels as class indices, and the number of classes; set ``classes_``."""
-        labels = classes
-        if classes is None:
-            labels = inputs.unique_targets(x, y) if inputs.is_partitioned(x) else y
+        labels = y if classes is None else classes
         check_classification_targets(labels)
         encoder = LabelEncoder().fit(labels)
-        classes = encoder.classes_
-        if len(classes) < 2:
-            raise ValueError(f"y has only one class, {classes[0]!r}; a classifier needs at least two")
-        if isinstance(x, FileDataset) and not np.array_equal(classes, np.arange(len(classes))):
-            raise ValueError(f"the files have the labels {classes}; labels in files must be the numbers 0 to k-1")
-        self.classes_ = classes
-        if isinstance(y, BlockedTensor):
-            y = inputs.map_blocks(lambda block: encoder.transform(np.ravel(block)), y)
-        elif y is not None:
-            y = encoder.transform(y)
-        return y, len(self.classes_)
+        if len(encoder.classes_) < 2:
+            raise ValueError(f"y has only one class, {encoder.classes_[0]!r}; a classifier needs at least two")
+        self.classes_ = encoder.classes_
+        return encoder.transform(y), len(self.classes_)
 
-    def _build_options(self, x: Any, y: Any) -> dict[str, Any]:
-        options = super()._build_options(x, y)
+    def _build_options(self, y: Any) -> dict[str, Any]:
+        options = super()._build_options(y)
         if self.class_weight is None:
             return options
-        return dict(class_weight=self._class_weights(x, y), **options)
-
-    def _class_weights(self, x: Any, y: Any) -> NDArray[Any]:
-        labels = self.classes_
-        if self.class_weight == "balanced":
-            if isinstance(x, FileDataset):
-                raise ValueError("class_weight='balanced' is not for files; give a dict from labels to weights")
-            labels = labels[inputs.as_array(y)]
-        return np.asarray(compute_class_weight(self.class_weight, classes=self.classes_, y=labels))
+        labels = self.classes_[y] if self.class_weight == "balanced" else self.classes_
+        weights = compute_class_weight(self.class_weight, classes=self.classes_, y=labels)
+        return dict(class_weight=np.asarray(weights), **options)
 
 
 _MIN_PROBABILITY = 1e-30  # positive in float32, so that its logarithm is finite
@@ -180,25 +159,14 @@ class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignor
         outputs = self._predict_outputs(X)
         return outputs.reshape(len(outputs), *self._target_shape).astype(self._target_dtype, copy=False)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
-        """Return R² of the predictions."""
-        return float(super().score(X, inputs.as_array(y), sample_weight))
-
     def _encode_targets(self, x: Any, y: Any) -> tuple[Any, int]:
         """Return targets in the precision of the network, and how many; set or check their shape and dtype."""
-        if isinstance(x, FileDataset):
-            shape = tuple(inputs.first_row_of_files(x)[-1].shape[1:])
-        else:
-            shape = tuple(y.sample_shape if inputs.is_partitioned(y) else y.shape[1:])
+        shape = y.shape[1:]
         if self.__sklearn_is_fitted__() and shape != self._target_shape:
             raise ValueError(f"y has targets of shape {shape}, but those of the first fit had {self._target_shape}")
         self._target_shape, self.n_outputs_ = shape, math.prod(shape)
-        self._target_dtype = np.dtype(np.float64 if getattr(y, "dtype", None) == np.float64 else np.float32)
-        if not inputs.is_partitioned(x):
-            y = np.asarray(y, np.float64 if x.dtype == np.float64 else np.float32)
-        elif self.net is None and len(shape) > 1 and y is not None:  # the perceptron's outputs are flat
-            y = inputs.map_blocks(lambda block: block.reshape(len(block), -1), y)
-        return y, self.n_outputs_
+        self._target_dtype = np.dtype(np.float64 if y.dtype == np.float64 else np.float32)
+        return np.asarray(y, np.float64 if x.dtype == np.float64 else np.float32), self.n_outputs_
 
     def __sklearn_tags__(self) -> Tags:
         tags = super().__sklearn_tags__()

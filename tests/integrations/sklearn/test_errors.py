@@ -6,8 +6,8 @@ import torch
 from sklearn.exceptions import NotFittedError
 from torch import nn
 
-from compss_train import DistributedClassifier, DivergedError, SerialEngine
-from tests.helpers.models import classification, mlp
+from compss_train import DistributedClassifier, DivergedError, FileDataset, SerialEngine, write_files
+from tests.helpers.models import blocked, classification, mlp
 from tests.integrations.sklearn.estimators import classifier, regressor
 
 X, Y = classification()
@@ -63,8 +63,12 @@ def test_wrong_parameters(options, error, message):
         DistributedClassifier(**{"engine": Untouched(), "threads": 1, **options}).fit(X, Y)
 
 
-def test_wrong_data():
+def test_wrong_data(tmp_path):
     estimator = DistributedClassifier(engine=Untouched(), threads=1)
+    write_files(tmp_path, {"x": X, "y": Y}, rows=20)
+    for x in (blocked(X, Y, 2)[0], FileDataset(f"{tmp_path}/*.npz")):
+        with pytest.raises(TypeError, match=f"X is a {type(x).__name__}; give an array, or train on it with Dist"):
+            estimator.fit(x, Y)
     with pytest.raises(ValueError, match=r"y has only one class, np\.str_\('a'\)"):
         estimator.fit(X, ["a"] * len(X))
     with pytest.raises(ValueError, match="Unknown label type"):
@@ -77,6 +81,10 @@ def test_wrong_data():
         estimator.partial_fit(X, Y, classes=[0, 1])
     with pytest.raises(ValueError, match="are not those of the first call"):
         classifier().partial_fit(X, Y, classes=[0, 1, 2]).partial_fit(X, Y, classes=[0, 1])
+    with pytest.raises(ValueError, match="X has 4 features, but DistributedClassifier is expecting 6 features"):
+        classifier().fit(X, Y).predict(X[:, :4])
+    with pytest.raises(ValueError, match=r"targets of shape \(2,\), but those of the first fit had \(\)"):
+        regressor().fit(X, X[:, 0]).partial_fit(X, X[:, :2])
 
 
 @pytest.mark.parametrize("method", ["predict", "predict_proba", "decision_function"])

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from compss_train import BlockedTensor, DistributedTrainer
-from tests.helpers.models import assert_close, assert_same_bits, blocked, classification, mlp, state_arrays
+from compss_train import DistributedTrainer
+from tests.helpers.models import assert_close, assert_same_bits, classification, mlp, state_arrays
 from tests.helpers.tolerances import sgd_error
 from tests.integrations.sklearn.estimators import FAST_ADAM, classifier, regressor
 
@@ -22,9 +22,6 @@ def test_sample_weights_are_those_of_the_trainer():
     trainer.build(mlp(), FAST_ADAM, "cross_entropy")
     options = {"num_epochs": 2, "batch_size": 32, "shuffle": "total", "progress": False}
     assert_same_bits(state_arrays(ours.module_), trainer.fit(X, Y, sample_weight=WEIGHTS, **options))
-    in_blocks = (BlockedTensor.from_array(array, (2, 1)) for array in (X, Y, WEIGHTS))
-    again = classifier(net=mlp(), optimizer=FAST_ADAM, num_epochs=2).fit(*in_blocks)
-    assert_same_bits(state_arrays(again.module_), state_arrays(ours.module_))
 
 
 @pytest.mark.parametrize(
@@ -38,9 +35,6 @@ def test_class_weights_equal_sample_weights(class_weight, of_samples):
     ours = classifier(class_weight=class_weight, optimizer=SGD).fit(X, NAMES)
     samples = classifier(optimizer=SGD).fit(X, NAMES, of_samples)
     assert_close(state_arrays(ours.module_), state_arrays(samples.module_), ROUNDING)
-    class_weight = class_weight if class_weight == "balanced" else {0: 3.0, 2: 0.5}
-    in_blocks = classifier(class_weight=class_weight, optimizer=SGD).fit(*blocked(X, Y, 2))
-    assert_close(state_arrays(in_blocks.module_), state_arrays(ours.module_), ROUNDING)
 
 
 def test_partial_fits_use_weights():
