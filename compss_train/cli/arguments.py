@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils import __version__
-from compss_train._utils.imports import import_optional
 
 Parser = argparse.ArgumentParser
 
@@ -21,13 +20,8 @@ ENGINES = ("auto", "serial", "local", "compss")
 AXES = ("round", "epoch", "samples", "seconds")
 FORMATS = ("npz", "npz-compressed", "npy", "pt", "h5")
 DTYPES = ("float32", "float64", "int32", "int64", "uint8")
-SHELLS = ("bash", "zsh", "tcsh")
 TOKEN_VARIABLE = "COMPSS_TRAIN_TOKEN"
 """Environment variable for the token, as other users can read command lines."""
-
-FILES = ("FILE", "RUN", "INPUT")
-FOLDERS = ("FOLDER",)
-"""Metavars of arguments that name files and folders, which shells complete."""
 
 
 class _Setting(argparse.Action):
@@ -41,8 +35,7 @@ class _Setting(argparse.Action):
 def make_parser() -> Parser:
     """Return the parser of all subcommands.
 
-    Parsed options hold it as ``parser``, and as ``module`` the module of ``compss_train.cli`` whose function of the
-    command's name runs it with them.
+    Parsed options hold ``module``, the module of ``compss_train.cli`` whose function of the command's name runs it.
     """
     parser = Parser(
         prog="compss-train",
@@ -63,7 +56,6 @@ def make_parser() -> Parser:
             )
             command.set_defaults(module=module)
             add_arguments(command)
-    parser.set_defaults(parser=parser)
     return parser
 
 
@@ -302,24 +294,12 @@ def configure_arguments(parser: Parser) -> None:
     parser.add_argument("--first-port", type=int, help=port)
 
 
-def completion_arguments(parser: Parser) -> None:
-    """Print a script that lets the shell complete this command.
-
-    examples:
-      bash:  compss-train completion bash > ~/.local/share/bash-completion/completions/compss-train
-      zsh:   compss-train completion zsh > ~/.zsh/completions/_compss-train    (a folder in $fpath)
-      tcsh:  compss-train completion tcsh > ~/.compss-train.csh; echo source ~/.compss-train.csh >> ~/.tcshrc
-    """
-    parser.add_argument("shell", choices=SHELLS, help="the shell that runs the script")
-
-
 COMMANDS: dict[str, tuple[Callable[[Parser], None], ...]] = {
     "fit": (fit_arguments,),
     "inference": (evaluate_arguments, predict_arguments, export_arguments),
     "reports": (report_arguments, plot_arguments, compare_arguments, runs_arguments, advise_arguments),
     "data": (shard_arguments, send_arguments),
     "doctor": (doctor_arguments, configure_arguments),
-    "arguments": (completion_arguments,),
 }
 """The commands of each module of ``compss_train.cli``, in the order of ``--help``."""
 
@@ -329,14 +309,3 @@ def _comma_separated(text: str) -> tuple[str, ...]:
     if not all(names):
         raise argparse.ArgumentTypeError(f"give names separated by commas, not {text!r}")
     return names
-
-
-def completion(options: argparse.Namespace) -> int:
-    """Print a script that completes commands, options and file names in a shell."""
-    shtab = import_optional("shtab", extra="completion", needed_by="completion")
-    (commands,) = [action for action in options.parser._actions if action.dest == "command"]
-    for action in (action for command in commands.choices.values() for action in command._actions):
-        if action.metavar in (*FILES, *FOLDERS):
-            action.complete = shtab.FILE if action.metavar in FILES else shtab.DIRECTORY
-    print(shtab.complete(options.parser, shell=options.shell))
-    return 0

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from compss_train import callbacks
 from compss_train.cli import run_files
 from compss_train.cli.run_files import data, objects, training
-from compss_train.data import BlockedTensor, FileDataset
+from compss_train.data import FileDataset
 from compss_train.reports.records import measured_names
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.data_source import as_data_source
@@ -127,19 +127,20 @@ def format_keys() -> str:
 
 def format_plan(run: training.TrainingRun, trainer: DistributedTrainer) -> str:
     """Return what a run would do, for ``--dry-run``."""
-    net, validation = trainer.model(), run.validation_data
+    net, given = trainer.model(), run.arguments
+    validation = given.get("validation_data")
     parameters = sum(parameter.numel() for parameter in net.parameters())
     resumed = ", resumed" if run.folder.has_results else ", which holds no run to resume"
     engine = trainer.configuration["trainer"]["engine"]
     plan = {
         "network": f"{type(net).__name__}, {parameters:,} parameters",
-        "data": _format_size(run.data),
-        "validation": "none" if validation is None else _format_size(validation),
+        "data": _format_size(trainer.num_workers, given["x"], given["y"]),
+        "validation": "none" if validation is None else _format_size(trainer.num_workers, *validation),
         "workers": f"{trainer.num_workers} ({engine}), {_count(trainer.threads, 'thread')} each",
         "seed": str(trainer.seed),
         "build": _format_options(run.file.section("build")),
         "fit": _format_options(run.file.section("fit")),
-        "callbacks": ", ".join(type(callback).__name__ for callback in run.arguments["callbacks"]),
+        "callbacks": ", ".join(type(callback).__name__ for callback in given["callbacks"]),
         "output": f"{run.folder.path}{resumed if run.resume else ''}",
     }
     width = max(map(len, plan))
@@ -147,12 +148,9 @@ def format_plan(run: training.TrainingRun, trainer: DistributedTrainer) -> str:
     return "\n".join([*lines, "No errors found; run without --dry-run to train."])
 
 
-def _format_size(samples: data.Dataset) -> str:
-    source = as_data_source(samples.x, samples.y, 1)
-    count, parts = _count(source.number_samples, "sample"), len(source.sizes)
-    if isinstance(samples.x, FileDataset):
-        return f"{count} in {_count(parts, 'file')}"
-    return f"{count} in {_count(parts, 'block')}" if isinstance(samples.x, BlockedTensor) else count
+def _format_size(num_workers: int, x: Any, y: Any) -> str:
+    source, part = as_data_source(x, y, num_workers), "file" if isinstance(x, FileDataset) else "block"
+    return f"{_count(source.number_samples, 'sample')} in {_count(len(source.sizes), part)}"
 
 
 def _format_options(options: dict[str, Any]) -> str:

@@ -6,7 +6,6 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from compss_train.cli import run_files
 from compss_train.cli.fit import format_metrics
 from compss_train.cli.run_files import data, objects
 from compss_train.cli.run_files.training import read_trainer
-from compss_train.data import FileDataset, block, locations, readers
+from compss_train.data import FileDataset, block, locations
 from compss_train.data.order import RowRange
 from compss_train.model import parameters
 from compss_train.model.export import ONNX
@@ -137,35 +136,23 @@ def _absolute_names(names: Sequence[str]) -> list[str]:
 
 
 def read_pair(names: Sequence[str], run_file: run_files.RunFile) -> data.Dataset:
-    """Return x and y: two ``.npy`` files, or files that hold both under the array names of ``[data]``.
-
-    Raises ``ValueError`` if y is missing, unless ``[data]`` has none: samples are their own targets then.
-    """
-    arrays = all(name.endswith(".npy") for name in names)
-    if arrays and len(names) == 2:
-        return data.Dataset(data.load_array(names[0], "x"), data.load_array(names[1], "y"))
-    if arrays and (len(names) > 2 or _array_names(run_file.section("data")).get("y", "y") is not None):
+    """Return x and y: two ``.npy`` files, or files that hold both under the array names of ``[data]``."""
+    if not all(name.endswith(".npy") for name in names):
+        return data.Dataset(read_samples(names, run_file, targets=True))
+    if len(names) != 2:
         raise ValueError(
             f"{names[0]} is x alone: name one other .npy file, y; the same one if samples are their own targets"
         )
-    return data.Dataset(read_samples(names, run_file, targets=not arrays))
+    return data.Dataset(data.load_array(names[0], "x"), data.load_array(names[1], "y"))
 
 
 def read_samples(names: Sequence[str], run_file: run_files.RunFile, *, targets: bool = False) -> FileDataset:
     """Return files that hold x, and with ``targets`` y; a single array is x if no targets are needed."""
-    section = run_file.section("data")
-    options = _array_names(section)
-    # Other files need the classes as well, and a reader of their format.
-    if "files" in section and "classes" in section:
-        options["classes"] = section["classes"]
-    reader = objects.resolve(section["reader"]) if "reader" in section else None
-    if isinstance(reader, readers.TableReader | readers.ImageFolderReader) and type(reader) is type(
-        readers.as_reader(None, names)
-    ):
-        options["reader"] = reader
-    if not targets and isinstance(options.get("x"), list):  # the table need not have the targets
-        options["y"] = None
-    dataset = FileDataset([file for name in names for file in locations.file_names(name)], **options)
+    files = [file for name in names for file in locations.file_names(name)]
+    named = _array_names(run_file.section("data"))
+    if not targets:  # the files need not have them
+        named["y"] = objects.NONE
+    dataset = FileDataset(**objects.keywords_of({"files": files, **named}, data.FILES))
     arrays = list(dataset.layout or ())
     if len(arrays) == 1 and not (targets and dataset.y):
         dataset.x = arrays[0]
@@ -177,11 +164,12 @@ def read_samples(names: Sequence[str], run_file: run_files.RunFile, *, targets: 
     return dataset
 
 
-def _array_names(section: run_files.Table) -> dict[str, Any]:
-    """Return the names that ``[data]`` gives to x and y in files; ``None`` for data without y."""
-    given: dict[str, Any] = {role: section[role] for role in ("x", "y") if role in section}
+def _array_names(section: run_files.Table) -> run_files.Table:
+    """Return how ``[data]`` names the arrays in files, and how it reads them."""
     if "files" in section:
-        return {role: None if name == objects.NONE else name for role, name in given.items()}
-    tables = {role: value for role, value in given.items() if isinstance(value, dict)}
+        return {key: section[key] for key in ("x", "y", "classes", "reader") if key in section}
+    tables = {role: section[role] for role in ("x", "y") if isinstance(section.get(role), dict)}
     names = {role: table["key"] for role, table in tables.items() if "file" in table and "key" in table}
-    return {"y": None, **names} if "x" in given and given.get("y", objects.NONE) == objects.NONE else names
+    if "x" in section and section.get("y", objects.NONE) == objects.NONE:
+        names["y"] = objects.NONE
+    return names

@@ -19,7 +19,7 @@ def nothing_written(run_file):
 
 def test_a_dry_run_prints_the_plan(run_file, command, nothing_written):
     output = command("fit", run_file, "--dry-run", settings=["fit.shuffle=total"]).out
-    sizes = ("45 samples in 4 blocks", "15 samples\n", "2 (serial)", "num_epochs=3", "Sequential, 163")
+    sizes = ("45 samples in 4 blocks", "15 samples in 2 blocks\n", "2 (serial)", "num_epochs=3", "Sequential, 163")
     assert all(text in output for text in sizes)
 
 

@@ -85,7 +85,8 @@ def test_x_alone_may_be_its_own_target(run_file, fitted, command):
     same = text.replace("helpers.models:mlp", "cli.user_objects:same").replace('metric = "accuracy"', "")
     run_file.write_text(same.replace("cross_entropy", "mse"))
     command("fit", run_file, "--overwrite")
-    alone = command("evaluate", fitted, "--data", "x.npy").out
+    np.savez("x.npz", x)
+    alone = command("evaluate", fitted, "--data", "x.npz").out
     assert alone == command("evaluate", fitted, "--data", "x.npy", "x.npy").out
 
 

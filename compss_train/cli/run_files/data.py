@@ -1,7 +1,5 @@
 """The sections ``[data]`` and ``[validation]``: samples from arrays, files or functions, and their split."""
 
-import copy
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -114,53 +112,39 @@ def _in_grid(dataset: Dataset, grid: Any) -> Dataset:
 
 
 def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Dataset, Dataset]:
-    """Return training data and validation data, a fraction of random samples, or of whole files.
+    """Return training data and validation data, a fraction of the samples drawn by the seed.
 
-    The same seed chooses the same samples. Raises ``ValueError`` for a fraction that leaves either empty.
+    Raises ``ValueError`` for a fraction that leaves either empty, and for samples without numbers.
     """
     check_fraction(FRACTION, fraction)
-    number, unit, select = _selection(dataset)
-    count = round(number * fraction)
-    if not 0 < count < number:
-        raise ValueError(f"fraction = {fraction} of {number} {unit} is {count}; give another fraction")
-    order = np.random.default_rng(seed).permutation(number)
-    training, validation = select(np.sort(order[count:])), select(np.sort(order[:count]))
-    return (_in_grid(training, dataset.x.shape) if isinstance(dataset.x, BlockedTensor) else training), validation
-
-
-def _selection(dataset: Dataset) -> tuple[int, str, Callable[[NDArray[np.intp]], Dataset]]:
-    """Return how many parts a data set has, what they are, and the function that returns a data set of some."""
-    if isinstance(whole := dataset.x, FileDataset):
-
-        def select_files(indices: NDArray[np.intp]) -> Dataset:
-            selected = copy.copy(whole)
-            selected.files = [whole.files[index] for index in indices]
-            selected.files_len = {name: whole.files_len[name] for name in selected.files}
-            return dataset._replace(x=selected)
-
-        return len(whole.files), "files", select_files
     parts = {name: _as_indexed(part) for name, part in dataset._asdict().items() if part is not None}
     lengths = {name: len(part.dataset if isinstance(part, Samples) else part) for name, part in parts.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise ValueError(f"x, y and weights have different lengths: {listed}")
+    number = lengths["x"]
+    count = round(number * fraction)
+    if not 0 < count < number:
+        raise ValueError(f"fraction = {fraction} of {number} samples is {count}; give another fraction")
+    order = np.random.default_rng(seed).permutation(number)
 
-    def select(rows: NDArray[np.intp]) -> Dataset:
+    def selected(rows: NDArray[np.intp]) -> Dataset:
+        rows = np.sort(rows)
         chosen = {
             name: part.select(rows.tolist()) if isinstance(part, Samples) else part[rows]
             for name, part in parts.items()
         }
         return Dataset(**chosen)
 
-    return lengths["x"], "samples", select
+    training, validation = selected(order[count:]), selected(order[:count])
+    return (_in_grid(training, dataset.x.shape) if isinstance(dataset.x, BlockedTensor) else training), validation
 
 
 def _as_indexed(part: Any) -> Any:
     """Return samples that can be selected by their numbers, or an array."""
     if isinstance(part, BlockedTensor):
         return part.collect()
-    if (samples := as_samples(part)) is None:
-        return as_block(part)
-    if samples.is_stream:
-        raise ValueError("an IterableDataset has no samples by number to take a fraction of; name others")
-    return samples
+    samples = as_samples(part)
+    if isinstance(part, FileDataset) or (samples is not None and samples.is_stream):
+        raise ValueError(f"{FRACTION}: samples of files and streams have no numbers; name others, as in [data]")
+    return as_block(part) if samples is None else samples

@@ -20,7 +20,6 @@ from compss_train.cli import run_files
 from compss_train.cli.run_files import Errors, RunFile, RunFileError, RunFolder, Table
 from compss_train.cli.run_files import data as data_sections
 from compss_train.cli.run_files.objects import CALL, call_object, keywords_of, parameters_of
-from compss_train.data import FileDataset
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.checkpoints import list_checkpoints
@@ -141,8 +140,6 @@ class TrainingRun:
     file: RunFile
     trainer: DistributedTrainer
     arguments: dict[str, Any]
-    data: data_sections.Dataset
-    validation_data: data_sections.Dataset | None
     folder: RunFolder
     resume: bool
 
@@ -174,13 +171,11 @@ def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = Fa
     # The user's callbacks first: the numbers that they add to records can be written and watched.
     fit |= {"callbacks": [*fit["callbacks"], *writers, *stopping], "sample_weight": data.weight, "resume": resume}
     if validation is not None:
-        fit["validation_data"] = validation.x if isinstance(validation.x, FileDataset) else validation[:2]
+        fit["validation_data"] = validation[:2]
     return TrainingRun(
         file=run_file,
         trainer=trainer,
         arguments={"x": data.x, "y": data.y, **fit},
-        data=data,
-        validation_data=validation,
         folder=folder,
         resume=resume,
     )

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from compss_train import BlockedTensor, FileDataset, PartialShuffleSampler, Samples, write_files
+from compss_train import BlockedTensor, FileDataset, Samples, write_files
 from compss_train.cli.run_files import Errors
 from compss_train.cli.run_files.data import Dataset, read_section, split_validation
 from compss_train.data.block_passes import Place
@@ -154,19 +154,6 @@ def test_the_seed_chooses_validation_samples_and_blocks_stay_as_many():
     assert sorted([*training.x.collect(), *validation.x]) == list(range(40))
 
 
-def test_a_split_of_files_keeps_them_whole_with_their_options():
-    write_files("parts", {"a": X, "b": Y}, rows=2)
-    files = FileDataset("parts/*.npz", x="a", y="b")
-    both = split_validation(Dataset(files, weight=X), 0.3, 0)
-    assert all(part.weight is X for part in both)  # which is an error of fit, with or without a fraction
-    training, validation = (part.x for part in both)
-    assert (len(training.files), len(validation.files), len(files.files)) == (7, 3, 10)
-    assert sorted([*training.files, *validation.files]) == files.files
-    assert (validation.x, validation.y, validation.number_samples) == ("a", "b", 6)
-    read = [batch["b"] for batch in PartialShuffleSampler(training, shuffle=False, batch_size=2)]
-    np.testing.assert_array_equal(read, [np.load(name)["b"] for name in training.files])
-
-
 class Pairs(torch.utils.data.Dataset):
     def __len__(self):
         return 10
@@ -204,8 +191,14 @@ SPLITS = [
     *((Dataset(np.arange(10)), each, "give a number above 0 and") for each in (0, 1, -0.5, 2, True, "half")),
     (Dataset(np.arange(10), np.arange(9)), 0.5, "have different lengths: x 10, y 9"),
     (Dataset(Pairs(), weight=np.arange(11)), 0.3, "different lengths: x 10, weight 11"),
-    (Dataset(Stream()), 0.3, "no samples by number to take a fraction of"),
+    (Dataset(Stream()), 0.3, "samples of files and streams have no numbers; name others"),
 ]
+
+
+def test_files_are_named_for_validation():
+    write_files("parts", {"a": X, "b": Y}, rows=2)
+    with pytest.raises(ValueError, match="samples of files and streams have no numbers; name others"):
+        split_validation(Dataset(FileDataset("parts/*.npz", x="a", y="b")), 0.3, 0)
 
 
 @pytest.mark.parametrize(("dataset", "fraction", "message"), SPLITS)
