@@ -35,9 +35,6 @@ class Resources:
     """Computing units, which are also the intra-op threads that torch uses in the task."""
     gpus: int = 0
     """GPUs; several tasks may share one if the engine places them on the same device."""
-    gpu_tasks: int = 0
-    """The most tasks with these resources at a time, for an engine that places tasks on GPUs by itself; 0 for as
-    many as there are GPUs."""
     own_process: bool = False
     """Whether the task may end its process, as a hanging simulation does. It then runs where a process that dies is
     replaced and its task runs again."""
@@ -241,14 +238,14 @@ class Engine(ABC):
         return gpu(worker % num_gpu) if num_gpu else CPU
 
     @classmethod
-    def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:
-        """Raise ``ValueError`` if the nodes have fewer than ``num_gpu`` GPUs; ``num_nodes`` may be ignored."""
-        available = sum(node.gpus for node in cls.nodes())
-        if num_gpu > available:
+    def check_gpus(cls, num_gpu: int) -> None:
+        """Raise ``ValueError`` if the nodes have fewer than ``num_gpu`` GPUs: tasks would fail or wait forever."""
+        nodes = cls.nodes()
+        available = sum(node.gpus for node in nodes)
+        if nodes and num_gpu > available:
             raise ValueError(
-                f"num_gpu={num_gpu}, but torch sees {available} GPUs on this machine; "
-                f"use num_gpu={available}"
-                + ("" if available else " to train on the CPU, or install a CUDA build of torch")
+                f"num_gpu={num_gpu}, but the {cls.name} engine has {available} GPUs; use num_gpu={available}. "
+                "Torch sees GPUs if it was built for CUDA, COMPSs those that its resources declare"
             )
 
     @classmethod

@@ -134,8 +134,7 @@ class Workers:
         session.regroup(aligned_ranges(job.num_workers, places=0))
         self._session, self._progress, self._checkpoints = session, progress, checkpoints
         self._warned = False
-        # No task waits for another: one that is submitted again would wait for the end of the fit.
-        resources = replace(session.resources, gpu_tasks=0, own_process=True)
+        resources = replace(session.resources, own_process=True)
         self.all: list[Worker] = []
         for number, (state, device) in enumerate(zip(session.states, session.devices, strict=True)):
             args = train_online, session.training_spec, state, job, number, device

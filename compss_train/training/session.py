@@ -125,7 +125,7 @@ class Session:
         self._spec = training_spec.without_weights()
         self.training_spec = engine.publish(self._spec)
         self.devices = devices
-        self.resources = Resources(cpus=threads, gpus=int(num_gpu > 0), gpu_tasks=num_gpu)
+        self.resources = Resources(cpus=threads, gpus=int(num_gpu > 0))
         weights = sum(parameter.numel() for parameter in training_spec.net.parameters())
         self.sample_seconds = FLOPS_OF_WEIGHT / FLOPS_PER_SECOND * weights
         """Rough estimate of the time, in seconds, that a core trains on a sample."""

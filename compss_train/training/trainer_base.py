@@ -93,8 +93,8 @@ class TrainerBase:
             Like ``loss``, or a metric or collection of torchmetrics (extra ``metrics``), a list of these, or a dict
             with their names in the history as keys; docs/metrics.md explains what they are measured on.
         num_gpu, num_nodes:
-            Number of GPUs that the workers are distributed over (0, the default, for the CPU), which on COMPSs also
-            limits concurrent tasks; and the number of nodes with GPUs, which is compared with that of COMPSs.
+            Number of GPUs that the workers are distributed over, 0 (default) for the CPU; tasks of COMPSs use all
+            GPUs that its resources declare. ``num_nodes`` is accepted for scripts for dislib, and has no effect.
         transform:
             Callable or module that workers apply to every batch of x, for example to scale uint8 images. Random
             draws are seeded by the batch's place in the epoch: docs/training-options.md.
@@ -204,7 +204,7 @@ class TrainerBase:
         arguments.check_optimizer(own, factory, next(iter(unsupported), ""))
         chosen = None if schedule is None else Schedule.of(schedule)
         lr_schedule = None if chosen is None else make_schedule(chosen, own, factory)
-        self._workplace.engine_class.check_gpus(num_gpu, num_nodes)
+        self._workplace.engine_class.check_gpus(num_gpu)
         self._model.build(arguments.BuildArguments(spec, num_gpu, chosen, lr_schedule))
         self._workplace.forget()
 

@@ -65,9 +65,9 @@ def test_gpus_are_checked_against_what_torch_sees(machine, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     for enough in (0, 1, 2):
-        machine.check_gpus(enough, 1)
-    with pytest.raises(ValueError, match="num_gpu=3, but torch sees 2 GPUs on this machine; use num_gpu=2"):
-        machine.check_gpus(3, 1)
+        machine.check_gpus(enough)
+    with pytest.raises(ValueError, match=f"num_gpu=3, but the {machine.name} engine has 2 GPUs; use num_gpu=2"):
+        machine.check_gpus(3)
 
 
 def test_threads_are_shared_and_at_least_one(monkeypatch):

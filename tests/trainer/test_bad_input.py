@@ -250,9 +250,7 @@ def test_build(changes, error, message):
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_gpus_that_are_not_there():
-    with pytest.raises(
-        ValueError, match="num_gpu=1, but torch sees 0 GPUs on this machine; use num_gpu=0 to train on"
-    ):
+    with pytest.raises(ValueError, match="num_gpu=1, but the serial engine has 0 GPUs; use num_gpu=0"):
         DistributedTrainer(2, engine=NoTasks()).build(mlp(), SGD, "mse", num_gpu=1)
 
 

@@ -95,7 +95,7 @@ def test_a_nan_loss_is_found_unless_batches_are_skipped():
 
 
 def test_no_batch_is_trained_for_gpus(monkeypatch):
-    monkeypatch.setattr(NoTasks, "check_gpus", staticmethod(lambda num_gpu, num_nodes: None))
+    monkeypatch.setattr(NoTasks, "check_gpus", staticmethod(lambda num_gpu: None))
     trainer_of(mlp(inputs=5), num_gpu=1).check_fit(X, Y, **FIT)
 
 

@@ -4,7 +4,6 @@ import importlib
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import ModuleType
@@ -62,8 +61,6 @@ class CompssEngine(Engine):
         self._tasks = importlib.import_module("compss_train.engines.compss.tasks")
         self._nodes = self.nodes()
         self._refs: set[_CompssRef] = set()
-        self._gpu_tasks: dict[Resources, deque[_CompssRef]] = {}
-        """The results that the next GPU tasks wait for, if the number of concurrent ones is limited."""
         self._timeout: float | None = None  # of ``watched``
         # PyCOMPSs keeps every object that it was given: an engine that was never closed frees them when collected.
         self._close = weakref.finalize(self, _free, self._api, self._refs, threading.get_ident())
@@ -102,15 +99,6 @@ class CompssEngine(Engine):
         """Return the CPU, or the GPU that COMPSs binds a task to."""
         return gpu() if num_gpu else CPU
 
-    @classmethod
-    def check_gpus(cls, num_gpu: int, num_nodes: int) -> None:
-        """Raise ``ValueError`` if the nodes have fewer GPUs: COMPSs would wait forever.
-
-        Warns if COMPSs was started with another number of nodes than ``num_nodes``, which is compared if it is
-        above 1 or there are GPUs: tasks run on all nodes that COMPSs has.
-        """
-        runtime.check_gpus(num_gpu, num_nodes, cls.nodes())
-
     def publish(self, value: object) -> Ref:
         """Keep the value until a task reads it and COMPSs writes it to a file; PyCOMPSs's futures are passed on."""
         self._check_open()
@@ -134,25 +122,8 @@ class CompssEngine(Engine):
         run, *start = (run_in_child, function, self._timeout, gpu) if in_child else (function,)
         call, inputs = self._call(run, (*start, *args), gpu=gpu)
         task = self._tasks.task_for(function, gpu, priority)
-        if gpu:
-            futures = self._submit_on_gpu(task, resources, returns, call, inputs)
-        else:
-            made = task(resources.cpus, returns, call, inputs, returns=returns)
-            futures = [made] if returns == 1 else made
-        return [self._new_ref(future) for future in futures]
-
-    def _submit_on_gpu(
-        self, task: Callable[..., Any], resources: Resources, returns: int, call: SerializedValue, inputs: list[Any]
-    ) -> list[Any]:
-        """Submit a task that starts when the task ``gpu_tasks`` before it has ended, if there is such a limit."""
-        earlier = self._gpu_tasks.setdefault(resources, deque())
-        awaited = earlier[0].content if earlier and len(earlier) == resources.gpu_tasks else None
-        made: list[Any] = task(resources.cpus, returns, call, inputs, awaited, returns=returns + 1)
-        *futures, ended = made
-        earlier.append(self._new_ref(ended))
-        if len(earlier) > resources.gpu_tasks:
-            self._delete(earlier.popleft())
-        return futures
+        made = task(resources.cpus, returns, call, inputs, returns=returns)
+        return [self._new_ref(future) for future in ([made] if returns == 1 else made)]
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
         """Submit an update as a COMMUTATIVE task with priority."""
@@ -204,7 +175,7 @@ class CompssEngine(Engine):
         return sum(node.cpus // resources.cpus for node in self._nodes)
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
-        """Raise ``ValueError`` if the nodes, or ``gpu_tasks``, do not let these tasks run together."""
+        """Raise ``ValueError`` if these tasks do not fit on the nodes together."""
         self._check_open()
         runtime.check_fit(tasks, self._nodes)
 
@@ -259,16 +230,16 @@ class CompssEngine(Engine):
         try:
             value = self._api.compss_wait_on(future, mode="r")
         except Exception as error:  # from reading the empty file that COMPSs writes for a lost result
-            raise runtime.lost_task_error(self._nodes) from error
+            raise runtime.lost_task_error() from error
         if value is None:
-            raise runtime.lost_task_error(self._nodes)
+            raise runtime.lost_task_error()
         return value
 
     def _load(self, serialized: Any) -> Any:
         value = serialized.load()
         if isinstance(value, Failure):
             error = value.exception()
-            raise runtime.lost_task_error(self._nodes) if isinstance(error, LostInputError) else error
+            raise runtime.lost_task_error() if isinstance(error, LostInputError) else error
         return value
 
     def _delete(self, ref: _CompssRef) -> None:

@@ -5,17 +5,15 @@ import importlib
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
-from compss_train._utils.validation import warn_user
 from compss_train.engines.base import Resources
 from compss_train.engines.compss.configuration import UNREADABLE, read_nodes
-from compss_train.engines.nodes import Node, is_local
+from compss_train.engines.nodes import Node
 from compss_train.exceptions import WorkerLostError
 
 JVM_OPTIONS = "JVM_OPTIONS_FILE"
@@ -110,22 +108,13 @@ def skip_destructors_at_exit() -> None:
 
 
 def declared_nodes() -> list[Node]:
-    """Return the nodes of the runtime's project file; empty without a readable configuration."""
-    options = runtime_options()
+    """Return the nodes that runcompss started the runtime with; empty without a readable configuration."""
     try:
+        lines = Path(os.environ[JVM_OPTIONS]).read_text().splitlines()
+        options = dict(line.strip().removeprefix("-D").partition("=")[::2] for line in lines)
         return read_nodes(Path(options["compss.project.file"]), Path(options["compss.resources.file"]))
     except (KeyError, *UNREADABLE):
         return []
-
-
-def runtime_options() -> dict[str, str]:
-    """Return the options that runcompss started the runtime with; empty outside an application."""
-    try:
-        lines = Path(os.environ[JVM_OPTIONS]).read_text().splitlines()
-    except (KeyError, OSError):
-        return {}
-    pairs = (line.strip().removeprefix("-D").partition("=") for line in lines if line.startswith("-D"))
-    return {name: value for name, _, value in pairs}
 
 
 def check_fit(tasks: Sequence[Resources], nodes: Sequence[Node]) -> None:
@@ -134,13 +123,8 @@ def check_fit(tasks: Sequence[Resources], nodes: Sequence[Node]) -> None:
     Places the largest tasks first. For tasks of very different sizes there may be another placement; COMPSs is no
     more likely to find it.
     """
-    for task, number in Counter(tasks).items():
+    for task in set(tasks):
         check_size(task, nodes)
-        if 0 < task.gpu_tasks < number:
-            raise ValueError(
-                f"{number} tasks with a GPU each have to run at the same time, but num_gpu={task.gpu_tasks} limits "
-                f"them; use num_gpu={number}, or fewer workers"
-            )
     if not nodes:
         return
     free = [[node.gpus, node.cpus] for node in sorted(nodes, key=lambda node: (node.gpus, node.cpus))]
@@ -158,21 +142,6 @@ def check_fit(tasks: Sequence[Resources], nodes: Sequence[Node]) -> None:
         room[1] -= task.cpus
 
 
-def check_gpus(num_gpu: int, num_nodes: int, nodes: Sequence[Node]) -> None:
-    """Raise ``ValueError`` for more GPUs than the nodes have; warn of another number of nodes."""
-    if nodes and num_nodes and num_nodes != len(nodes) and (num_gpu or num_nodes > 1):
-        warn_user(
-            f"num_nodes={num_nodes}, but COMPSs was started with {len(nodes)}: "
-            f"{', '.join(node.name for node in nodes)}; tasks run on all of these"
-        )
-    available = sum(node.gpus for node in nodes)
-    if nodes and num_gpu > available:
-        raise ValueError(
-            f"num_gpu={num_gpu}, but the resources that COMPSs was started with have {available} GPUs on "
-            f"{len(nodes)} nodes; use num_gpu={available}, or start with resources that declare more"
-        )
-
-
 def check_size(task: Resources, nodes: Sequence[Node]) -> None:
     """Raise ``ValueError`` if a task needs more than any node has, since COMPSs would never run it."""
     if task.gpus > 1:
@@ -186,22 +155,15 @@ def check_size(task: Resources, nodes: Sequence[Node]) -> None:
         )
 
 
-def lost_task_error(nodes: Sequence[Node]) -> WorkerLostError:
-    """Return the error for a value that the runtime will never have; the declared nodes may explain it."""
-    cores = os.cpu_count() or 1
-    node = max((node for node in nodes if is_local(node.name)), key=lambda node: node.cpus, default=None)
-    bound = runtime_options().get("compss.worker.cpu_affinity") != "disabled"
-    if node is not None and node.cpus > cores and bound:
-        return WorkerLostError(
-            f"COMPSs lost a task: {node.cpus} computing units are declared on {node.name}, which has {cores} "
-            "cores. COMPSs binds each unit to a core, and tasks beyond the cores die. Start runcompss with "
-            f"--cpu_affinity=disabled, as runcompss/laptop.sh does, or declare {cores} units "
-            f"(runcompss/laptop.sh --units={cores}, compss-train configure --units {cores})"
-        )
+def lost_task_error() -> WorkerLostError:
+    """Return the error for a value that the runtime will never have."""
     return WorkerLostError(
-        "COMPSs lost a task: its worker process died, most often because memory ran out, or could not start it. "
-        "The files job*.err in the application's folder below ~/.COMPSs (runcompss --log_dir) contain more with "
-        "runcompss --log_level=debug; if compss_train or torch is missing on a node, compss-train doctor reports it"
+        "COMPSs lost a task: its worker process died, most often because memory ran out, or because more computing "
+        "units are declared than the node has cores: COMPSs binds each unit to a core, and tasks beyond the cores "
+        "die. Declare fewer units (runcompss/laptop.sh --units, compss-train configure --units), or start "
+        "runcompss with --cpu_affinity=disabled. compss-train doctor compares units with cores, and reports nodes "
+        "without torch or compss_train. With runcompss --log_level=debug the output of tasks is in the files "
+        "job*.err of the application's folder below ~/.COMPSs (runcompss --log_dir)"
     )
 
 

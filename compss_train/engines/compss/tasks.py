@@ -23,46 +23,35 @@ Task = Callable[..., Any]
 _ONE_GPU = {"processors": [{"processorType": "GPU", "computingUnits": "1"}]}
 
 
-def _decorated(name: str, body: Task, constraints: dict[str, Any], **options: Any) -> Task:
+def _decorated(name: str, body: Task, gpu: bool, **options: Any) -> Task:
     body.__name__ = body.__qualname__ = name
     directed = task(call=IN_DELETE, inputs=COLLECTION_IN, returns=1, **options)(body)
-    constrained: Task = constraint(computing_units="cpus", **constraints)(on_failure(management="IGNORE")(directed))
+    resources = _ONE_GPU if gpu else {}
+    constrained: Task = constraint(computing_units="cpus", **resources)(on_failure(management="IGNORE")(directed))
     return constrained
 
 
-def _task(name: str, *, priority: bool = False) -> Task:
+def _task(name: str, *, gpu: bool = False, priority: bool = False) -> Task:
     def body(cpus: int, results: int, call: SerializedValue, inputs: list[Any]) -> Any:
         return run_task(results, cpus, call, inputs)
 
-    return _decorated(name, body, {}, priority=priority)
-
-
-def _gpu_task(name: str) -> Task:
-    def body(cpus: int, results: int, call: SerializedValue, inputs: list[Any], after: object) -> list[Any]:
-        """Return the results, and one more, for which another task can wait."""
-        made = run_task(results, cpus, call, inputs)
-        return [*(made if results > 1 else [made]), SerializedValue.of(None)]
-
-    return _decorated(name, body, _ONE_GPU)
+    return _decorated(name, body, gpu, priority=priority)
 
 
 def _commute(cpus: int, call: SerializedValue, target: SerializedValue, inputs: list[Any]) -> SerializedValue:
     return run_update(cpus, call, target, inputs)
 
 
-commute = _decorated("commute", _commute, {}, target=COMMUTATIVE, priority=True)
+commute = _decorated("commute", _commute, False, target=COMMUTATIVE, priority=True)
 _FIRST = ("average", "copy", "gather")
 _CPU = {name: _task(name, priority=name in _FIRST) for name in {*TASK_NAMES.values(), "run"}}
 _CPU["run_first"] = _task("run_first", priority=True)
-_GPU = {name: _gpu_task(f"{name}_gpu") for name in ("train", "evaluate", "predict", "run")}
+_GPU = {name: _task(f"{name}_gpu", gpu=True) for name in ("train", "evaluate", "predict", "run")}
 globals().update(_CPU | {f"{name}_gpu": made for name, made in _GPU.items()})  # where PyCOMPSs finds them
 
 
 def task_for(function: Callable[..., Any], gpu: bool, priority: bool) -> Task:
-    """Return the task that runs a function, chosen by the function's name.
-
-    A GPU task takes a value to wait for as an additional argument, and returns an additional result.
-    """
+    """Return the task that runs a function, chosen by the function's name."""
     name = task_name(function)
     if gpu:
         return _GPU.get(name, _GPU["run"])

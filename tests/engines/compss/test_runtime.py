@@ -75,9 +75,9 @@ def test_the_time_left_is_that_of_the_alarm_of_pycompss(as_main_program, alarm):
 
 def test_more_gpus_than_declared_are_an_error_before_any_task(as_main_program, monkeypatch, tmp_path):
     declare_nodes(monkeypatch, tmp_path, ("first", 4, 2))
-    CompssEngine.check_gpus(2, 1)
-    with pytest.raises(ValueError, match="num_gpu=3, but the resources that COMPSs was started with have 2 GPUs"):
-        CompssEngine.check_gpus(3, 1)
+    CompssEngine.check_gpus(2)
+    with pytest.raises(ValueError, match="num_gpu=3, but the compss engine has 2 GPUs; use num_gpu=2"):
+        CompssEngine.check_gpus(3)
 
 
 def test_without_pycompss_the_engine_is_an_import_error(monkeypatch):
@@ -215,33 +215,3 @@ def test_an_error_names_what_is_needed_and_what_is_declared():
         r"more .*--units",
     ):
         runtime.check_fit([Resources(2), Resources(2), Resources(2, 1)], nodes((4, 1), (1, 0)))
-
-
-def test_tasks_that_wait_for_each_other_on_gpus_are_errors():
-    limited = Resources(cpus=2, gpus=1, gpu_tasks=2)
-    runtime.check_fit([limited] * 2 + [Resources()] * 5, [])
-    runtime.check_fit([Resources(gpus=1)] * 5, [])
-    with pytest.raises(ValueError, match=r"3 tasks with a GPU each .* num_gpu=2 limits them; use num_gpu=3"):
-        runtime.check_fit([limited] * 3 + [Resources()], [])
-
-
-@pytest.mark.parametrize(
-    ("node", "affinity", "named"),
-    [
-        (("localhost", 4), "automatic", True),
-        (("127.0.0.1", 4), None, True),
-        (("localhost", 2), "automatic", False),
-        (("localhost", 4), "disabled", False),
-        (("elsewhere", 4), "automatic", False),
-    ],
-)
-def test_the_error_of_lost_tasks_names_units_beyond_the_cores(monkeypatch, tmp_path, node, affinity, named):
-    declare_nodes(monkeypatch, tmp_path, node)
-    with (tmp_path / "jvm_options").open("a") as options:
-        options.write(f"-Dcompss.worker.cpu_affinity={affinity}\n" if affinity else "")
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    text = str(runtime.lost_task_error(runtime.declared_nodes()))
-    assert text.startswith("COMPSs lost a task: ")
-    assert (f"4 computing units are declared on {node[0]}, which has 2 cores" in text) == named
-    assert ("--cpu_affinity=disabled" in text) == named
-    assert ("memory" in text) != named
