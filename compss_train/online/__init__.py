@@ -4,13 +4,6 @@
 any other program. All but ``Simulations`` needs ZeroMQ.
 """
 
-from typing import TYPE_CHECKING
-
 from compss_train._utils.imports import lazy_names
 
-__all__ = ["SampleSender"]
-
-if TYPE_CHECKING:
-    from compss_train.online.sender import SampleSender
-else:
-    __getattr__, __dir__ = lazy_names(__name__, {"sender": __all__})
+__getattr__, __dir__, __all__ = lazy_names(__name__)

@@ -7,7 +7,6 @@ of its results, and each task that gets a ``Failure`` as an input also returns i
 
 from __future__ import annotations
 
-import gc
 import os
 import pickle
 import socket
@@ -109,13 +108,13 @@ def run_update(cpus: int, call: SerializedValue, target: SerializedValue, inputs
 
 @cache
 def _prepare_worker() -> None:
-    """Prepare this process, once: its pipe, and all imported objects, which garbage collection leaves out here.
+    """Prepare this process, once.
 
-    PyCOMPSs collects garbage twice after each task, which takes a quarter of a second for torch's modules alone.
+    PyCOMPSs collects garbage twice after each task, which would take a quarter of a second for torch's modules
+    alone: ``prepare_process`` leaves them out.
     """
     runtime.keep_answer_pipe_open()
     calls.prepare_process()
-    gc.freeze()
 
 
 def _run(results: int, cpus: int, call: Call, inputs: Sequence[Any]) -> list[SerializedValue]:

@@ -1,0 +1,1 @@
+from compss_train.online.sender import SampleSender as SampleSender
