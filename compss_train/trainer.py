@@ -20,7 +20,6 @@ from compss_train.training.named_fits import NamedFits
 from compss_train.training.stopping import Stopping
 from compss_train.training.trained_model import FitOfEpochs
 from compss_train.training.trainer_base import TrainerBase
-from compss_train.worker import losses_by_rate
 
 
 class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
@@ -135,13 +134,16 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         the program handles SIGTERM itself. After an exception or Ctrl-C the parameters are those after the last
         complete round (with later changes if workers merge commutatively; on COMPSs then those before the fit).
         """
-        arguments = {name: value for name, value in locals().items() if name != "self"}
-        fit = self._planned("fit", **arguments)
-        resuming.begin(fit, self._model, self._workplace)
+        data = {"x": x, "y": y, "sample_weight": sample_weight, "validation_data": validation_data}
+        size = {"batch_size": batch_size, "num_batches_per_worker": num_batches_per_worker}
+        order = {"shuffle": shuffle, "shuffle_block_data": shuffle_block_data, "buffer": buffer}
+        run = {"callbacks": callbacks, "progress": progress, "resume": resume, "max_time": max_time}
+        fit = self._planned("fit", {"num_epochs": num_epochs, "merge": merge, **data, **size, **order, **run})
+        resuming.begin(fit, self._workplace)
         traces = [str(each.path) for each in fit.callbacks.callbacks if isinstance(each, Profile)]
-        data = {"data": fit.data, "validation_data": fit.validation, "profile": next(iter(traces), None)}
-        self._model.last_fit = description.described_fit("fit", fit.options, fit.callbacks.all, **data)
-        rounds.run_rounds(fit, self._model, self._workplace)
+        read = {"data": fit.data, "validation_data": fit.validation, "profile": next(iter(traces), None)}
+        self._model.last_fit = description.described_fit("fit", fit.options, fit.callbacks.all, **read)
+        rounds.run_rounds(fit, self._workplace)
         return self.get_parameters()
 
     def check_fit(self, x: Any, y: Any = None, **options: Any) -> None:
@@ -153,24 +155,15 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         """
         bound = inspect.signature(self.fit).bind(x, y, **options)  # raises TypeError for unknown names
         bound.apply_defaults()
-        planning.try_fit(self._planned("check_fit", **bound.arguments), self._model)
+        planning.try_fit(self._planned("check_fit", dict(bound.arguments)), self._model)
 
-    def _planned(
-        self,
-        method: str,
-        *,
-        callbacks: Sequence[AnyCallback],
-        progress: bool,
-        validation_data: Any,
-        merge: MergeLike,
-        **arguments: Any,
-    ) -> FitOfEpochs:
-        """Check the arguments of ``fit``; changes nothing."""
+    def _planned(self, method: str, arguments: dict[str, Any]) -> FitOfEpochs:
+        """Check the arguments of ``fit``; changes nothing but ``arguments``."""
         self._model.ready(method)
-        measured = {"validated": validation_data is not None, "averaged": Merge.of(merge).averaging is not None}
-        called = callback_list(self, callbacks, progress, **measured)
-        arguments |= {"validation_data": validation_data, "merge": merge}
-        return planning.planned_fit(self._model, self._workplace, called, self._clock, **arguments)
+        arguments["merge"] = merge = Merge.of(arguments["merge"])
+        measured = {"validated": arguments["validation_data"] is not None, "averaged": merge.averaging is not None}
+        called = callback_list(self, arguments.pop("callbacks"), arguments.pop("progress"), **measured)
+        return planning.planned_fit(self._workplace, called, self._clock, **arguments)
 
     def fit_online(
         self,
@@ -239,7 +232,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         self._model.ready("fit_online")
         called = callback_list(self, callbacks, progress, validated=validation_data is not None, online=True)
         stopping = Stopping(max_time, self._clock, self._workplace.engine_class.time_left())
-        train_online(self._model, self._workplace, simulations, options, called, validation_data, stopping)
+        train_online(self._workplace, simulations, options, called, validation_data, stopping)
         return self.get_parameters()
 
     def find_lr(
@@ -264,12 +257,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         built = self._model.ready("find_lr")
         rates = lr_finder.growing_rates(lowest, highest, steps)
         data = data_source.as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
-        work = lr_finder.work_of_steps(data, steps, batch_size, self.seed)
-        with self._workplace.inference(built, self._model.current(), data, batch_size) as (inference, parameters):
-            ref = inference.submit(losses_by_rate, parameters, work, rates)
-            losses = inference.engine.fetch([ref])[0]
-            inference.engine.delete([ref])
-        return lr_finder.LearningRates(rates[: len(losses)], losses)
+        return lr_finder.range_test(self._workplace, data, batch_size, rates)
 
     def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
         """Load parameters, history, counters and the workers' states from a checkpoint; call ``build`` first.
@@ -282,4 +270,4 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         or optimizer, or of another seed than that of the trainer.
         """
         self._model.ready("restore")
-        resuming.restore(self._model, self._workplace, folder, best=best)
+        resuming.restore(self._workplace, folder, best=best)

@@ -7,7 +7,7 @@ from compss_train.callbacks.profile import Profile
 from compss_train.callbacks.progress import ProgressBar, RoundLines
 from compss_train.callbacks.trackers import MLflow, TensorBoard, Trackio, WandB
 from compss_train.training.callback import Callback
-from compss_train.worker import WorkerCallback, WorkerContext
+from compss_train.worker.callbacks import WorkerCallback, WorkerContext
 
 __all__ = [
     "Callback",

@@ -10,7 +10,7 @@ from compss_train.reports.records import NUMERIC, NUMERIC_ONLINE
 from compss_train.training.build_arguments import check_picklable
 from compss_train.training.callback import AnyCallback, Callback, CallbackList
 from compss_train.training.trainer_base import TrainerBase
-from compss_train.worker import WorkerCallback
+from compss_train.worker.callbacks import WorkerCallback
 
 HOOKS, WORKER_HOOKS = (
     tuple(name for name in vars(kind) if name.startswith("on_")) for kind in (Callback, WorkerCallback)

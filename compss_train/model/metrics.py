@@ -82,8 +82,6 @@ class Measured:
     """Samples that the worker was to train; a reservoir's repetitions do not count."""
     left_out: int = 0
     """Samples of files that could not be read, or samples missing from a stream."""
-    weightless: int = 0
-    """Samples of batches whose weights are all 0."""
     change: float = 0.0
     """The squared norm of the change of the weights."""
     started: float | None = None

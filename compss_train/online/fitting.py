@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 from compss_train.engines.base import ONE_CPU
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
-from compss_train.model.parameters import Parameters
 from compss_train.net.server import Received
 from compss_train.net.sockets import new_token
 from compss_train.online.events import EventServer
@@ -25,7 +24,7 @@ from compss_train.online.simulation_runs import SimulationRuns
 from compss_train.online.simulations import Simulations
 from compss_train.online.stream_router import ExternalSenders, StreamRouter
 from compss_train.online.workers import CheckpointStore, Workers
-from compss_train.training.build_arguments import check_outer_factory
+from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described_fit
@@ -33,11 +32,10 @@ from compss_train.training.inference import Inference
 from compss_train.training.merging.on_arrival import GlobalParameters
 from compss_train.training.planning import validation_source
 from compss_train.training.rounds import MERGE_SECONDS
-from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
 from compss_train.training.trained_model import Fit, TrainedModel
 from compss_train.training.training_state import TrainingState
-from compss_train.training.workplace import Workplace
+from compss_train.training.workplace import Session, Workplace
 
 _TICK = 0.1
 """Seconds between checks for changes that cause no message."""
@@ -47,7 +45,6 @@ GRACE = 5.0
 
 
 def train_online(
-    model: TrainedModel,
     workplace: Workplace,
     simulations: Simulations,
     options: OnlineOptions,
@@ -56,23 +53,20 @@ def train_online(
     stopping: Stopping,
 ) -> None:
     """Check what depends on the model and the data, and train; ``fit_online`` documents the options."""
-    built = model.built
+    model, built = workplace.model, workplace.model.built
     if built.lr_schedule is not None:
         raise ValueError(
             "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
             "learning rate"
         )
-    validation = None
-    if validation_data is not None:
-        validation = validation_source(model, workplace.num_workers, validation_data)
-    if options.merge.outer_optimizer is not None:
-        check_outer_factory(built.training_spec.net, options.merge.outer_optimizer)
+    validation = validation_source(workplace, validation_data)
+    check_outer_optimizer(options.merge.outer_optimizer, built.training_spec.net)
     params.check_finite(model.parameters)
     model.resumed_from = None
     data = {"simulations": simulations, "validation_data": validation}
     model.last_fit = described_fit("fit_online", options, callbacks.callbacks, **data)
     fit = Fit(callbacks=callbacks, stopping=stopping, validation=validation)
-    with workplace.fitting(fit, model, None) as session, ExitStack() as stack:
+    with workplace.fitting(fit, None) as session, ExitStack() as stack:
         model.averaged = None
         online = OnlineFit(model, session, simulations, options, fit, stack)
         fit.running = online
@@ -109,9 +103,7 @@ class OnlineFit:
         self.stopped: str | None = None
         """Why the fit ended before all samples were trained on."""
         self._reserve(simulations, fit.validation)
-        shared = GlobalParameters(
-            engine, model.parameters, workers, names=session.names, optimizer=options.merge.outer_optimizer
-        )
+        shared = GlobalParameters(session, model.parameters, options.merge.outer_optimizer)
         stack.enter_context(shared)
         self._pull = shared.pull
         self._server = stack.enter_context(EventServer(engine.host()))
@@ -152,21 +144,21 @@ class OnlineFit:
             with suppress(ValueError):
                 session.engine.reserve([*tasks, ONE_CPU])
 
-    def current(self) -> Parameters:
+    def current(self) -> params.Parameters:
         """Return the current global parameters."""
         return self._pull()
 
     def averaged(self) -> None:
         """Return ``None``: an online fit keeps no average."""
 
-    def settled(self) -> tuple[Parameters, TrainingState]:
+    def settled(self) -> tuple[params.Parameters, TrainingState]:
         """Return the current global parameters, and the state at the start of the fit.
 
         The workers report their new states when the fit ends.
         """
         return self.current(), self._session.state()
 
-    def newest(self) -> Parameters:
+    def newest(self) -> params.Parameters:
         """Return the global parameters after a fit has failed; raises ``OSError`` after a short timeout."""
         return self._pull(timeout=MERGE_SECONDS)
 

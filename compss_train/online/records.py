@@ -12,12 +12,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.net.connection import Address
 from compss_train.reports.records import Record, per_second
 from compss_train.training.callback import CallbackList
-from compss_train.training.inference import (
-    Inference,
-    skipped_batches,
-    warn_of_double_softmax,
-    warn_of_random_transform,
-)
+from compss_train.training.inference import Inference, skipped_batches, warn_of_problems
 from compss_train.training.stopping import TICK, Stopping
 from compss_train.training.trained_model import TrainedModel
 
@@ -44,14 +39,14 @@ class Progress:
         self._reports: list[list[Report]] = [[] for _ in range(num_workers)]
         self._held_back: list[list[Report]] = [[] for _ in range(num_workers)]
         self._skipped = [0] * num_workers
-        self._warned = False
+        self._known_problems: set[str] = set()
         self._buffers = [Report() for _ in range(num_workers)]
         self._recorded = time.perf_counter()
         self._fit_started = time.time()
 
     def add(self, worker: int, report: Report) -> None:
         """Add a worker's report; warn of what the first one of any worker found."""
-        self._warned = self._warned or warn_of_double_softmax([report])
+        warn_of_problems([report], self._known_problems)
         self._buffers[worker] = report
         self._skipped[worker] += report.skipped_batches
         if report.batches:
@@ -121,7 +116,7 @@ class Evaluation:
         self._owned: list[Ref] = []
         self._sums: list[Ref] = []
         self._number = 0
-        self._warned = False
+        self._known_problems: set[str] = set()
 
     def start(self, parameters: Parameters, *, notify: bool = True) -> None:
         """Submit the evaluation of these parameters; with ``notify`` a message reports its completion."""
@@ -150,7 +145,7 @@ class Evaluation:
             sums = [*itertools.chain.from_iterable(engine.fetch(self._sums, small=True))]
         finally:
             engine.delete([*self._owned, *self._sums])
-        self._warned = self._warned or warn_of_random_transform(any(part.random_transform for part in sums))
+        warn_of_problems(sums, self._known_problems)
         return measures.values(sums, "val_")
 
     def delete(self) -> None:

@@ -38,9 +38,10 @@ from compss_train.net.messages import Header, MessageError
 from compss_train.online.options import OnlineJob
 from compss_train.online.receiver import Receiver
 from compss_train.training.training_state import worker_from_dict, worker_to_dict
-from compss_train.worker import GroupState, Reading, Step, Work, WorkerState
 from compss_train.worker.batches import PlacedBatch
 from compss_train.worker.learner import Learner
+from compss_train.worker.state import GroupState, WorkerState
+from compss_train.worker.work import Reading, Step, Work
 
 _ALL_ADDRESSES = "0.0.0.0"
 _MAX_TRACEBACK = 2**17

@@ -29,8 +29,8 @@ from compss_train.online.events import ConnectedTask
 from compss_train.online.options import OnlineJob
 from compss_train.online.records import Progress, Report
 from compss_train.online.worker_task import decode_value, train_online
-from compss_train.training.session import Session
 from compss_train.training.training_state import worker_from_dict
+from compss_train.training.workplace import Session
 
 FAILURE_SECONDS = 10.0
 """How long the task of a worker may take to end after it has reported an exception."""

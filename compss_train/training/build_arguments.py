@@ -1,7 +1,6 @@
 """``BuildArguments``: the arguments of ``build``, and the checks of networks, optimizers and pickles."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -67,28 +66,18 @@ def check_optimizer(net: nn.Module, factory: optimizers.NetOptimizer, unsupporte
         )
 
 
-def check_outer_factory(net: nn.Module, spec: optimizers.OptimizerSpec) -> None:
-    """Raise the errors of ``check_optimizer`` and ``check_picklable``, naming ``outer_optimizer``."""
-    factory = optimizers.optimizer_factory(spec)
-    with _naming_outer(spec):
-        check_optimizer(net, factory, "an outer step, which has one gradient,")
-    check_picklable(outer_optimizer=factory)
-
-
-def check_outer_optimizer(spec: optimizers.OptimizerSpec | None) -> None:
-    """Raise ``TypeError`` or ``ValueError`` unless the value is a valid ``outer_optimizer``; needs no network."""
-    with _naming_outer(spec):
-        if spec is not None:
-            optimizers.optimizer_factory(spec)
-
-
-@contextmanager
-def _naming_outer(spec: object) -> Iterator[None]:
-    """Let errors in the block name the argument ``outer_optimizer``."""
+def check_outer_optimizer(spec: optimizers.OptimizerSpec | None, net: nn.Module | None = None) -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless this is a valid ``outer_optimizer``, of ``net`` if given."""
+    if spec is None:
+        return
     try:
-        yield
+        factory = optimizers.optimizer_factory(spec)
+        if net is not None:
+            check_optimizer(net, factory, "an outer step, which has one gradient,")
     except (TypeError, ValueError) as error:
         raise type(error)(f"outer_optimizer={spec!r}: {error}") from error
+    if net is not None:
+        check_picklable(outer_optimizer=factory)
 
 
 def check_picklable(**values: object) -> None:

@@ -1,12 +1,11 @@
 """Callbacks: their base class, and the list that calls them."""
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
-from compss_train.worker import WorkerCallback
+from compss_train.worker.callbacks import WorkerCallback, numbered
 
 
 class Callback:
@@ -150,12 +149,11 @@ class CallbackList:
 
     def _by_name(self) -> Iterator[tuple[str, Callback]]:
         """Iterate over pairs of a unique name and a callback: class, monitored field and a number."""
-        seen: Counter[str] = Counter()
+        names = []
         for callback in self.callbacks:
-            watched = self._call(callback, "watches")
-            name = type(callback).__name__ if watched is None else f"{type(callback).__name__} of {watched}"
-            seen[name] += 1
-            yield f"{name} {seen[name]}", callback
+            watched, kind = self._call(callback, "watches"), type(callback).__name__
+            names.append(kind if watched is None else f"{kind} of {watched}")
+        return zip(numbered(names), self.callbacks, strict=True)
 
     def _call_hook(self, callbacks: Iterable[Callback], hook: str, *args: Any) -> None:
         for callback in callbacks:

@@ -1,19 +1,20 @@
-"""``DataSource``: the samples of a fit or an evaluation."""
+"""``DataSource``: the samples of a fit or an evaluation; ``PublishedData``: what an engine holds of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset
-from compss_train.data.block import as_block, load_block
+from compss_train.data.block import RemoteBlock, as_block, load_block
 from compss_train.data.blocked import as_blocked_like, as_weights, check_paired, fingerprint
 from compss_train.data.columns import ColumnStructure, named_columns, structured
 from compss_train.data.partitioning import Shuffle
@@ -22,8 +23,12 @@ from compss_train.data.readers import CustomReader
 from compss_train.data.sample_reading import SampleReader
 from compss_train.data.samples import Samples, as_samples
 from compss_train.data.tables import conversion_note, frame_as_array, is_frame
+from compss_train.engines import Engine, Ref
+from compss_train.engines.codec import is_on_file
 from compss_train.model.devices import random_state
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.build_arguments import check_picklable
+from compss_train.worker.work import Reading
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -128,20 +133,24 @@ class DataSource:
         return replace(self, keys=keys, weight=weight)
 
     def inputs(
-        self, columns: Sequence[Sequence[Any]], numbers: Sequence[int], upcoming: Sequence[int] = ()
-    ) -> tuple[list[Any], dict[str, Any]]:
-        """Return the values for a task on some blocks or files, and the fields of its ``Reading``.
+        self,
+        columns: Sequence[Sequence[Any]],
+        reading: Reading,
+        numbers: Sequence[int],
+        upcoming: Sequence[int] = (),
+    ) -> tuple[list[Any], Reading]:
+        """Return the values for a task on some blocks or files, and its reading of them.
 
         ``columns`` are the blocks of each column, or references to them. ``upcoming`` are the files of the worker's
         next task, which this task reads ahead if there is a cache.
         """
         values = [column[number] for column in columns for number in numbers]
         files = None if self.dataset is None else self.dataset.part(numbers, self.keys, upcoming)
-        return values, {"blocks": tuple(numbers), "files": files}
+        return values, replace(reading, blocks=tuple(numbers), files=files)
 
-    def load(self, number: int) -> tuple[list[Any], dict[str, Any]]:
+    def load(self, reading: Reading, number: int) -> tuple[list[Any], Reading]:
         """Return the same for a task in this process on one block or file."""
-        values, reading = self.inputs([list(tensor.blocks()) for tensor in self.columns], [number])
+        values, reading = self.inputs([list(tensor.blocks()) for tensor in self.columns], reading, [number])
         return [load_block(value) for value in values], reading
 
     def shares(self, shuffle: Shuffle) -> int:
@@ -150,16 +159,12 @@ class DataSource:
 
     def warn_of_idle_workers(self, num_workers: int, shuffle: Shuffle) -> None:
         """Warn if there are more workers than blocks, files or samples to distribute."""
-        parts, unit = self.shares(shuffle), "block" if self.dataset is None else "file"
-        unit = "sample" if shuffle == "partial" else unit
+        parts = self.shares(shuffle)
+        unit = "samples" if shuffle == "partial" else "blocks" if self.dataset is None else "files"
         if num_workers > parts:
-            enough = f"cut the data into at least {num_workers} {unit}s"
-            if num_workers > self.number_samples:
-                enough = f"there are {self.number_samples} samples, enough for as many workers at most"
-            idle = num_workers - parts
             warn_user(
-                f"{num_workers} workers share {parts} {unit}{'' if parts == 1 else 's'}, so that {idle} "
-                f"{'has' if idle == 1 else 'have'} nothing to train; {enough}"
+                f"{num_workers} workers share {parts} {unit}, so that some have nothing to train; cut the data "
+                f"into at least {num_workers} {unit}, or take {parts} workers"
             )
 
 
@@ -288,3 +293,81 @@ def as_blocked(value: object, num_workers: int) -> BlockedTensor:
     if len(block) == 0:
         raise ValueError("the array has no samples")
     return BlockedTensor.from_array(block, (min(num_workers, len(block)), 1))
+
+
+class PublishedData:
+    """The blocks of a data source, which an engine holds, or the names of its files; tasks get them by number.
+
+    Tasks whose samples are read by a reader have their own training spec, with the reader. Raises ``TypeError`` for
+    a data set that cannot be pickled.
+    """
+
+    def __init__(self, engine: Engine, source: DataSource, spec: TrainingSpec, training_spec: Ref) -> None:
+        """``training_spec`` is a reference to ``spec``."""
+        self.engine, self.source, self.training_spec = engine, source, training_spec
+        blocks = [block for tensor in source.columns for block in tensor.blocks()]
+        self.mapped = engine.traits.shared_memory or all(map(is_on_file, blocks))
+        """Whether a task reads only the rows that it uses from a block."""
+        self._columns = publish_columns(engine, source.columns)
+        self._owned = list(chain.from_iterable(self._columns))
+        if source.reader is not None:
+            try:
+                self.training_spec = engine.publish(replace(spec, samples=source.reader))
+            except Exception:
+                check_picklable(dataset=source.reader)  # names the attribute
+                raise
+            self._owned.append(self.training_spec)
+
+    @property
+    def read_ahead(self) -> int:
+        """Number of files of the next round that tasks read ahead."""
+        files = self.source.dataset
+        return 0 if files is None or files.cache is None else files.file_buffer - 1
+
+    @cached_property
+    def starts(self) -> tuple[int, ...]:
+        """The number of the first sample of each block or file."""
+        return tuple(accumulate(self.source.sizes[:-1], initial=0))
+
+    def inputs(
+        self, reading: Reading, numbers: Sequence[int], upcoming: Sequence[int] = ()
+    ) -> tuple[list[Ref], Reading]:
+        """Return the values for a task on these blocks, and its reading of them; see ``DataSource``."""
+        return self.source.inputs(self._columns, reading, numbers, upcoming)
+
+    def holding(self, samples: NDArray[Any]) -> tuple[int, ...]:
+        """Return the numbers of the blocks that hold these samples, ascending; all if few would be left out."""
+        if len(samples) >= len(self.starts):
+            return tuple(range(len(self.starts)))
+        return tuple(sorted({*(np.searchsorted(self.starts, samples, side="right") - 1).tolist()}))
+
+    def delete(self) -> None:
+        """Free the blocks and the training spec with their reader, if any; files belong to the user."""
+        self.engine.delete(self._owned)
+
+
+def publish_columns(engine: Engine, columns: Sequence[BlockedTensor]) -> list[list[Ref]]:
+    """Publish the blocks of x, y and the weights, as one value each where every value is costly for the engine."""
+    remote = any(isinstance(block, RemoteBlock) for tensor in columns for block in tensor.blocks())
+    if engine.traits.pays_by_value and len(columns) > 1 and not remote:
+        rows = zip(*(tensor.blocks() for tensor in columns), strict=True)
+        return [[engine.publish(blocks) for blocks in rows]]
+    return [_publish_blocks(engine, tensor) for tensor in columns]
+
+
+def _publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:
+    """Publish the blocks of a tensor.
+
+    If the engine keeps values in shared memory, the tensor's own blocks become views of them, so that the
+    coordinator holds no second copy.
+    """
+    refs: list[Ref] = []
+    for row in tensor.tensors:
+        for column, block in enumerate(row):
+            foreign = isinstance(block, RemoteBlock) and block.home != engine.name
+            ref = engine.publish(load_block(block) if foreign else block)
+            refs.append(ref)
+            adoptable = engine.traits.shared_memory and not isinstance(block, np.memmap | RemoteBlock)
+            held = engine.peek(ref) if adoptable else None
+            row[column] = block if held is None else held
+    return refs

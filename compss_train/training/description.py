@@ -48,13 +48,9 @@ def described(value: object, depth: int = 0) -> Any:
         return f"{type(value).__name__} of {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, Enum):
         return value.name
-    if depth < DEEPEST and (parts := _parts(value, depth + 1)) is not None:
-        return parts
-    return _named(value)
-
-
-def _parts(value: object, depth: int) -> Any:
-    """Return the description of a dataclass, collection or partial function, or ``None`` for other values."""
+    depth += 1
+    if depth > DEEPEST:
+        return _named(value)
     if is_dataclass(value) and not isinstance(value, type):
         return described_fields(value, depth)
     if isinstance(value, Mapping | list | tuple | Set):
@@ -64,14 +60,9 @@ def _parts(value: object, depth: int) -> Any:
             return {str(key): described(item, depth) for key, item in value.items()}
         return [described(item, depth) for item in value]
     if isinstance(value, partial):
-        given = [*map(_argument, value.args)]
-        given += [f"{name}={_argument(item)}" for name, item in value.keywords.items()]
-        return f"{_named(value.func)}({', '.join(given)})"
-    return None
-
-
-def _argument(value: object) -> str:
-    return repr(value) if isinstance(value, str) else str(described(value))
+        arguments: dict[Any, Any] = {**dict(enumerate(value.args)), **value.keywords}
+        return {"function": _named(value.func), "arguments": described(arguments, depth)}
+    return _named(value)
 
 
 def _named(value: Any) -> str:
@@ -102,9 +93,6 @@ def described_build(built: BuildArguments) -> dict[str, Any]:
     training_spec = described_fields(built.training_spec)
     count = sum(parameter.numel() for parameter in built.training_spec.net.parameters())
     others = {name: value for name, value in described_fields(built).items() if name != "training_spec"}
-    made = built.training_spec.optimizer
-    if isinstance(made, partial) and not made.args:  # runs are compared by its arguments
-        training_spec["optimizer"] = {"torch_class": _named(made.func), "arguments": described(made.keywords)}
     return {
         "net": training_spec.pop("net"),
         "parameters": count,

@@ -1,18 +1,20 @@
 """The options of a fit, checked before any task starts."""
 
-from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, TypeAlias
 
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
 from compss_train.data import partitioning
 from compss_train.data.order import Batching
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.samplers import PartialShuffle
 from compss_train.samplers.loader import check_threads
+from compss_train.training import merge as merges
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described
-from compss_train.training.merge import DEFAULTS, Merge, Preset
-from compss_train.worker import Reading
+from compss_train.worker.work import Reading
 
 ShuffleLike: TypeAlias = Literal["blocks", "total"] | PartialShuffle | None
 """What ``fit(shuffle=...)`` takes."""
@@ -37,10 +39,11 @@ class FitOptions:
     num_epochs: int
     num_batches_per_worker: int | None = None
     batch_size: int | None = None
-    merge: Merge = DEFAULTS
-    """The merge with every option set, by a preset or by default."""
-    preset: Preset | None = None
-    """The source of options that the caller left out."""
+    """Left open only before the preset ``"auto"`` is applied."""
+    merge: merges.Merge = merges.DEFAULTS
+    """The merge with every option set, unless it is a preset that has not been applied."""
+    preset: merges.Preset | None = None
+    """The preset that has been applied."""
     shuffle: ShuffleLike = "blocks"
     shuffle_block_data: bool = True
     buffer: BufferSpec | None = None
@@ -48,9 +51,13 @@ class FitOptions:
     def __post_init__(self) -> None:
         if check_count("num_epochs", self.num_epochs) > MAX_EPOCHS:
             raise ValueError(f"num_epochs={self.num_epochs}: give at most {MAX_EPOCHS} epochs, and max_time=")
-        object.__setattr__(self, "merge", self.merge.filled())
-        check_batches(self.num_batches_per_worker, self.batch_size)
-        if (self.num_batches_per_worker is None) == (self.batch_size is None):
+        for name in ("num_batches_per_worker", "batch_size"):
+            if (value := getattr(self, name)) is not None:
+                check_count(name, value)
+        if self.merge.preset is None:
+            object.__setattr__(self, "merge", self.merge.filled())
+        given = [self.num_batches_per_worker, self.batch_size].count(None)
+        if given == 0 or (given == 2 and self.merge.preset != "auto"):
             raise ValueError(
                 f"num_batches_per_worker={self.num_batches_per_worker} and batch_size={self.batch_size}: "
                 "give exactly one of them, batches a block or samples a batch"
@@ -58,7 +65,7 @@ class FitOptions:
         check_choice("shuffle_block_data", self.shuffle_block_data, (True, False))
         self._check_shuffle()
         self._check_buffer()
-        if self.merge.optimizer_state == "reset_blocks" and (self.buffer is not None or self.is_partial):
+        if self.merge.optimizer_state == "reset_blocks" and (self.buffer is not None or self.order == "partial"):
             mixing = "buffer=" if self.buffer is not None else "PartialShuffle"
             raise ValueError(
                 f"optimizer_state='reset_blocks' makes a new optimizer for each block, and {mixing} mixes blocks: "
@@ -69,8 +76,8 @@ class FitOptions:
         given: object = self.shuffle
         if given == "partial":
             raise ValueError("shuffle='partial': give PartialShuffle(), which takes pool_size= and pools=")
-        if not self.is_partial:
-            check_choice("shuffle", self.shuffle, ("blocks", "total", None))
+        if not isinstance(given, PartialShuffle):
+            check_choice("shuffle", given, ("blocks", "total", None))
         elif self.buffer is not None or not self.shuffle_block_data:
             raise ValueError(
                 "PartialShuffle mixes samples in pools of its own: leave buffer= and shuffle_block_data= out, or "
@@ -110,11 +117,6 @@ class FitOptions:
         return self.buffer is not None and self.merge.unit == "batches"
 
     @property
-    def is_partial(self) -> bool:
-        """Whether the shuffle is partial."""
-        return isinstance(self.shuffle, PartialShuffle)
-
-    @property
     def order(self) -> partitioning.Shuffle:
         """The order of blocks and samples, by name."""
         return "partial" if isinstance(self.shuffle, PartialShuffle) else self.shuffle
@@ -141,24 +143,38 @@ class FitOptions:
             may_skip=source.may_skip,
         )
 
+    def with_preset(self, sizes: Sequence[int], num_workers: int, spec: TrainingSpec) -> Self:
+        """Return these options with those that the preset of ``merge``, if any, chooses for these blocks."""
+        preset = self.merge.preset
+        if preset is None:
+            return self
+        size = self.batch_size
+        if preset == "auto":
+            batch = size or min(merges.BATCH, max(merges.SMALLEST_BATCH, merges.JOINT_BATCH // num_workers))
+            if self.num_batches_per_worker is None:
+                size = batch
+            else:
+                batch = -(-max(sizes) // self.num_batches_per_worker)
+            chosen = merges.auto_merge(sum(sizes), batch, num_workers, spec.net, spec.optimizer)
+        else:
+            chosen = merges.published_merge(preset, self.num_epochs)
+        merge = replace(self.merge, kind="synchronous").filled(chosen)
+        return replace(self, merge=merge, batch_size=size, preset=preset)
+
     def check_epochs(self, epochs: range, blocks: int) -> None:
         """Raise ``ValueError`` unless ``Merge.every`` is valid in these epochs, and for rounds that are too long.
 
         A function is called for the first ``CHECKED_EPOCHS`` epochs, and for later ones when they are reached.
         """
-        every = self.every
-        for epoch in epochs[: CHECKED_EPOCHS if callable(every) else 1]:
-            units = partitioning.units_between_merges(epoch, every)
-            if self.merge.unit == "epochs" or not units:
-                self._check_passes(min(units or len(epochs), len(epochs)), blocks)
-
-    def _check_passes(self, epochs: int, blocks: int) -> None:
-        if epochs > 1 and epochs * blocks > MAX_PASSES:
-            raise ValueError(
-                f"a round of {epochs} epochs would pass over {blocks} blocks {epochs} times before workers merge, "
-                "and is planned as a whole: merge more often, with Merge(every=...) of at most "
-                f"{MAX_PASSES // blocks or 1}"
-            )
+        for epoch in epochs[: CHECKED_EPOCHS if callable(self.every) else 1]:
+            units = partitioning.units_between_merges(epoch, self.every)
+            length = min(units or len(epochs), len(epochs)) if self.merge.unit == "epochs" or not units else 1
+            if length > 1 and length * blocks > MAX_PASSES:
+                raise ValueError(
+                    f"a round of {length} epochs would pass over {blocks} blocks {length} times before workers "
+                    "merge, and is planned as a whole: merge more often, with Merge(every=...) of at most "
+                    f"{MAX_PASSES // blocks or 1}"
+                )
 
     def check_data(self, source: DataSource, num_workers: int, schedule_steps: int) -> None:
         """Raise ``ValueError`` for options that these samples do not support.
@@ -166,8 +182,19 @@ class FitOptions:
         The buffer may never return batches of this size, blocks may have too few samples, files too many threads.
         ``schedule_steps`` is the number of steps of the learning-rate schedule in an epoch.
         """
-        if source.is_stream:
-            self._check_stream(schedule_steps, counted=source.counted)
+        if source.is_stream and (self.buffer is not None or self.order in ("total", "partial")):
+            mixing = f"shuffle={self.shuffle!r}" if self.buffer is None else "buffer="
+            raise ValueError(
+                f"{mixing} takes samples out of their order, and an IterableDataset has no other; leave it "
+                "out, and let the data set shuffle"
+            )
+        in_parts = self.merge.unit != "epochs" or self.num_batches_per_worker is not None or schedule_steps > 1
+        if in_parts and not source.counted:
+            raise ValueError(
+                f"Merge(unit={self.merge.unit!r}), num_batches_per_worker={self.num_batches_per_worker} and "
+                f"Schedule(steps={schedule_steps}) need the number of samples in an epoch, unless they are "
+                "'epochs', None and 1: give Samples(dataset, size=...)"
+            )
         structure, dataset, sizes = source.structure, source.dataset, source.sizes
         if structure.bucketed and (
             self.buffer is not None or self.shuffle not in ("blocks", None) or not self.shuffle_block_data
@@ -176,7 +203,7 @@ class FitOptions:
                 "bucket_by_length=True orders the samples within each block: leave buffer= and shuffle_block_data= "
                 "out, and take shuffle='blocks' or None"
             )
-        if structure.ragged and (self.buffer is not None or self.is_partial):
+        if structure.ragged and (self.buffer is not None or self.order == "partial"):
             given = "PartialShuffle" if self.buffer is None else "buffer="
             raise ValueError(
                 f"{given} mixes samples of one size, and these sequences differ in length; take shuffle='total' or "
@@ -202,26 +229,6 @@ class FitOptions:
             most_blocks = -(-len(sizes) // num_workers)
             self.buffer.check_samples(sum(sorted(sizes)[-most_blocks:]))
 
-    def _check_stream(self, schedule_steps: int, *, counted: bool) -> None:
-        """Raise ``ValueError`` for options that need sample numbers, or the number of samples."""
-        if self.buffer is not None or self.order in ("total", "partial"):
-            mixing = f"shuffle={self.shuffle!r}" if self.buffer is None else "buffer="
-            raise ValueError(
-                f"{mixing} takes samples out of their order, and an IterableDataset has no other; leave it "
-                "out, and let the data set shuffle"
-            )
-        needing = {
-            f"Merge(unit={self.merge.unit!r})": self.merge.unit != "epochs",
-            f"num_batches_per_worker={self.num_batches_per_worker}": self.num_batches_per_worker is not None,
-            f"Schedule(steps={schedule_steps})": schedule_steps > 1,
-        }
-        given = [name for name, is_given in needing.items() if is_given]
-        if given and not counted:
-            raise ValueError(
-                f"{given[0]} needs the number of samples in an epoch: give Samples(dataset, size=...), or leave it "
-                "out"
-            )
-
     def round_plan(
         self,
         sizes: tuple[int, ...],
@@ -246,10 +253,3 @@ class FitOptions:
             start=start,
             put_counts=self.buffer.put_counts if self.carries_buffers and self.buffer else None,
         )
-
-
-def check_batches(num_batches_per_worker: int | None, batch_size: int | None) -> None:
-    """Raise ``ValueError`` unless each given value is an integer of at least 1."""
-    for name, value in (("num_batches_per_worker", num_batches_per_worker), ("batch_size", batch_size)):
-        if value is not None:
-            check_count(name, value)

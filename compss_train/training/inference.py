@@ -1,23 +1,26 @@
 """``Inference``: submits the tasks of evaluation and prediction; warnings about problems that tasks found."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
-from compss_train._utils.validation import warn_user
+from compss_train._utils.validation import check_count, warn_user
 from compss_train.data.block_passes import BlockPass, blocks_of
 from compss_train.data.order import Batching, split_points
 from compss_train.engines.base import ONE_CPU, Ref
+from compss_train.exceptions import EngineClosedError
 from compss_train.model.metrics import Measured
 from compss_train.model.weighted_mean import ranges_for_costs
 from compss_train.training.data_source import DataSource
-from compss_train.training.session import Session
-from compss_train.worker import Reading, Work, evaluate, predict
+from compss_train.training.workplace import Session, Workplace
+from compss_train.worker.inference import evaluate, predict
+from compss_train.worker.work import Reading, Work
 
 EVALUATION_BATCH = 1024
 """Samples in a batch of an evaluation or prediction."""
@@ -62,11 +65,10 @@ class Inference:
 
     def _task_on(self, parts: Sequence[tuple[str, range]], **reading: Any) -> tuple[list[Ref], list[Work]]:
         """Return the values of a task on the blocks or files of several workers, and the work for each of them."""
-        values, given = self.data.inputs([number for _, numbers in parts for number in numbers])
-        if (files := given["files"]) is not None:  # a reading thread holds one each
+        values, own = self.data.inputs(self._reading, [number for _, numbers in parts for number in numbers])
+        if (files := own.files) is not None:  # a reading thread holds one each
             most = max(INFERENCE_FILES, files.threads + 1)
-            given["files"] = replace(files, file_buffer=most, **reading)
-        own = replace(self._reading, **given)
+            own = replace(own, files=replace(files, file_buffer=most, **reading))
         return values, [
             Work(tuple(BlockPass(number, 0, self._sizes[number]) for number in numbers), own, device=device)
             for device, numbers in parts
@@ -74,8 +76,8 @@ class Inference:
 
     def submit(self, function: Callable[..., Any], parameters: Ref, work: Work, *more: Any) -> Ref:
         """Submit a task on the blocks or files that a worker passes over, on the first worker's device."""
-        values, given = self.data.inputs(blocks_of(work.block_passes))
-        work = work._replace(reading=replace(work.reading, **given), device=self._parts[0][0])
+        values, reading = self.data.inputs(work.reading, blocks_of(work.block_passes))
+        work = work._replace(reading=reading, device=self._parts[0][0])
         first = self.data.training_spec, parameters
         ref: Ref = self.engine.submit(function, *first, values, work, *more, resources=self._resources)
         return ref
@@ -90,10 +92,26 @@ class Inference:
         refs = [self.engine.submit(predict, *first, values, work, resources=resources) for values, (work,) in tasks]
         results = self.engine.fetch(refs)
         self.engine.delete(refs)
-        warn_of_random_transform(any(is_random for _, is_random in results))
+        warn_of_problems([measured for _, measured in results], set())
         batches = [output for outputs, _ in results for output in outputs]
         columns = zip(*map(leaves, batches), strict=True)
         return rebuilt(batches[0], [_joined(column) for column in columns])
+
+
+@contextmanager
+def inference(workplace: Workplace, data: DataSource, batch_size: int | None) -> Iterator[tuple[Inference, Ref]]:
+    """Provide the inference tasks on these samples, and the current parameters, published."""
+    if batch_size is not None:
+        check_count("batch_size", batch_size)
+    with workplace.working() as session:
+        tasks = Inference(session, data, batch_size)
+        published = session.engine.publish(workplace.model.current())
+        try:
+            yield tasks, published
+        finally:
+            with suppress(EngineClosedError):
+                session.engine.delete([published])
+                tasks.data.delete()
 
 
 def _joined(outputs: Sequence[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:
@@ -108,31 +126,23 @@ def skipped_batches(number: int) -> dict[str, int]:
     return {"skipped_batches": number} if number else {}
 
 
-def warn_of_double_softmax(measured: Sequence[Measured]) -> bool:
-    """Warn of outputs that are probabilities if the loss takes logits; return whether tasks have found it."""
-    found = any(part.probabilities for part in measured)
-    if found:
-        warn_user(
-            "the outputs of the network are probabilities (at least 0, and those of each sample sum to 1), but the "
-            "loss takes logits, and applies a softmax to them once more; remove the softmax at the end of the "
-            "network, or build with loss='categorical_cross_entropy', which takes probabilities"
-        )
-    return found
+_DOUBLE_SOFTMAX = (
+    "the outputs of the network are probabilities (at least 0, and those of each sample sum to 1), but the loss "
+    "takes logits, and applies a softmax to them once more; remove the softmax at the end of the network, or build "
+    "with loss='categorical_cross_entropy', which takes probabilities"
+)
+_RANDOM_TRANSFORM = (
+    "transform= draws random numbers, also in evaluation and prediction, whose results depend on them; give "
+    "augmentation as train_transform=, which applies to training batches only"
+)
 
 
-def warn_of_random_transform(found: bool) -> bool:
-    """Warn if the transform has drawn random numbers outside of training; return whether it has."""
-    if found:
-        warn_user(
-            "transform= draws random numbers, also in evaluation and prediction, whose results depend on them; "
-            "give augmentation as train_transform=, which applies to training batches only"
-        )
-    return found
-
-
-def warn_of_skipped_files(measured: Sequence[Measured], known: dict[str, str]) -> None:
-    """Warn of each skipped file that is not in ``known`` yet; add it there with the reason."""
-    for file, reason in chain.from_iterable(part.skipped.items() for part in measured):
-        if file not in known:
-            known[file] = reason
-            warn_user(f"skipped {file} {reason}")
+def warn_of_problems(measured: Sequence[Measured], known: set[str]) -> None:
+    """Warn of problems that tasks found, except those in ``known``, which gets the new ones."""
+    found = [f"skipped {file} {reason}" for part in measured for file, reason in part.skipped.items()]
+    found += [_DOUBLE_SOFTMAX] if any(part.probabilities for part in measured) else []
+    found += [_RANDOM_TRANSFORM] if any(part.random_transform for part in measured) else []
+    for message in found:
+        if message not in known:
+            known.add(message)
+            warn_user(message)

@@ -14,7 +14,10 @@ from compss_train.data.block_passes import BlockPass
 from compss_train.data.order import Batching
 from compss_train.exceptions import DivergedError
 from compss_train.training.data_source import DataSource
-from compss_train.worker import Reading, Work
+from compss_train.training.inference import inference
+from compss_train.training.workplace import Workplace
+from compss_train.worker.train import losses_by_rate
+from compss_train.worker.work import Reading, Work
 
 SMOOTHING = 0.9
 """The decay of the moving average of the losses."""
@@ -83,20 +86,21 @@ def growing_rates(lowest: float, highest: float, steps: int) -> list[float]:
     return [float(rate) for rate in np.geomspace(lowest, highest, steps)]
 
 
-def work_of_steps(data: DataSource, steps: int, batch_size: int, seed: int) -> Work:
-    """Return the work on a number of shuffled batches, from some blocks or from several passes over all blocks."""
+def range_test(workplace: Workplace, data: DataSource, batch_size: int, rates: list[float]) -> LearningRates:
+    """Train shuffled batches with these rates in a task: from some blocks, or in several passes over all blocks."""
     check_count("batch_size", batch_size)
-    order, batches, blocks = np.random.default_rng(seed).permutation(len(data.sizes)).tolist(), 0, []
-    for number in order:
-        if batches < steps:
+    seed, batches, blocks = workplace.model.seed, 0, []
+    for number in np.random.default_rng(seed).permutation(len(data.sizes)).tolist():
+        if batches < len(rates):
             blocks.append(number)
             batches += math.ceil(data.sizes[number] / batch_size)
-    passes = range(math.ceil(steps / batches))
-    reading = Reading(
-        batching=Batching(size=batch_size),
-        shuffle_block_data=True,
-        seed=seed,
-        structure=data.structure,
-    )
-    block_passes = tuple(BlockPass(block, epoch, data.sizes[block]) for epoch in passes for block in blocks)
-    return Work(block_passes, reading, task="the learning-rate finder")
+    epochs = range(math.ceil(len(rates) / batches))
+    block_passes = tuple(BlockPass(block, epoch, data.sizes[block]) for epoch in epochs for block in blocks)
+    batching = Batching(size=batch_size)
+    reading = Reading(batching=batching, shuffle_block_data=True, seed=seed, structure=data.structure)
+    work = Work(block_passes, reading, task="the learning-rate finder")
+    with inference(workplace, data, batch_size) as (tasks, parameters):
+        ref = tasks.submit(losses_by_rate, parameters, work, rates)
+        losses = tasks.engine.fetch([ref])[0]
+        tasks.engine.delete([ref])
+    return LearningRates(rates[: len(losses)], losses)

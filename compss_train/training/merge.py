@@ -6,7 +6,7 @@ Epochs are counted from 0 over all fits of a trainer, as in learning-rate schedu
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -15,13 +15,12 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from compss_train._utils.validation import check_at_least_0, check_choice, check_count, check_fraction
-from compss_train.data.order import Batching
 from compss_train.data.partitioning import MergeEvery, MergeUnit
 from compss_train.model.compression import MergeDtype
 from compss_train.model.delayed_nesterov import DelayedNesterov
 from compss_train.model.optimizers import NetOptimizer, OptimizerSpec, make_optimizer
 from compss_train.training.build_arguments import check_outer_optimizer
-from compss_train.worker import OptimizerState
+from compss_train.worker.work import OptimizerState
 
 MergeKind = Literal["synchronous", "commutative", "parameter_server"]
 Preset = Literal["auto", "diloco", "slowmo", "post_local"]
@@ -118,36 +117,26 @@ class Merge:
         """Raise ``ValueError`` for options that this kind of merge does not support."""
         if kind == "parameter_server":
             importlib.import_module("compss_train.net")  # raises if ZeroMQ is missing
-        if self.rule not in ("weighted", None) and kind != "commutative":
-            raise ValueError(
-                f"rule={self.rule!r} belongs to Merge('commutative'); with Merge({self.kind!r}) workers are "
-                "weighted by samples: leave rule= out"
-            )
-        if self.outer_optimizer is not None and kind == "commutative":
-            self._check_commutative_step()
-        if self.dtype is not None and (kind == "parameter_server" or self.rule == "halving"):
-            raise ValueError(
-                f"dtype={self.dtype!r} compresses changes that Merge('synchronous') averages or "
-                "Merge('commutative') adds up, not what Merge('parameter_server') and rule='halving' exchange: "
-                "leave dtype= out"
-            )
-        only_synchronous = {
-            "optimizer_state='average'": self.optimizer_state == "average",
-            "averaging=": self.averaging is not None,
+        halving, of_engine = self.rule == "halving", ("synchronous", "commutative")
+        kinds: dict[str, tuple[bool, tuple[str, ...]]] = {
+            "rule='halving'": (halving, ("commutative",)),
+            "optimizer_state='average'": (self.optimizer_state == "average", ("synchronous",)),
+            "averaging=": (self.averaging is not None, ("synchronous",)),
+            f"dtype={self.dtype!r}": (self.dtype is not None, of_engine),
         }
-        given = [name for name, is_given in only_synchronous.items() if is_given]
-        if given and kind != "synchronous":
-            raise ValueError(f"{given[0]} belongs to Merge('synchronous'), not to Merge({kind!r}): leave it out")
-
-    def _check_commutative_step(self) -> None:
-        if self.rule == "halving":
+        for option, (is_given, supporting) in kinds.items():
+            if is_given and kind not in supporting:
+                own = " and ".join(f"Merge({each!r})" for each in supporting)
+                raise ValueError(f"{option} belongs to {own}, not to Merge({kind!r}): leave it out")
+        if halving and (self.dtype is not None or self.outer_optimizer is not None):
             raise ValueError(
-                "rule='halving' has no outer optimizer: leave outer_optimizer= out, or take rule='weighted'"
+                "rule='halving' has no dtype= and outer_optimizer=: leave them out, or take 'weighted'"
             )
-        try:
-            DelayedNesterov.of(self.outer_optimizer)
-        except ValueError as error:
-            raise ValueError(f"outer_optimizer={self.outer_optimizer!r}: {error}") from None
+        if kind == "commutative" and self.outer_optimizer is not None:
+            try:
+                DelayedNesterov.of(self.outer_optimizer)
+            except ValueError as error:
+                raise ValueError(f"outer_optimizer={self.outer_optimizer!r}: {error}") from None
 
     @classmethod
     def of(cls, value: MergeLike) -> Merge:
@@ -272,34 +261,7 @@ MANY_WORKERS = 8
 """With BatchNorm, fewer workers learn better from the mean and their own momentum than from outer steps."""
 
 
-def with_preset(
-    merge: Merge,
-    sizes: Sequence[int],
-    *,
-    num_workers: int,
-    num_epochs: int,
-    batches: Batching,
-    net: nn.Module,
-    optimizer: NetOptimizer,
-) -> tuple[Merge, int | None]:
-    """Return the merge with its preset's options in place of ``None``, and the batch size.
-
-    ``sizes`` are the samples of each block, ``batches`` the caller's options of batches. The batch size is the
-    given one or the one that ``"auto"`` chooses, else ``None``.
-    """
-    if merge.preset is None:
-        return merge, batches.size
-    asked = replace(merge, kind="synchronous")
-    if merge.preset != "auto":
-        return asked.filled(_published(merge.preset, num_epochs)), batches.size
-    batch = batches.size or min(BATCH, max(SMALLEST_BATCH, JOINT_BATCH // num_workers))
-    if batches.number is not None:
-        batch = -(-max(sizes) // batches.number)
-    chosen = Merge() if num_workers == 1 else _auto(sum(sizes), batch, num_workers, net, optimizer)
-    return asked.filled(chosen), batch if batches.number is None else None
-
-
-def _published(preset: Preset, num_epochs: int) -> Merge:
+def published_merge(preset: Preset, num_epochs: int) -> Merge:
     """Return the options of a paper, all for image classification.
 
     Douillard et al. 2023, "DiLoCo", arXiv 2311.08105, whose inner optimizer is AdamW. Wang et al. 2020, "SlowMo",
@@ -313,12 +275,14 @@ def _published(preset: Preset, num_epochs: int) -> Merge:
     return Merge(every=every, unit="batches", optimizer_state="keep")
 
 
-def _auto(samples: int, batch: int, num_workers: int, net: nn.Module, optimizer: NetOptimizer) -> Merge:
-    """Return when several workers merge, with which outer optimizer, and what happens to the workers' momentum.
+def auto_merge(samples: int, batch: int, num_workers: int, net: nn.Module, optimizer: NetOptimizer) -> Merge:
+    """Return when workers merge, with which outer optimizer, and what happens to the workers' momentum.
 
     With frequent merges both kinds of momentum add up, which networks with BatchNorm do not tolerate. They get only
     one kind: the outer momentum with many workers, or the workers' own, because Adam needs its moments.
     """
+    if num_workers == 1:  # the plain loop
+        return Merge()
     batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
     adaptive = not isinstance(make_optimizer(optimizer, net), torch.optim.SGD)
     most = SAMPLES_PER_MERGE_WITH_BATCH_NORM if batch_norm else SAMPLES_PER_MERGE

@@ -15,7 +15,7 @@ from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
 from compss_train.data import FileDataset
 from compss_train.training.callback import AnyCallback
-from compss_train.training.merge import Merge, MergeLike, Preset
+from compss_train.training.merge import Merge, MergeKind, Preset
 
 Fitted = TypeVar("Fitted")
 
@@ -33,57 +33,14 @@ class FitKeywords(TypedDict, total=False):
     max_time: float | timedelta | None
 
 
-_IN_TOTAL: Mapping[str, Any] = {"shuffle": "total", "shuffle_block_data": True}
-
-FIXED: Mapping[str, Mapping[str, Any]] = {
-    "fit_synchronous_with_GPU": {"kind": "synchronous", "every": 1},
-    "fit_synchronous_shuffle_with_GPU": {"kind": "synchronous", "every": 1, **_IN_TOTAL},
-    "fit_synchronous_every_n_epochs_with_GPU": {"kind": "synchronous"},
-    "fit_synchronous_shuffle_every_n_epochs_with_GPU": {"kind": "synchronous", **_IN_TOTAL},
-    "fit_asynchronous_with_GPU": {"kind": "commutative", "every": 1},
-    "fit_asynchronous_shuffle_with_GPU": {"kind": "commutative", "every": 1, **_IN_TOTAL},
-    "fit_asynchronous_n_epochs_with_GPU": {"kind": "commutative"},
-    "fit_asynchronous_shuffle_n_epochs_with_GPU": {"kind": "commutative", **_IN_TOTAL},
-}
-"""What each name fixes of ``fit`` and its ``Merge``, besides ``unit="epochs"``."""
-ARGUMENTS: Mapping[str, str] = {
-    "batch_size": "num_batches_per_worker",
-    "every": "n_epocs_sync",
-    "shuffle": "shuffle_blocks",
-}
-"""The options for which the named fits have their own arguments."""
+IN_TOTAL: Mapping[str, Any] = {"shuffle": "total", "shuffle_block_data": True}
+"""The keywords of ``fit`` for fits that shuffle all samples together."""
 
 
-def check_keywords(name: str, given: Mapping[str, Any]) -> None:
-    """Raise ``TypeError`` for the first keyword that this named fit fixes or has its own argument for."""
-    keyword_of = {argument: keyword for keyword, argument in ARGUMENTS.items()}
-    for key in given:
-        _check_open(name, keyword_of.get(key, key), f"{key}=", "fit(..., {}=...)")
-
-
-def _check_open(name: str, option: str, written: str, call: str) -> None:
-    fixed = {"unit": "epochs", **FIXED[name]}
-    if option in fixed:
-        reason = f"its name fixes {option}={fixed[option]!r}"
-    elif option in ARGUMENTS:
-        reason = f"its argument {ARGUMENTS[option]} decides that"
-    else:
-        return
-    raise TypeError(f"{name} takes no {written}: {reason}; leave it out, or call {call.format(option)}")
-
-
-def merge_of(name: str, given: MergeLike | None, every: int) -> Merge:
-    """Return how this named fit merges, with the options of ``given`` that the name leaves open.
-
-    Raises ``TypeError`` for options that the name fixes, and for presets in asynchronous fits.
-    """
-    merge = Merge() if given is None else Merge.of(given)
-    kind = FIXED[name]["kind"]
-    for option in ("kind", "every", "unit"):
-        preset = option == "kind" and merge.preset is not None and kind == "synchronous"
-        if getattr(merge, option) is not None and not preset:
-            _check_open(name, option, f"Merge({option}=...)", "fit(..., merge=Merge({}=...))")
-    return replace(merge, kind=merge.kind or kind, every=every, unit="epochs")
+def in_blocks(shuffle_blocks: bool, shuffle_block_data: bool) -> Mapping[str, Any]:
+    """Return the keywords of ``fit`` for the order of blocks and of the samples within each."""
+    check_choice("shuffle_blocks", shuffle_blocks, (True, False))
+    return {"shuffle": "blocks" if shuffle_blocks else None, "shuffle_block_data": shuffle_block_data}
 
 
 class NamedFits(Generic[Fitted]):
@@ -94,29 +51,39 @@ class NamedFits(Generic[Fitted]):
     passes over all samples. ``n_epocs_sync`` is the number of epochs between merges, 0 for one merge at the end.
     ``shuffle_blocks`` distributes blocks to workers in a new order each epoch, ``shuffle_block_data`` shuffles the
     samples within each block. All other keywords of ``fit`` may be given as well (``FitKeywords``), except those
-    that the name fixes (``FIXED``), which raise ``TypeError``. ``merge`` is therefore a ``Merge`` without ``kind``,
-    ``every`` and ``unit``; the synchronous fits also take a preset, and replace its ``every`` and ``unit``. Results
-    and errors are those of ``fit``.
+    that the name fixes, which raise ``TypeError``. ``merge`` is therefore a ``Merge`` without ``kind``, ``every``
+    and ``unit``; the synchronous fits also take a preset, and replace its ``every`` and ``unit``. Results and
+    errors are those of ``fit``.
     """
 
     @abstractmethod
     def fit(self, *args: Any, **kwargs: Any) -> Fitted:
         """Train; see ``DistributedTrainer.fit``."""
 
-    def _named(self, name: str, given: Mapping[str, Any]) -> Fitted:
-        """Call ``fit`` with what the name fixes, and the arguments ``given`` to the named fit, by name."""
-        options, every = given["options"], given.get("n_epocs_sync", 1)
-        check_keywords(name, options)
-        check_count("num_batches_per_worker", given["num_batches_per_worker"])
-        check_count("n_epocs_sync", every, least=0)
-        order = _IN_TOTAL
-        if "shuffle_blocks" in given:
-            check_choice("shuffle_blocks", given["shuffle_blocks"], (True, False))
-            shuffle = "blocks" if given["shuffle_blocks"] else None
-            order = {"shuffle": shuffle, "shuffle_block_data": given["shuffle_block_data"]}
-        size = {key: given[key] for key in ("num_batches_per_worker", "num_epochs")}
-        merge = merge_of(name, options.get("merge"), every)
-        return self.fit(given["x_train"], given["y_train"], **{**options, **order, **size, "merge": merge})
+    def _fit(
+        self,
+        kind: MergeKind,
+        data: tuple[Any, Any],
+        num_batches_per_worker: int,
+        num_epochs: int,
+        n_epocs_sync: int,
+        shuffled: Mapping[str, Any],
+        options: FitKeywords,
+    ) -> Fitted:
+        """Call ``fit`` with ``options``; a keyword that ``shuffled`` or the name fixes raises ``TypeError``."""
+        check_count("n_epocs_sync", n_epocs_sync, least=0)
+        merge = Merge.of(options.pop("merge", Merge()))
+        takes_preset = kind == "synchronous" and merge.preset is not None
+        given = {"kind": None if takes_preset else merge.kind, "every": merge.every, "unit": merge.unit}
+        for option, value in given.items():
+            if value is not None:
+                raise TypeError(
+                    f"this fit takes no Merge({option}=...): its name and its arguments fix kind={kind!r}, "
+                    f"every={n_epocs_sync} and unit='epochs'; leave it out, or call fit(..., merge={merge!r})"
+                )
+        merge = replace(merge, kind=merge.kind or kind, every=n_epocs_sync, unit="epochs")
+        size = {"num_batches_per_worker": num_batches_per_worker, "num_epochs": num_epochs}
+        return self.fit(*data, **size, **shuffled, merge=merge, **options)
 
     def fit_synchronous_with_GPU(
         self,
@@ -129,7 +96,8 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers at the end of every epoch."""
-        return self._named("fit_synchronous_with_GPU", locals())
+        shuffled, data = in_blocks(shuffle_blocks, shuffle_block_data), (x_train, y_train)
+        return self._fit("synchronous", data, num_batches_per_worker, num_epochs, 1, shuffled, options)
 
     def fit_synchronous_shuffle_with_GPU(
         self,
@@ -140,7 +108,8 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers at the end of every epoch; all samples are shuffled together before each."""
-        return self._named("fit_synchronous_shuffle_with_GPU", locals())
+        shuffled, data = IN_TOTAL, (x_train, y_train)
+        return self._fit("synchronous", data, num_batches_per_worker, num_epochs, 1, shuffled, options)
 
     def fit_synchronous_every_n_epochs_with_GPU(
         self,
@@ -154,7 +123,8 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers every ``n_epocs_sync`` epochs and after the last."""
-        return self._named("fit_synchronous_every_n_epochs_with_GPU", locals())
+        shuffled, data = in_blocks(shuffle_blocks, shuffle_block_data), (x_train, y_train)
+        return self._fit("synchronous", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options)
 
     def fit_synchronous_shuffle_every_n_epochs_with_GPU(
         self,
@@ -166,7 +136,8 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers every ``n_epocs_sync`` epochs; all samples are shuffled together every epoch."""
-        return self._named("fit_synchronous_shuffle_every_n_epochs_with_GPU", locals())
+        shuffled, data = IN_TOTAL, (x_train, y_train)
+        return self._fit("synchronous", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options)
 
     def fit_asynchronous_with_GPU(
         self,
@@ -179,7 +150,8 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Each worker adds its change to the global parameters after every epoch and continues at once."""
-        return self._named("fit_asynchronous_with_GPU", locals())
+        shuffled, data = in_blocks(shuffle_blocks, shuffle_block_data), (x_train, y_train)
+        return self._fit("commutative", data, num_batches_per_worker, num_epochs, 1, shuffled, options)
 
     def fit_asynchronous_shuffle_with_GPU(
         self,
@@ -190,7 +162,8 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Merge commutatively after every epoch; all samples are shuffled together before each."""
-        return self._named("fit_asynchronous_shuffle_with_GPU", locals())
+        shuffled, data = IN_TOTAL, (x_train, y_train)
+        return self._fit("commutative", data, num_batches_per_worker, num_epochs, 1, shuffled, options)
 
     def fit_asynchronous_n_epochs_with_GPU(
         self,
@@ -204,7 +177,8 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Merge commutatively every ``n_epocs_sync`` epochs, by default once at the end."""
-        return self._named("fit_asynchronous_n_epochs_with_GPU", locals())
+        shuffled, data = in_blocks(shuffle_blocks, shuffle_block_data), (x_train, y_train)
+        return self._fit("commutative", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options)
 
     def fit_asynchronous_shuffle_n_epochs_with_GPU(
         self,
@@ -216,4 +190,5 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Merge commutatively every ``n_epocs_sync`` epochs; all samples are shuffled together every epoch."""
-        return self._named("fit_asynchronous_shuffle_n_epochs_with_GPU", locals())
+        shuffled, data = IN_TOTAL, (x_train, y_train)
+        return self._fit("commutative", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options)

@@ -14,7 +14,6 @@ from compss_train._utils.validation import warn_user
 from compss_train.data.partitioning import epochs_of_rounds
 from compss_train.model import parameters as params
 from compss_train.model.optimizers import make_optimizer
-from compss_train.model.parameters import Parameters
 from compss_train.training import checkpoints
 from compss_train.training.callback import Callback
 from compss_train.training.data_source import DataSource
@@ -25,61 +24,78 @@ from compss_train.training.training_state import MergeState, Progress, Snapshot,
 from compss_train.training.workplace import Workplace
 
 
-def snapshot_of(model: TrainedModel, workplace: Workplace) -> Snapshot:
+def snapshot_of(workplace: Workplace) -> Snapshot:
     """Return the state that a later fit can resume from; in a callback, the state after the last complete round."""
-    fit = model.fit
+    model = workplace.model
+    fit, schedule = model.fit, model.built.lr_schedule
     if fit is not None and fit.running is not None:
         settled, state = fit.running.settled()
         parameters = model.parameters if settled is None else settled
     else:
         parameters, state = model.current(), workplace.state()
-    schedule = model.built.lr_schedule
+    progress = None
+    if isinstance(fit, FitOfEpochs):
+        progress = Progress(
+            options=fit.described,
+            sizes=fit.data.sizes,
+            first_epoch=fit.first_epoch,
+            reached=fit.reached,
+            fingerprint=fit.data.fingerprint,
+        )
     return Snapshot(
         parameters=parameters,
         workers=state.workers,
         merge=vars(state.merge),
         epoch=model.epochs,
         history=list(model.history),
-        setting=_setting(model, workplace),
-        progress=None if fit is None else fit.progress(),
+        setting=_setting(workplace),
+        progress=progress,
         callbacks={} if fit is None else fit.callbacks.states(),
         schedule={} if schedule is None else schedule.state_dict(),
     )
 
 
-def restore(
-    model: TrainedModel, workplace: Workplace, folder: str | os.PathLike[str], *, best: bool = False
-) -> None:
+def restore(workplace: Workplace, folder: str | os.PathLike[str], *, best: bool = False) -> None:
     """Load the newest good checkpoint of a folder, or the best; ``DistributedTrainer.restore`` lists the errors."""
     path, content = checkpoints.read_latest_checkpoint(folder, warn=True)
     if best:
         path = checkpoints.checkpoint_path(path.parent, _best_round(path, content))
         content = checkpoints.read_checkpoint(path)
     snapshot = Snapshot.from_dict(content)
-    check_trainer(
-        path, snapshot, model.parameters, _setting(model, workplace), model.given_seed, fit="fits continue"
-    )
-    load(snapshot, model, workplace)
+    check_trainer((path, snapshot), workplace, fit="fits continue")
+    load(snapshot, workplace)
 
 
 def find_checkpoint(resume: str | os.PathLike[str] | bool, callbacks: Sequence[Callback]) -> Checkpoint | None:
     """Return the checkpoint to resume from, or ``None`` for a new fit."""
-    folder = _folder_of(resume, callbacks)
-    if folder is None or (resume is True and not checkpoints.list_checkpoints(folder)):
+    if resume is False or resume is None:
         return None
+    folder: str | os.PathLike[str] | None
+    if isinstance(resume, str | os.PathLike):
+        folder = resume
+    elif resume is True:
+        folder = next(filter(None, (callback.resume_folder() for callback in callbacks)), None)
+        if folder is None:
+            raise ValueError("resume=True takes the folder of a Checkpoint among the callbacks, and there is none")
+        if not checkpoints.list_checkpoints(folder):
+            return None
+    else:
+        raise TypeError(
+            f"resume={resume!r}: give a folder of checkpoints, or True for that of the Checkpoint callback"
+        )
     path, content = checkpoints.read_latest_checkpoint(folder, warn=True)
     return path, Snapshot.from_dict(content)
 
 
-def resumed(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> FitOfEpochs:
+def resumed(fit: FitOfEpochs, workplace: Workplace) -> FitOfEpochs:
     """Return the fit starting from its checkpoint, if any; check that the checkpoint is of the same fit."""
+    model = workplace.model
     fit.described = {**fit.options.described(), **_objective(model, fit.data)}
     if fit.checkpoint is None:
         return fit
     path, snapshot = fit.checkpoint
-    saved = check_fit(path, snapshot, fit, workplace.num_workers)
-    setting = _setting(model, workplace)
-    check_trainer(path, snapshot, model.parameters, setting, model.given_seed)
+    saved = check_fit(fit.checkpoint, fit, workplace.num_workers)
+    check_trainer(fit.checkpoint, workplace)
     last = snapshot.history[-1] if snapshot.history else {}
     own = bool(model.history) and model.history[-1]["ended"] == last.get("ended")
     check_end(path, saved, fit.options, own=own)
@@ -87,19 +103,21 @@ def resumed(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> FitO
     return replace(fit, first_epoch=saved.first_epoch, reached=saved.reached, skipped=skipped)
 
 
-def begin(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> None:
+def begin(fit: FitOfEpochs, workplace: Workplace) -> None:
     """Load the checkpoint that the fit starts from, if any; check that the schedule reaches the end of the fit."""
+    model = workplace.model
     model.resumed_from = None
     if fit.checkpoint is not None:
         model.resumed_from, snapshot = fit.checkpoint
-        load(snapshot, model, workplace)
+        load(snapshot, workplace)
         fit.callbacks.saved = snapshot.callbacks
     if model.built.lr_schedule is not None:
         model.built.lr_schedule.prepare(fit.epochs.stop)
 
 
-def load(snapshot: Snapshot, model: TrainedModel, workplace: Workplace) -> None:
+def load(snapshot: Snapshot, workplace: Workplace) -> None:
     """Continue from the state of a checkpoint that has been checked."""
+    model = workplace.model
     model.parameters = params.copy_of({name: snapshot.parameters[name] for name in model.parameters})
     model.epochs = snapshot.epoch
     model.history[:] = snapshot.history
@@ -115,12 +133,13 @@ def load(snapshot: Snapshot, model: TrainedModel, workplace: Workplace) -> None:
     workplace.set_state(TrainingState(workers, MergeState(**snapshot.merge)))
 
 
-def _setting(model: TrainedModel, workplace: Workplace) -> dict[str, Any]:
+def _setting(workplace: Workplace) -> dict[str, Any]:
     """Return the settings that results depend on, besides the data and the options of a fit."""
-    built = model.built
+    model, built = workplace.model, workplace.model.built
     training_spec = built.training_spec
     optimizer, groups = _optimizer(model)
-    described_ones = ("compile", "transform", "train_transform", "collate", "training_step")
+    transforms = "transform", "train_transform", "collate", "training_step"
+    compared = "precision", "memory_format", "compile", *transforms
     return {
         "optimizer": optimizer,
         "optimizer_options": [{name: _plain(value) for name, value in group.items()} for group in groups],
@@ -128,9 +147,7 @@ def _setting(model: TrainedModel, workplace: Workplace) -> dict[str, Any]:
         "num_workers": workplace.num_workers,
         "threads": workplace.threads,
         "num_gpu": built.num_gpu,
-        "precision": training_spec.precision,
-        "memory_format": training_spec.memory_format,
-        **{name: described(getattr(training_spec, name)) for name in described_ones},
+        **{name: described(getattr(training_spec, name)) for name in compared},
         "schedule": described(built.schedule),
         **described_fields(training_spec.gradients),
         "torch": torch.__version__,
@@ -158,22 +175,6 @@ def _objective(model: TrainedModel, data: DataSource) -> dict[str, Any]:
     }
 
 
-def _folder_of(resume: object, callbacks: Sequence[Callback]) -> Path | None:
-    """Return the folder to resume from, or ``None`` for a new fit."""
-    if resume is False or resume is None:
-        return None
-    if isinstance(resume, str | os.PathLike):
-        return Path(resume)
-    if resume is not True:
-        raise TypeError(
-            f"resume={resume!r}: give a folder of checkpoints, or True for that of the Checkpoint callback"
-        )
-    folder = next(filter(None, (callback.resume_folder() for callback in callbacks)), None)
-    if folder is None:
-        raise ValueError("resume=True takes the folder of a Checkpoint among the callbacks, and there is none")
-    return folder
-
-
 def _plain(value: Any) -> Any:
     """Return an optimizer's option as a value that a checkpoint can store and compare."""
     return value if isinstance(value, bool | int | float | str | tuple | None) else repr(value)
@@ -195,17 +196,11 @@ CHANGEABLE_OPTIONS = ("num_epochs", "preset")
 """Options of ``fit`` that may change when it is resumed; the options that a preset chooses may not."""
 
 
-def check_trainer(
-    path: Path,
-    snapshot: Snapshot,
-    parameters: Parameters,
-    setting: Mapping[str, Any],
-    seed: int | None,
-    *,
-    fit: str = "the fit resumes",
-) -> None:
+def check_trainer(checkpoint: Checkpoint, workplace: Workplace, *, fit: str = "the fit resumes") -> None:
     """Raise ``ValueError`` for another network, optimizer or seed; warn of differences that change results."""
-    saved, layouts = snapshot.setting, [_layout(snapshot.parameters), _layout(parameters)]
+    (path, snapshot), seed = checkpoint, workplace.model.given_seed
+    saved, setting = snapshot.setting, _setting(workplace)
+    layouts = [_layout(snapshot.parameters), _layout(workplace.model.parameters)]
     differences = [
         *(f"it has no {name!r}" for name in layouts[1] if name not in layouts[0]),
         *(f"it has {name!r}, which the network lacks" for name in layouts[0] if name not in layouts[1]),
@@ -228,21 +223,16 @@ def check_trainer(
         for difference in _differences(before, after)
     ]
     differences += _differences(others, setting)
-    if saved["num_workers"] != setting["num_workers"]:
-        first, stop = sorted((saved["num_workers"], setting["num_workers"]))
-        workers = f"worker {first}" if stop == first + 1 else f"workers {first} to {stop - 1}"
-        change = "are new" if stop == setting["num_workers"] else "are dropped"
-        differences.append(f"the optimizers and random numbers of {workers} {change}")
     if differences:
         warn_user(f"{fit} from {path}, but not bit for bit as without interruption: {_join_first(differences)}")
 
 
-def check_fit(path: Path, snapshot: Snapshot, fit: FitOfEpochs, workers: int) -> Progress:
+def check_fit(checkpoint: Checkpoint, fit: FitOfEpochs, workers: int) -> Progress:
     """Return the progress of the fit; warn if some rows show that data of the same sizes have other values.
 
     Raises ``ValueError`` if it had other options or block sizes, or another number of workers with filled buffers.
     """
-    progress = snapshot.progress
+    path, progress = checkpoint[0], checkpoint[1].progress
     if progress is None:
         raise ValueError(f"{path} was not written during fit, so it cannot be resumed; use trainer.restore")
     saved = {name: value for name, value in progress.options.items() if name not in CHANGEABLE_OPTIONS}
@@ -292,7 +282,7 @@ def _data_differences(saved: Sequence[int], current: Sequence[int]) -> list[str]
     return [f"its data are {before}, and these {after}{hint}"]
 
 
-def _layout(parameters: Parameters) -> dict[str, str]:
+def _layout(parameters: params.Parameters) -> dict[str, str]:
     return {name: f"{array.dtype} {array.shape}" for name, array in parameters.items()}
 
 

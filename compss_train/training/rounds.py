@@ -12,22 +12,25 @@ from compss_train.engines import Ref
 from compss_train.exceptions import BadFileError, EngineClosedError
 from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured
-from compss_train.model.parameters import Parameters
 from compss_train.reports.records import Record, per_second
-from compss_train.training import inference
-from compss_train.training.inference import Inference, skipped_batches
-from compss_train.training.merging import SubmittedRound, agreement, make_merger
-from compss_train.training.session import Session
+from compss_train.training.inference import Inference, skipped_batches, warn_of_problems
+from compss_train.training.merging import Merger, SubmittedRound, agreement
+from compss_train.training.merging.on_arrival import CommutativeMerger, ServerMerger
+from compss_train.training.merging.synchronous import SynchronousMerger
 from compss_train.training.stopping import TICK
 from compss_train.training.trained_model import FitOfEpochs, TrainedModel
 from compss_train.training.training_state import MergeState, States, TrainingState, fetch_states
 from compss_train.training.worker_group import WorkerGroup
-from compss_train.training.workplace import Workplace
-from compss_train.worker import GroupState
+from compss_train.training.workplace import Session, Workplace
+from compss_train.worker.state import GroupState
+
+MERGERS: Mapping[str, type[Merger]] = {
+    merger.name: merger for merger in (SynchronousMerger, CommutativeMerger, ServerMerger)
+}
+"""The merges by ``Merge.kind``."""
 
 MERGE_SECONDS = 1.0
 """Seconds that an interrupted fit waits for the merge of a trained round."""
-
 
 PLAIN, AVERAGED = "val_", "val_averaged_"
 """Prefixes of measures on the validation data: with the global parameters, and with their average."""
@@ -39,27 +42,12 @@ class RoundRunner:
     occupies_workers: ClassVar[bool] = False
 
     def __init__(self, fit: FitOfEpochs, model: TrainedModel, session: Session) -> None:
-        options, callbacks = fit.options, fit.callbacks
         self._fit, self._model, self._engine = fit, model, session.engine
         self._schedule = model.built.lr_schedule
-        self._workers = WorkerGroup(
-            session,
-            fit.data,
-            options,
-            model.seed,
-            schedule=self._schedule,
-            callbacks=callbacks.in_workers,
-            traced=callbacks.traced,
-        )
+        self._workers = WorkerGroup(session, fit, model)
         self._validation = None if fit.validation is None else Inference(session, fit.validation)
-        self._merger = make_merger(
-            options,
-            engine=session.engine,
-            initial=model.parameters,
-            state=session.merge_state.published(session.engine),
-            num_workers=len(session.devices),
-            names=session.names,
-        )
+        merge = fit.options.merge
+        self._merger = MERGERS[str(merge.kind)](session, merge, model.parameters)
         self._measures = model.built.training_spec.measures
         self.stopped: str | None = None
         """Why the fit ended before its last round."""
@@ -71,17 +59,12 @@ class RoundRunner:
         """The last two rounds that have been trained; the merge of the last one may still be running."""
         self._pending: deque[SubmittedRound] = deque()
         """Rounds whose measurements have not been collected."""
-        self._skipped: dict[str, str] = {}
-        """Files that could not be read, each with the reason."""
+        self._known_problems: set[str] = set()
         self._unread = 0
         """Samples of files that could not be read since the last round that trained on any samples."""
-        self._weightless: int | None = 0
-        """Samples trained, or ``None`` once a batch had a weight above 0."""
-        self._warned = False
-        """Whether a transform that draws random numbers in evaluation has been reported."""
         self._began, self._last_end = time.time(), fit.stopping.clock()
 
-    def run(self, rounds: Iterable[Round]) -> Parameters | None:
+    def run(self, rounds: Iterable[Round]) -> params.Parameters | None:
         """Submit and collect rounds until the last one, or until the fit must stop.
 
         Returns the final parameters, or ``None`` if no round was completed. Raises the exceptions of tasks.
@@ -98,16 +81,9 @@ class RoundRunner:
             self._collect()
         if self.stopped is not None:
             self._end_early()
-        final: Parameters | None
-        if self.stopped is None:
-            (final,) = self._engine.fetch([self._merger.parameters])
-        elif self._complete and not self._fit.stopping.urgent:
-            final = self._merger.settled(self._complete[-1])
-        else:
-            final = self.current()
+        waits = self.stopped is None or not self._fit.stopping.urgent
+        final = self._merger.settled(self._complete[-1]) if self._complete and waits else self.current()
         self.merge_state = self._state_of(final)
-        while len(self._complete) > 1:
-            self._merger.retire(self._complete.popleft())
         return final
 
     def is_over(self) -> bool:
@@ -116,40 +92,36 @@ class RoundRunner:
             self.stopped = self._fit.stopping.reason
         return self.stopped is not None
 
-    def current(self) -> Parameters | None:
+    def current(self) -> params.Parameters | None:
         """Return the global parameters after the last complete round, or ``None`` before the first."""
         return self._merger.current(self._complete[-1]) if self._complete else None
 
-    def settled(self) -> tuple[Parameters | None, TrainingState]:
+    def settled(self) -> tuple[params.Parameters | None, TrainingState]:
         """Return the same parameters with the state; only after rounds for which a callback ``needs_state``."""
         parameters = self._merger.settled(self._complete[-1]) if self._complete else None
         workers = tuple(fetch_states(self._engine, self._states))
         return parameters, TrainingState(workers, self._state_of(parameters).fetched(self._engine))
 
-    def _state_of(self, parameters: Parameters | None) -> MergeState:
+    def _state_of(self, parameters: params.Parameters | None) -> MergeState:
         """Return what merges keep besides these parameters, the parameters after the last complete round."""
         if parameters is None or not self._complete:
             return self.merge_state
         return self._merger.state_of(self._complete[-1], parameters)
 
-    def averaged(self) -> Parameters | None:
+    def averaged(self) -> params.Parameters | None:
         """Return the averaged parameters after the last complete round, or ``None`` without averaging."""
         ref = self.merge_state.averaged
-        averaged: Parameters | None = None if ref is None else self._engine.fetch([ref])[0]
+        averaged: params.Parameters | None = None if ref is None else self._engine.fetch([ref])[0]
         return averaged
 
-    def newest(self) -> Parameters | None:
-        """Return the parameters after the last complete round, or ``None`` if they are not available soon."""
+    def newest(self) -> tuple[params.Parameters | None, params.Parameters | None]:
+        """Return the parameters after the last complete round and their average; ``None`` if not available soon."""
         values = (self._peek(submitted.parameters) for submitted in reversed(self._complete))
-        return next((value for value in values if value is not None), None)
+        return next((value for value in values if value is not None), None), self._peek(self.merge_state.averaged)
 
-    def newest_average(self) -> Parameters | None:
-        """Return what ``averaged`` returns, or ``None`` if it is not available soon."""
-        return self._peek(self.merge_state.averaged)
-
-    def _peek(self, ref: Ref | None) -> Parameters | None:
+    def _peek(self, ref: Ref | None) -> params.Parameters | None:
         with contextlib.suppress(OSError, EngineClosedError):  # the error that ended the fit is the one to raise
-            value: Parameters | None = None if ref is None else self._engine.peek(ref, MERGE_SECONDS)
+            value: params.Parameters | None = None if ref is None else self._engine.peek(ref, MERGE_SECONDS)
             return value
         return None
 
@@ -180,7 +152,6 @@ class RoundRunner:
         if not self._merger.by_rounds:
             while self._pending and not self._fit.stopping.urgent:
                 self._collect()
-        self._merger.go_back(self._complete[-1] if self._complete else None)
         cancelled: dict[int, GroupState | Ref] = {}
         for pending in self._pending:
             self._engine.delete(pending.refs)
@@ -197,6 +168,8 @@ class RoundRunner:
 
     def close(self) -> None:
         """Free what the engine holds of the fit, after the last round."""
+        for submitted in self._complete:
+            self._merger.retire(submitted)
         self._merger.close()
         self._workers.data.delete()
         if self._validation is not None:
@@ -214,17 +187,14 @@ class RoundRunner:
         self._pending.popleft()
         is_first = not self._complete
         self._complete_round(submitted)
-        inference.warn_of_skipped_files([part for parts in values.values() for part in parts], self._skipped)
-        self._fit.skipped = tuple(dict.fromkeys([*self._fit.skipped, *self._skipped]))
-        inference.warn_of_double_softmax(measured)  # only the first round checks its first batch
-        self._warned = self._warned or inference.warn_of_random_transform(
-            any(part.random_transform for part in values[PLAIN])
-        )
+        found = [*chain.from_iterable(values.values())]
+        warn_of_problems(found, self._known_problems)
+        skipped = [file for part in found for file in part.skipped]
+        self._fit.skipped = tuple(dict.fromkeys([*self._fit.skipped, *skipped]))
         for worker, part in zip(chain.from_iterable(submitted.tasks), measured, strict=True):
             if part.trace is not None:
                 self._fit.callbacks.trace(submitted.round.number, worker, part.trace)
         self._check_readable(measured)
-        self._check_weights(submitted.round, measured)
         record = self._record(submitted, values)
         if self._schedule is not None:
             self._schedule.observe(record)
@@ -250,27 +220,14 @@ class RoundRunner:
         if any(part.samples for part in measured):
             self._unread = 0
         elif self._unread >= sum(self._fit.data.sizes):
-            if not self._skipped:
+            skipped = [*chain.from_iterable(part.skipped.items() for part in measured)]
+            if not skipped:
                 raise ValueError(
                     "the IterableDataset gave no samples in a whole epoch: each epoch iterates over it anew, so "
                     "that __iter__ has to begin from the start, and by default every worker takes its part of it"
                 )
-            file, reason = next(iter(self._skipped.items()))
+            file, reason = skipped[0]
             raise BadFileError(file, f"{reason}; nor can any other file be read")
-
-    def _check_weights(self, round_: Round, measured: Sequence[Measured]) -> None:
-        """Raise ``ValueError`` if all weights of the first epoch are 0; weights in memory were checked before."""
-        if self._weightless is None:
-            return
-        trained = sum(part.samples for part in measured)
-        self._weightless += trained
-        if sum(part.weightless for part in measured) < trained:
-            self._weightless = None
-        elif round_.stop == 1 and trained and self._weightless >= sum(self._fit.data.sizes):
-            raise ValueError(
-                f"the weights of all {self._weightless} samples of the first epoch are 0, so that nothing was "
-                "learnt; give some above 0, or leave out weight="
-            )
 
     def _record(self, submitted: SubmittedRound, values: Mapping[str, list[Measured]]) -> Record:
         now = self._fit.stopping.clock()
@@ -311,12 +268,13 @@ class RoundRunner:
         }
 
 
-def run_rounds(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> None:
+def run_rounds(fit: FitOfEpochs, workplace: Workplace) -> None:
     """Run the rounds of a fit; set the model's parameters and history, and the reason why the fit stopped."""
+    model = workplace.model
     plan = fit.options.round_plan(
         fit.data.sizes, workplace.num_workers, model.seed, fit.first_epoch, len(model.history), fit.reached
     )
-    with workplace.fitting(fit, model, plan.samples if fit.data.counted else None) as session:
+    with workplace.fitting(fit, plan.samples if fit.data.counted else None) as session:
         rounds = fit.running = RoundRunner(fit, model, session)
         try:
             with session.engine.watched(workplace.worker_timeout):
@@ -324,8 +282,8 @@ def run_rounds(fit: FitOfEpochs, model: TrainedModel, workplace: Workplace) -> N
             model.parameters = params.copy_of(final or model.parameters)
             model.stopped = rounds.stopped
         except BaseException:
-            model.parameters = params.copy_of(rounds.newest() or model.parameters)
-            model.averaged = rounds.newest_average()
+            newest, model.averaged = rounds.newest()
+            model.parameters = params.copy_of(newest or model.parameters)
             raise
         finally:
             fit.running = None

@@ -42,7 +42,9 @@ class Stopping:
     ) -> None:
         self.clock = clock
         """A clock in seconds, like ``time.monotonic``; it measures ``max_time`` and the duration of rounds."""
-        limits = [] if max_time is None else [seconds_of(max_time)]
+        if isinstance(max_time, timedelta):
+            max_time = max_time.total_seconds()
+        limits = [] if max_time is None else [check_seconds("max_time", max_time)]
         if time_left is not None:
             limits.append(time_left - min(SAVING * time_left, LONGEST_SAVING))
         self._deadline = clock() + min(limits) if limits else None
@@ -100,8 +102,3 @@ class Stopping:
 
     def _terminate(self, number: int, frame: Any) -> None:
         self._terminated = True
-
-
-def seconds_of(max_time: float | timedelta) -> float:
-    """Return a time as seconds; raise ``ValueError`` unless it is above 0."""
-    return check_seconds("max_time", max_time.total_seconds() if isinstance(max_time, timedelta) else max_time)

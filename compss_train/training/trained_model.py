@@ -9,7 +9,6 @@ from compss_train._utils.validation import check_seed
 from compss_train.data.partitioning import Position
 from compss_train.exceptions import NotBuiltError
 from compss_train.model import parameters as params
-from compss_train.model.parameters import Parameters
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments
@@ -18,7 +17,7 @@ from compss_train.training.data_source import DataSource
 from compss_train.training.description import described_build
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.stopping import Stopping
-from compss_train.training.training_state import Progress, Snapshot, TrainingState
+from compss_train.training.training_state import Snapshot, TrainingState
 
 Checkpoint: TypeAlias = tuple[Path, Snapshot]
 """The path of a checkpoint and its content."""
@@ -30,13 +29,13 @@ class RunningFit(Protocol):
     occupies_workers: ClassVar[bool]
     """Whether its tasks occupy all processes until the fit ends, so that no other tasks can run."""
 
-    def current(self) -> Parameters | None:
+    def current(self) -> params.Parameters | None:
         """Return the global parameters after the last complete round, or ``None`` before the first."""
 
-    def settled(self) -> tuple[Parameters | None, TrainingState]:
+    def settled(self) -> tuple[params.Parameters | None, TrainingState]:
         """Return the same parameters, and the state of the training at that moment."""
 
-    def averaged(self) -> Parameters | None:
+    def averaged(self) -> params.Parameters | None:
         """Return the average of the parameters of the last merges, or ``None`` without averaging."""
 
 
@@ -49,10 +48,6 @@ class Fit:
     validation: DataSource | None
     running: RunningFit | None = None
     """``None`` before the first task is submitted and after the last one has ended."""
-
-    def progress(self) -> Progress | None:
-        """Return what a checkpoint needs to resume the fit, or ``None`` if it cannot be resumed."""
-        return None
 
 
 @dataclass(kw_only=True)
@@ -77,16 +72,6 @@ class FitOfEpochs(Fit):
         """The epochs of the fit, counted over all fits of the trainer."""
         return range(self.first_epoch, self.first_epoch + self.options.num_epochs)
 
-    def progress(self) -> Progress:
-        """Return what a checkpoint needs to resume the fit."""
-        return Progress(
-            options=self.described,
-            sizes=self.data.sizes,
-            first_epoch=self.first_epoch,
-            reached=self.reached,
-            fingerprint=self.data.fingerprint,
-        )
-
 
 class TrainedModel:
     """The network of a trainer with its global parameters and its history, and the fit that runs, if any."""
@@ -105,9 +90,9 @@ class TrainedModel:
         self._built = built
         self._start_over(params.copy_of(params.from_module(built.training_spec.net)))
 
-    def _start_over(self, parameters: Parameters) -> None:
+    def _start_over(self, parameters: params.Parameters) -> None:
         self.parameters = parameters
-        self.averaged: Parameters | None = None
+        self.averaged: params.Parameters | None = None
         """The average of the parameters that the last fit kept, with ``Merge(averaging=...)``."""
         self.epochs = 0
         self.history = History()
@@ -147,7 +132,7 @@ class TrainedModel:
                 "validation_data=, or use model() in this process"
             )
 
-    def current(self, *, averaged: bool = False) -> Parameters:
+    def current(self, *, averaged: bool = False) -> params.Parameters:
         """Return the global parameters, or their average; during a fit, those after the last complete round."""
         running = None if self.fit is None else self.fit.running
         if not averaged and self.built:

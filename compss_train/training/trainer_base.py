@@ -18,14 +18,13 @@ from compss_train.model import compilation, copies, loss_weights, losses, metric
 from compss_train.model import parameters as params
 from compss_train.model.export import export
 from compss_train.model.optimizers import Gradients
-from compss_train.model.parameters import Parameters
 from compss_train.model.schedule import Schedule, ScheduleSpec, make_schedule
 from compss_train.model.train_transform import TrainTransform, as_train_transform
 from compss_train.model.training_step import Step, no_loss, training_steps
 from compss_train.reports.history import History
 from compss_train.training import build_arguments as arguments
 from compss_train.training import data_source, description, resuming
-from compss_train.training.inference import warn_of_random_transform, warn_of_skipped_files
+from compss_train.training.inference import inference, warn_of_problems
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import Snapshot
 from compss_train.training.workplace import Workplace
@@ -50,7 +49,7 @@ class TrainerBase:
         worker_timeout: float | None = None,
     ) -> None:
         self._model = TrainedModel(seed)
-        self._workplace = Workplace(num_workers, engine, threads, worker_timeout, lambda: self.seed)
+        self._workplace = Workplace(self._model, num_workers, engine, threads, worker_timeout)
         self.num_workers, self.threads = self._workplace.num_workers, self._workplace.threads
 
     def build(
@@ -76,7 +75,7 @@ class TrainerBase:
     ) -> None:
         """Set the network and how it is trained. Starts no process; a second call starts over with the new network.
 
-        Parameters
+        params.Parameters
         ----------
         net:
             Any module; its current parameters are the initial ones. It is copied, never modified. For training
@@ -259,15 +258,14 @@ class TrainerBase:
         built.training_spec.check_evaluable()
         self._model.require_workers("evaluate")
         data = data_source.as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
-        with self._workplace.inference(built, self._model.current(), data, batch_size) as (inference, parameters):
-            refs = inference.evaluate(parameters)
-            measured = [*chain.from_iterable(inference.engine.fetch(refs, small=True))]
-            inference.engine.delete(refs)
-        warn_of_random_transform(any(part.random_transform for part in measured))
-        skipped: dict[str, str] = {}
-        warn_of_skipped_files(measured, skipped)
-        if skipped and not sum(part.samples for part in measured):
-            raise BadFileError(*next(iter(skipped.items())))
+        with inference(self._workplace, data, batch_size) as (tasks, parameters):
+            refs = tasks.evaluate(parameters)
+            measured = [*chain.from_iterable(tasks.engine.fetch(refs, small=True))]
+            tasks.engine.delete(refs)
+        warn_of_problems(measured, set())
+        skipped = [*chain.from_iterable(part.skipped.items() for part in measured)]
+        if skipped and not any(part.samples for part in measured):
+            raise BadFileError(*skipped[0])
         return built.training_spec.measures.values(measured)
 
     def predict(self, x: Any, *, batch_size: int | None = None) -> Any:
@@ -282,8 +280,8 @@ class TrainerBase:
         self._model.require_workers("predict")
         floats = built.training_spec.float_dtype
         data = data_source.as_data_source(x, None, self.num_workers, targets=False, floats=floats)
-        with self._workplace.inference(built, self._model.current(), data, batch_size) as (inference, parameters):
-            return inference.predict(parameters)
+        with inference(self._workplace, data, batch_size) as (tasks, parameters):
+            return tasks.predict(parameters)
 
     def model(self, *, averaged: bool = False) -> nn.Module:
         """Return a new copy of the network with the global parameters, on the CPU.
@@ -295,7 +293,7 @@ class TrainerBase:
         params.load_into(net, self._model.current(averaged=averaged))
         return net
 
-    def get_parameters(self, *, averaged: bool = False) -> Parameters:
+    def get_parameters(self, *, averaged: bool = False) -> params.Parameters:
         """Return a copy of the global parameters, arrays in state_dict order; ``averaged`` as in ``model``."""
         return params.copy_of(self._model.current(averaged=averaged))
 
@@ -347,7 +345,7 @@ class TrainerBase:
 
         In a callback it is the state after the last complete round; see ``Callback.needs_state``.
         """
-        return resuming.snapshot_of(self._model, self._workplace)
+        return resuming.snapshot_of(self._workplace)
 
     def export(self, path: str | os.PathLike[str], example: Any = None) -> None:
         """Write the global parameters to a ``.safetensors`` or ``.npz`` file, or the network to an ``.onnx`` one.

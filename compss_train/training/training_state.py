@@ -17,7 +17,7 @@ from compss_train.data.partitioning import Position
 from compss_train.engines import Engine, Ref
 from compss_train.model.devices import RandomState
 from compss_train.model.parameters import Parameters
-from compss_train.worker import GroupState, WorkerState
+from compss_train.worker.state import GroupState, WorkerState
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

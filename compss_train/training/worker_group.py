@@ -1,6 +1,6 @@
 """``WorkerGroup``: the workers of a fit, and the tasks of its rounds."""
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import accumulate, chain, pairwise
 from typing import Any, TypeAlias
@@ -12,13 +12,14 @@ from compss_train.data.block_passes import WorkerAssignment, blocks_of
 from compss_train.data.order import split_points
 from compss_train.data.partitioning import Pieces, Round, cut_into_pieces
 from compss_train.engines.base import Ref, Resources
-from compss_train.model.schedule import LrSchedule, TimedHyperparameters
+from compss_train.model.schedule import TimedHyperparameters
 from compss_train.model.weighted_mean import ranges_for_costs
-from compss_train.training.data_source import DataSource
-from compss_train.training.fit_options import FitOptions
-from compss_train.training.session import Session
+from compss_train.training.trained_model import FitOfEpochs, TrainedModel
 from compss_train.training.training_state import States, state_refs
-from compss_train.worker import Reading, Step, Work, WorkerCallback, split_rows, train_group
+from compss_train.training.workplace import Session
+from compss_train.worker.batches import split_rows
+from compss_train.worker.train import train_group
+from compss_train.worker.work import Reading, Step, Work
 
 LEAST_CHUNKS = 16
 """Minimum number of tasks that cut blocks, so that each holds at most a sixteenth of the data in memory."""
@@ -39,42 +40,25 @@ class WorkerGroup:
     session:
         Holds the workers' devices and states. Whenever a group of workers trains, its state is replaced by a
         reference to a new one; old states are kept until ``free_states``, because a stopped fit returns to them.
-    source:
-        The samples, which are published.
-    options, seed:
-        How the samples are read.
-    schedule:
-        The learning-rate schedule.
-    callbacks:
-        The callbacks that run in the workers.
-    traced:
-        A function that returns the workers to trace in a round.
+    fit, model:
+        What is trained on which samples, which are published.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        source: DataSource,
-        options: FitOptions,
-        seed: int,
-        *,
-        schedule: LrSchedule | None = None,
-        callbacks: Sequence[WorkerCallback] = (),
-        traced: Callable[[int], Collection[int]] = lambda number: (),
-    ) -> None:
+    def __init__(self, session: Session, fit: FitOfEpochs, model: TrainedModel) -> None:
         self._session, self._engine = session, session.engine
-        self._regroup(source, options)
+        self._regroup(fit)
         self.groups, self.states = session.groups, session.states
         """The workers that train in one task, one after another, and the states of each group."""
-        self.schedule, self._traced = schedule, traced
-        merge = options.merge
-        self.data = session.publish(source)
-        self._reading = options.reading(source, seed)
+        self._schedule, self._callbacks = model.built.lr_schedule, fit.callbacks
+        self.data = session.publish(fit.data)
+        self._reading = fit.options.reading(fit.data, model.seed)
+        merge, callbacks = fit.options.merge, fit.callbacks.in_workers
         self._step = Step(optimizer_state=merge.optimizer_state or "keep", dtype=merge.dtype, callbacks=callbacks)
         self._is_first = True
 
-    def _regroup(self, source: DataSource, options: FitOptions) -> None:
+    def _regroup(self, fit: FitOfEpochs) -> None:
         """Let several workers share a task if a task costs more time than a worker trains."""
+        source, options = fit.data, fit.options
         workers, resources, engine = len(self._session.devices), self._session.resources, self._engine
         sharing = min(source.shares(options.order), workers)
         # Each worker has its own task if it merges by itself, if sums would have more bytes than compressed
@@ -90,7 +74,7 @@ class WorkerGroup:
 
         ``next_round`` is the one after it, whose files are read ahead.
         """
-        traced = frozenset(self._traced(round_.number))
+        traced = frozenset(self._callbacks.traced(round_.number))
         self._step = replace(self._step, round=round_.number, check_outputs=self._is_first, traced=traced)
         self.round, self._next_round, self._is_first = round_, next_round, False
         self._hyperparameters: dict[Any, dict[int, TimedHyperparameters]] = {}
@@ -133,41 +117,38 @@ class WorkerGroup:
     def _task_of(self, group: int) -> tuple[Sequence[Ref], list[Work]]:
         """Return the values that the task of a group receives, and the work of its workers."""
         active = self.active(group)
-        ahead = {worker: self._upcoming(worker) for worker in active} if self.data.read_ahead else {}
+        ahead: dict[int, tuple[int, ...]] = {}
+        """The first files of each worker in the next round."""
+        if self.data.read_ahead and self._next_round is not None:
+            upcoming = self._next_round.assignments
+            ahead = {worker: blocks_of(upcoming[worker])[: self.data.read_ahead] for worker in active}
         assignments, reading, values = self._inputs(group, [*chain.from_iterable(ahead.values())])
-        first, works = self.groups[group].start, []
-        for worker in active:
-            block_passes = assignments[worker - first]
-            device = self._session.devices[worker]
-            draws = self.round.draws[worker] if self.round.draws else None
-            timed = None if self.schedule is None else self._timed(self.schedule, worker)
-            works.append(
-                Work(
-                    block_passes,
-                    reading,
-                    self._step,
-                    worker,
-                    worker - first,
-                    device,
-                    draws,
-                    timed,
-                    ahead.get(worker, ()),
-                )
+        first = self.groups[group].start
+        works = [
+            Work(
+                block_passes=assignments[worker - first],
+                reading=reading,
+                step=self._step,
+                worker=worker,
+                position=worker - first,
+                device=self._session.devices[worker],
+                draws=self.round.draws[worker] if self.round.draws else None,
+                hyperparameters=self._timed(worker),
+                upcoming=ahead.get(worker, ()),
             )
+            for worker in active
+        ]
         return values, works
 
-    def _upcoming(self, worker: int) -> tuple[int, ...]:
-        """Return the first files that a worker needs in the next round, as many as it may read ahead."""
-        blocks = blocks_of(self._next_round.assignments[worker]) if self._next_round else ()
-        return blocks[: self.data.read_ahead]
-
-    def _timed(self, schedule: LrSchedule, worker: int) -> dict[int, TimedHyperparameters]:
-        """Return the hyperparameters of a worker by epoch; many workers share them."""
+    def _timed(self, worker: int) -> dict[int, TimedHyperparameters] | None:
+        """Return the hyperparameters of a worker by epoch, shared by many workers; ``None`` without a schedule."""
+        if self._schedule is None:
+            return None
         epochs = {block_pass.epoch for block_pass in self.round.assignments[worker]} or {self.round.epoch - 1}
         span = self.round.span(worker)
         key = frozenset(epochs), span
         if key not in self._hyperparameters:
-            self._hyperparameters[key] = {epoch: schedule.during(epoch, *span) for epoch in sorted(epochs)}
+            self._hyperparameters[key] = {epoch: self._schedule.during(epoch, *span) for epoch in sorted(epochs)}
         return self._hyperparameters[key]
 
     def _inputs(self, group: int, upcoming: Sequence[int]) -> Inputs:
@@ -180,9 +161,10 @@ class WorkerGroup:
             if self._shuffled
             else blocks_of(chain.from_iterable(assignments))
         )
-        values, given = self.data.inputs(numbers, upcoming)
-        starts = tuple([self.data.starts[number] for number in numbers]) if self._shuffled else ()
-        return assignments, replace(self._reading, starts=starts, **given), values
+        values, reading = self.data.inputs(self._reading, numbers, upcoming)
+        if self._shuffled:
+            reading = replace(reading, starts=tuple([self.data.starts[number] for number in numbers]))
+        return assignments, reading, values
 
     def _share(self, group: int) -> Sequence[WorkerAssignment]:
         workers = self.groups[group]
@@ -229,7 +211,7 @@ class WorkerGroup:
     def _split(self, chunk: range, pieces: Pieces) -> list[Ref]:
         if not pieces.groups:
             return []
-        values, _ = self.data.inputs(chunk)
+        values, _ = self.data.inputs(self._reading, chunk)
         first, number = self.data.starts[chunk.start], len(pieces.groups)
         starts = [self.data.starts[block] - first for block in chunk]
         made = self._engine.submit(split_rows, values, starts, pieces.rows, pieces.bounds, returns=number)

@@ -1,25 +1,94 @@
-"""``Workplace``: the engine of a trainer, which starts on first use, and the session in it."""
+"""``Workplace``: the engine of a trainer, started on first use; ``Session``: what it holds for a built model."""
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from compss_train import worker
 from compss_train._utils.validation import check_count, check_seconds
-from compss_train.engines import Engine, Ref, engine_class
-from compss_train.engines.base import Resources
+from compss_train.data.order import worker_seed
+from compss_train.engines import Engine, Ref, Resources, engine_class
 from compss_train.exceptions import EngineClosedError
-from compss_train.model.parameters import Parameters
-from compss_train.training.build_arguments import BuildArguments
-from compss_train.training.data_source import DataSource
-from compss_train.training.inference import Inference
-from compss_train.training.session import Session
+from compss_train.model.weighted_mean import aligned_ranges
+from compss_train.training.data_source import DataSource, PublishedData
 from compss_train.training.stopping import TERMINATED
 from compss_train.training.trained_model import Fit, TrainedModel
-from compss_train.training.training_state import TrainingState
+from compss_train.training.training_state import NOTHING_KEPT, TrainingState, fetch_states, state_refs
+from compss_train.worker.state import GroupState, WorkerState
 
 MAX_WORKERS = 100_000
 """Maximum number of workers of a trainer: each has a state, and a place in the plan of every round."""
+
+FLOPS_OF_WEIGHT = 6
+"""Operations of a training step per weight and sample: two each for the forward pass and its two gradients."""
+
+FLOPS_PER_SECOND = 1e10
+"""Rough speed of a core; the training time decides how many workers share a task."""
+
+
+class Session:
+    """The published training spec, and each worker's device and state, in one engine."""
+
+    def __init__(
+        self, engine: Engine, model: TrainedModel, state: TrainingState, *, workers: int, threads: int
+    ) -> None:
+        built, num_gpu = model.built, model.built.num_gpu
+        self.engine = engine
+        self.names = built.training_spec.names
+        self._spec = built.training_spec.without_weights()
+        self.training_spec = engine.publish(self._spec)
+        self.devices = [engine.device(worker, num_gpu) for worker in range(workers)]
+        self.resources = Resources(cpus=threads, gpus=int(num_gpu > 0))
+        weights = sum(parameter.numel() for parameter in built.training_spec.net.parameters())
+        self.sample_seconds = FLOPS_OF_WEIGHT / FLOPS_PER_SECOND * weights
+        """Rough estimate of the time, in seconds, that a core trains on a sample."""
+        self.groups: list[range] = aligned_ranges(workers, places=0)
+        """The groups of workers; each group's states are one value of the engine."""
+        self.states: list[GroupState | Ref] = []
+        self.merge_state = NOTHING_KEPT
+        self.set_state(state, model.seed)
+
+    def set_state(self, state: TrainingState, seed: int) -> None:
+        """Continue from this state, without GPU states if the device is a CPU; other workers start fresh."""
+        self.engine.delete([*self._state_refs()])
+        self.merge_state = state.merge
+        states = state.workers
+        new = (WorkerState(None, worker_seed(seed, worker)) for worker in range(len(states), len(self.devices)))
+        placed = zip([*states, *new], self.devices, strict=False)
+        self._set_states([state if device != "cpu" else state.on_cpu() for state, device in placed])
+
+    def _set_states(self, states: Sequence[WorkerState]) -> None:
+        self.states[:] = [tuple(states[worker] for worker in group) for group in self.groups]
+
+    def regroup(self, groups: Sequence[range]) -> None:
+        """Make the states of each group one value; waits for the states if workers were grouped differently."""
+        if list(groups) != list(self.groups):
+            states = fetch_states(self.engine, self.states)
+            self.engine.delete(state_refs(self.states))
+            self.groups[:] = groups
+            self._set_states(states)
+
+    def state(self) -> TrainingState:
+        """Return the state that the last fit left, waiting for the tasks that compute it."""
+        return TrainingState(tuple(fetch_states(self.engine, self.states)), self.merge_state.fetched(self.engine))
+
+    def forget_merges(self) -> None:
+        """Free what merges have kept besides the parameters, because the parameters were replaced."""
+        self.merge_state.free(self.engine, NOTHING_KEPT)
+        self.merge_state = NOTHING_KEPT
+
+    def _state_refs(self) -> Iterator[Ref]:
+        yield from state_refs(self.states)
+        yield from self.merge_state.refs()
+
+    def publish(self, source: DataSource) -> PublishedData:
+        """Make samples available to tasks."""
+        return PublishedData(self.engine, source, self._spec, self.training_spec)
+
+    def close(self) -> None:
+        """Free the values of the model, unless the engine is closed already."""
+        with suppress(EngineClosedError):
+            self.engine.delete([self.training_spec, *self._state_refs()])
 
 
 class Workplace:
@@ -27,13 +96,14 @@ class Workplace:
 
     def __init__(
         self,
+        model: TrainedModel,
         num_workers: int | None,
         engine: str | Engine,
         threads: int | None,
         worker_timeout: float | None,
-        seed: Callable[[], int],
     ) -> None:
-        """``seed`` is a function that returns the seed of new workers."""
+        self.model = model
+        """What the workers train."""
         self._given = engine if isinstance(engine, Engine) else None
         self.engine = self._given
         self.engine_class = type(engine) if isinstance(engine, Engine) else engine_class(engine)
@@ -47,13 +117,12 @@ class Workplace:
             raise ValueError(f"num_workers={num_workers}: give at most {MAX_WORKERS} workers, one a block or fewer")
         self.threads = fixed or self.engine_class.thread_share(self.num_workers)
         self.worker_timeout = None if worker_timeout is None else check_seconds("worker_timeout", worker_timeout)
-        self._seed = seed
         self.session: Session | None = None
         self._saved_state = TrainingState()
         """What the next session starts from."""
 
     @contextmanager
-    def working(self, built: BuildArguments, *, fitting: bool = False) -> Iterator[Session]:
+    def working(self, *, fitting: bool = False) -> Iterator[Session]:
         """Provide the session; start it if necessary.
 
         Exceptions that leave tasks running (in a fit, Ctrl-C, a dead engine) end the session. An exception in
@@ -64,13 +133,7 @@ class Workplace:
                 self.engine = self.engine_class.start(self.num_workers, self.threads, [worker.__name__])
             if self.session is None:
                 self.session = Session(
-                    engine=self.engine,
-                    training_spec=built.training_spec,
-                    devices=[self.engine.device(n, built.num_gpu) for n in range(self.num_workers)],
-                    state=self._saved_state,
-                    seed=self._seed(),
-                    threads=self.threads,
-                    num_gpu=built.num_gpu,
+                    self.engine, self.model, self._saved_state, workers=self.num_workers, threads=self.threads
                 )
                 self._saved_state = TrainingState()
             yield self.session
@@ -80,13 +143,14 @@ class Workplace:
             raise
 
     @contextmanager
-    def fitting(self, fit: Fit, model: TrainedModel, samples: int | None) -> Iterator[Session]:
+    def fitting(self, fit: Fit, samples: int | None) -> Iterator[Session]:
         """Provide the session for a fit, which callbacks, Ctrl-C and SIGTERM can stop; call its callbacks.
 
         ``samples`` is the number to train on, if known. Afterwards, the tasks of a fit that was stopped at once are
         ended, and after SIGTERM the process.
         """
-        with self.working(model.built, fitting=True) as session:
+        model = self.model
+        with self.working(fitting=True) as session:
             model.stopped, model.fit = None, fit
             try:
                 with fit.stopping.on_sigterm():
@@ -103,23 +167,6 @@ class Workplace:
             finally:
                 model.fit = None
 
-    @contextmanager
-    def inference(
-        self, built: BuildArguments, parameters: Parameters, data: DataSource, batch_size: int | None
-    ) -> Iterator[tuple[Inference, Ref]]:
-        """Provide the inference tasks on these samples, and the published parameters."""
-        if batch_size is not None:
-            check_count("batch_size", batch_size)
-        with self.working(built) as session:
-            inference = Inference(session, data, batch_size)
-            published = session.engine.publish(parameters)
-            try:
-                yield inference, published
-            finally:
-                with suppress(EngineClosedError):
-                    session.engine.delete([published])
-                    inference.data.delete()
-
     def state(self) -> TrainingState:
         """Return what workers and merges keep from fit to fit."""
         return self._saved_state if self.session is None else self.session.state()
@@ -129,7 +176,7 @@ class Workplace:
         if self.session is None:
             self._saved_state = state
         else:
-            self.session.set_state(state, self._seed())
+            self.session.set_state(state, self.model.seed)
 
     def forget(self) -> None:
         """End the session of a network that is replaced by another; the engine stays."""

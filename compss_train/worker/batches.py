@@ -107,8 +107,15 @@ def placed_batches(
     if isinstance(samples, StreamReader) and not samples.counted:
         yield from _until_the_end(work, source, samples)
         return
-    for place, columns in _columns(work, source, device, buffer or CarriedBuffer()):
-        yield place, Batch(*work.reading.structure.parts(columns))
+    reading = work.reading
+    if reading.pools is not None:
+        placed = _partially_shuffled(work, reading.pools, source, device)
+    elif reading.buffer is not None:
+        placed = buffered_batches(work, reading.buffer, source, device, buffer or CarriedBuffer())
+    else:
+        placed = _block_by_block(work, source, device)
+    for place, columns in placed:
+        yield place, Batch(*reading.structure.parts(columns))
 
 
 def batches_in_epoch(work: Work, epoch: int) -> int:
@@ -120,15 +127,6 @@ def batches_in_epoch(work: Work, epoch: int) -> int:
     if reading.pools is not None or reading.buffer is not None:
         return len(batch_sizes(block_passes, reading.batching))
     return sum(len(batch_bounds(block_pass, reading.batching)) for block_pass in block_passes)
-
-
-def _columns(work: Work, source: Source, device: str, buffer: CarriedBuffer) -> Iterator[PlacedColumns]:
-    reading = work.reading
-    if reading.pools is not None:
-        return _partially_shuffled(work, reading.pools, source, device)
-    if reading.buffer is not None:
-        return buffered_batches(work, reading.buffer, source, device, buffer)
-    return _block_by_block(work, source, device)
 
 
 def _block_by_block(work: Work, source: Source, device: str) -> Iterator[PlacedColumns]:

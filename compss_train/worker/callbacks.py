@@ -1,12 +1,16 @@
-"""``WorkerCallback``: hooks that run inside the workers, around batches and rounds."""
+"""``WorkerCallback``: hooks that run inside the workers, around batches and rounds; what calls them."""
 
+import copy
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from compss_train.model.metrics import measured_number
+from compss_train.model.metrics import MetricAccumulator, measured_number
+from compss_train.model.training_step import StepResult
 
 
 @dataclass(kw_only=True)
@@ -75,3 +79,83 @@ class WorkerCallback:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned; called before ``on_round_start`` if the worker has a state."""
+
+
+class CallbackRunner:
+    """Calls the callbacks of one worker in one task."""
+
+    def __init__(
+        self,
+        callbacks: Sequence[WorkerCallback],
+        context: WorkerContext,
+        accumulator: MetricAccumulator,
+        states: Mapping[str, Any] | None,
+    ) -> None:
+        own = copy.deepcopy(callbacks)
+        names = numbered(type(callback).__name__ for callback in own)
+        self._callbacks = dict(zip(names, own, strict=True))
+        self.context, self._accumulator = context, accumulator
+        self._at_start: dict[str, Any] = {}
+        for name, callback in self._callbacks.items():
+            if states is not None and name in states:
+                callback.load_state_dict(copy.deepcopy(states[name]))
+
+    def round_start(self) -> None:
+        """Call ``on_round_start``; what it logs is measured by ``round_end``, as streams have unknown lengths."""
+        self._call("on_round_start")
+        self._at_start, self.context.logged = self.context.logged, {}
+
+    def batch_start(self, x: Any, y: Any, samples: int, *, epoch: int, number: int) -> None:
+        """Call ``on_batch_start``."""
+        if not self._callbacks:
+            return
+        context = self.context
+        context.epoch, context.number, context.x, context.y = epoch, number, x, y
+        self._call("on_batch_start")
+        self._measure(samples)
+
+    def batch_end(self, samples: int, result: StepResult | None) -> None:
+        """Call ``on_batch_end``; a batch that was skipped has no result."""
+        if not self._callbacks:
+            return
+        context = self.context
+        if result is not None:
+            context.loss, context.output = result.loss.detach(), result.output
+        self._call("on_batch_end")
+        self._measure(samples)
+        context.x = context.y = context.loss = context.output = None
+
+    def round_end(self) -> None:
+        """Call ``on_round_end``; a round's logs are weighted by the samples that the worker has trained on."""
+        self._call("on_round_end")
+        samples = self._accumulator.samples
+        self._accumulator.measure(self._at_start, samples)
+        self._measure(samples)
+
+    def states(self) -> dict[str, Any] | None:
+        """Return the states that are not empty, by the names of the callbacks; ``None`` if all are."""
+        states = {name: callback.state_dict() for name, callback in self._callbacks.items()}
+        return {name: state for name, state in states.items() if state} or None
+
+    def _call(self, hook: str) -> None:
+        context = self.context
+        for callback in self._callbacks.values():
+            try:
+                getattr(callback, hook)(context)
+            except Exception as error:
+                place = f"in round {context.round} on worker {context.worker}"
+                error.add_note(f"Raised by the callback {type(callback).__name__}, by its {hook}, {place}.")
+                raise
+
+    def _measure(self, samples: int) -> None:
+        if self.context.logged:
+            self._accumulator.measure(self.context.logged, samples)
+            self.context.logged = {}
+
+
+def numbered(names: Iterable[str]) -> Iterator[str]:
+    """Iterate over unique names: each with the number of its occurrence, from 1."""
+    seen: Counter[str] = Counter()
+    for name in names:
+        seen[name] += 1
+        yield f"{name} {seen[name]}"

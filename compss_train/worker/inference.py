@@ -86,8 +86,8 @@ def _result(replica: ModelReplica, x: Any, y: Any) -> StepResult:
 
 def predict(
     training_spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work
-) -> tuple[list[Any], bool]:
-    """Return the outputs of each batch in evaluation mode, and whether the transform draws random numbers.
+) -> tuple[list[Any], Measured]:
+    """Return the outputs of each batch in evaluation mode, and whether the transform drew random numbers.
 
     bfloat16 is converted to float32, and so is the float16 of autocast.
     """
@@ -95,7 +95,8 @@ def predict(
         replica = training_spec.replica(parameters, work.device, training=False)
         transform = _Transform(replica)
         every = _batches(replica, work, source_of(work, values))
-        return [_output(replica, batch, transform) for batch in every], transform.is_random
+        outputs = [_output(replica, batch, transform) for batch in every]
+        return outputs, Measured(random_transform=transform.is_random)
 
 
 def _output(replica: ModelReplica, batch: Batch, transform: _Transform) -> Any:

@@ -1,8 +1,11 @@
 """``Learner``: a worker's copy of the model with its training, from and to a ``WorkerState``."""
 
 import math
+import tempfile
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,23 +13,61 @@ import torch
 from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
-from compss_train.model.devices import RandomState
+from compss_train.model.devices import RandomState, is_gpu
 from compss_train.model.metrics import Measured, MetricAccumulator
 from compss_train.model.optimizers import make_optimizer
-from compss_train.model.parameters import Parameters
 from compss_train.model.schedule import Hyperparameters
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
-from compss_train.worker import state as states
 from compss_train.worker.batches import Batch, PlacedBatch, batches_in_epoch
-from compss_train.worker.callbacks import WorkerContext
-from compss_train.worker.observers import CallbackRunner, Tracer
+from compss_train.worker.callbacks import CallbackRunner, WorkerContext
 from compss_train.worker.optimizer_stepper import OptimizerStepper
-from compss_train.worker.preparing import Preparation
-from compss_train.worker.state import WorkerState, with_tensors
+from compss_train.worker.preparing import prepared
+from compss_train.worker.state import WorkerState, changed_buffers, load_moments, restore_buffers, with_tensors
 from compss_train.worker.work import Work
 
 LEAST_SCALE = 1e-4
 """Minimum loss scale of fp16: gradients that overflow even then are NaN, or have diverged."""
+
+
+MOST_BATCHES = 100
+"""Maximum number of batches in a trace, from the start of a round: each adds up to a megabyte."""
+
+
+class Tracer:
+    """Context manager that traces the first batches of a task with ``torch.profiler`` if ``wanted``."""
+
+    def __init__(self, device: str, *, wanted: bool) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        activities += [torch.profiler.ProfilerActivity.CUDA] if is_gpu(device) else []
+        self._profiler = torch.profiler.profile(activities=activities, record_shapes=True) if wanted else None
+        self._left = MOST_BATCHES
+
+    def __enter__(self) -> None:
+        if self._profiler is not None:
+            self._profiler.start()
+
+    def __exit__(self, *error: object) -> None:
+        if self._profiler is not None and self._left >= 0:
+            self._profiler.stop()
+
+    def batch(self, number: int) -> AbstractContextManager[object]:
+        """Return the context of a batch, which labels it with its number in the trace."""
+        if self._profiler is None or self._left < 0:
+            return nullcontext()
+        self._left -= 1
+        if self._left < 0:
+            self._profiler.stop()
+            return nullcontext()
+        return torch.profiler.record_function(f"batch {number}")
+
+    def trace(self) -> bytes | None:
+        """Return the finished trace as compressed JSON, or ``None`` if it was not ``wanted``."""
+        if self._profiler is None:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json.gz")
+            self._profiler.export_chrome_trace(str(path))
+            return path.read_bytes()
 
 
 class Learner:
@@ -34,7 +75,7 @@ class Learner:
 
     ``fit`` and ``fit_online`` share it; they differ only in where batches come from and where results go.
 
-    Parameters
+    params.Parameters
     ----------
     training_spec:
         The network and how it is trained; not modified.
@@ -51,19 +92,19 @@ class Learner:
     def __init__(
         self,
         training_spec: TrainingSpec,
-        parameters: Parameters,
+        parameters: params.Parameters,
         state: WorkerState,
         work: Work,
-        moments: Parameters | None = None,
+        moments: params.Parameters | None = None,
     ) -> None:
         self._spec, self._work = training_spec, work
         self.replica = training_spec.replica(parameters, work.device, training=True)
         self.net = self.replica.training_spec.net
-        states.restore_buffers(self.net, state.buffers, work.device)
+        restore_buffers(self.net, state.buffers, work.device)
         reset = work.step.optimizer_state == "reset"
         self.optimizer = optimizer_of(self.replica, None if reset else state.optimizer)
         if moments and not reset and state.optimizer is None:
-            states.load_moments(self.optimizer, moments)
+            load_moments(self.optimizer, moments)
         self._accumulator = MetricAccumulator(training_spec.measures)
         self.stepper = OptimizerStepper(
             self.replica,
@@ -95,7 +136,7 @@ class Learner:
     def prepared(self, placed: Iterator[PlacedBatch]) -> Iterator[PlacedBatch]:
         """Iterate over batches prepared for the training step."""
         reading = self._work.reading
-        return Preparation(self.replica, reading.seed, ragged=reading.structure.ragged).of(placed)
+        return prepared(placed, self.replica, reading.seed, ragged=reading.structure.ragged)
 
     def _train_epoch(self, epoch: int, batches: Iterator[PlacedBatch]) -> int:
         drawn = 0
@@ -111,9 +152,9 @@ class Learner:
             elif number in changes:
                 self.stepper.set_hyperparameters(changes[number])
             with self._tracer.batch(self.stepper.batches):
-                self.learn(batch, epoch)
-            drawn += batch.samples
-            liveness.beat(batch.samples)
+                samples = self.learn(batch, epoch)
+            drawn += samples
+            liveness.beat(samples)
         self.stepper.finish()
         return drawn
 
@@ -125,15 +166,17 @@ class Learner:
         if hyperparameters is not None:
             self.stepper.set_hyperparameters(hyperparameters)
 
-    def learn(self, batch: Batch, epoch: int) -> None:
-        """Train on a prepared batch."""
-        self._callbacks.batch_start(batch, epoch, self.stepper.batches)
+    def learn(self, batch: Batch, epoch: int) -> int:
+        """Train on a prepared batch, and return the number of its samples."""
+        samples = batch.samples
+        self._callbacks.batch_start(batch.x, batch.y, samples, epoch=epoch, number=self.stepper.batches)
         with self.replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
             result = self.stepper.learn(batch, self._accumulator, epoch)
         self.skipped = 0 if result is not None else self.skipped + 1
-        self._callbacks.batch_end(batch, result)
+        self._callbacks.batch_end(samples, result)
+        return samples
 
-    def finish(self, measured: Measured | None = None) -> Parameters:
+    def finish(self, measured: Measured | None = None) -> params.Parameters:
         """Apply the gradients that are still accumulated, and return the parameters.
 
         Raises ``DivergedError`` in the task rather than in the coordinator, so that NaN is never merged.
@@ -151,7 +194,7 @@ class Learner:
             )
         return trained
 
-    def _check_finite(self, trained: Parameters, measured: Measured | MetricAccumulator) -> None:
+    def _check_finite(self, trained: params.Parameters, measured: Measured | MetricAccumulator) -> None:
         name = self._work.name
         if not math.isfinite(measured.loss):
             raise DivergedError(
@@ -165,10 +208,9 @@ class Learner:
         """Return what was measured since the last call."""
         stepper = self.stepper
         measured = self._accumulator.measured()
-        measured.probabilities, measured.weightless = stepper.probabilities, stepper.weightless
+        measured.probabilities, stepper.probabilities = stepper.probabilities, False
         measured.trace = self._tracer.trace()
         self._accumulator.clear()
-        stepper.probabilities, stepper.weightless = False, 0
         return measured
 
     def state(self) -> WorkerState:
@@ -177,7 +219,7 @@ class Learner:
             optimizer=with_tensors(torch.Tensor.cpu, self.optimizer.state_dict()),
             random=RandomState.capture(self._work.device),
             batches=self.stepper.batches,
-            buffers=states.changed_buffers(self.net, self._spec.net),
+            buffers=changed_buffers(self.net, self._spec.net),
             scaler=self.stepper.scaler.state_dict() or None,
             callbacks=self._callbacks.states(),
         )

@@ -16,10 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured
 from compss_train.model.optimizers import OptimizerFactory
-from compss_train.model.parameters import Parameters
+from compss_train.model.parameters import Parameters, check_outer_step, squared_distance
 from compss_train.model.training_spec import TensorNames
 from compss_train.model.weighted_mean import PartialSum, mean
 from compss_train.worker.state import split_moments
@@ -73,7 +72,7 @@ def finish(
     averages, new_moments = split_moments(merged) if rule.moments else (merged, None)
     results: dict[str, Any] = {
         "measured": [
-            Measured(change=params.squared_distance(base, averages, rule.names.distinct_weights)),
+            Measured(change=squared_distance(base, averages, rule.names.distinct_weights)),
             *chain.from_iterable(item.measured for item in items),
         ],
         "moments": new_moments,
@@ -99,7 +98,7 @@ def _step(
     stepped = {
         name: _relative_to_mean(weight.detach().numpy(), base[name], mean[name]) for name, weight in weights.items()
     }
-    params.check_outer_step(stepped, base, mean)
+    check_outer_step(stepped, base, mean)
     state = {"kind": _kind(optimizer), "state": optimizer.state_dict()["state"]}
     return {name: stepped.get(name, array) for name, array in mean.items()}, state
 

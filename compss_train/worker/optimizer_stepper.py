@@ -48,8 +48,6 @@ class OptimizerStepper:
         """Scales losses in fp16, and does nothing otherwise."""
         self.probabilities = False
         """Whether the first outputs are probabilities, though the loss takes logits."""
-        self.weightless = 0
-        """Samples of batches whose weights are all 0."""
 
     def set_hyperparameters(self, hyperparameters: Hyperparameters) -> None:
         """Set the learning rate, and other values that a schedule changes, in each parameter group."""
@@ -66,8 +64,6 @@ class OptimizerStepper:
         The optimizer steps once the gradients of ``accumulate`` batches have been added up.
         """
         self.batches += 1
-        if batch.weight is not None and not batch.weight.any():
-            self.weightless += batch.samples
         result: StepResult | None
         if self._step is not None and isinstance(self.optimizer, JoinedOptimizer):
             result = self._run_step(self._step, batch, epoch, self.optimizer)

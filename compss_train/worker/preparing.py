@@ -13,8 +13,10 @@ from compss_train.model.training_spec import ModelReplica
 from compss_train.worker.batches import Batch, PlacedBatch
 
 
-class Preparation:
-    """Collates and transforms batches between the training steps.
+def prepared(
+    batches: Iterator[PlacedBatch], replica: ModelReplica, seed: int, *, ragged: bool = False
+) -> Iterator[PlacedBatch]:
+    """Iterate over collated and transformed batches; empty batches, at the end of a stream, are left out.
 
     The transforms' random draws are seeded by the fit's seed and the place of the batch, or of the sample for a
     ``train_transform`` by sample: they depend neither on the worker nor on earlier training, and do not affect the
@@ -22,6 +24,8 @@ class Preparation:
 
     Parameters
     ----------
+    batches:
+        The batches, each with its place.
     replica:
         The model copy whose ``train_transform``, ``transform`` and device are used.
     seed:
@@ -29,44 +33,37 @@ class Preparation:
     ragged:
         Whether batches have sequences of different lengths.
     """
+    spec = replica.training_spec
+    functions = spec.collate, spec.train_transform, spec.transform, spec.samples
+    if not ragged and all(each is None for each in functions):
+        return batches
+    ready = ((place, _prepared(replica, seed, place, batch)) for place, batch in batches)
+    return ((place, batch) for place, batch in ready if batch.samples_before != 0)
 
-    def __init__(self, replica: ModelReplica, seed: int, *, ragged: bool = False) -> None:
-        self._replica, self._seed = replica, seed
-        spec = replica.training_spec
-        self._augment, self._reads = spec.train_transform, spec.samples is not None
-        functions = spec.collate, self._augment, spec.transform, spec.samples
-        self._has_work = ragged or any(each is not None for each in functions)
 
-    def of(self, batches: Iterator[PlacedBatch]) -> Iterator[PlacedBatch]:
-        """Iterate over the prepared batches; empty batches, at the end of a stream, are left out."""
-        if not self._has_work:
-            return batches
-        prepared = ((place, self._prepared(place, batch)) for place, batch in batches)
-        return ((place, batch) for place, batch in prepared if batch.samples_before != 0)
+def _prepared(replica: ModelReplica, fit_seed: int, place: Place, batch: Batch) -> Batch:
+    spec = replica.training_spec
 
-    def _prepared(self, place: Place, batch: Batch) -> Batch:
-        replica = self._replica
-        with random_state(self._seed_of(place), replica.device):
-            batch = collated(replica, place, batch, lambda position: self._reseed(place, position))
-            before = batch.samples
-            if not before:
-                return batch
-            if self._reads:
-                self._reseed(place, place.position)  # transforms draw as for a batch that was not read
-            x, y = batch.x, batch.y
-            with replica.annotate_errors(x, y, own_target=y is None), replica.autocast():
-                if self._augment is not None:
-                    x, y = self._augment(x, y, lambda sample: self._reseed(place, place.position + sample))
-                return batch._replace(samples_before=before, x=replica.transformed(x), y=y)
+    def seed_of(position: int) -> int:
+        return transform_seed(fit_seed, place.epoch, place.block, position)
 
-    def _reseed(self, place: Place, position: int) -> int:
+    def reseed(position: int) -> int:
         """Seed all generators for the sample at a position of the place's block; return the seed."""
-        seed = self._seed_of(place._replace(position=position))
-        seed_generators(seed, self._replica.device)
+        seed_generators(seed := seed_of(position), replica.device)
         return seed
 
-    def _seed_of(self, place: Place) -> int:
-        return transform_seed(self._seed, place.epoch, place.block, place.position)
+    with random_state(seed_of(place.position), replica.device):
+        batch = collated(replica, place, batch, reseed)
+        before = batch.samples
+        if not before:
+            return batch
+        if spec.samples is not None:
+            reseed(place.position)  # transforms draw as for a batch that was not read
+        x, y = batch.x, batch.y
+        with replica.annotate_errors(x, y, own_target=y is None), replica.autocast():
+            if spec.train_transform is not None:
+                x, y = spec.train_transform(x, y, lambda sample: reseed(place.position + sample))
+            return batch._replace(samples_before=before, x=replica.transformed(x), y=y)
 
 
 def collated(replica: ModelReplica, place: Place, batch: Batch, reseed: Reseed) -> Batch:

@@ -15,13 +15,13 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from compss_train import parameter_server
 from compss_train.data.block import Block
-from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured
-from compss_train.model.parameters import Parameters
+from compss_train.model.parameters import Parameters, check_outer_step
 from compss_train.model.training_spec import TensorNames, TrainingSpec
-from compss_train.parameter_server import ParameterServer
-from compss_train.worker.train import GroupState, train_alone
+from compss_train.worker.state import GroupState
+from compss_train.worker.train import train_alone
 from compss_train.worker.work import Work
 
 
@@ -91,7 +91,7 @@ class Exchange:
         dtypes = {name: array.dtype for name, array in parameters.items()}
         return cls(tuple(layers), dtypes, num_workers, dict(names.aliases))
 
-    def publish(self, server: ParameterServer, parameters: Parameters) -> None:
+    def publish(self, server: parameter_server.ParameterServer, parameters: Parameters) -> None:
         """Initialize the global parameters on an empty server; called once, before any worker connects."""
         for layer in self.layers:
             if layer.added:
@@ -102,7 +102,12 @@ class Exchange:
                 server.init(layer.rows, [np.zeros(self.num_workers), *rows], optimized=False)
 
     def push_change(
-        self, server: ParameterServer, worker: int, base: Parameters, trained: Parameters, share: float
+        self,
+        server: parameter_server.ParameterServer,
+        worker: int,
+        base: Parameters,
+        trained: Parameters,
+        share: float,
     ) -> None:
         """Push the change of a worker relative to its base, weighted by ``share``; all shares sum to 1.
 
@@ -125,7 +130,7 @@ class Exchange:
                     change[worker] = new - old[worker]
                 server.push(layer.rows, changes, layer.priority)
 
-    def pull(self, server: ParameterServer) -> Parameters:
+    def pull(self, server: parameter_server.ParameterServer) -> Parameters:
         """Return the current global parameters; raise ``DivergedError`` if steps made them NaN or infinite."""
         pulled: Parameters = {}
         for layer in self.layers:
@@ -137,10 +142,11 @@ class Exchange:
                 for name, array in zip(layer.by_worker, rows, strict=True):
                     pulled[name] = _merged(shares, array, self.dtypes[name])
         pulled |= {name: pulled[own] for name, own in self.aliases.items()}
-        with np.errstate(over="ignore"):  # the error says more than a warning
+        stepped = any(layer.stepped for layer in self.layers)
+        with np.errstate(over="ignore" if stepped else "warn"):  # the error says more than the warning
             narrow = {name: pulled[name].astype(dtype) for name, dtype in self.dtypes.items()}
-        if any(layer.stepped for layer in self.layers):
-            params.check_outer_step(narrow)
+        if stepped:
+            check_outer_step(narrow)
         return narrow
 
 
@@ -168,11 +174,11 @@ class ServerAddress:
     token: str = field(repr=False)
     exchange: Exchange
 
-    def connect(self, name: str | None = None, *, generation: int = 0, timeout: float = 60.0) -> ParameterServer:
+    def connect(
+        self, name: str | None = None, *, generation: int = 0, timeout: float = 60.0
+    ) -> parameter_server.ParameterServer:
         """Return a client; repeated calls of a client that reconnects under the same name are executed once."""
-        from compss_train.parameter_server import connect  # needs ZeroMQ, unlike the rest of a worker
-
-        return connect(self.address, self.token, name=name, generation=generation, timeout=timeout)
+        return parameter_server.connect(self.address, self.token, name=name, generation=generation, timeout=timeout)
 
 
 def train_and_exchange(

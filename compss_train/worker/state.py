@@ -14,7 +14,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -58,6 +58,10 @@ class WorkerState:
     def on_cpu(self) -> WorkerState:
         """Return this state without a GPU's random number generator."""
         return self if isinstance(self.random, int) else replace(self, random=replace(self.random, cuda=None))
+
+
+GroupState: TypeAlias = tuple[WorkerState, ...]
+"""The states of the workers of a group."""
 
 
 def changed_buffers(net: nn.Module, before: nn.Module) -> dict[str, torch.Tensor] | None:
@@ -139,20 +143,20 @@ def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
         if parameter.requires_grad:
             parameter.grad = torch.zeros_like(parameter)
     optimizer = make_optimizer(factory, own)
+    reason = None
     try:
         optimizer.step(lambda: 0.0) if needs_closure(optimizer) else optimizer.step()
-    except RuntimeError as error:
+    except RuntimeError as error:  # of sparse gradients
+        reason = str(error)
+    for state in optimizer.state_dict()["state"].values():
+        for name, value in state.items():
+            if not isinstance(value, torch.Tensor | None):
+                reason = f"it keeps {name!r} as a {type(value).__name__}"
+    if reason is not None:
         raise ValueError(
-            f"optimizer_state='average' needs an optimizer of dense gradients, but {type(optimizer).__name__} "
-            f"says: {error}; take optimizer_state='keep' or 'reset', or another optimizer"
-        ) from error
-    values = [item for state in optimizer.state_dict()["state"].values() for item in state.items()]
-    for name, value in values:
-        if not isinstance(value, torch.Tensor | None):
-            raise ValueError(
-                f"optimizer_state='average' averages tensors, but {type(optimizer).__name__} keeps {name!r} as a "
-                f"{type(value).__name__}; take optimizer_state='keep' or 'reset', or another optimizer"
-            )
+            f"optimizer_state='average' averages tensors, of dense gradients, which {type(optimizer).__name__} "
+            f"does not keep: {reason}; take optimizer_state='keep' or 'reset', or another optimizer"
+        )
 
 
 def with_tensors(function: Callable[[torch.Tensor], torch.Tensor], state: dict[str, Any]) -> dict[str, Any]:

@@ -9,21 +9,20 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
-from compss_train.model import parameters as params
 from compss_train.model.compression import Contribution, compress_arrays
 from compss_train.model.devices import random_state
 from compss_train.model.metrics import Measured
-from compss_train.model.parameters import Parameters
+from compss_train.model.parameters import Parameters, first_not_finite, squared_distance
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
 from compss_train.worker.batches import CarriedBuffer, placed_batches
 from compss_train.worker.learner import Learner
 from compss_train.worker.source import source_of
-from compss_train.worker.state import WorkerState, moments_of, split_moments
+from compss_train.worker.state import GroupState, WorkerState, moments_of, split_moments
 from compss_train.worker.work import Work
 
 
@@ -92,7 +91,7 @@ def _compressed(
     if dtype is None or not measured.given:
         return after, None if dtype is None else state.error
     changes, errors = compress_arrays(before, after, training_spec.names.weights, dtype, state.error)
-    bad = None if training_spec.gradients.on_nan == "ignore" else params.first_not_finite(errors)
+    bad = None if training_spec.gradients.on_nan == "ignore" else first_not_finite(errors)
     if bad is not None:
         raise DivergedError(
             f"the change of {bad!r} in {work.name} is too large for Merge(dtype={dtype!r}); lower the learning rate"
@@ -106,10 +105,6 @@ def _given(work: Work, drawn: int, left_out: int) -> int:
     if work.draws is not None and work.reading.buffer is not None:
         return drawn if work.reading.buffer.draws_in_step else min(drawn, work.draws.samples)
     return sum(block_pass.size for block_pass in work.block_passes) - left_out
-
-
-GroupState: TypeAlias = tuple[WorkerState, ...]
-"""The states of the workers of a group."""
 
 
 def train_group(
@@ -132,7 +127,7 @@ def train_group(
         trained, after[work.position], own = train(
             training_spec, parameters, after[work.position], work, values, moments
         )
-        own.change = params.squared_distance(parameters, trained, training_spec.names.distinct_weights)
+        own.change = squared_distance(parameters, trained, training_spec.names.distinct_weights)
         count = own.given if work.reading.may_skip else work.samples
         sums = _with_complete_nodes([*sums, PartialSum.of_worker(trained, count, work.worker, own)], work.worker)
     return partial_sum(sums), tuple(after)

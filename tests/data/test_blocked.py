@@ -10,7 +10,7 @@ from scipy.stats import chisquare
 from compss_train import BlockedTensor, SerialEngine, shuffle
 from compss_train.data.block import RemoteBlock, describe
 from compss_train.data.blocked import fingerprint
-from compss_train.training.session import publish_columns
+from compss_train.training.data_source import publish_columns
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 4), extra=st.integers(0, 30))

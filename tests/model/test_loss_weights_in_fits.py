@@ -185,17 +185,3 @@ def test_missing_or_invalid_weights_in_files_are_found_before_any_task(tmp_path)
         TypeError, match=r"leave sample_weight out, and name the array in FileDataset\(..., weight="
     ):
         trainer.fit(FileDataset(tmp_path / "*.npz"), sample_weight=WEIGHT, **options)
-
-
-@pytest.mark.parametrize("merge_unit", ["epochs", "blocks"])
-def test_weights_in_files_that_are_all_zero_are_an_error(tmp_path, merge_unit):
-    """They are known once an epoch has been trained; those of the first half alone may be 0."""
-    for folder, weights in {"half": np.arange(SAMPLES) > SAMPLES // 2, "none": np.zeros(SAMPLES)}.items():
-        arrays = {"x": NUMBERS / SAMPLES, "y": NUMBERS / SAMPLES, "w": weights.astype(np.float32)}
-        write_files(tmp_path / folder, arrays, rows=7)
-    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
-    trainer.build(nn.Linear(1, 1), SGD, "mse")
-    options = {"shuffle": None, "batch_size": 5, "merge": Merge(unit=merge_unit), "progress": False}
-    trainer.fit(FileDataset(tmp_path / "half" / "*.npz", weight="w"), num_epochs=2, **options)
-    with pytest.raises(ValueError, match=f"the weights of all {SAMPLES} samples of the first epoch are 0, so that"):
-        trainer.fit(FileDataset(tmp_path / "none" / "*.npz", weight="w"), num_epochs=2, **options)

@@ -17,7 +17,7 @@ from compss_train.online import worker_task
 from compss_train.online.worker_task import CoordinatorConnection, decode_value, encode_value
 from compss_train.online.workers import CheckpointStore
 from compss_train.training.training_state import worker_from_dict, worker_to_dict
-from compss_train.worker import WorkerState
+from compss_train.worker.state import WorkerState
 from tests.buffers.kinds import ALL, DEADLINE, make, put_some
 
 

@@ -75,7 +75,7 @@ CALLS = [
     (
         lambda trainer: trainer.fit_synchronous_with_GPU(X, Y, None, 1),
         ValueError,
-        "num_batches_per_worker=None: give an integer",
+        "num_batches_per_worker=None and batch_size=None: give exactly one of them",
     ),
     (
         lambda trainer: trainer.fit_synchronous_with_GPU(X, Y, 2, 1, shuffle_blocks="yes"),

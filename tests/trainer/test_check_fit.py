@@ -129,6 +129,10 @@ def test_a_skipped_file_leaves_the_next_to_be_tried(tmp_path):
     dataset = FileDataset(files, y="y", on_bad_file="skip")
     with open(files[0], "r+b") as file:
         file.truncate(200)
-    trainer_of().check_fit(dataset, **FIT)
-    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"):
+    with pytest.warns(UserWarning, match="skipped .* cannot be read"):
+        trainer_of().check_fit(dataset, **FIT)
+    with (
+        pytest.warns(UserWarning, match="skipped .* cannot be read"),
+        pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"),
+    ):
         trainer_of(nn.Linear(4, 3)).check_fit(dataset, **FIT)

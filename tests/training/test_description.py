@@ -62,12 +62,14 @@ def test_other_values_are_told_by_name_type_and_shape():
         (torch.Tensor.float, "torch.TensorBase.float"),
         (
             functools.partial(losses.categorical_cross_entropy, target=1),
-            "compss_train.categorical_cross_entropy(target=1)",
+            {"function": "compss_train.categorical_cross_entropy", "arguments": {"target": 1}},
         ),
-        (functools.partial(mlp, 4, outputs=2), "tests.helpers.models.mlp(4, outputs=2)"),
         (
             functools.partial(mlp, mlp, "a", outputs="b"),
-            "tests.helpers.models.mlp(tests.helpers.models.mlp, 'a', outputs='b')",
+            {
+                "function": "tests.helpers.models.mlp",
+                "arguments": {"0": "tests.helpers.models.mlp", "1": "a", "outputs": "b"},
+            },
         ),
         (BufferType.FIRO, "FIRO"),
         (math.nan, "nan"),
@@ -104,7 +106,7 @@ def test_a_trainer_tells_all_that_it_was_given():
     assert built["net"] == str(mlp())
     assert built["parameters"] == 16 * 6 + 16 + 3 * 16 + 3
     arguments = {"lr": 0.05, "momentum": 0.9}
-    assert built["optimizer"] == {"torch_class": "torch.optim.sgd.SGD", "arguments": arguments}
+    assert built["optimizer"] == {"function": "torch.optim.sgd.SGD", "arguments": arguments}
     assert (built["loss"], built["precision"], built["num_gpu"]) == ("CrossEntropyLoss()", "fp32", 0)
     buffer = BufferSpec("FIRO", 20)
     trainer.fit(x, y, num_epochs=1, batch_size=5, buffer=buffer, validation_data=(x[:7], y[:7]), progress=False)

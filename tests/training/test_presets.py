@@ -2,26 +2,25 @@
 
 import pytest
 from torch import nn
+from torch.nn.functional import mse_loss
 
 from compss_train import Merge
-from compss_train.data.order import Batching
 from compss_train.model.optimizers import optimizer_factory
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.training import PostLocal
-from compss_train.training.merge import NESTEROV, with_preset
+from compss_train.training.fit_options import FitOptions
+from compss_train.training.merge import NESTEROV
 from tests.helpers.models import ADAM, SGD, assert_same_bits, awkward_net, mlp
 from tests.helpers.small_fits import X, Y, trainer_of
 
 
 def chosen(merge, net=mlp, workers=32, samples=60_000, optimizer=SGD, num_epochs=8, **batches):
-    return with_preset(
-        Merge.of(merge),
-        [samples // 4] * 4,
-        num_workers=workers,
-        num_epochs=num_epochs,
-        batches=Batching(**batches),
-        net=net(),
-        optimizer=optimizer_factory(optimizer),
-    )
+    merge, spec = Merge.of(merge), TrainingSpec(net=net(), optimizer=optimizer_factory(optimizer), loss=mse_loss)
+    if not batches and merge.preset != "auto":
+        batches = {"batch_size": 100}
+    asked = FitOptions(num_epochs=num_epochs, merge=merge, **batches)
+    options = asked.with_preset([samples // 4] * 4, workers, spec)
+    return options.merge, options.batch_size
 
 
 @pytest.mark.parametrize("net", [mlp, awkward_net])
@@ -43,15 +42,15 @@ def test_auto_merges_after_a_number_of_samples(net, workers, samples):
 def test_what_is_given_wins():
     given = {"every": 3, "unit": "blocks", "outer_optimizer": ADAM, "optimizer_state": "keep", "dtype": "int8"}
     for preset in ("auto", "diloco", "slowmo", "post_local"):
-        assert chosen(Merge(preset, **given), size=7) == (Merge("synchronous", **given), 7)
-    assert chosen("auto", size=10)[0].every == round(15_000 / 320)
-    merge, batch = chosen("auto", number=1500)
+        assert chosen(Merge(preset, **given), batch_size=7) == (Merge("synchronous", **given, rule="weighted"), 7)
+    assert chosen("auto", batch_size=10)[0].every == round(15_000 / 320)
+    merge, batch = chosen("auto", num_batches_per_worker=1500)
     assert batch is None
     assert merge.every == round(15_000 / 320)  # blocks of 15,000 samples in batches of 10
 
 
 def test_known_choices_of_presets():
-    assert chosen("auto", workers=1) == (Merge("synchronous"), 100)  # the plain loop
+    assert chosen("auto", workers=1) == (Merge("synchronous").filled(), 100)  # the plain loop
     for net, outer in ((mlp, NESTEROV), (awkward_net, None)):
         merge, _ = chosen("auto", net, optimizer=ADAM)
         assert (merge.outer_optimizer, merge.optimizer_state) == (outer, "average")
@@ -65,7 +64,7 @@ def test_a_fit_with_a_preset_is_one_with_its_options(preset):
     batch = {} if preset == "auto" else {"batch_size": 6}
     ours, theirs = trainer_of(), trainer_of()
     ours.fit(X, Y, num_epochs=3, progress=False, shuffle="total", merge=preset, **batch)
-    merge, size = chosen(preset, awkward_net, 3, 57, ADAM, num_epochs=3, size=batch.get("batch_size"))
+    merge, size = chosen(preset, awkward_net, 3, 57, ADAM, num_epochs=3, **batch)
     theirs.fit(X, Y, num_epochs=3, progress=False, shuffle="total", merge=merge, batch_size=size)
     assert_same_bits(ours.get_parameters(), theirs.get_parameters())
     used = ours.configuration["fit"]

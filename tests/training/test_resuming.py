@@ -227,19 +227,12 @@ def test_restored_a_trainer_is_as_it_was(tmp_path):
     assert_alike(restored, first)
 
 
-@pytest.mark.parametrize(
-    ("now", "told"),
-    [
-        (1, "the optimizers and random numbers of workers 1 to 2 are dropped"),
-        (2, "the optimizers and random numbers of worker 2 are dropped"),
-        (5, "the optimizers and random numbers of workers 3 to 4 are new"),
-    ],
-)
+@pytest.mark.parametrize("now", [1, 2, 5])
 @pytest.mark.parametrize("shuffle", ["blocks", "total", PartialShuffle(), None])
-def test_with_another_number_of_workers_it_says_what_changes(tmp_path, now, told, shuffle):
+def test_with_another_number_of_workers_it_says_what_changes(tmp_path, now, shuffle):
     fit(trainer_of(), Checkpoint(tmp_path, keep=9), shuffle=shuffle, **BLOCKS)
     again = trainer_of(workers=now)
-    message = rf"not bit for bit as without interruption: num_workers was 3, and is {now}; {told}$"
+    message = rf"not bit for bit as without interruption: num_workers was 3, and is {now}$"
     with pytest.warns(UserWarning, match=message) as caught:
         fit(again, resume=tmp_path / "round-000001", shuffle=shuffle, **BLOCKS)
     assert len(caught) == 1

@@ -2,7 +2,7 @@
 
 from compss_train.data.block_passes import BlockPass
 from compss_train.data.order import Batching
-from compss_train.worker import Reading, Work
+from compss_train.worker.work import Reading, Work
 
 
 def whole(x, size):

@@ -7,7 +7,8 @@ import pytest
 from compss_train import BufferSpec, DistributedTrainer, FileDataset, Merge
 from compss_train.callbacks import Checkpoint
 from compss_train.engines import SerialEngine
-from compss_train.worker import evaluate, train_group
+from compss_train.worker.inference import evaluate
+from compss_train.worker.train import train_group
 from tests.helpers.file_fits import SIZES, write_files
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification
 from tests.helpers.small_fits import trainer_of

@@ -4,49 +4,129 @@ Synchronous merging averages the workers' parameters, weighted by the samples of
 (Stich 2019) and federated averaging (McMahan et al. 2017). Commutative merging adds each worker's weighted change
 to the global parameters on arrival, so that no worker waits for another. Merging through a parameter server does
 so layer by layer, without the engine.
+
+``Merger`` is the interface of all kinds. It works on references, and waits only where it says so. ``agreement``
+estimates the gradient noise from the workers' changes.
 """
 
-from compss_train.engines import Engine
-from compss_train.model.delayed_nesterov import DelayedNesterov
-from compss_train.model.optimizers import optimizer_factory
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import ClassVar
+
+from compss_train.data.partitioning import Round
+from compss_train.engines import Engine, Ref
+from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
-from compss_train.model.training_spec import TensorNames
-from compss_train.training.fit_options import FitOptions
-from compss_train.training.merging.base import Merger, SubmittedRound, agreement
-from compss_train.training.merging.on_arrival import CommutativeMerger, GlobalParameters, ServerMerger
-from compss_train.training.merging.synchronous import SynchronousMerger
-from compss_train.training.training_state import MergeState
-from compss_train.worker import MergeRule
-
-EMA_DECAY = 0.8
-"""The decay of ``Merge(averaging="ema")``: the average reaches back about five merges."""
-
-__all__ = ["Merger", "SubmittedRound", "agreement", "make_merger"]
+from compss_train.training.merge import Merge, MergeKind
+from compss_train.training.training_state import NOTHING_KEPT, MergeState, States
+from compss_train.training.worker_group import WorkerGroup
+from compss_train.training.workplace import Session
 
 
-def make_merger(
-    options: FitOptions,
-    *,
-    engine: Engine,
-    initial: Parameters,
-    state: MergeState,
-    num_workers: int,
-    names: TensorNames,
-) -> Merger:
-    """Return the merger that the options name; it continues from ``state``."""
-    merge, started = options.merge, (engine, initial, state)
-    outer = merge.outer_optimizer
-    if merge.kind == "synchronous":
-        rule = MergeRule(
-            names=names,
-            optimizer=None if outer is None else optimizer_factory(outer),
-            moments=merge.optimizer_state == "average",
-            compressed=merge.dtype is not None,
-            decay=EMA_DECAY if merge.averaging == "ema" else merge.averaging,
-        )
-        return SynchronousMerger(*started, rule)
-    if merge.kind == "parameter_server":
-        shared = GlobalParameters(engine, initial, num_workers, names=names, optimizer=outer)
-        return ServerMerger(*started, shared)
-    optimizer = None if outer is None else DelayedNesterov.of(outer)
-    return CommutativeMerger(*started, rule=merge.rule or "weighted", buffers=names.buffers, optimizer=optimizer)
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SubmittedRound:
+    """A round whose tasks have been submitted."""
+
+    round: Round
+    tasks: Sequence[Sequence[int]]
+    """The workers that each task trains."""
+    measured: dict[str, list[Ref]]
+    """References to lists of measurements: of the ``workers``, preceded by the merge's if that is measured; and of
+    the validation data, by the prefixes of their names."""
+    parameters: Ref
+    """The global parameters after the round."""
+    states: States
+    """The states of each group of workers after the round."""
+    merge_state: MergeState = NOTHING_KEPT
+    """What merges keep besides the parameters, after the round."""
+    merge_measured: bool = False
+    """Whether the first measurement is the merge's."""
+
+    @property
+    def refs(self) -> list[Ref]:
+        """All references to measurements."""
+        return [ref for refs in self.measured.values() for ref in refs]
+
+    def fetch(self, engine: Engine) -> dict[str, list[Measured]]:
+        """Return the measurements by the same keys, the merge's under ``"merge"``, and free the references."""
+        values = iter(engine.fetch(self.refs, small=True))
+        engine.delete(self.refs)
+        lists = {name: [*chain.from_iterable(next(values) for _ in refs)] for name, refs in self.measured.items()}
+        merges = int(self.merge_measured)
+        return {**lists, "merge": lists["workers"][:merges], "workers": lists["workers"][merges:]}
+
+
+class Merger(ABC):
+    """Submits the training and merging of rounds, and keeps the reference to the global parameters."""
+
+    name: ClassVar[MergeKind]
+    rounds_ahead: ClassVar[int] = 1
+    """Number of rounds submitted beyond the awaited one, so that no worker idles."""
+    by_rounds: ClassVar[bool] = False
+    """Whether the parameters of a round never contain contributions of later rounds."""
+
+    def __init__(self, session: Session, merge: Merge, initial: Parameters) -> None:
+        """Continue from what the merges of the last fit kept; ``merge`` is filled."""
+        self.engine = session.engine
+        self.parameters = self._initial = self.engine.publish(initial)
+        """The global parameters after the last round that was submitted."""
+        self.state = session.merge_state.published(self.engine)
+        """What is kept besides the parameters."""
+
+    @abstractmethod
+    def submit(self, workers: WorkerGroup) -> SubmittedRound:
+        """Submit the training and merging of the round that the workers have started."""
+
+    def settled(self, submitted: SubmittedRound) -> Parameters:
+        """Return the global parameters after a round; no later round was submitted, or later rounds are ignored."""
+        value: Parameters = self.engine.fetch([submitted.parameters])[0]
+        return value
+
+    def current(self, submitted: SubmittedRound) -> Parameters:
+        """Return the global parameters after a complete round; waits for its merge if necessary."""
+        return self.settled(submitted)
+
+    def state_of(self, submitted: SubmittedRound, parameters: Parameters) -> MergeState:
+        """Return what is kept besides ``parameters``, the parameters after this round."""
+        return submitted.merge_state
+
+    def retire(self, submitted: SubmittedRound) -> None:
+        """Free the parameters of a round, once a later round's are available or the fit has ended."""
+        self.engine.delete([submitted.parameters])
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the remaining references at the end of the fit, when all rounds have been retired."""
+
+    def stop(self) -> None:
+        """End processes other than tasks; called at the end of every fit, before ``close``."""
+        return
+
+
+def agreement(changes: Sequence[Measured], merged: Measured) -> dict[str, float]:
+    """Return the record fields ``worker_agreement`` and ``noise_scale`` of a round that several workers trained.
+
+    ``changes`` are the workers' measurements, with the squared norm of each worker's ``change`` and the samples
+    ``given``; ``merged`` has the squared norm of the mean change. ``worker_agreement`` is the norm of the mean
+    divided by the root mean square of the norms: the cosine between the changes and their mean if all are equally
+    long. It is 1 if all workers agree, and about 1 / √workers if their changes are pure noise. ``noise_scale`` is
+    the number of samples at which the noise of a mean gradient is as large as the gradient, estimated from the
+    norms of the changes of one worker and of all (McCandlish et al. 2018, arXiv 1812.06162, appendix A.1), as if a
+    change were a gradient over the worker's samples; it is left out if the estimate is not positive. Workers
+    without samples do not count, and fewer than two workers give no fields.
+    """
+    trained = [(each.given, each.change) for each in changes if each.given]
+    if len(trained) < 2:
+        return {}
+    total = sum(count for count, _ in trained)
+    single = sum(count * change for count, change in trained) / total
+    if not (single > 0 and math.isfinite(single)):
+        return {}
+    mean, few = merged.change, total / len(trained)
+    found = {"worker_agreement": math.sqrt(mean / single)}
+    signal = (total * mean - few * single) / (total - few)
+    noise = (single - mean) / (1 / few - 1 / total)
+    return {**found, "noise_scale": noise / signal} if signal > 0 and noise > 0 else found

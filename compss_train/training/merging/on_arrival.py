@@ -10,25 +10,24 @@ Through a parameter server, workers push their changes layer by layer, and the p
 
 import copy
 from abc import abstractmethod
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
 from compss_train import parameter_server
 from compss_train._utils import Closable
-from compss_train.engines import Engine, Ref
+from compss_train.engines import Ref
 from compss_train.engines.nodes import is_loopback
 from compss_train.model import parameters as params
 from compss_train.model.delayed_nesterov import DelayedNesterov, step_on_arrival
 from compss_train.model.optimizers import OptimizerSpec
-from compss_train.model.parameters import Parameters
-from compss_train.model.training_spec import TensorNames
-from compss_train.training.merge import Rule
-from compss_train.training.merging.base import Merger, SubmittedRound
+from compss_train.training.merge import Merge
+from compss_train.training.merging import Merger, SubmittedRound
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
 from compss_train.training.worker_group import WorkerGroup
-from compss_train.worker import train_alone
+from compss_train.training.workplace import Session
 from compss_train.worker.server_exchange import Exchange, ServerAddress, read_parameters, train_and_exchange
+from compss_train.worker.train import train_alone
 
 
 class ArrivalMerger(Merger):
@@ -37,9 +36,9 @@ class ArrivalMerger(Merger):
     rounds_ahead = 8
     """Maximum number of rounds that the fastest worker may be ahead of the slowest before submission pauses."""
 
-    def __init__(self, engine: Engine, initial: Parameters, state: MergeState) -> None:
-        super().__init__(engine, initial, state)
-        self._moments = state.moments
+    def __init__(self, session: Session, merge: Merge, initial: params.Parameters) -> None:
+        super().__init__(session, merge, initial)
+        self._moments = self.state.moments
         self._bases: dict[int, Ref] = {}
 
     def submit(self, workers: WorkerGroup) -> SubmittedRound:
@@ -76,20 +75,13 @@ class CommutativeMerger(ArrivalMerger):
 
     name = "commutative"
 
-    def __init__(
-        self,
-        engine: Engine,
-        initial: Parameters,
-        state: MergeState,
-        *,
-        rule: Rule,
-        buffers: Collection[str],
-        optimizer: DelayedNesterov | None,
-    ) -> None:
-        super().__init__(engine, initial, state)
-        self._rule, self._optimizer, self._buffers = rule, optimizer, frozenset(buffers)
-        saved = None if optimizer is None else state.fetched(engine).outer
-        self.parameters = engine.publish(initial if optimizer is None else optimizer.starting(initial, saved))
+    def __init__(self, session: Session, merge: Merge, initial: params.Parameters) -> None:
+        super().__init__(session, merge, initial)
+        self._rule, self._buffers, outer = merge.rule, session.names.buffers, merge.outer_optimizer
+        self._optimizer = None if outer is None else DelayedNesterov.of(outer)
+        if self._optimizer is not None:
+            initial = self._optimizer.starting(initial, self.state.fetched(self.engine).outer)
+        self.parameters = self.engine.publish(initial)
 
     def _train(self, workers: WorkerGroup, worker: int, base: Ref, total: int, active: int) -> Ref:
         trained, measured = workers.train(worker, base, self._moments, task=train_alone, returns=3)
@@ -103,12 +95,12 @@ class CommutativeMerger(ArrivalMerger):
         self._free([trained, base])
         return measured
 
-    def current(self, submitted: SubmittedRound) -> Parameters:
+    def current(self, submitted: SubmittedRound) -> params.Parameters:
         """Return the newest value, later contributions included: waiting would delay the other workers."""
-        newest: Parameters | None = self.engine.peek(self.parameters)
+        newest: params.Parameters | None = self.engine.peek(self.parameters)
         return self.engine.fetch([self.parameters])[0] if newest is None else newest
 
-    def state_of(self, submitted: SubmittedRound, parameters: Parameters) -> MergeState:
+    def state_of(self, submitted: SubmittedRound, parameters: params.Parameters) -> MergeState:
         """Return the state of the outer optimizer, which the parameters carry."""
         outer = getattr(parameters, "outer", None)
         return NOTHING_KEPT if outer is None else MergeState(outer=copy.deepcopy(outer))  # the engine's memory
@@ -122,22 +114,15 @@ class CommutativeMerger(ArrivalMerger):
 
 
 class GlobalParameters(Closable):
-    """Serves parameters to the tasks of an engine, starting from ``initial``, for ``num_workers`` workers.
+    """Serves parameters, starting from ``initial``, to the tasks of the workers of a session.
 
     Changes are added, or the server's ``optimizer`` steps the weights with them. Raises ``ModuleNotFoundError``
     without ZeroMQ (the extra ``online``).
     """
 
-    def __init__(
-        self,
-        engine: Engine,
-        initial: Parameters,
-        num_workers: int,
-        *,
-        names: TensorNames,
-        optimizer: OptimizerSpec | None = None,
-    ) -> None:
-        exchange = Exchange.of(initial, names, num_workers, stepped=optimizer is not None)
+    def __init__(self, session: Session, initial: params.Parameters, optimizer: OptimizerSpec | None) -> None:
+        engine, workers = session.engine, len(session.devices)
+        exchange = Exchange.of(initial, session.names, workers, stepped=optimizer is not None)
         serve = parameter_server.serve_apart if not engine.traits.interruptible else parameter_server.serve
         host = engine.host()
         self._serving = serve(None if is_loopback(host) else f"tcp://{host}:*", optimizer=optimizer)
@@ -150,7 +135,7 @@ class GlobalParameters(Closable):
             self.close()
             raise
 
-    def pull(self, timeout: float = 60.0) -> Parameters:
+    def pull(self, timeout: float = 60.0) -> params.Parameters:
         """Return the current parameters; raise ``TimeoutError`` after ``timeout`` seconds."""
         with self.server_address.connect(timeout=timeout) as server:
             return self.server_address.exchange.pull(server)
@@ -171,12 +156,11 @@ class ServerMerger(ArrivalMerger):
 
     name = "parameter_server"
 
-    def __init__(self, engine: Engine, initial: Parameters, state: MergeState, shared: GlobalParameters) -> None:
-        """``shared`` serves the same ``initial`` parameters; ``stop`` or an error here closes it."""
-        self._global = shared
+    def __init__(self, session: Session, merge: Merge, initial: params.Parameters) -> None:
+        super().__init__(session, merge, initial)
+        self._global = GlobalParameters(session, initial, merge.outer_optimizer)
         try:
-            super().__init__(engine, initial, state)
-            self._address = engine.publish(shared.server_address)
+            self._address = self.engine.publish(self._global.server_address)
         except BaseException:
             self.stop()
             raise
@@ -196,19 +180,10 @@ class ServerMerger(ArrivalMerger):
         self.parameters = self.engine.submit(read_parameters, self._address, measured, priority=True)
         return replace(submitted, parameters=self.parameters)
 
-    def go_back(self, submitted: SubmittedRound | None) -> None:
-        """Keep only the parameters that were read after this round."""
-        self.parameters = self._initial if submitted is None else submitted.parameters
-
-    def retire(self, submitted: SubmittedRound) -> None:
-        """Free the parameters that were read after this round."""
-        self._free([submitted.parameters])
-
     def stop(self) -> None:
         """End the server."""
         self._global.close()
 
     def close(self) -> None:
-        """Free the parameters that were read last, and the bases of the workers."""
-        self._free({*self._bases.values(), self.parameters})
-        self.engine.delete([self._initial, self._address])
+        """Free the bases of the workers."""
+        self.engine.delete([*{self._initial, *self._bases.values()}, self._address])

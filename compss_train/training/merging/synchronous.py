@@ -4,12 +4,19 @@ import math
 from collections.abc import Mapping, Sequence
 
 from compss_train.engines import Engine, Ref
+from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.parameters import Parameters
 from compss_train.model.weighted_mean import partial_sum
-from compss_train.training.merging.base import Merger, SubmittedRound
+from compss_train.training.merge import Merge
+from compss_train.training.merging import Merger, SubmittedRound
 from compss_train.training.training_state import MergeState
 from compss_train.training.worker_group import WorkerGroup
-from compss_train.worker import MergeRule, finish, train_alone
+from compss_train.training.workplace import Session
+from compss_train.worker.merge import MergeRule, finish
+from compss_train.worker.train import train_alone
+
+EMA_DECAY = 0.8
+"""The decay of ``Merge(averaging="ema")``: the average reaches back about five merges."""
 
 ARITIES = (4, 8, 16, 32, 64)
 """Maximum number of versions of the parameters that a task of the tree adds up."""
@@ -24,13 +31,17 @@ class SynchronousMerger(Merger):
     name = "synchronous"
     by_rounds = True
 
-    def __init__(self, engine: Engine, initial: Parameters, state: MergeState, rule: MergeRule) -> None:
-        super().__init__(engine, initial, state)
-        self._rule = rule
-        self._published_rule = engine.publish(rule)
-        self._arity = best_arity(engine.traits.task_seconds, sum(array.nbytes for array in initial.values()))
-        self._initial_state = state
-        self._held = [self._initial]
+    def __init__(self, session: Session, merge: Merge, initial: Parameters) -> None:
+        super().__init__(session, merge, initial)
+        self._rule = MergeRule(
+            names=session.names,
+            optimizer=None if merge.outer_optimizer is None else optimizer_factory(merge.outer_optimizer),
+            moments=merge.optimizer_state == "average",
+            compressed=merge.dtype is not None,
+            decay=EMA_DECAY if merge.averaging == "ema" else merge.averaging,
+        )
+        self._published_rule = self.engine.publish(self._rule)
+        self._arity = best_arity(self.engine.traits.task_seconds, sum(array.nbytes for array in initial.values()))
 
     def submit(self, workers: WorkerGroup) -> SubmittedRound:
         """Train from the global parameters and average; a worker without samples does not count."""
@@ -48,7 +59,6 @@ class SynchronousMerger(Merger):
             self.engine.delete([self._initial])
         self.parameters = merged["parameters"]
         self.state = MergeState(**{name: merged.get(name) for name in vars(self.state)})
-        self._held = [self.parameters]
         return SubmittedRound(
             round=workers.round,
             tasks=[*tasks.values()],
@@ -69,17 +79,10 @@ class SynchronousMerger(Merger):
         self.engine.delete(items)
         return dict(zip(names, results, strict=True))
 
-    def go_back(self, submitted: SubmittedRound | None) -> None:
-        """Keep only the parameters of this round, or the initial ones if no round was submitted."""
-        self.state = self._initial_state if submitted is None else submitted.merge_state
-        if submitted is not None:
-            self._held = [submitted.parameters]
-        elif self.parameters is not self._initial:
-            self._held = []
-
     def close(self) -> None:
-        """Free the last parameters."""
-        self.engine.delete([*self._held, self._published_rule])
+        """Free the rule, and the initial parameters if no round was submitted."""
+        unused = [self._initial] if self.parameters is self._initial else []
+        self.engine.delete([*unused, self._published_rule])
 
 
 def best_arity(task_seconds: float, size: int) -> int:

@@ -15,7 +15,7 @@ import compss_train
 from compss_train.engines.calls import Failure
 from compss_train.engines.compss import task_body
 from compss_train.engines.compss.task_body import Placeholder, SerializedValue, bound_resources, run_task
-from compss_train.worker import train_group
+from compss_train.worker.train import train_group
 from tests.engines import tasks
 from tests.training.checkpoints.trees import assert_same
 

@@ -10,7 +10,7 @@ import torch
 from compss_train.model.devices import RandomState, random_state
 from compss_train.training.checkpoints import read_checkpoint, write_checkpoint
 from compss_train.training.training_state import Snapshot
-from compss_train.worker import WorkerState
+from compss_train.worker.state import WorkerState
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.small_fits import fit, trainer_of
 from tests.training.checkpoints.trees import assert_same

@@ -7,7 +7,7 @@ from compss_train import BlockedTensor, Merge, SerialEngine
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TensorNames
 from compss_train.training.merging.synchronous import sum_by_tree
-from compss_train.worker import MergeRule, finish
+from compss_train.worker.merge import MergeRule, finish
 from tests.engines import tasks
 from tests.helpers.means import average, weighted
 from tests.helpers.models import assert_close, assert_same_bits, blocked, classification, mlp
@@ -126,5 +126,5 @@ def test_weights_never_pass_through_the_coordinator(shared_local, monkeypatch):
 
 def test_more_workers_than_samples_are_told_the_most():
     x, y = classification(samples=3)
-    with pytest.warns(UserWarning, match="nothing to train; there are 3 samples, enough for as many workers at"):
+    with pytest.warns(UserWarning, match="nothing to train; cut the data into at least .*, or take 3 workers"):
         fitted("serial", 5, x, y, num_epochs=1, batch_size=1)

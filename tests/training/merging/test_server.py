@@ -168,6 +168,27 @@ def test_the_server_steps_with_each_change_as_a_gradient(order):
     assert ours["v"].tobytes() == added["v"].tobytes()
 
 
+def test_steps_leave_the_frozen_weights_of_a_module_alone():
+    base = {"0.weight": np.ones(3, np.float32), "0.bias": np.ones(2, np.float32)}
+    exchange = Exchange.of(base, TensorNames(("0.weight",)), 1, stepped=True)
+    with LocalParameterServer({"optimizer": "sgd", "lr": 1.0, "weight_decay": 0.5}) as server:
+        exchange.publish(server, base)
+        exchange.push_change(server, 0, base, base, 1.0)
+        pulled = exchange.pull(server)
+    assert pulled["0.bias"].tobytes() == base["0.bias"].tobytes()
+    assert (pulled["0.weight"] == 0.5).all()
+
+
+def test_changes_that_overflow_the_dtype_are_a_warning():
+    """The next loss of a worker shows it; where the server steps, the pull itself is an error."""
+    base, far = ({"w": np.full(3, value, np.float16)} for value in (-6e4, 6e4))
+    server, exchange = published(base, workers=1)
+    with server:
+        exchange.push_change(server, 0, base, far, 2.0)
+        with pytest.warns(RuntimeWarning, match="overflow"):
+            assert np.isinf(exchange.pull(server)["w"]).all()
+
+
 def test_a_server_apart_that_cannot_listen_says_so():
     with pytest.raises(OSError, match=r"cannot listen at tcp://256\.0\.0\.1:1"):
         serve_apart("tcp://256.0.0.1:1")
