@@ -10,7 +10,7 @@
 import itertools
 import time
 from contextlib import ExitStack, suppress
-from typing import Any, ClassVar
+from typing import Any
 
 from compss_train.engines.base import ONE_CPU
 from compss_train.exceptions import DivergedError
@@ -85,8 +85,6 @@ def train_online(
 
 class OnlineFit:
     """Runs one fit, in one thread; ``stack`` frees what it needs, for whatever reason it ends."""
-
-    occupies_workers: ClassVar[bool] = True
 
     def __init__(
         self,

@@ -1,12 +1,10 @@
 """``DataSource``: the samples of a fit or an evaluation; ``PublishedData``: what an engine holds of them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,7 +102,7 @@ class DataSource:
         stops = tuple(accumulate(self.sizes))
         return self.reader.fingerprint((0, *stops[:-1]), stops)
 
-    def weighted(self, sample_weight: Any) -> DataSource:
+    def weighted(self, sample_weight: Any) -> Self:
         """Return this source for training, with a weight for each sample if the data have weights.
 
         Raises ``ValueError`` and ``TypeError`` for invalid weights.
@@ -120,7 +118,7 @@ class DataSource:
             )
         return replace(self, weight=as_weights(sample_weight, self.columns[0]))
 
-    def _weighted_files(self, dataset: FileDataset, sample_weight: Any) -> DataSource:
+    def _weighted_files(self, dataset: FileDataset, sample_weight: Any) -> Self:
         if sample_weight is not None:
             raise TypeError(
                 f"sample_weight is a {type(sample_weight).__name__}, but x is a FileDataset, whose files hold the "

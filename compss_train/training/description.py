@@ -1,7 +1,5 @@
 """Descriptions of arguments as plain values, readable and valid in JSON: ``trainer.configuration``."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import math
 import os
@@ -13,16 +11,14 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
 from compss_train._utils import __version__
-
-if TYPE_CHECKING:
-    from compss_train.training.build_arguments import BuildArguments
+from compss_train.training.build_arguments import BuildArguments
 
 MOST_ITEMS = 100
 """Maximum number of items of a list or dict; larger ones are described by their size."""

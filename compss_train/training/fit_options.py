@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypeAlias
+from typing import Literal, Self, TypeAlias
 
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
@@ -13,7 +13,6 @@ from compss_train.samplers import PartialShuffle
 from compss_train.samplers.loader import check_threads
 from compss_train.training import merge as merges
 from compss_train.training.data_source import DataSource
-from compss_train.training.description import described
 from compss_train.worker.work import Reading
 
 ShuffleLike: TypeAlias = Literal["blocks", "total"] | PartialShuffle | None
@@ -27,9 +26,6 @@ MAX_PASSES = 10**7
 
 CHECKED_EPOCHS = 10_000
 """Number of epochs for which a function ``Merge.every`` is checked before a fit."""
-
-JSON_VALUES = str | bool | int | float | None
-"""Types that JSON represents unchanged."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,8 +52,8 @@ class FitOptions:
                 check_count(name, value)
         if self.merge.preset is None:
             object.__setattr__(self, "merge", self.merge.filled())
-        given = [self.num_batches_per_worker, self.batch_size].count(None)
-        if given == 0 or (given == 2 and self.merge.preset != "auto"):
+        left_out = [self.num_batches_per_worker, self.batch_size].count(None)
+        if left_out == 0 or (left_out == 2 and self.merge.preset != "auto"):
             raise ValueError(
                 f"num_batches_per_worker={self.num_batches_per_worker} and batch_size={self.batch_size}: "
                 "give exactly one of them, batches a block or samples a batch"
@@ -92,14 +88,6 @@ class FitOptions:
                 "a SimPairedReservoir pairs time steps of simulations, which blocks do not name: it is for "
                 "fit_online; take another"
             )
-
-    def described(self) -> dict[str, Any]:
-        """Return the options as plain values that JSON can hold; equal options give equal values."""
-        merge = {f"merge.{name}": described(value) for name, value in vars(self.merge).items()}
-        own = {name: value for name, value in vars(self).items() if name != "merge"}
-        return merge | {
-            name: value if isinstance(value, JSON_VALUES) else repr(value) for name, value in own.items()
-        }
 
     @property
     def every(self) -> partitioning.MergeEvery:
@@ -182,40 +170,34 @@ class FitOptions:
         The buffer may never return batches of this size, blocks may have too few samples, files too many threads.
         ``schedule_steps`` is the number of steps of the learning-rate schedule in an epoch.
         """
-        if source.is_stream and (self.buffer is not None or self.order in ("total", "partial")):
-            mixing = f"shuffle={self.shuffle!r}" if self.buffer is None else "buffer="
-            raise ValueError(
-                f"{mixing} takes samples out of their order, and an IterableDataset has no other; leave it "
-                "out, and let the data set shuffle"
-            )
         in_parts = self.merge.unit != "epochs" or self.num_batches_per_worker is not None or schedule_steps > 1
         if in_parts and not source.counted:
             raise ValueError(
                 f"Merge(unit={self.merge.unit!r}), num_batches_per_worker={self.num_batches_per_worker} and "
-                f"Schedule(steps={schedule_steps}) need the number of samples in an epoch, unless they are "
-                "'epochs', None and 1: give Samples(dataset, size=...)"
+                f"Schedule(steps={schedule_steps}): without the number of samples in an epoch they can only be "
+                "'epochs', None and 1; give Samples(dataset, size=...), or leave them out"
             )
         structure, dataset, sizes = source.structure, source.dataset, source.sizes
-        if structure.bucketed and (
-            self.buffer is not None or self.shuffle not in ("blocks", None) or not self.shuffle_block_data
-        ):
+        total, pooled = self.order == "total", self.buffer is not None or self.order == "partial"
+        mixing = f"shuffle={self.shuffle!r}" if self.buffer is None else "buffer="
+        if source.is_stream and (total or pooled):
+            raise ValueError(
+                f"{mixing} does not suit an IterableDataset: leave it out, and let the data set shuffle"
+            )
+        if structure.bucketed and (total or pooled or not self.shuffle_block_data):
             raise ValueError(
                 "bucket_by_length=True orders the samples within each block: leave buffer= and shuffle_block_data= "
                 "out, and take shuffle='blocks' or None"
             )
-        if structure.ragged and (self.buffer is not None or self.order == "partial"):
-            given = "PartialShuffle" if self.buffer is None else "buffer="
-            raise ValueError(
-                f"{given} mixes samples of one size, and these sequences differ in length; take shuffle='total' or "
-                "'blocks' without a buffer, or pad the sequences"
-            )
-        if dataset is not None:
-            check_threads(dataset.threads, dataset.file_buffer)
-        if dataset is not None and self.shuffle == "total":
+        if structure.ragged and pooled:
+            raise ValueError(f"{mixing} does not suit sequences that differ in length: leave it out, or pad them")
+        if dataset is not None and total:
             raise ValueError(
                 "shuffle='total' would open every file for every batch; take PartialShuffle(), which mixes "
                 "samples in pools, or load files that fit in memory with BlockedTensor.from_files"
             )
+        if dataset is not None:
+            check_threads(dataset.threads, dataset.file_buffer)
         smallest = min(sizes)
         if self.num_batches_per_worker is not None and self.num_batches_per_worker > smallest:
             raise ValueError(
@@ -228,28 +210,3 @@ class FitOptions:
             )
             most_blocks = -(-len(sizes) // num_workers)
             self.buffer.check_samples(sum(sorted(sizes)[-most_blocks:]))
-
-    def round_plan(
-        self,
-        sizes: tuple[int, ...],
-        num_workers: int,
-        seed: int,
-        first_epoch: int,
-        first_round: int,
-        start: partitioning.Position | None = None,
-    ) -> partitioning.RoundPlan:
-        """Return the rounds over blocks of these sizes."""
-        return partitioning.RoundPlan(
-            sizes=sizes,
-            num_workers=num_workers,
-            num_epochs=self.num_epochs,
-            seed=seed,
-            shuffle=self.order,
-            batching=self.batching,
-            merge_every=self.every,
-            merge_unit=self.merge.unit or "epochs",
-            first_epoch=first_epoch,
-            first_round=first_round,
-            start=start,
-            put_counts=self.buffer.put_counts if self.carries_buffers and self.buffer else None,
-        )

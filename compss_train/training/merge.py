@@ -3,12 +3,10 @@
 Epochs are counted from 0 over all fits of a trainer, as in learning-rate schedules.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 import torch
 from torch import nn
@@ -139,7 +137,7 @@ class Merge:
                 raise ValueError(f"outer_optimizer={self.outer_optimizer!r}: {error}") from None
 
     @classmethod
-    def of(cls, value: MergeLike) -> Merge:
+    def of(cls, value: "MergeLike") -> "Merge":
         """Return ``fit(merge=...)`` as a merge; raise ``TypeError`` unless it is the name of a kind or a merge."""
         if not isinstance(value, Merge | str):
             raise TypeError(f"merge={value!r}: give a kind by name, such as 'synchronous', or a Merge")
@@ -150,7 +148,7 @@ class Merge:
         """The kind if it is a preset, or ``None``."""
         return next((name for name in get_args(Preset) if name == self.kind), None)
 
-    def filled(self, default: Merge | None = None) -> Merge:
+    def filled(self, default: "Merge | None" = None) -> Self:
         """Return this merge with every ``None`` replaced by the option of another merge, or by the default."""
         filling = DEFAULTS if default is None else default
         missing = [each.name for each in fields(self) if getattr(self, each.name) is None]

@@ -16,7 +16,6 @@ from compss_train.model import parameters as params
 from compss_train.model.optimizers import make_optimizer
 from compss_train.training import checkpoints
 from compss_train.training.callback import Callback
-from compss_train.training.data_source import DataSource
 from compss_train.training.description import described, described_fields
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.trained_model import Checkpoint, FitOfEpochs, TrainedModel
@@ -36,7 +35,7 @@ def snapshot_of(workplace: Workplace) -> Snapshot:
     progress = None
     if isinstance(fit, FitOfEpochs):
         progress = Progress(
-            options=fit.described,
+            options=_described(fit, model),
             sizes=fit.data.sizes,
             first_epoch=fit.first_epoch,
             reached=fit.reached,
@@ -89,12 +88,10 @@ def find_checkpoint(resume: str | os.PathLike[str] | bool, callbacks: Sequence[C
 
 def resumed(fit: FitOfEpochs, workplace: Workplace) -> FitOfEpochs:
     """Return the fit starting from its checkpoint, if any; check that the checkpoint is of the same fit."""
-    model = workplace.model
-    fit.described = {**fit.options.described(), **_objective(model, fit.data)}
     if fit.checkpoint is None:
         return fit
-    path, snapshot = fit.checkpoint
-    saved = check_fit(fit.checkpoint, fit, workplace.num_workers)
+    model, (path, snapshot) = workplace.model, fit.checkpoint
+    saved = check_fit(fit.checkpoint, fit, workplace)
     check_trainer(fit.checkpoint, workplace)
     last = snapshot.history[-1] if snapshot.history else {}
     own = bool(model.history) and model.history[-1]["ended"] == last.get("ended")
@@ -164,14 +161,17 @@ def _optimizer(model: TrainedModel) -> tuple[str, list[dict[str, Any]]]:
     return type(optimizer).__name__ + several, groups
 
 
-def _objective(model: TrainedModel, data: DataSource) -> dict[str, Any]:
-    """Return the objective that a fit minimizes, with the settings that come from its data."""
-    training_spec = model.built.training_spec
+def _described(fit: FitOfEpochs, model: TrainedModel) -> dict[str, Any]:
+    """Return what must be the same when the fit is resumed: its options, its objective, settings of its data."""
+    options, training_spec = dict(vars(fit.options)), model.built.training_spec
+    merge = {f"merge.{name}": described(value) for name, value in vars(options.pop("merge")).items()}
     return {
+        **merge,
+        **{name: _plain(value) for name, value in options.items()},
         "loss": described(training_spec.loss),
         "class_weight": training_spec.class_weight,
-        "sample_weight": "given" if data.structure.weighted else None,
-        "bucket_by_length": data.structure.bucketed,
+        "sample_weight": "given" if fit.data.structure.weighted else None,
+        "bucket_by_length": fit.data.structure.bucketed,
     }
 
 
@@ -227,7 +227,7 @@ def check_trainer(checkpoint: Checkpoint, workplace: Workplace, *, fit: str = "t
         warn_user(f"{fit} from {path}, but not bit for bit as without interruption: {_join_first(differences)}")
 
 
-def check_fit(checkpoint: Checkpoint, fit: FitOfEpochs, workers: int) -> Progress:
+def check_fit(checkpoint: Checkpoint, fit: FitOfEpochs, workplace: Workplace) -> Progress:
     """Return the progress of the fit; warn if some rows show that data of the same sizes have other values.
 
     Raises ``ValueError`` if it had other options or block sizes, or another number of workers with filled buffers.
@@ -236,12 +236,13 @@ def check_fit(checkpoint: Checkpoint, fit: FitOfEpochs, workers: int) -> Progres
     if progress is None:
         raise ValueError(f"{path} was not written during fit, so it cannot be resumed; use trainer.restore")
     saved = {name: value for name, value in progress.options.items() if name not in CHANGEABLE_OPTIONS}
-    if differences := [*_differences(saved, fit.described), *_data_differences(progress.sizes, fit.data.sizes)]:
+    differences = _differences(saved, _described(fit, workplace.model))
+    if differences := [*differences, *_data_differences(progress.sizes, fit.data.sizes)]:
         raise ValueError(
             f"{path} is the checkpoint of another fit: {_join_first(differences)}. Give the same options and data "
             "to resume it, or begin a new fit with its parameters by trainer.restore"
         )
-    reached = progress.reached
+    reached, workers = progress.reached, workplace.num_workers
     if fit.options.carries_buffers and reached.units and reached.cut_for != workers:
         raise ValueError(
             f"{path} was written inside an epoch by {reached.cut_for} workers, whose buffers hold samples of it, "

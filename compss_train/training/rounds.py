@@ -5,9 +5,8 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, islice
-from typing import ClassVar
 
-from compss_train.data.partitioning import Round
+from compss_train.data.partitioning import Round, RoundPlan
 from compss_train.engines import Ref
 from compss_train.exceptions import BadFileError, EngineClosedError
 from compss_train.model import parameters as params
@@ -38,8 +37,6 @@ PLAIN, AVERAGED = "val_", "val_averaged_"
 
 class RoundRunner:
     """Runs the rounds of one fit in a session, and adds their records to the history of the model."""
-
-    occupies_workers: ClassVar[bool] = False
 
     def __init__(self, fit: FitOfEpochs, model: TrainedModel, session: Session) -> None:
         self._fit, self._model, self._engine = fit, model, session.engine
@@ -271,8 +268,20 @@ class RoundRunner:
 def run_rounds(fit: FitOfEpochs, workplace: Workplace) -> None:
     """Run the rounds of a fit; set the model's parameters and history, and the reason why the fit stopped."""
     model = workplace.model
-    plan = fit.options.round_plan(
-        fit.data.sizes, workplace.num_workers, model.seed, fit.first_epoch, len(model.history), fit.reached
+    options = fit.options
+    plan = RoundPlan(
+        sizes=fit.data.sizes,
+        num_workers=workplace.num_workers,
+        num_epochs=options.num_epochs,
+        seed=model.seed,
+        shuffle=options.order,
+        batching=options.batching,
+        merge_every=options.every,
+        merge_unit=options.merge.unit or "epochs",
+        first_epoch=fit.first_epoch,
+        first_round=len(model.history),
+        start=fit.reached,
+        put_counts=options.buffer.put_counts if options.buffer and options.carries_buffers else None,
     )
     with workplace.fitting(fit, plan.samples if fit.data.counted else None) as session:
         rounds = fit.running = RoundRunner(fit, model, session)

@@ -1,9 +1,9 @@
 """``TrainedModel``: a network, how it is trained, and the results of its fits; ``Fit``: the running fit."""
 
 import secrets
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from compss_train._utils.validation import check_seed
 from compss_train.data.partitioning import Position
@@ -25,9 +25,6 @@ Checkpoint: TypeAlias = tuple[Path, Snapshot]
 
 class RunningFit(Protocol):
     """A fit whose tasks are running, as the trainer sees it: the rounds of ``fit`` or ``fit_online``."""
-
-    occupies_workers: ClassVar[bool]
-    """Whether its tasks occupy all processes until the fit ends, so that no other tasks can run."""
 
     def current(self) -> params.Parameters | None:
         """Return the global parameters after the last complete round, or ``None`` before the first."""
@@ -62,8 +59,6 @@ class FitOfEpochs(Fit):
     """Where the next round starts."""
     skipped: tuple[str, ...] = ()
     """Files that could not be read."""
-    described: dict[str, Any] = field(default_factory=dict)
-    """The options and the objective, which must be the same when the fit is resumed."""
     checkpoint: Checkpoint | None = None
     """The checkpoint that the fit resumes from."""
 
@@ -124,9 +119,8 @@ class TrainedModel:
             raise RuntimeError(f"{method} was called during a fit, from a callback; call it when the fit has ended")
 
     def require_workers(self, method: str) -> None:
-        """Raise ``RuntimeError`` during a fit whose tasks leave no process for others."""
-        running = None if self.fit is None else self.fit.running
-        if running is not None and running.occupies_workers:
+        """Raise ``RuntimeError`` during an online fit, whose tasks leave no process for others until it ends."""
+        if self.fit is not None and self.fit.running is not None and not isinstance(self.fit, FitOfEpochs):
             raise RuntimeError(
                 f"{method} was called during fit_online, whose tasks use all processes; give fit_online "
                 "validation_data=, or use model() in this process"

@@ -4,12 +4,10 @@ In a fit the states of the workers of each group are one value of the engine: wh
 ``Snapshot`` is the state of a trainer, with its conversion to the plain values of a checkpoint.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -35,17 +33,17 @@ class MergeState:
         """Iterate over the references."""
         return (value for value in vars(self).values() if isinstance(value, Ref))
 
-    def published(self, engine: Engine) -> MergeState:
+    def published(self, engine: Engine) -> "MergeState":
         """Return references to the values."""
         values = {name: value for name, value in vars(self).items() if value is not None}
         return MergeState(**{name: v if isinstance(v, Ref) else engine.publish(v) for name, v in values.items()})
 
-    def fetched(self, engine: Engine) -> MergeState:
+    def fetched(self, engine: Engine) -> Self:
         """Return the values, waiting for the tasks that compute them."""
         names = [each.name for each in fields(self) if isinstance(getattr(self, each.name), Ref)]
         return replace(self, **dict(zip(names, engine.fetch(list(self.refs())), strict=True)))
 
-    def free(self, engine: Engine, kept: MergeState) -> None:
+    def free(self, engine: Engine, kept: "MergeState") -> None:
         """Free the references that ``kept`` does not have."""
         others = {id(ref) for ref in kept.refs()}
         engine.delete([ref for ref in self.refs() if id(ref) not in others])
@@ -83,7 +81,7 @@ class Progress:
     """The progress of a fit, and the values that its rounds depend on."""
 
     options: dict[str, Any]
-    """The options of the fit, as ``FitOptions.described`` returns them."""
+    """The options of the fit and its objective, as plain values."""
     sizes: tuple[int, ...]
     """The number of samples of each block or file."""
     first_epoch: int
@@ -121,7 +119,7 @@ class Snapshot:
         return {**vars(self), "workers": [worker_to_dict(state) for state in self.workers], "progress": progress}
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Snapshot:
+    def from_dict(cls, content: Mapping[str, Any]) -> Self:
         """Return the snapshot from its plain values."""
         saved = content["progress"]
         progress = None if saved is None else Progress(**{**saved, "reached": Position(**saved["reached"])})

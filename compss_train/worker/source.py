@@ -106,10 +106,8 @@ class BlockSource(Source):
         return tuple(gather(samples, self._reading.starts, blocks) for blocks in self._columns)
 
     def _stored(self, block_pass: BlockPass) -> list[Block]:
-        number, rows = (
-            self._reading.blocks.index(block_pass.block),
-            stored_rows(block_pass, self._reading.shuffle_seed),
-        )
+        number = self._reading.blocks.index(block_pass.block)
+        rows = stored_rows(block_pass, self._reading.shuffle_seed)
         return [blocks[number][rows] for blocks in self._columns]
 
     @contextmanager

@@ -9,12 +9,10 @@ numbers of steps have the names ``"optimizer state/0.exp_avg"``: the number of t
 value.
 """
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -47,7 +45,7 @@ class WorkerState:
     callbacks: dict[str, Any] | None = None
     """The states of worker callbacks, by their names."""
 
-    def with_options(self, options: Sequence[dict[str, Any]]) -> WorkerState:
+    def with_options(self, options: Sequence[dict[str, Any]]) -> Self:
         """Return this state with other options of the optimizer's parameter groups, such as ``lr``."""
         if self.optimizer is None:
             return self
@@ -55,7 +53,7 @@ class WorkerState:
         groups = [{**group, **changed} for group, changed in zip(saved, options, strict=True)]
         return replace(self, optimizer={**self.optimizer, "param_groups": groups})
 
-    def on_cpu(self) -> WorkerState:
+    def on_cpu(self) -> Self:
         """Return this state without a GPU's random number generator."""
         return self if isinstance(self.random, int) else replace(self, random=replace(self.random, cuda=None))
 

@@ -141,7 +141,7 @@ def test_fits_take_the_keywords_of_fit(made):
     )
     assert all("val_loss" in record for record in encapsulated.trainer.history)
     with pytest.raises(
-        TypeError, match=r"fit_asynchronous_with_GPU takes no Merge\(kind=...\): its name fixes kind='commutative'"
+        TypeError, match=r"this fit takes no Merge\(kind=...\): its name and its arguments fix kind='commutative'"
     ):
         encapsulated.fit_asynchronous_with_GPU(x, y, 3, 2, merge="synchronous")
 
