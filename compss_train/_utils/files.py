@@ -126,25 +126,20 @@ class FolderLock:
             return True
         path = self._folder.absolute() / (LOCK_FILE if self._file is None else f".{self._file}{LOCK_FILE}")
         lock = FileLock(path, thread_local=False, fallback_to_soft=False, on_acquired=_write_owner)
-        for attempt in reversed(range(5)):  # the holder may remove the file between its opening and its locking
-            try:
-                lock.acquire(blocking=False)
-                break
-            except Timeout as error:
-                if path.exists() or not attempt:
-                    owner = ""
-                    with suppress(OSError):
-                        owner = path.read_text(encoding="utf-8", errors="replace")[:200]
-                    what = (
-                        f"this {'folder' if self._file is None else 'file'}; wait until it ends, or choose another"
-                    )
-                    reason = f"{owner or 'another program'} is writing to {what}"
-                    named = str(self._folder / (self._file or ""))
-                    raise BlockingIOError(errno.EWOULDBLOCK, reason, named) from error
-            except OSError as error:
-                if error.filename is not None:  # the file could not be opened
-                    raise
-                return False
+        try:
+            lock.acquire(timeout=0.01, poll_interval=0.001)  # the holder may remove the file while we open it
+        except Timeout as error:
+            owner = ""
+            with suppress(OSError):
+                owner = path.read_text(encoding="utf-8", errors="replace")[:200]
+            what = f"this {'folder' if self._file is None else 'file'}; wait until it ends, or choose another"
+            reason = f"{owner or 'another program'} is writing to {what}"
+            named = str(self._folder / (self._file or ""))
+            raise BlockingIOError(errno.EWOULDBLOCK, reason, named) from error
+        except OSError as error:
+            if error.filename is not None:  # the file could not be opened
+                raise
+            return False
         self._lock = lock
         return True
 

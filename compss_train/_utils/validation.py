@@ -59,20 +59,13 @@ def check_choice(name: str, value: Any, accepted: Collection[Any]) -> None:
 
 
 def check_dense(name: str, tensor: Any) -> None:
-    """Raise ``TypeError`` for a tensor that is not a dense array of numbers; the message says what to pass."""
-    if tensor.is_nested:
-        reason = (
-            "is a nested tensor, whose parts may differ in shape; give torch.nested.to_padded_tensor(tensor, 0.0)"
+    """Raise ``TypeError`` for a tensor that is not a dense array of numbers."""
+    if tensor.is_nested or tensor.is_meta or tensor.is_quantized or str(tensor.layout) != "torch.strided":
+        kind = "nested tensor" if tensor.is_nested else "tensor"
+        raise TypeError(
+            f"{name} is a {kind} of {tensor.dtype}, {tensor.layout} on {tensor.device}; give a dense one of "
+            "numbers, tensor.to_dense(), tensor.dequantize() or torch.nested.to_padded_tensor(tensor, 0.0)"
         )
-    elif tensor.is_meta:
-        reason = "is on the meta device and holds no numbers; make it on the CPU or a GPU"
-    elif tensor.is_quantized:
-        reason = "is quantized; give tensor.dequantize()"
-    elif str(tensor.layout) != "torch.strided":
-        reason = f"is a sparse tensor ({tensor.layout}); give tensor.to_dense()"
-    else:
-        return
-    raise TypeError(f"{name} {reason}")
 
 
 def suggestion(name: str, accepted: Collection[str]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any, Literal
 
-from compss_train._utils.validation import check_at_least_0, check_choice, check_count, suggestion, warn_user
+from compss_train._utils.validation import check_at_least_0, check_choice, check_count, suggestion
 from compss_train.model.parameters import Parameters
 from compss_train.reports.records import measured_names
 from compss_train.training.callback import Callback
@@ -112,9 +112,6 @@ class EarlyStopping(Callback):
         """Restore the best value so far, unless the mode has changed."""
         if state["mode"] != self.mode:
             return
-        if self.restore_best and state["parameters"] is None and state["best_round"] is not None:
-            best = f"the parameters of the best round until now, {state['best_round']}"
-            warn_user(f"EarlyStopping has not kept {best}, and restores them only if a later round is better")
         self.best, self.best_round = state["best"], state["best_round"]
         self._waited, self._parameters = state["waited"], state["parameters"]
         self._resumed = True

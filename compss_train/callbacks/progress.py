@@ -22,12 +22,9 @@ class _Progress(Callback):
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
-        self._first = 0
-        """Rounds that the trainer has had before this fit."""
 
     def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Print the checkpoint from which the fit is resumed."""
-        self._first = len(trainer.history)
         if trainer.resumed_from is not None:
             left = "; nothing is left to train, raise num_epochs to train on" if total_samples == 0 else ""
             self._print(f"resumed from {trainer.resumed_from}{left}")
@@ -35,17 +32,12 @@ class _Progress(Callback):
     def on_fit_end(self, trainer: TrainerBase) -> None:
         """Print why the fit was stopped, if it was."""
         if trainer.stopped is not None:
-            last = self._last_round(trainer)
-            self._print(f"stopped after {'no round' if last is None else f'round {last}'}: {trainer.stopped}")
+            self._print(f"stopped {_place(trainer)}: {trainer.stopped}")
 
     def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
         """Print the round whose parameters the trainer has after Ctrl-C."""
         if isinstance(error, KeyboardInterrupt):
-            last = self._last_round(trainer)
-            self._print(f"interrupted {'in the first round' if last is None else f'after round {last}'}")
-
-    def _last_round(self, trainer: TrainerBase) -> int | None:
-        return trainer.history[-1]["round"] if len(trainer.history) > self._first else None
+            self._print(f"interrupted {_place(trainer)}")
 
     def _print(self, line: str) -> None:
         print(line, file=self._file or sys.stderr, flush=True)
@@ -168,6 +160,10 @@ def with_progress(callbacks: Sequence[Callback], progress: bool) -> tuple[Callba
         return tuple(callbacks)
     shows_bars = "ipykernel" in sys.modules or sys.stderr.isatty()
     return (*callbacks, ProgressBar() if shows_bars else RoundLines())
+
+
+def _place(trainer: TrainerBase) -> str:
+    return f"after round {trainer.history[-1]['round']}" if trainer.history else "in the first round"
 
 
 def _workers(trainer: TrainerBase) -> str:

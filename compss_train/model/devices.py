@@ -82,12 +82,8 @@ class RandomState:
 
     def is_same(self, other: Self) -> bool:
         """Return whether all generators have the same states."""
-        pairs = ((self.cpu, other.cpu), (self.cuda, other.cuda))
-        same = all(
-            one is other if one is None or other is None else torch.equal(one, other) for one, other in pairs
-        )
-        own, others = self.numpy["state"], other.numpy["state"]
-        return same and self.python == other.python and all(np.array_equal(own[key], others[key]) for key in own)
+        own, others = ([each.cpu, each.cuda, *each.numpy["state"].values()] for each in (self, other))
+        return self.python == other.python and all(map(np.array_equal, own, others))
 
 
 def seed_generators(seed: int, device: str) -> None:

@@ -96,10 +96,8 @@ def _names(value: Any, name: str) -> list[str]:
 
 def _example_batch(example: Any) -> Tensor:
     samples = example if isinstance(example, Tensor) else np.asanyarray(example)
-    if samples.ndim == 0:
-        raise ValueError(f"the example is a scalar: {example!r}; give a batch of x, such as x[:2]")
-    if len(samples) == 0:
-        raise ValueError("the example has no samples; give a batch of x with at least one")
+    if samples.ndim == 0 or len(samples) == 0:
+        raise ValueError(f"the example has no samples: {example!r}; give a batch of x, such as x[:2]")
     batch = samples[:2].detach().cpu() if isinstance(samples, Tensor) else torch.from_numpy(np.array(samples[:2]))
     # The exporter takes a dimension of size 1 for a constant.
     return batch if len(batch) > 1 else torch.cat([batch, batch])

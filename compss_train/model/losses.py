@@ -37,14 +37,8 @@ def cross_entropy(
     Targets are class indices (N, ...) or (N, 1), or one-hot or soft targets (N, C, ...).
     """
     output = full_precision(output)
-    if output.dim() < 2 or output.shape[1] < 2:
-        raise ValueError(
-            f"cross entropy needs one output for each class, but outputs have shape {tuple(output.shape)}; for a "
-            "single output use binary_cross_entropy after a sigmoid"
-        )
-    return functional.cross_entropy(
-        output, class_targets(output, target), reduction=reduction, ignore_index=ignore_index
-    )
+    target = class_targets(output, target, least=2)
+    return functional.cross_entropy(output, target, reduction=reduction, ignore_index=ignore_index)
 
 
 def categorical_cross_entropy(
@@ -92,11 +86,16 @@ def _reduce(losses: Tensor, reduction: str) -> Tensor:
     return losses.mean() if reduction == "mean" else losses
 
 
-def class_targets(output: Tensor, target: Tensor) -> Tensor:
+def class_targets(output: Tensor, target: Tensor, least: int = 1) -> Tensor:
     """Return class indices as int64 without a last dimension of 1, or targets of the output's shape in its dtype.
 
-    Raises ``ValueError`` for other targets.
+    Raises ``ValueError`` for other targets, and for outputs of fewer than ``least`` classes.
     """
+    if output.dim() < 2 or output.shape[1] < least:
+        raise ValueError(
+            f"outputs have shape {tuple(output.shape)}; give one output for each class, or for a single output "
+            "loss='binary_cross_entropy' after a sigmoid and a callable metric"
+        )
     if target.shape == output.shape:
         return target.to(output.dtype)
     if target.dim() == output.dim() and target.shape[1] == 1:
@@ -167,12 +166,7 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 
     Targets are class indices, one-hot or soft.
     """
-    target = class_targets(output, target)
-    if output.dim() < 2 or output.shape[1] < 2:
-        raise ValueError(
-            f"accuracy needs one output for each class, but outputs have shape {tuple(output.shape)}; "
-            "pass a callable metric for a single output"
-        )
+    target = class_targets(output, target, least=2)
     if target.shape == output.shape:
         target = target.argmax(dim=1)
     return (output.argmax(dim=1) == target).to(torch.float32).mean()

@@ -235,8 +235,8 @@ _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 def resolve_metrics(metric: MetricSpec) -> Measures:
     """Return the loss and the given metrics: one, a sequence, a dict by name, or none.
 
-    Raises ``ValueError`` for a name that is unknown, or already used in the history, and ``TypeError`` for an
-    object that is not a metric.
+    Raises ``ValueError`` for a name that is unknown, no text, or already used in the history, and ``TypeError`` for
+    an object that is not a metric.
     """
     if isinstance(metric, Mapping):
         given: list[tuple[Any, MetricLike]] = list(metric.items())
@@ -250,12 +250,10 @@ def resolve_metrics(metric: MetricSpec) -> Measures:
                 f"two metrics are called {name!r}; name them, for example "
                 f"metric={{{name + '_a'!r}: ..., {name + '_b'!r}: ...}}"
             )
-        if not isinstance(name, str) or not name:
-            raise TypeError(f"metric={{{name!r}: ...}}: the names of metrics must be non-empty strings")
-        if name == "loss" or name in BOOKKEEPING or name.startswith("val_"):
+        if not isinstance(name, str) or name in ("", "loss", *BOOKKEEPING) or name.startswith("val_"):
             raise ValueError(
-                f"metric name {name!r} has another meaning in the history; "
-                f"choose another name, for example metric={{{'my_' + name!r}: ...}}"
+                f"metric name {name!r} is no text, or has another meaning in the history; choose another name, for "
+                f"example metric={{'my_{name}': ...}}"
             )
         metrics[name] = resolved
     return Measures(metrics)

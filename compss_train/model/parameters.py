@@ -64,10 +64,8 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
     Raises ``ValueError`` if names, shapes or kinds of numbers differ, naming them.
     """
     tensors = module.state_dict()
-    if missing := [name for name in tensors if name not in parameters]:
-        raise ValueError(f"{missing} are missing in the parameters; the network has {list(tensors)}")
-    if unknown := [name for name in parameters if name not in tensors]:
-        raise ValueError(f"parameters {unknown} are not in the network, which has {list(tensors)}")
+    if wrong := sorted(tensors.keys() ^ parameters.keys()):
+        raise ValueError(f"{wrong} are missing in the parameters, or are not in the network: it has {[*tensors]}")
     with torch.no_grad():
         for name, tensor in tensors.items():
             _copy_array(name, tensor, parameters[name])

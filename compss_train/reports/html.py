@@ -4,13 +4,11 @@ It needs no network and no other file, and suits light and dark screens and prin
 """
 
 import math
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
-from urllib.parse import quote
 
 from compss_train._utils.files import write_atomic
 from compss_train._utils.imports import import_optional
@@ -71,12 +69,7 @@ def write(
     Raises ``OSError`` if the file cannot be written; its folder must exist. Raises ``ModuleNotFoundError`` without
     the extra ``report``.
     """
-    path, trace = Path(path), None
-    if profile := ((configuration or {}).get("fit") or {}).get("profile"):
-        moved = path.parent / Path(profile).name  # with the report, from where it was written
-        found = next((place for place in (Path(profile), moved) if place.exists()), None)
-        trace = None if found is None else quote(os.path.relpath(found, path.parent))
-    write_atomic(path, page(history, configuration or {}, status, refresh=refresh, trace=trace))
+    write_atomic(Path(path), page(history, configuration or {}, status, refresh=refresh))
 
 
 def page(
@@ -85,12 +78,10 @@ def page(
     status: str | None = None,
     *,
     refresh: bool = False,
-    trace: str | None = None,
 ) -> str:
     """Return the report as HTML that needs no other file.
 
-    ``status`` is a text such as "running"; with ``refresh`` browsers reload the page every few seconds. ``trace``
-    links to the trace of a worker's round.
+    ``status`` is a text such as "running"; with ``refresh`` browsers reload the page every few seconds.
     """
     net = str((configuration.get("build") or {}).get("net", "")).partition("(")[0].strip()
     text: str = load_template("report.html").render(
@@ -99,7 +90,6 @@ def page(
         subtitle=_subtitle(history, configuration),
         refresh_seconds=REFRESH_SECONDS if refresh else None,
         run=_run(history) if history else None,
-        trace=trace,
         configuration={part: value for part, value in configuration.items() if value is not None},
     )
     return text

@@ -101,16 +101,6 @@ def test_every_fit_but_a_resumed_one_resets_it():
     assert callback.best == 6
 
 
-def test_missing_parameters_of_the_best_round_are_warned_of():
-    first = EarlyStopping("loss", patience=9, restore_best=False)
-    ScriptedTrainer().run(first, [3, 1, 2])
-    second, trainer = EarlyStopping("loss", patience=9), ScriptedTrainer(resumed_from="a checkpoint")
-    with pytest.warns(UserWarning, match="has not kept the parameters of the best round until now, 1, and"):
-        second.load_state_dict(first.state_dict())
-    trainer.run(second, [3, 1, 2, 2, 2], start=3)
-    assert (trainer.parameters, second.best_round) == (None, 1)
-
-
 def test_the_average_is_restored_where_it_is_monitored():
     trainer, averages = trainer_of(), []
     keeping = CallAt("round_end", lambda each: averages.append(each.get_parameters(averaged=True)), number=2)

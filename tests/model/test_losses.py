@@ -74,7 +74,7 @@ def test_losses_of_half_precision_outputs_are_in_full_precision():
 
 
 def test_cross_entropy_of_a_single_output_is_an_error():
-    with pytest.raises(ValueError, match="needs one output for each class"):
+    with pytest.raises(ValueError, match="give one output for each class"):
         LOSSES["ce"](LOGITS[:, :1], torch.ones(7, 1))
 
 

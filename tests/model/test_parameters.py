@@ -89,7 +89,7 @@ def test_names_and_shapes_must_agree():
     arrays = params.from_module(mlp())
     with pytest.raises(ValueError, match=r"\['0.bias'\] are missing in the parameters"):
         params.load_into(mlp(), {name: array for name, array in arrays.items() if name != "0.bias"})
-    with pytest.raises(ValueError, match=r"\['extra'\] are not in the network"):
+    with pytest.raises(ValueError, match=r"\['extra'\] are missing in the parameters, or are not in the network"):
         params.load_into(mlp(), {**arrays, "extra": np.zeros(1)})
     with pytest.raises(ValueError, match=r"'0.bias' has shape \(2,\), but \(16,\) in the network"):
         params.load_into(mlp(), {**arrays, "0.bias": np.zeros(2)})

@@ -17,7 +17,7 @@ def spans(path):
     return sorted({int(each["name"].split()[1]) for each in events if str(each.get("name")).startswith("batch ")})
 
 
-def test_the_report_links_the_trace_of_a_round(tmp_path, shared_local):
+def test_the_report_names_the_trace_of_a_round(tmp_path, shared_local):
     path, report = tmp_path / "traces" / "a b.json", tmp_path / "report.html"
     traced, plain = trainer_of(shared_local), trainer_of()
     fit(traced, Profile(path), Report(report))
@@ -26,7 +26,7 @@ def test_the_report_links_the_trace_of_a_round(tmp_path, shared_local):
     first, *_, last = spans(path)
     assert len(spans(path)) == last + 1 - first > 1
     assert 0 < first < traced.snapshot().workers[0].batches > last
-    assert 'href="traces/a%20b.json"' in report.read_text()
+    assert "traces/a b.json" in report.read_text()
     assert traced.configuration["fit"]["profile"] == str(path)
 
 

@@ -300,8 +300,8 @@ NO_TENSORS = {
     "holds a int under 'y'": (torch.zeros(3), 3),
     "holds a single value in 'x'": torch.tensor(3.0),
     "holds arrays of different lengths: 'x' 3, 'y' 4": (torch.zeros(3), torch.zeros(4)),
-    "'x' in it is on the meta device and holds no numbers": {"x": torch.zeros(3, 2, device="meta")},
-    "'x' in it is a sparse tensor": {"x": torch.eye(3).to_sparse()},
+    "'x' in it is a tensor of torch.float32, torch.strided on meta": {"x": torch.zeros(3, 2, device="meta")},
+    "'x' in it is a tensor of torch.float32, torch.sparse_coo on cpu": {"x": torch.eye(3).to_sparse()},
 }
 
 

@@ -56,11 +56,15 @@ def test_names_in_the_history(metric, names):
         ([own, "mae", own], ValueError, "two metrics are called 'own'; .* metric={'own_a': ..., 'own_b': ...}"),
         (MulticlassF1Score, TypeError, "num_classes"),
         ([R2Score(), COLLECTION, R2Score()], ValueError, "two metrics are called 'r2_score'"),
-        ({"loss": own}, ValueError, "'loss' has another meaning in the history; .* metric={'my_loss': ...}"),
-        ({"seconds": own}, ValueError, "'seconds' has another meaning"),
-        ({"val_mae": "mae"}, ValueError, "'val_mae' has another meaning"),
-        ({3: own}, TypeError, "metric={3: ...}: the names of metrics must be non-empty strings"),
-        ({"": own}, TypeError, "the names of metrics must be non-empty strings"),
+        (
+            {"loss": own},
+            ValueError,
+            "'loss' is no text, or has another meaning.* metric={'my_loss': ...}",
+        ),
+        ({"seconds": own}, ValueError, "'seconds' is no text, or has another"),
+        ({"val_mae": "mae"}, ValueError, "'val_mae' is no text, or has another"),
+        ({3: own}, ValueError, "metric name 3 is no text"),
+        ({"": own}, ValueError, "metric name '' is no text"),
         (3, TypeError, "metric=3 is neither a name nor a callable"),
         ([None], TypeError, "metric=None is neither a name nor a callable"),
         ([["mae"]], TypeError, r"metric=\['mae'\] is neither a name nor a callable"),
@@ -106,7 +110,7 @@ def test_accuracy(name, form):
 
 
 def test_accuracy_of_a_single_output_is_an_error():
-    with pytest.raises(ValueError, match="needs one output for each class"):
+    with pytest.raises(ValueError, match="give one output for each class"):
         METRICS["accuracy"](OUTPUT[:, :1], torch.tensor([1, 0, 1]))
 
 
