@@ -1,9 +1,8 @@
 """Callbacks, which run in the coordinator between the rounds of a fit, or in its workers."""
 
 from compss_train.callbacks.checkpoint import Checkpoint
-from compss_train.callbacks.loggers import Csv, JsonLines, Report
+from compss_train.callbacks.loggers import Csv, JsonLines, Profile, Report
 from compss_train.callbacks.monitoring import EarlyStopping
-from compss_train.callbacks.profile import Profile
 from compss_train.callbacks.progress import ProgressBar, RoundLines
 from compss_train.callbacks.trackers import MLflow, TensorBoard, Trackio, WandB
 from compss_train.training.callback import Callback
