@@ -24,7 +24,7 @@ def mode_of(monitor: str, mode: Mode | None) -> Mode:
     Raises ``ValueError`` if the name is unknown.
     """
     if not isinstance(monitor, str):
-        raise TypeError(f"{monitor!r} is no name of a field in records; give for example 'val_loss'")
+        raise TypeError(f"{monitor!r} is not the name of a field of records, such as 'val_loss'")
     if mode is not None:
         check_choice("mode", mode, ("min", "max"))
         return mode

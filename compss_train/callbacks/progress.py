@@ -46,7 +46,7 @@ class _Progress(Callback):
 class ProgressBar(_Progress):
     """A tqdm bar over samples, which moves as workers train, and a line for each epoch above it.
 
-    The lines have loss, metrics and samples/s, as those of ``RoundLines``; by default all is on standard error.
+    The lines have loss, metrics and samples/s, like those of ``RoundLines``; by default all goes to standard error.
     With engines that do not report samples within a round, such as COMPSs, the bar moves at the end of each round.
     """
 

@@ -74,7 +74,7 @@ class _Tracker(Callback):
             call(*arguments)
         except Exception as error:  # trackers raise what their transports raise
             self._logs = False
-            warn_user(f"{type(self).__name__} logs no more of this fit: {type(error).__name__}: {error}")
+            warn_user(f"{type(self).__name__} stops logging this fit: {type(error).__name__}: {error}")
 
     @abstractmethod
     def _start(self, configuration: dict[str, Any], rounds: int) -> str:

@@ -1,8 +1,8 @@
 """The training loss, in which samples and classes may have weights.
 
 A weighted loss is Σ wᵢ·lᵢ / Σ wᵢ over the batch, as torch defines it for class weights: only the ratios of the
-weights matter. If a sample has several losses, for example one for each pixel, each of them gets the weight of the
-sample and the weight of its own class.
+weights matter. If a sample has several losses, such as one per pixel, each of them has the weight of the sample
+times the weight of its own class.
 """
 
 import copy

@@ -235,8 +235,8 @@ _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 def resolve_metrics(metric: MetricSpec) -> Measures:
     """Return the loss and the given metrics: one, a sequence, a dict by name, or none.
 
-    Raises ``ValueError`` for a name that is unknown, no text, or already used in the history, and ``TypeError`` for
-    an object that is not a metric.
+    Raises ``ValueError`` for a name that is unknown, not text, or already used in the history, and ``TypeError``
+    for an object that is not a metric.
     """
     if isinstance(metric, Mapping):
         given: list[tuple[Any, MetricLike]] = list(metric.items())
@@ -252,8 +252,8 @@ def resolve_metrics(metric: MetricSpec) -> Measures:
             )
         if not isinstance(name, str) or name in ("", "loss", *BOOKKEEPING) or name.startswith("val_"):
             raise ValueError(
-                f"metric name {name!r} is no text, or has another meaning in the history; choose another name, for "
-                f"example metric={{'my_{name}': ...}}"
+                f"metric name {name!r} is not text, or has another meaning in the history; choose another name, "
+                f"for example metric={{'my_{name}': ...}}"
             )
         metrics[name] = resolved
     return Measures(metrics)

@@ -231,6 +231,6 @@ def net_optimizer(spec: OptimizerSpec | Mapping[str, OptimizerSpec], net: nn.Mod
     if unknown := [name for name in spec if name not in modules or not name]:
         children = ", ".join(name for name, _ in net.named_children())
         raise ValueError(
-            f"optimizer= has {unknown[0]!r}, which is no module of the network; its modules are {children}"
+            f"optimizer= has {unknown[0]!r}, which is not a module of the network; its modules are {children}"
         )
     return SeveralOptimizers({name: optimizer_factory(each) for name, each in spec.items()})

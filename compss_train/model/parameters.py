@@ -1,8 +1,8 @@
 """Parameters: the whole state_dict of a model as named numpy arrays, their files, and commutative updates of them.
 
 Floating entries are weights, and buffers such as BatchNorm statistics; integer and boolean entries are counters and
-masks. Formats that numpy lacks (bfloat16, float8) are stored as float32, which represents them exactly. Workers may
-return compressed changes in place of some arrays (``compression``). ``weighted_mean`` computes their means.
+masks. Formats that numpy does not have (bfloat16, float8) are stored as float32, which represents them exactly.
+Workers may return compressed changes in place of some arrays (``compression``). ``weighted_mean`` computes means.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

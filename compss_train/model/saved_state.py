@@ -36,7 +36,7 @@ DTYPES = frozenset(
 """The dtypes of tensors that a checkpoint can hold: the dtypes of safetensors files."""
 
 TYPE_KEY = "$"
-"""The key of a JSON object that stands for a value of a type that JSON lacks."""
+"""The key of a JSON object that stands for a value of a type that JSON does not have."""
 
 _RESERVED = "__metadata__"
 """The one name that a tensor cannot have in a safetensors file."""

@@ -20,7 +20,7 @@ _HOOKS = {
     *("configure_model", "configure_sharded_model", "configure_callbacks", "setup", "teardown"),
     *("transfer_batch_to_device", "training_epoch_end", "validation_epoch_end", "training_step_end"),
 }
-"""Methods, beside those that begin with ``on_``, that Lightning's Trainer would call."""
+"""Methods, besides those whose names begin with ``on_``, that Lightning's Trainer would call."""
 _LIBRARIES = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "builtins")
 
 Update: TypeAlias = Callable[[str, Tensor, bool], None]

@@ -66,7 +66,7 @@ def partial_sum(items: Sequence[PartialSum]) -> PartialSum:
     """Return the sum of the items, which are nodes of the tree in ascending order.
 
     Items without samples do not count, not even in the maximum of integers; without any samples the sum is the
-    first item. A name that an item lacks counts as zeros there (the momentum of a parameter without gradients).
+    first item. An array missing from an item counts as zeros (the momentum of a parameter without gradients).
     """
     measured = tuple(chain.from_iterable(item.measured for item in items))
     voting = [item for item in items if item.count] or items[:1]

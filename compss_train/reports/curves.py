@@ -37,7 +37,7 @@ _OTHER_PANELS = {
     "mean repetitions": ("repetitions_mean",),
     "simulations": ("simulations.running", "simulations.done", "simulations.failed"),
 }
-"""Titles and fields of panels beside losses and metrics, most of them of online fits."""
+"""Titles and fields of the panels other than losses and metrics; most are for online fits."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Panel:
 
     @property
     def span(self) -> tuple[float, float]:
-        """The x values of the first and the last point; a single one is in the middle of 1."""
+        """The x values of the first and the last point; a single point is in the middle of a unit interval."""
         xs = [x for curve in self.curves for x in curve.xs]
         low, high = min(xs), max(xs)
         return (low, high) if high > low else (low - 0.5, low + 0.5)
@@ -141,7 +141,7 @@ def panels(
     """Return the panels of a history: loss, each metric, speed, numbers of online fits, loss and time by worker.
 
     Curves and panels without a finite value are left out, many curves of one kind are summarized, and the speed is
-    without the start-up of a fit. ``intervals`` are those of the history, if they are known already.
+    without the start-up of a fit. ``intervals`` are those of the history, if already computed.
     """
     xs = positions(history, against)
     measured = [measured_numbers(record) for record in history]

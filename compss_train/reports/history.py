@@ -96,7 +96,7 @@ class History(list[Record]):
 def save_figure(figure: Figure, path: str | Path) -> None:
     """Save a figure atomically; raise ``ValueError`` if matplotlib does not support the suffix of ``path``."""
     if Path(path).suffix.lower().removeprefix(".") not in figure.canvas.get_supported_filetypes():
-        raise ValueError(f"{str(path)!r} is no image file; give a name that ends in .png, .svg or .pdf")
+        raise ValueError(f"{str(path)!r} is not an image file; give a name that ends in .png, .svg or .pdf")
     with atomic_path(path) as temporary:
         figure.savefig(temporary)
 
@@ -127,7 +127,7 @@ def _records(path: Path) -> Iterator[Record]:
 
 
 def _without_repetitions(records: list[Record], path: str | Path) -> list[Record]:
-    """Return the records without those that later ones repeat, as after another run or ``restore``."""
+    """Return the records without rounds that occur again later, as after another run or ``restore``."""
     kept: list[Record] = []
     for record in records:
         while kept and kept[-1]["round"] >= record["round"]:
@@ -135,6 +135,6 @@ def _without_repetitions(records: list[Record], path: str | Path) -> list[Record
         kept.append(record)
     if num_repeated := len(records) - len(kept):
         warn_user(
-            f"{path} has {num_repeated} rounds that later ones repeat, as of another run; only the last were read"
+            f"{path} has {num_repeated} rounds that occur again later, as in another run; only the last were read"
         )
     return kept

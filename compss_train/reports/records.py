@@ -50,7 +50,7 @@ def measured_numbers(record: Record) -> dict[str, float]:
 def best_value(name: str, history: Sequence[Record]) -> tuple[float, int] | None:
     """Return the best value of a loss or metric and its round, or ``None`` if no round has it.
 
-    It is the lowest one, or the highest if the values have increased and are no loss.
+    It is the lowest one, or, unless it is a loss, the highest if the values have increased.
     """
     values = [(each[name], record["round"]) for record in history if name in (each := measured_numbers(record))]
     known = [(value, at) for value, at in values if not math.isnan(value)] or values

@@ -5,8 +5,8 @@ last worker of the round has finished. All workers are *merging* until the first
 that starts the next round later, because there are fewer processes than workers, is waiting again.
 
 With asynchronous merging (``"commutative"``, ``"parameter_server"``) a worker is merging between two trainings, but
-waiting while no process was free for the second one: as many workers were training as ever did at the same time,
-and these were not all workers.
+waiting while no process is free for the second one: while as many workers train as ever did at the same time, and
+that is fewer than all workers.
 
 After its last training of a fit, a worker waits for the others and then for the last merge. Clocks of different
 nodes may differ by some milliseconds. Times of a worker's own clock are kept, and those of other clocks are clamped
@@ -93,7 +93,7 @@ def activity_shares(intervals: Iterable[Interval]) -> dict[str, float]:
 def round_rows(history: Sequence[Record], intervals: list[Interval] | None = None) -> list[Row]:
     """Return a row per round, with the seconds that all workers spent in training, merging and waiting.
 
-    ``intervals`` are those of the history, if they are known already.
+    ``intervals`` are those of the history, if already computed.
     """
     seconds = round_totals(worker_intervals(history) if intervals is None else intervals)
     return [{**flatten(record), **seconds.get(position, {})} for position, record in enumerate(history)]
@@ -150,7 +150,7 @@ class _Fit:
         training = np.cumsum(steps[order])[:-1]
         is_full = (training == training.max()) & (training < len(self._workers))
         self._full_seconds = np.cumsum([0.0, *np.diff(self._changes) * is_full])
-        """The seconds until each change in which no process was free: as many workers as ever were training."""
+        """The seconds before each change in which no process was free, as the most workers were training."""
 
     def intervals(self) -> Iterator[Interval]:
         """Iterate over the intervals of all workers."""

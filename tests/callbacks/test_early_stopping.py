@@ -161,7 +161,7 @@ def test_invalid_arguments_are_errors():
 def test_the_mode_of_unknown_names_is_needed():
     with pytest.raises(ValueError, match=r"'val_los': unknown whether .*; give mode='min' or mode='max'$"):
         EarlyStopping("val_los")
-    with pytest.raises(TypeError, match="True is no name of a field in records"):
+    with pytest.raises(TypeError, match="True is not the name of a field of records"):
         Checkpoint("x", best=True)
 
 

@@ -130,7 +130,7 @@ class Broken(_Tracker):
 
 def test_a_tracker_that_fails_does_not_end_the_fit():
     tracker = Broken()
-    with pytest.warns(UserWarning, match="Broken logs no more of this fit: ConnectionError: no route") as caught:
+    with pytest.warns(UserWarning, match="Broken stops logging this fit: ConnectionError: no route") as caught:
         fit(trainer_of(), tracker)
     assert len(caught) == 1
     assert tracker.logged == [0, 1]

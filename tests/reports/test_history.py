@@ -141,8 +141,8 @@ def test_plots_need_no_display_and_are_saved(trainer, tmp_path):
 @pytest.mark.parametrize(
     ("rounds", "options", "message"),
     [
-        (1, {"path": "plot"}, "'plot' is no image file; give a name that ends in .png, .svg or .pdf"),
-        (1, {"path": "plot.docx"}, "'plot.docx' is no image file"),
+        (1, {"path": "plot"}, "'plot' is not an image file; give a name that ends in .png, .svg or .pdf"),
+        (1, {"path": "plot.docx"}, "'plot.docx' is not an image file"),
         (1, {"against": "time"}, "against='time': choose one of 'round', 'epoch'"),
         (0, {}, "the history is empty.*call fit first"),
     ],
@@ -184,12 +184,12 @@ def test_the_last_of_several_runs_in_a_file_is_loaded(trainer, tmp_path):
     for before in (text, text + text[: text.index("\n") + 1]):
         path.write_text(before + text)
         repeated = before.count("\n")
-        with pytest.warns(UserWarning, match=f"has {repeated} rounds that later ones repeat") as warned:
+        with pytest.warns(UserWarning, match=f"has {repeated} rounds that occur again later") as warned:
             assert History.load(path) == trainer.history
         assert warned[0].filename == __file__
     restored = [{**record, "loss": 2.0} for record in trainer.history[1:]]
     History([*trainer.history, *restored]).save(path)
-    with pytest.warns(UserWarning, match=f"has {len(restored)} rounds that later ones repeat"):
+    with pytest.warns(UserWarning, match=f"has {len(restored)} rounds that occur again later"):
         assert History.load(path) == [trainer.history[0], *restored]
 
 

@@ -222,7 +222,7 @@ def with_buffer(buffer):
         ({"optimizer": {"optimizer": "lion", "lr": 1.0}}, ValueError, "unknown optimizer 'lion'"),
         ({"optimizer": {**SGD, "beta": 1}}, ValueError, r"no parameter \['beta'\]"),
         ({"loss": "hinge"}, ValueError, "unknown loss 'hinge'; choose one of"),
-        ({"metric": loss}, ValueError, "metric name 'loss' is no text, or has another meaning"),
+        ({"metric": loss}, ValueError, "metric name 'loss' is not text, or has another meaning"),
         ({"optimizer": lambda _: None}, TypeError, "returned a NoneType"),
         ({"optimizer": lambda _: torch.optim.SGD(STRANGE, lr=0.1)}, ValueError, "uses other parameters than those"),
         ({"metric": "f1"}, ValueError, "unknown metric 'f1'; choose one of"),
