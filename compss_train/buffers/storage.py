@@ -76,9 +76,11 @@ class ColumnStorage:
         else:
             index, gathered = torch.from_numpy(slots), []
             for column in self._columns:
-                shape = len(index), *column.shape[1:]
-                out = torch.empty(shape, dtype=column.dtype, pin_memory=True) if pinned else None
-                gathered.append(torch.index_select(column, 0, index, out=out))
+                if pinned:
+                    out = torch.empty(len(index), *column.shape[1:], dtype=column.dtype, pin_memory=True)
+                    gathered.append(torch.index_select(column, 0, index, out=out))
+                else:
+                    gathered.append(column.index_select(0, index))
             parts = iter(gathered)
         return map_leaves(lambda leaf: next(parts).numpy() if leaf.is_array else next(parts), self.template)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, starmap
-from numbers import Integral
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, overload
@@ -13,6 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compss_train._utils.validation import check_count
 from compss_train.data import block as blocks_
 from compss_train.data.block import AnyBlock, Block, RemoteBlock, as_block, as_tensor, load_block
 from compss_train.data.files import read_arrays
@@ -64,7 +64,15 @@ class BlockedTensor:
         Raises ``ValueError`` for a grid without rows or columns, and for one with more blocks than samples.
         """
         samples = as_block(array)
-        rows, columns = _check_grid(blocks, len(samples))
+        grid = blocks if isinstance(blocks, tuple | list) else (blocks, 1)
+        if len(grid) != 2:
+            raise ValueError(f"blocks={blocks!r} is not a grid; give the number of blocks, or (rows, columns)")
+        rows, columns = (check_count("blocks", number) for number in grid)
+        if rows * columns > len(samples):
+            raise ValueError(
+                f"blocks={blocks!r} makes {rows * columns} blocks of {len(samples)} samples; use at most "
+                f"{len(samples)} blocks"
+            )
         cells = starmap(slice, pairwise(split_points(len(samples), rows * columns)))
         return cls([[blocks_.copy_block(samples[next(cells)]) for _ in range(columns)] for _ in range(rows)])
 
@@ -172,20 +180,6 @@ class BlockedTensor:
         )
 
 
-def _check_grid(blocks: object, samples: int) -> tuple[int, int]:
-    grid = blocks if isinstance(blocks, tuple | list) else (blocks, 1)
-    if len(grid) != 2 or not all(isinstance(n, Integral) and not isinstance(n, bool) for n in grid):
-        raise ValueError(f"blocks={blocks!r} is not a grid; give the number of blocks, or (rows, columns)")
-    rows, columns = int(grid[0]), int(grid[1])
-    if rows < 1 or columns < 1:
-        raise ValueError(f"blocks={blocks!r}: a grid needs at least one row and one column")
-    if rows * columns > samples:
-        raise ValueError(
-            f"blocks={blocks!r} makes {rows * columns} blocks of {samples} samples; use at most {samples} blocks"
-        )
-    return rows, columns
-
-
 def fingerprint(tensors: Iterable[BlockedTensor]) -> int | None:
     """Return a checksum of the first and last row of each block, or ``None`` if there are remote blocks."""
     blocks = [block for tensor in tensors for block in tensor.blocks()]
@@ -254,7 +248,12 @@ def as_weights(value: object, x: BlockedTensor) -> BlockedTensor:
     check_weight_shape("sample_weight", weights.sample_shape)
     for number, block in enumerate(weights.blocks()):
         if not isinstance(block, RemoteBlock | np.memmap):
-            _check_weight_values(number, block)
+            numbers = as_tensor(block)
+            if numbers.is_complex() or not bool(((numbers >= 0) & numbers.isfinite()).all()):
+                raise ValueError(
+                    f"sample_weight holds negative, NaN, infinite or complex numbers in block {number}; weights "
+                    "are finite and at least 0"
+                )
     if not any(isinstance(block, RemoteBlock) or as_tensor(block).any() for block in weights.blocks()):
         raise ValueError("sample_weight is 0 for every sample, so that nothing would be learnt; give some above 0")
     return weights
@@ -270,12 +269,3 @@ def as_blocked_like(value: object, x: BlockedTensor, name: str) -> BlockedTensor
     if len(rows) != x.number_samples:
         raise ValueError(f"{name} has {len(rows)} rows for {x.number_samples} samples; give one for each")
     return _in_blocks_of(x, rows)
-
-
-def _check_weight_values(number: int, block: Block) -> None:
-    weights = as_tensor(block)
-    if weights.is_complex() or not bool(((weights >= 0) & weights.isfinite()).all()):
-        raise ValueError(
-            f"sample_weight holds negative, NaN, infinite or complex numbers in block {number}; weights are finite "
-            "and at least 0"
-        )

@@ -62,8 +62,6 @@ def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> F
         weakref.finalize(made, _remove, folder, os.getpid())
         return made
     path = Path(cache)
-    if path.exists() and not path.is_dir():
-        raise ValueError(f"cache={str(path)!r} is no folder; give a folder on a local disk, or 'memory'")
     user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
     made = FileCache(str(path.absolute() / f"compss_train-files{user}"), max_bytes)
     try:

@@ -11,8 +11,6 @@ from functools import cached_property
 from itertools import accumulate, chain
 from typing import Any, Literal, get_args
 
-import numpy as np
-
 from compss_train._utils.validation import check_choice, check_count, warn_user
 from compss_train.data import layout as layouts
 from compss_train.data.block import Block
@@ -169,7 +167,10 @@ class FileDataset:
         if files_len is None:
             found = describe_files(paths, *options)
         else:
-            _check_lengths(files_len, names)
+            for name in names:
+                if name not in files_len:
+                    raise ValueError(f"files_len lacks {name}; give a number of samples for each file")
+                check_count(f"files_len[{name!r}]", files_len[name])
             found = (describe_files([path], *options)[0] for path in paths)
         good: dict[str, Description] = {}
         for name, path, each in zip(names, paths, found, strict=False):
@@ -320,17 +321,6 @@ class FileDataset:
     def __repr__(self) -> str:
         keys = list(vars(self).get("layout", ()))  # the file of an unknown one is not read for this
         return f"FileDataset({len(self.files)} files, {self.number_samples} samples, keys {keys})"
-
-
-def _check_lengths(files_len: Mapping[str, int], names: Sequence[str]) -> None:
-    if missing := [name for name in names if name not in files_len]:
-        raise ValueError(
-            f"files_len lacks {missing[0]} ({len(missing)} in all); give a number of samples for each file"
-        )
-    for name in names:
-        length = files_len[name]
-        if isinstance(length, bool) or not isinstance(length, int | np.integer) or length < 1:
-            raise ValueError(f"files_len has {length!r} for {name}; give integers of at least 1")
 
 
 def read_arrays(names: Sequence[str], key: str, reader: Reader | Callable[..., Any] | None = None) -> list[Block]:

@@ -50,13 +50,13 @@ def test_blocks_are_copies_unless_they_are_mapped(tmp_path):
     ("blocks", "message"),
     [
         ((4, 2), r"8 blocks of 7 samples; use at most 7 blocks"),
-        ((0, 1), "at least one row and one column"),
-        ((2, -1), "at least one row and one column"),
+        ((0, 1), "blocks=0: give an integer of at least 1"),
+        ((2, -1), "blocks=-1: give an integer of at least 1"),
         (8, "blocks=8 makes 8 blocks of 7 samples"),
-        (0, "blocks=0: a grid needs"),
-        (True, "blocks=True is not a grid"),
+        (0, "blocks=0: give an integer of at least 1"),
+        (True, "blocks=True: give an integer of at least 1"),
         ((2, 1, 1), "is not a grid"),
-        ((1.5, 1), r"give the number of blocks, or \(rows, columns\)"),
+        ((1.5, 1), "blocks=1.5: give an integer of at least 1"),
     ],
 )
 def test_impossible_grids_are_errors(blocks, message):

@@ -300,7 +300,7 @@ def test_on_another_node_it_is_made_again_and_removed_at_exit(tmp_path, monkeypa
         ("memory", 1.5, ValueError, "cache_bytes=1.5"),
         (True, None, TypeError, "cache=True: give 'memory', a folder on a local disk, or None"),
         ("", None, TypeError, "cache=''"),
-        (__file__, None, ValueError, "is no folder; give a folder on a local disk"),
+        (__file__, None, ValueError, "cannot be used: .*Not a directory.*; give a folder on a local disk"),
         (f"{__file__}/cache", None, ValueError, "cannot be used: .*; give a folder on a local disk"),
     ],
 )

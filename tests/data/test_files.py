@@ -87,7 +87,7 @@ def test_files_len_is_believed_and_one_file_opened(folder, count):
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.0, "2", None, True, np.float32(2), [2], np.int64(0)], ids=repr)
 def test_files_len_of_something_else_is_an_error_that_names_the_file(folder, wrong):
-    told = rf"^files_len has {re.escape(repr(wrong))} for 1\.npz; give integers of at"
+    told = rf"^files_len\['1\.npz'\]={re.escape(repr(wrong))}: give an integer of at least 1"
     with pytest.raises(ValueError, match=told):
         FileDataset("*.npz", files_len={"0.npz": 1, "1.npz": wrong, "2.npz": 3})
 

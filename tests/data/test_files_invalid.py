@@ -44,7 +44,12 @@ WRONG = [
         TypeError,
         r"^files_len=\[1, 2\]: give a dict from names to numbers of samples",
     ),
-    ("*.npz", {"files_len": {"0.npz": 1}}, ValueError, r"files_len lacks 1\.npz \(2 in all\)"),
+    (
+        "*.npz",
+        {"files_len": {"0.npz": 1}},
+        ValueError,
+        r"files_len lacks 1\.npz; give a number of samples for each file",
+    ),
     ("*.npz", {"files_len": {**LENGTHS, "0.npz": 5}}, BadFileError, "has 1 samples, but files_len has 5"),
     ("*.npz", {"files_len": {**LENGTHS, "0.npz": 5}, "reader": reader}, BadFileError, "but files_len has 5"),
     ("*.npz", {"keys": "xy"}, TypeError, r"keys='xy': give a list of names, for example \['xy'\]"),

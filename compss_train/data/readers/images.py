@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import check_choice, check_count
-from compss_train.data.layout import Description, Field, FileContentError, quote_names
+from compss_train.data.layout import Description, Field, FileContentError
 from compss_train.data.locations import file_stamp, files_below, open_binary
 from compss_train.data.readers.base import Arrays, Reader, select_keys
+from compss_train.data.tables import class_codes
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The files that are images; others in the folders are ignored."""
@@ -106,7 +107,7 @@ class ImageFolderReader(Reader):
         names = [images[row] for row in range(start, min(stop, number))]
         arrays: Arrays = {}
         for key in select_keys(keys, ("x", "y")):
-            arrays[key] = self._pixels(path, names) if key == "x" else self._codes(path, names)
+            arrays[key] = self._pixels(path, names) if key == "x" else self._codes(path, names, start)
         return arrays, number
 
     def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
@@ -130,13 +131,9 @@ class ImageFolderReader(Reader):
         images = self.images(path)
         return len(images), dict(enumerate(images))
 
-    def _codes(self, path: str, names: Sequence[str]) -> NDArray[np.int64]:
-        classes = list(self.classes.get("y") or _classes_of(self._listing(path)[1].values()))
-        if unknown := [name for name in names if _class_of(name) not in classes]:
-            raise FileContentError(
-                f"holds {unknown[0]}, whose folder is none of the classes {quote_names(classes)}"
-            )
-        return np.array([classes.index(_class_of(name)) for name in names], np.int64)
+    def _codes(self, path: str, names: Sequence[str], start: int) -> NDArray[np.int64]:
+        classes = self.classes.get("y") or _classes_of(self._listing(path)[1].values())
+        return class_codes("y", list(map(_class_of, names)), np.arange(len(names)), classes, start)
 
     def _pixels(self, path: str, names: Sequence[str]) -> NDArray[np.uint8]:
         images = [self._decode(path, name) for name in names]

@@ -111,7 +111,7 @@ def test_a_table_whose_reader_has_options_is_read():
         ({"x": {"file": "both.npz", "key": "a"}}, "both.npz has no array 'a'"),
         ({"x": "x.npy", "Y": "y.npy"}, "unknown key Y; did you mean y?"),
         ({"x": "x.npy", "blocks": 21}, "blocks=21 makes 21 blocks of 20 samples"),
-        ({"x": "x.npy", "blocks": "many"}, "blocks='many' is not a grid"),
+        ({"x": "x.npy", "blocks": "many"}, "blocks='many': give an integer of at least 1"),
         ({"files": "x.npy", "blocks": 3}, "unknown key blocks"),
         ({"files": "none/*.npz"}, "files='none/*.npz': no files found"),
         ({"files": "x.npy", "on_bad_file": "shout"}, "on_bad_file='shout': choose one of"),

@@ -82,7 +82,7 @@ def test_classes_that_are_given_are_those(folder):
     dataset = FileDataset(folder, classes={"y": ["dog", "cat", "Zebra", "emu"]})
     labels = Counter(read_all(dataset)["y"].tolist())
     assert labels == {0: CLASSES["dog"], 1: CLASSES["cat"], 2: CLASSES["Zebra"]}
-    with names(folder, "holds .*Zebra.*, whose folder is none of the classes 'dog', 'cat'"):
+    with names(folder, "holds .*Zebra.*, which is none of its classes 'dog', 'cat'"):
         read_all(FileDataset(folder, classes={"y": ["dog", "cat"]}))
 
 
