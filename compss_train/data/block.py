@@ -178,11 +178,6 @@ class RemoteBlock(ABC):
     def load(self) -> Block:
         """Load the block into this process's memory and return it."""
 
-    @property
-    def ndim(self) -> int:
-        """Number of dimensions, including the sample dimension."""
-        return len(self.shape)
-
     def __len__(self) -> int:
         return self.shape[0]
 

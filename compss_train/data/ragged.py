@@ -145,18 +145,11 @@ class Ragged:
 
 def is_ragged(value: Any) -> bool:
     """Return whether a list or tuple has sequences of numbers, arrays or tensors that differ in length."""
-    lengths = set()
-    for each in value:
-        if not isinstance(each, np.ndarray | torch.Tensor | list | tuple) or (
-            hasattr(each, "ndim") and not each.ndim
-        ):
-            return False
-        lengths.add(len(each))
-    return len(lengths) > 1 and not any(isinstance(part, list | tuple) for each in value for part in _parts(each))
-
-
-def _parts(sequence: Any) -> Sequence[Any]:
-    return sequence if isinstance(sequence, list | tuple) else ()
+    if not all(isinstance(each, np.ndarray | torch.Tensor | list | tuple) for each in value):
+        return False
+    if any(isinstance(part, list | tuple) for each in value if isinstance(each, list | tuple) for part in each):
+        return False
+    return all(getattr(each, "ndim", 1) for each in value) and len({len(each) for each in value}) > 1
 
 
 def join(parts: Sequence[Any]) -> Ragged:

@@ -114,19 +114,10 @@ class Samples:
         return x, y[0] if y else None
 
     def select(self, numbers: Sequence[int]) -> Samples:
-        """Return these samples only, by number.
-
-        Raises ``TypeError`` for an ``IterableDataset``, ``ValueError`` for no numbers.
-        """
-        if self.is_stream:
-            raise TypeError(
-                f"the samples of a {type(self.dataset).__name__}, which is an IterableDataset, have no numbers to "
-                "select them by; make a data set of them"
-            )
+        """Return these samples of a map-style data set only, by number."""
         selected = copy(self)
         own = is_hugging_face(self.dataset)
         selected.dataset = self.dataset.select(numbers) if own else Subset(self.dataset, numbers)
-        _check_dataset(selected.dataset)
         return selected
 
     def __repr__(self) -> str:
@@ -173,11 +164,6 @@ def _taken_apart(loader: DataLoader[Any]) -> Samples:
         )
     if not isinstance(dataset, IterableDataset):
         dataset = _sampled(dataset, batches.sampler)
-        if loader.worker_init_fn is not None:
-            raise ValueError(
-                "the DataLoader has worker_init_fn=, which workers do not call: open files in __getitem__ on first "
-                "use (random draws are seeded for each sample), and give fit a loader without it"
-            )
     samples = Samples(
         dataset,
         collate=None if loader.collate_fn is torch_data.default_collate else loader.collate_fn,

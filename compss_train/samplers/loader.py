@@ -25,22 +25,22 @@ class FileReads:
     """Statistics of reading files ahead."""
 
     files: int = 0
-    """Number of files whose rows were needed, each time one was."""
+    """Number of times that the rows of a file were needed."""
     cached: int = 0
-    """Number of them that came from the cache."""
+    """How many of these were in the cache."""
     ahead: int = 0
-    """Number of files that were loaded before they were needed."""
+    """How many were loaded before they were needed."""
     seconds_waited: float = 0.0
-    """Seconds that the consumer waited for files that were not ready."""
+    """Seconds that the consumer spent waiting for files."""
     most_held: int = 0
-    """Maximum number of files in memory at a time."""
+    """Maximum number of files in memory at the same time."""
 
 
 class FileLoader:
     """Reads row ranges of files in ``part.threads`` threads, and holds at most ``file_buffer`` files in memory.
 
     An invalid file raises a ``BadFileError`` in place of its rows. If ``part.skip`` is set, ``None`` is yielded
-    instead, and ``skipped`` has the reason. With ``part.cache`` whole files are read, and kept there.
+    instead, and ``skipped`` has the reason. With ``part.cache``, files are read whole and kept in the cache.
 
     Raises ``ValueError`` if there are too many threads for ``file_buffer``.
     """
@@ -59,10 +59,10 @@ class FileLoader:
     def open(
         self, row_ranges: Sequence[RowRange], upcoming: Iterable[int] = ()
     ) -> Iterator[Iterator[Arrays | None]]:
-        """Open an iterator over the rows of each range; release the rows before taking the next ones.
+        """Open an iterator over the rows of each range; the consumer must release rows before it takes the next.
 
-        ``upcoming`` are the files that are needed next. After those of the ranges they are read into the cache,
-        while the consumer works on the last rows, until it leaves the context; no more than are read ahead.
+        ``upcoming`` are the files that are needed afterwards. While the consumer works on the last rows, and until
+        it leaves the context, they are read into the cache, at most as many as are read ahead.
         """
         self._held.clear()
         if self._file_buffer == 1:
@@ -75,7 +75,7 @@ class FileLoader:
     def _measured(
         self, loaded: Iterator[_Loaded], ahead: ReadAhead[_Loaded] | None = None
     ) -> Iterator[Arrays | None]:
-        """Iterate over loaded files, and count those that were ready and the time spent waiting."""
+        """Iterate over loaded files; count those that were ready, and measure the time spent waiting."""
         while True:
             was_ready = ahead is not None and ahead.ready
             began = time.perf_counter()
@@ -128,7 +128,7 @@ def check_threads(threads: int, file_buffer: int) -> None:
     """Raise ``ValueError`` unless each thread may hold a file in addition to the one in use."""
     if threads > max(1, file_buffer - 1):
         raise ValueError(
-            f"threads={threads}, file_buffer={file_buffer}: each thread holds the file that it reads, beside the "
-            f"one in use; give a file_buffer of at least {threads + 1}, or at most {max(1, file_buffer - 1)} "
+            f"threads={threads}, file_buffer={file_buffer}: each thread holds the file that it reads, besides "
+            f"the one in use; give a file_buffer of at least {threads + 1}, or at most {max(1, file_buffer - 1)} "
             "threads"
         )

@@ -1,8 +1,8 @@
 """Shuffling of samples that are read chunk by chunk, in the order of a partial shuffle.
 
-A store has a slot for each sample of the pools. The next sample that is read takes the slot of one that was drawn,
+A store has a slot for each sample in the pools. Each sample that is read takes the slot of a sample that was drawn,
 so that each sample is copied into the store once and each chunk is read once. After an interruption the order is
-replayed without samples, and only chunks with samples in the pools are read again.
+replayed without samples, and only chunks that have samples in the pools are read again.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -36,7 +36,7 @@ def shuffled_batches(
     start: int = 0,
     store: "SlotStore | None" = None,
 ) -> Iterator[Rows | None]:
-    """Iterate over batches of samples that are read in chunks (files, or parts of them), each sample once.
+    """Iterate over batches of samples that are read in chunks (files or parts of files), each sample once.
 
     Parameters
     ----------
@@ -47,14 +47,14 @@ def shuffled_batches(
     pools:
         The pools of the partial shuffle.
     random:
-        Generator of the order, in its initial state; ``None`` keeps the order.
+        Generator of the order, in its initial state; ``None`` keeps the order of the chunks.
     batch_sizes:
-        Number of samples in each batch. A batch lacks the samples of unreadable chunks, and is ``None`` if no
-        sample remains.
+        Number of samples in each batch. Samples of unreadable chunks are missing from the batches; a batch without
+        any samples is ``None``.
     start:
         Number of samples that were drawn before an interruption.
     store:
-        A store whose memory is reused.
+        A store whose memory is reused; by default a new one.
     """
     bounds = np.cumsum([0, *chunk_sizes])
     plan = SlotPlan(int(bounds[-1]), pools, random, start)
@@ -92,7 +92,7 @@ class _SlotFiller:
         self._first = self._stop = 0  # samples in the chunk
 
     def put(self, samples: Numbers, slots: Numbers) -> None:
-        """Write samples, whose numbers ascend from call to call, to these slots."""
+        """Write samples to these slots; sample numbers must ascend from call to call."""
         while len(samples):
             while samples[0] >= self._stop:
                 self._chunk = None  # frees its memory before the next one is read
@@ -109,9 +109,9 @@ class _SlotFiller:
 
 
 class SlotStore:
-    """Rows by slot. Memory is allocated for the first rows that are written, and reused after ``reset``:
+    """Stores rows in slots. Memory is allocated when the first rows are written, and reused after ``reset``.
 
-    allocating it again for each epoch can take as long as reading the files.
+    Allocating it again for each epoch can take as long as reading the files.
     """
 
     def __init__(self) -> None:
@@ -144,7 +144,7 @@ class SlotStore:
         self._missing[slots] = True
 
     def read(self, slots: Numbers) -> Rows | None:
-        """Return a copy of the rows in these slots, without those that could not be read."""
+        """Return a copy of the rows in these slots, without the samples that could not be read."""
         if self._any_missing:
             slots = slots[~self._missing[slots]]
         return self._storage.read(slots) if self._storage is not None and len(slots) else None

@@ -1,7 +1,7 @@
 """``PartialShuffleSampler``: batches of samples from many files, read sequentially and shuffled in pools.
 
-The other samplers are drop-in replacements for those of microsoft/PartiallyShuffleDistributedSampler, on current
-PyTorch.
+The other samplers are drop-in replacements for those of microsoft/PartiallyShuffleDistributedSampler that run on
+current PyTorch.
 """
 
 import hashlib
@@ -26,12 +26,12 @@ from compss_train.samplers.pools import PartialShuffle, Pools
 
 
 class PartialShuffleSampler(Sampler[Any]):
-    """Iterates over a rank's batches of an epoch: dicts of arrays with a row per sample.
+    """Yields the batches of one rank in an epoch: dicts of arrays with a row per sample.
 
-    Every epoch the files are put in a new order and partitioned into ``ceil(samples / num_replicas)`` samples for
-    each rank. A rank reads its partition file by file, with read-ahead, and shuffles the samples in one or two
-    pools. The order is a function of seed, epoch and position. To give all ranks the same number of samples, at
-    most ``num_replicas - 1`` samples are used twice, or with ``drop_last`` left out.
+    In every epoch the files are reordered and split into ``ceil(samples / num_replicas)`` samples per rank. A rank
+    reads its share file by file, a few files ahead, and shuffles the samples in one or two pools. The order depends
+    only on the seed, the epoch and the position. So that all ranks get the same number of samples, up to
+    ``num_replicas - 1`` samples are used twice, or dropped if ``drop_last`` is set.
 
     The sampler yields the samples themselves. Use it in a ``DataLoader`` as
     ``DataLoader(dataset, sampler=sampler, batch_size=None)``, which converts the arrays to tensors.
@@ -39,44 +39,45 @@ class PartialShuffleSampler(Sampler[Any]):
     Parameters
     ----------
     dataset:
-        A ``FileDataset``, or any object with a list of files in ``.files``. Its ``reset()``, if it has one, is
-        called at the start of an epoch.
+        A ``FileDataset``, or any object with a list of files in ``.files``. If it has a method ``reset()``, this is
+        called at the start of each epoch.
     reader:
-        A function ``reader(filename, get_data=False)``; ``None`` for the reader of the files' format. A
+        A function ``reader(filename, get_data=False)``; ``None`` for the reader of the file format. A
         ``FileDataset`` has its own.
     num_replicas, rank:
-        Number of ranks, and the number of this one; by default those of ``torch.distributed`` if it is initialised,
-        else 1 and 0.
+        Number of ranks, and the number of this rank; by default those of ``torch.distributed`` if it is
+        initialised, else 1 and 0.
     shuffle:
-        ``False`` yields all samples in the order of the files.
+        ``False`` yields all samples in file order.
     shuffle_buffer:
-        Number of samples in a pool; ``None`` for that of the largest file.
+        Pool size in samples; ``None`` for the size of the largest file.
     total_size:
-        Number of samples in all files, if known; a wrong number is an error.
+        Number of samples in all files, if known; a wrong number raises an error.
     batch_size:
-        Number of samples in a batch; the last one may be smaller.
+        Number of samples per batch; the last batch may be smaller.
     file_buffer:
         Maximum number of files in memory at a time, including those read ahead; 1 disables reading ahead.
     debug:
-        Whether to log every file that is read at level INFO instead of DEBUG, in ``compss_train.samplers``.
+        Whether each file that is read is logged at level INFO instead of DEBUG, by the logger
+        ``compss_train.samplers``.
     files_len:
-        Number of samples in each file by name, which saves opening the files to count them. A ``FileDataset`` has
-        its own.
+        Number of samples in each file by name, so that the files need not be opened to count them. A
+        ``FileDataset`` has its own.
     pools:
-        1: each run of ``shuffle_buffer`` samples is permuted. 2: samples are drawn from one pool that a second,
-        permuted one refills, so that they move further, for twice the memory.
+        1: each run of ``shuffle_buffer`` samples is permuted. 2: samples are drawn from one pool, which is refilled
+        from a second, permuted one, so that they move further, at twice the memory.
     seed:
-        Seed of the order, the same on all ranks.
+        Seed of the order; must be the same on all ranks.
     drop_last:
-        As in torch's ``DistributedSampler``: leave out the last ``samples % num_replicas`` samples of each epoch,
-        in its order of the files, instead of using some twice. The last batch may be smaller either way, on all
-        ranks alike.
+        As in torch's ``DistributedSampler``: drop the last ``samples % num_replicas`` samples of each epoch, in its
+        file order, instead of using some samples twice. In both cases the last batch may be smaller, by the same
+        amount on all ranks.
     threads, cache, cache_bytes:
         As in ``FileDataset``, which has its own.
 
-    Attributes: ``num_samples`` and ``num_batches`` of an epoch of this rank (``len(sampler)`` is the latter, as a
-    ``DataLoader`` needs it), ``epoch``, ``reads`` (statistics of reading ahead), ``skipped`` (invalid files that a
-    dataset with ``on_bad_file="skip"`` skips; batches then have fewer samples).
+    Attributes: ``num_samples`` and ``num_batches``, per epoch of this rank (``len(sampler)`` is the latter, as
+    ``DataLoader`` expects); ``epoch``; ``reads``, statistics of reading ahead; ``skipped``, the invalid files that
+    a data set with ``on_bad_file="skip"`` skips, so that batches have fewer samples.
 
     Raises ``ValueError`` for numbers out of range, a wrong ``total_size``, and fewer samples than ranks with
     ``drop_last``; ``BadFileError`` for invalid files: in the constructor if their headers show it, otherwise during
@@ -137,8 +138,8 @@ class PartialShuffleSampler(Sampler[Any]):
         self.num_samples = rows_of_rank(self.total_size, self.num_replicas, drop_last=drop_last)
         if not self.num_samples:
             raise ValueError(
-                f"drop_last=True, num_replicas={self.num_replicas}: {self.total_size} samples are not one a rank; "
-                "take drop_last=False, or fewer ranks"
+                f"drop_last=True, num_replicas={self.num_replicas}: {self.total_size} samples are fewer than one "
+                "per rank; use drop_last=False or fewer ranks"
             )
         self._loader = FileLoader(self._files.part(range(len(self._files.files))), file_buffer, debug=debug)
         self._store: SlotStore | None = None  # its memory is reused in the next epoch
@@ -184,9 +185,9 @@ class PartialShuffleSampler(Sampler[Any]):
         return {"epoch": self.epoch, "step": self._yielded, "order": self._fingerprint}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where another sampler was; the next iteration yields exactly its remaining batches.
+        """Continue where another sampler stopped; the next iteration yields exactly its remaining batches.
 
-        Raises ``ValueError`` if this sampler has another order, from other files, sizes, ranks or options.
+        Raises ``ValueError`` if the files, their sizes, the ranks or the options, and so the order, are different.
         """
         if state.get("order") != self._fingerprint:
             raise ValueError(
@@ -198,7 +199,7 @@ class PartialShuffleSampler(Sampler[Any]):
         self.epoch = epoch
 
     def __getstate__(self) -> dict[str, Any]:
-        """Exclude the pools' memory, as a copy allocates its own."""
+        """Leave out the memory of the pools: a copy allocates its own."""
         return {**self.__dict__, "_store": None}
 
     @cached_property
@@ -232,14 +233,14 @@ class PartialShuffleSampler(Sampler[Any]):
         self._store = store
 
     def _row_ranges(self, epoch: int) -> list[RowRange]:
-        """Return what this rank reads in an epoch."""
+        """Return the rows that this rank reads in an epoch."""
         ranks, options = (self.num_replicas, self.rank), {"shuffle": self.shuffle, "drop_last": self.drop_last}
         return rank_row_ranges(self._files.sizes, *ranks, self.seed, epoch, **options)
 
     def _batches(
         self, row_ranges: list[RowRange], upcoming: list[int], start: int, store: SlotStore
     ) -> Iterator[Any]:
-        """Iterate over batches of these rows; without a shuffle the pools only cut the rows into batches."""
+        """Iterate over the batches of these rows; without shuffling, the pools only cut the rows into batches."""
         random, pools = None, Pools(self.batch_size)
         if self.shuffle:
             random, pools = partial_shuffle_generator(self.seed, self.epoch, *row_ranges[0].origin), self.pools
@@ -263,12 +264,12 @@ class PartialShuffleSampler(Sampler[Any]):
         )
 
     def _prepare(self, row_range: RowRange, arrays: Arrays | None) -> Any:
-        """Return the structure to shuffle for the rows of a range."""
+        """Return the arrays, or a tuple that includes them, to be shuffled for the rows of a range."""
         return arrays
 
 
 def _as_file_dataset(dataset: Any, **options: Any) -> FileDataset:
-    """Return a data set with these options, where given: a ``FileDataset`` has its own already."""
+    """Return a data set with the options that are not ``None``; a ``FileDataset`` already has its own."""
     given = {name: option for name, option in options.items() if option is not None}
     if isinstance(dataset, FileDataset):
         reader = dataset.reader.function if isinstance(dataset.reader, CustomReader) else dataset.reader
@@ -282,12 +283,12 @@ def _as_file_dataset(dataset: Any, **options: Any) -> FileDataset:
 
 
 class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
-    """A ``PartialShuffleSampler`` with one pool, and the batches of the original of this name.
+    """A ``PartialShuffleSampler`` with one pool that yields batches as the original class of this name does.
 
-    A batch is ``[list of dicts of arrays, None, list of files]``: samples are grouped by file, with files in the
-    order of their first samples. ``len`` is the number of samples of the rank, and ``seed`` and ``drop_last`` are
-    as in torch's ``DistributedSampler``. Files whose arrays, shapes or dtypes differ from those of the first one
-    are an error, as are wrong ``files_len`` and ``total_size``.
+    A batch is ``[list of dicts of arrays, None, list of files]``: its samples are grouped by file, and files are in
+    the order of their first samples. ``len`` is the number of samples of the rank; ``seed`` and ``drop_last`` are
+    those of torch's ``DistributedSampler``. Files whose arrays, shapes or dtypes differ from those of the first
+    file raise an error, as do wrong ``files_len`` and ``total_size``.
     """
 
     def __len__(self) -> int:

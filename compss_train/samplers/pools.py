@@ -1,6 +1,6 @@
 """Partial shuffles: orders in which samples move by about the size of a pool, so that files are read sequentially.
 
-With one pool, each run of consecutive samples that fills it is permuted. With two pools, samples are drawn at
+With one pool, each run of consecutive samples that fills the pool is permuted. With two pools, samples are drawn at
 random from the first pool and replaced by the samples of the next permuted run, so that they move further.
 
 Source: the samplers of microsoft/PartiallyShuffleDistributedSampler.
@@ -34,15 +34,15 @@ class Pools(NamedTuple):
 
 @dataclass(frozen=True)
 class PartialShuffle:
-    """Equal shares of blocks in a new order, whose samples are mixed in pools while they are read in sequence.
+    """A shuffle for ``fit(shuffle=...)`` that reads blocks or files sequentially and mixes their samples in pools.
 
-    ``fit(shuffle=PartialShuffle(...))``; see ``PartialShuffleSampler`` for what pools do. They are emptied at the
-    end of an epoch and before workers merge.
+    In every epoch the blocks are reordered and split into equal shares, one for each worker. See
+    ``PartialShuffleSampler`` for the pools, which are emptied at the end of an epoch and before workers merge.
 
     Parameters
     ----------
     pool_size:
-        Samples in a pool; ``None`` (default) for the size of the largest block.
+        Pool size in samples; ``None`` (default) for the size of the largest block.
     pools:
         Number of pools, 1 (default) or 2.
 
@@ -59,7 +59,7 @@ class PartialShuffle:
 
     def of_blocks(self, sizes: Sequence[int]) -> Pools:
         """Return the pools of a shuffle of blocks of these sizes."""
-        return Pools(max(sizes) if self.pool_size is None else self.pool_size, self.pools)
+        return Pools(int(max(sizes) if self.pool_size is None else self.pool_size), int(self.pools))
 
 
 def partial_order(
@@ -67,7 +67,7 @@ def partial_order(
 ) -> Iterator[Numbers]:
     """Iterate over a partial shuffle of the numbers below ``samples``, in arrays of about ``pool`` numbers.
 
-    A pure function of its arguments; it needs memory for the pools only.
+    A pure function of its arguments that needs memory for the pools only.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def partial_order(
     seed, epoch:
         Determine the random order.
     start:
-        Number of values to skip at the beginning, to resume after an interruption.
+        Number of values to skip, to resume after an interruption.
 
     Raises ``ValueError`` for arguments out of range.
     """
@@ -93,11 +93,11 @@ def partial_order(
 class SlotPlan:
     """The slots of all samples in the order of a partial shuffle, from sample ``start`` of that order on.
 
-    There are as many slots as samples in the pools. Samples 0, 1, 2... start in slots 0, 1, 2... Each later sample
-    takes the slot that was freed first, so that the next sample can be written to a slot that was just drawn.
+    There are as many slots as samples in the pools. Samples 0, 1, 2, ... start in slots 0, 1, 2, ... Each later
+    sample takes the slot that was freed first, so that it can be written to a slot that was just drawn.
 
-    To follow the plan, fill the slots as in ``held``. Then alternate: draw the samples in the slots of ``draw``,
-    and write new samples to the slots of ``refill``. Without ``random`` the order is kept, which needs one pool.
+    To follow the plan, fill the slots as in ``held``. Then alternate between drawing the samples in the slots of
+    ``draw`` and writing new samples to the slots of ``refill``. Without ``random``, one pool keeps the order.
     """
 
     def __init__(self, samples: int, pools: Pools, random: np.random.Generator | None, start: int = 0) -> None:
@@ -116,20 +116,20 @@ class SlotPlan:
             self._hold()
 
     def draw(self, number: int) -> Numbers:
-        """Return the slots of the next samples in order, at most ``number`` of them."""
+        """Return the slots of the next samples in order, at most ``number`` slots."""
         if not len(self._run):
             self._run = next(self._runs)
         self._drawn, self._run = self._run[:number], self._run[number:]
         return self._drawn
 
     def refill(self) -> tuple[Numbers, Numbers]:
-        """Return the next samples to write, and their slots: those of the last draw."""
+        """Return the next samples to write, and their slots, which are those of the last draw."""
         first, self.arrived = self.arrived, min(self.arrived + len(self._drawn), self._samples)
         slots, self._drawn = self._drawn[: self.arrived - first], self._drawn[:0]
         return np.arange(first, self.arrived), slots
 
     def held_by_arrival(self) -> tuple[Numbers, Numbers]:
-        """Return the samples in the slots at the start, in the order of their arrival, and their slots."""
+        """Return the samples held at the start, in the order of their arrival, and their slots."""
         slots = np.flatnonzero(self.held >= 0)
         slots = slots[np.argsort(self.held[slots])]
         return self.held[slots], slots
@@ -171,8 +171,8 @@ class SlotPlan:
 def exchange(pool: Numbers, arriving: Numbers, indices: Numbers) -> Numbers:
     """Replace the pool's numbers at ``indices``, in turn, by the arriving ones; return those replaced.
 
-    Changes ``pool``. An index that occurs again returns the number that arrived there before. This is vectorised:
-    all indices at once instead of one by one.
+    Changes ``pool``. If an index occurs again, the number that arrived there before is returned. All indices are
+    handled at once instead of one by one.
     """
     order = np.argsort(indices, kind="stable")
     index = indices[order]

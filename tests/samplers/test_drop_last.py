@@ -63,7 +63,7 @@ def test_lengths_are_those_of_torch(samples, num_replicas, drop_last, rank):
 
 
 def test_fewer_samples_than_ranks_are_an_error():
-    with pytest.raises(ValueError, match="drop_last=True, num_replicas=4: 3 samples are not one a rank; take drop"):
+    with pytest.raises(ValueError, match="drop_last=True, num_replicas=4: 3 samples are fewer than one per rank"):
         sampler_of([3], num_replicas=4, rank=0, drop_last=True)
     with pytest.raises(ValueError, match="drop_last=1"):
         sampler_of([3], drop_last=1)

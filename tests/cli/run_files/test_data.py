@@ -207,11 +207,7 @@ def test_invalid_splits_are_errors(dataset, fraction, message):
         split_validation(dataset, fraction, 0)
 
 
-def test_what_cannot_be_selected_is_an_error():
-    with pytest.raises(TypeError, match="have no numbers to select them by"):
-        Samples(Stream()).select([0])
-    with pytest.raises(ValueError, match="has no samples"):
-        Samples(Pairs()).select([])
+def test_parts_of_data_sets_have_their_own_targets():
     for part in split_validation(Dataset(Pairs(), y=np.arange(10)), 0.3, 0):
         with pytest.raises(TypeError, match="whose samples have targets in them"):
             as_data_source(part.x, part.y, num_workers=1)
