@@ -12,7 +12,7 @@ from compss_train.callbacks import Callback, Profile
 from compss_train.callbacks.checks import callback_list
 from compss_train.data import FileDataset
 from compss_train.model.parameters import Parameters
-from compss_train.online.simulations import Simulations
+from compss_train.online.options import OnlineOptions, Simulations, online_merge
 from compss_train.training import data_source, description, fit_options, lr_finder, planning, resuming, rounds
 from compss_train.training.callback import AnyCallback
 from compss_train.training.merge import Merge, MergeLike
@@ -213,7 +213,6 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         exception or Ctrl-C the parameters are those that workers have merged until then.
         """
         from compss_train.online.fitting import train_online
-        from compss_train.online.options import OnlineOptions, online_merge
 
         if not isinstance(simulations, Simulations):
             raise TypeError(

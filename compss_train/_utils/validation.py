@@ -1,5 +1,6 @@
 """Checks of single arguments. Each message says what was given and what is accepted."""
 
+import re
 import sys
 import warnings
 from collections.abc import Callable, Collection
@@ -82,3 +83,11 @@ def warn_user(message: str) -> None:
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in inside:
         frame, level = frame.f_back, level + 1
     warnings.warn(message, stacklevel=level)
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the parts of ``"tcp://host:port"``; raise ``ValueError`` for anything else."""
+    match = re.fullmatch(r"tcp://([^\s:/*]+):(\d+)", address) if isinstance(address, str) else None
+    if match is None or int(match[2]) >= 2**16:
+        raise ValueError(f"address={address!r}: give tcp://HOST:PORT")
+    return match[1], int(match[2])

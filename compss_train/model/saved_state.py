@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load, load_file, save, save_file
 
 from compss_train._utils.files import DISK, Disk
 from compss_train.exceptions import BadCheckpointError
@@ -115,6 +115,34 @@ def from_json(document: Any, tensors: dict[str, torch.Tensor]) -> Any:
     if kind == "tensor":
         return tensor
     return tensor.numpy() if kind == "array" else tensor.numpy()[()]
+
+
+def encode_value(value: Any) -> torch.Tensor:
+    """Return a value of numbers, strings, lists, tuples, dicts, arrays and tensors as a tensor of bytes.
+
+    The bytes are a safetensors file of its arrays, and of one more with the JSON that refers to them by name.
+    Raises ``TypeError`` for other types.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.dumps(to_json(value, "value", tensors))
+    document = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    data = save(without_sharing({**tensors, STATE: document}))
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+
+
+def decode_value(data: torch.Tensor) -> Any:
+    """Return the value that ``encode_value`` encoded; nothing in it can execute code.
+
+    Raises ``ValueError`` for other bytes, also for lists in lists that are too deep for Python.
+    """
+    try:
+        tensors = load(np.asarray(data).tobytes())
+        return from_json(json.loads(np.asarray(tensors.pop(STATE)).tobytes()), tensors)
+    except (SafetensorError, ValueError, TypeError, LookupError, RecursionError) as error:
+        raise ValueError(
+            f"{data.numel()} bytes are no value that encode_value made ({type(error).__name__}: {error}); the "
+            "sender is damaged or has another version of compss_train"
+        ) from error
 
 
 def write_state(folder: Path, content: dict[str, Any], disk: Disk = DISK) -> None:

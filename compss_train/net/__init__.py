@@ -7,3 +7,12 @@ Importing this package without ZeroMQ raises ``ModuleNotFoundError``, with the c
 from compss_train._utils.imports import import_optional
 
 import_optional("zmq", extra="online", needed_by="an online fit or a served parameter server", package="ZeroMQ")
+
+# ruff: noqa: E402
+from compss_train.net.connection import Address, Connection, ConnectionLostError
+from compss_train.net.messages import Header, Message, ReceivedArray
+from compss_train.net.server import Client, MessageServer, Received
+from compss_train.net.sockets import check_token, new_token
+
+__all__ = ["Address", "Client", "Connection", "ConnectionLostError", "Header", "Message", "MessageServer"]
+__all__ += ["Received", "ReceivedArray", "check_token", "new_token"]

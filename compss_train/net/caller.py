@@ -24,8 +24,6 @@ _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.05
 _ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError}
 _SMALL_FRAME = 2**16  # bytes up to which copying a frame again costs less than sharing it
-_MAX_KEY_BYTES = 2**12
-_MAX_HEADER_BYTES = PIECE - 2**14  # servers accept frames of PIECE bytes and a bit
 _MAX_FREE_FRAMES = 2**26 // PIECE
 
 
@@ -33,10 +31,6 @@ _MAX_FREE_FRAMES = 2**26 // PIECE
 class _Request:
     """A call to the server, and its answer."""
 
-    header: Header
-    """The ``call``, its ``key``, ``priority`` and options; its ``number``, which identifies the answer; its
-    ``count``, how many calls that change the key this client made before."""
-    descriptions: messages.ArrayDescriptions
     frames: Sequence[bytes | zmq.Frame]
     size: int
     waited_for: bool
@@ -118,42 +112,26 @@ class Caller:
         the server does not answer, and ``PermissionError`` for a wrong token; the last two close the client.
         """
         descriptions, views = messages.pack_arrays(arrays)
-        if len(key.encode()) > _MAX_KEY_BYTES:
-            raise ValueError(f"a key of {len(key):,} characters, {key[:40]!r}...: give at most {_MAX_KEY_BYTES:,}")
-        if len(descriptions) > 1000 and len(messages.pack_header({}, descriptions)) > _MAX_HEADER_BYTES:
-            raise ValueError(
-                f"{key!r} with {len(descriptions):,} arrays: these are too many for a key; use several keys"
-            )
-        frames = [self._frames.copy(view) for view in views]
+        frames: list[bytes | zmq.Frame] = [self._frames.copy(view) for view in views]
         with self._turn:
             if self._closed:
                 raise ParameterServerClosedError("the client was closed; make another one with connect(...)")
             self._raise_failed()
+            # The number identifies the answer; the count says how many calls of this client changed the key before.
             number, count = self._next_number, self._counts.get(key, 0)
-            request = _Request(
-                header={
-                    "call": call,
-                    "key": key,
-                    "priority": priority,
-                    "number": number,
-                    "count": count,
-                    **options,
-                },
-                descriptions=descriptions,
-                frames=frames,
-                size=sum(len(view) for view in views),
-                waited_for=wait,
-            )
+            header = {"call": call, "key": key, "priority": priority, "number": number, "count": count, **options}
+            frames.insert(0, messages.pack_header(header, descriptions))
+            request = _Request(frames=frames, size=sum(len(view) for view in views), waited_for=wait)
             self._next_number, self._counts[key] = number + 1, count + changes
             if not self._sent and not self._waiting:
                 self._silent = 0.0
             self._waiting[number] = request
             self._advance(lambda: request.answer is not None or not (wait or number in self._waiting))
             self._raise_failed()
-        header, received = request.answer or ({}, [])
-        if wait and "error" in header:
-            raise _error_of(header)
-        return header, received
+        answer, received = request.answer or ({}, [])
+        if wait and "error" in answer:
+            raise _error_of(answer)
+        return answer, received
 
     def _raise_failed(self) -> None:
         failed, self._failed = self._failed, None
@@ -202,8 +180,7 @@ class Caller:
             request = self._sent[number] = self._waiting.pop(number)
             request.times_sent += 1
             self._bytes += request.size
-            header = messages.pack_header(request.header, request.descriptions)
-            connection.send_frames([header, *request.frames])
+            connection.send_frames(request.frames)
         if (message := connection.receive(0.0 if done() else _POLL_SECONDS)) is not None:
             self._silent = 0.0
             for number in message[0]["numbers"]:
@@ -233,7 +210,7 @@ class Caller:
             self._failed = _error_of(answer[0])
 
     def close(self, *, wait: bool = True) -> None:
-        """Disconnect, after all answers or at once; may be called again. Raises the error of a call, if any."""
+        """Disconnect, after all answers or immediately; may be called again. Raises the error of a call, if any."""
         with self._turn:
             if not self._closed and wait:
                 self._advance(lambda: not (self._sent or self._waiting))

@@ -12,8 +12,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from compss_train._utils import Closable
+from compss_train._utils.validation import host_and_port
 from compss_train.data.block import Block
-from compss_train.net.messages import PIECE, Header, Message, MessageError, pack, unpack
+from compss_train.net.messages import Header, Message, pack, unpack
 from compss_train.net.sockets import HANDSHAKE_FAILED, PRIVATE, WRONG_TOKEN, Context, client_socket, proof_of
 
 _MAX_REFUSALS = 5
@@ -30,10 +31,17 @@ class ConnectionLostError(OSError):
 
 @dataclass(frozen=True)
 class Address:
-    """Where a server listens, such as ``tcp://10.0.0.5:5555``, and the token that it requires."""
+    """Where a server listens, such as ``tcp://10.0.0.5:5555``, and the token that it requires.
+
+    Raises ``ValueError`` for what is neither that nor a socket file.
+    """
 
     url: str
     token: str = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.url, str) or not self.url.startswith(PRIVATE):
+            host_and_port(self.url)
 
     def connect(
         self, greeting: Header, context: Context | None = None, timeout: float = _CONNECT_SECONDS
@@ -78,9 +86,9 @@ class Connection(Closable):
         self.poller.register(self._monitor, zmq.POLLIN)
         try:
             self._socket.connect(address.url)
-        except zmq.ZMQError:  # this is no address
+        except zmq.ZMQError as error:  # of a path that is too long, for example
             self.close()
-            raise
+            raise ValueError(f"address={self._url!r}: {error}") from error
         if not self.poller.poll(math.ceil(1000 * timeout)):
             self.close()
             raise TimeoutError(f"{self._url} does not answer")
@@ -96,13 +104,7 @@ class Connection(Closable):
 
         Raises ``ConnectionLostError``, and ``MessageError`` for a header that is too large.
         """
-        frames = pack(header, arrays)
-        if len(frames[0]) > PIECE:
-            raise MessageError(
-                f"a message whose header has {len(frames[0])} bytes; the maximum is {PIECE}: give it fewer arrays, "
-                "and shorter texts"
-            )
-        self.send_frames(frames)
+        self.send_frames(pack(header, arrays))
 
     def send_frames(self, frames: Sequence[Any]) -> None:
         """Send a packed message; frames of ZeroMQ are not copied. Raises ``ConnectionLostError``."""

@@ -21,7 +21,7 @@ _DTYPES = {
 }
 """The dtypes that can be sent, by name."""
 PIECE = 2**20
-"""Maximum size of a frame in bytes. Memory of this size is reused; larger memory is allocated each time."""
+"""Maximum size of a frame in bytes, also of headers. Memory of this size is reused, larger memory is not."""
 
 Header: TypeAlias = dict[str, Any]
 """What a message says, in JSON."""
@@ -40,8 +40,14 @@ def pack(header: Header, arrays: Sequence[Block] = ()) -> list[Any]:
 
 
 def pack_header(header: Header, descriptions: ArrayDescriptions) -> bytes:
-    """Return the first frame of a message."""
-    return json.dumps({**header, "arrays": descriptions}).encode()
+    """Return the first frame of a message; raise ``MessageError`` if it is too large."""
+    frame = json.dumps({**header, "arrays": descriptions}).encode()
+    if len(frame) > PIECE:
+        raise MessageError(
+            f"a message with {len(descriptions):,} arrays, whose header has {len(frame):,} bytes; the maximum is "
+            f"{PIECE:,}: give fewer arrays, and shorter keys and texts"
+        )
+    return frame
 
 
 def pack_arrays(arrays: Sequence[Block]) -> tuple[ArrayDescriptions, list[memoryview]]:

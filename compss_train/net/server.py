@@ -203,7 +203,7 @@ class Connections:
         self._events.close()
 
     def _close(self, descriptor: int) -> None:
-        """Shut a connection down, if the descriptor is not another file's by now: ZeroMQ closes it then."""
+        """Shut a connection down, unless ZeroMQ has closed it and another file has its descriptor."""
         with suppress(OSError), socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as connection:
             if connection.getsockname()[1] == self.port:
                 connection.shutdown(socket.SHUT_RDWR)

@@ -13,9 +13,7 @@ from compss_train._utils import Closable
 from compss_train.data.block import Block
 from compss_train.engines import Engine, Ref
 from compss_train.engines.nodes import is_loopback
-from compss_train.net.messages import Header
-from compss_train.net.server import Client, MessageServer, Received
-from compss_train.net.sockets import new_token
+from compss_train.net import Client, Header, MessageServer, Received, new_token
 
 RECONNECT_SECONDS = 120.0
 """How long a task may take to reconnect after its process died, for engines that cannot report a lost task."""

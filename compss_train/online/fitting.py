@@ -15,14 +15,13 @@ from typing import Any
 from compss_train.engines.base import ONE_CPU
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
-from compss_train.net.server import Received
-from compss_train.net.sockets import new_token
+from compss_train.net import Received, new_token
 from compss_train.online.events import EventServer
-from compss_train.online.options import OnlineJob, OnlineOptions
+from compss_train.online.options import OnlineOptions, Simulations
 from compss_train.online.records import Evaluation, Progress, Recorder
 from compss_train.online.simulation_runs import SimulationRuns
-from compss_train.online.simulations import Simulations
 from compss_train.online.stream_router import ExternalSenders, StreamRouter
+from compss_train.online.worker_task import OnlineJob
 from compss_train.online.workers import CheckpointStore, Workers
 from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.training.callback import CallbackList
@@ -41,7 +40,7 @@ _TICK = 0.1
 """Seconds between checks for changes that cause no message."""
 
 GRACE = 5.0
-"""Seconds for workers to end a fit that stops at once; they merge once more and send their states."""
+"""Seconds for workers to end a fit that stops immediately; they merge once more and send their states."""
 
 
 def train_online(
@@ -182,7 +181,7 @@ class OnlineFit:
             self._recorder.evaluation.delete()
 
     def _grace_is_over(self) -> bool:
-        """Return True if the fit had to stop at once and the workers have not ended in time."""
+        """Return True if the fit had to stop immediately and the workers have not ended in time."""
         if not self._stopping.urgent:
             return False
         self._urgent_since = self._urgent_since or time.monotonic()

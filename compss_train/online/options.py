@@ -1,18 +1,97 @@
-"""The options of an online fit, checked before any task starts, and the job description that workers get."""
+"""What a user chooses for an online fit, checked before any task starts: what sends samples, and how to train."""
 
+from collections.abc import Callable, Iterable, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
-from compss_train._utils.validation import check_count, check_seconds
+from compss_train._utils.validation import check_count, check_seconds, host_and_port
 from compss_train.buffers import BufferSpec
-from compss_train.engines.nodes import is_loopback
-from compss_train.net.connection import Address
-from compss_train.net.sockets import PRIVATE
-from compss_train.online.simulations import Pairing
-from compss_train.online.stream import worker_of
+from compss_train.training.build_arguments import check_picklable
 from compss_train.training.merge import Merge, MergeLike
-from compss_train.worker.batches import Batch
-from compss_train.worker.server_exchange import ServerAddress
+
+Pairing = Callable[[Any, Any], Any]
+"""Makes (x, y) of two batches of time steps, the earlier and the later of each pair."""
+
+
+@dataclass(frozen=True)
+class Simulations:
+    """The programs that send samples while ``fit_online`` trains: tasks of the fit, senders outside it, or both.
+
+    Parameters
+    ----------
+    simulate:
+        A generator function of one input that yields samples: (x, y), or (step, x, y) where the buffer pairs time
+        steps, or x alone for autoencoders. Runs in another process, and may be run again. ``None`` if only
+        ``senders`` send.
+    inputs:
+        Its arguments, one a simulation: a list, or an iterator, which may be endless. The next one is requested in
+        the coordinator's process when a simulation has ended, and the fit waits for it.
+    count:
+        Number of simulations that run at the same time; 1 by default.
+    retries:
+        Maximum number of retries of a simulation that raised, hung, or whose process died; 2 by default. Samples
+        that have arrived are not sent again. After that it is skipped, with a warning.
+    timeout:
+        Maximum seconds between two samples of a simulation; ``None`` (default) for no limit.
+    pairing:
+        For a SimPairedReservoir: makes (x, y) of two batches of ``TimeStep``, the earlier and the later ones.
+    senders, address, token:
+        Number of other programs that will send samples with ``SampleSender``, to this address
+        (``tcp://HOST:PORT``) and with this token. None by default.
+
+    Raises ``ValueError`` and ``TypeError`` for other values and for incompatible combinations.
+    """
+
+    simulate: Callable[[Any], Iterable[Any]] | None = None
+    inputs: Iterable[Any] = ()
+    count: int = 1
+    retries: int = 2
+    timeout: float | None = None
+    pairing: Pairing | None = None
+    senders: int = 0
+    address: str | None = None
+    token: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        check_count("count", self.count)
+        for name in ("retries", "senders"):
+            check_count(name, getattr(self, name), least=0)
+        if self.timeout is not None:
+            check_seconds("timeout", self.timeout)
+        self._check_simulate()
+        self._check_senders()
+        check_picklable(simulate=self.simulate, pairing=self.pairing)
+
+    @property
+    def places(self) -> int:
+        """How many tasks run at the same time."""
+        return 0 if self.simulate is None else self.count
+
+    @property
+    def host(self) -> str | None:
+        """The host of the address for senders, or ``None``."""
+        return None if self.address is None else host_and_port(self.address)[0]
+
+    def _check_simulate(self) -> None:
+        if self.simulate is not None and not callable(self.simulate):
+            raise TypeError(f"simulate={self.simulate!r}: give a function of an input that yields samples (x, y)")
+        if self.simulate is None and not self.senders:
+            raise ValueError("simulate=None with senders=0: give simulate= or senders=, the sources of samples")
+        if not isinstance(self.inputs, Iterable):
+            raise TypeError(f"inputs={self.inputs!r}: give a list or an iterator, one item per simulation")
+        is_empty = isinstance(self.inputs, Sized) and not len(self.inputs)
+        if self.simulate is None and not is_empty:
+            raise ValueError("inputs= without simulate=: give the function that is called with each input")
+        if self.simulate is not None and is_empty:
+            raise ValueError("inputs= is empty: give at least one input of simulate=")
+
+    def _check_senders(self) -> None:
+        if self.senders and self.address is None:
+            raise ValueError(f"senders={self.senders} need an address= to send to, such as tcp://127.0.0.1:5555")
+        if self.address is not None:
+            host_and_port(self.address)
+            if not isinstance(self.token, str) or not self.token:
+                raise ValueError(f"token={self.token!r}: address= needs a non-empty string that senders present")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,54 +140,5 @@ def online_merge(merge: MergeLike) -> Merge:
             f"optimizer_state={given.optimizer_state!r}: choose 'keep', which continues with the workers' "
             "optimizers of the last fit, or 'reset'"
         )
-    return given.filled(ONLINE)
-
-
-ONLINE = Merge("parameter_server", every=1, unit="batches", optimizer_state="keep", rule="weighted")
-"""The defaults of ``fit_online`` for options that a ``Merge`` leaves open."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class OnlineJob:
-    """What all workers of an online fit share."""
-
-    coordinator: Address
-    key: str = field(repr=False)
-    """The token that the workers' receivers require of streams."""
-    host: str | None
-    """The host of the address for senders, or ``None``."""
-    server_address: ServerAddress
-    """The global parameters."""
-    num_workers: int
-    options: OnlineOptions
-    seed: int
-
-    @property
-    def paired(self) -> bool:
-        """Whether batches are pairs of time steps."""
-        return self.options.pairing is not None
-
-    def listening_address(self, local_host: str) -> str | None:
-        """Return the address at which a worker listens for streams, or ``None`` for a socket file.
-
-        ``local_host`` is this machine's address as the coordinator's machine sees it. Senders on other machines can
-        reach that, unless it is the loopback interface: such a worker listens where the coordinator does.
-        """
-        if self.host is None or is_loopback(self.host) or not is_loopback(local_host):
-            inside = self.host is None and self.coordinator.url.startswith(PRIVATE)
-            return None if inside else f"tcp://{local_host}:*"
-        return f"tcp://{self.host}:*"
-
-    def end_offset(self, worker: int, stream: int, samples: int) -> int:
-        """Return the offset of a worker that holds all its samples of a stream of ``samples``; 0 if none."""
-        for sample in range(samples - 1, max(-1, samples - 1 - self.num_workers), -1):
-            if worker_of(stream, sample, self.num_workers, whole=self.paired) == worker:
-                return sample + 1
-        return 0
-
-    def make_batch(self, drawn: Any) -> Batch:
-        """Return x and y of a batch that the buffer gave."""
-        parts = drawn if self.options.pairing is None else self.options.pairing(*drawn)
-        x, y = parts if isinstance(parts, tuple) and len(parts) == 2 else (parts, None)
-        x = x[0] if isinstance(x, tuple) else x
-        return Batch(x, y)
+    defaults = Merge("parameter_server", every=1, unit="batches", optimizer_state="keep", rule="weighted")
+    return given.filled(defaults)

@@ -13,8 +13,7 @@ import torch
 from compss_train._utils import Closable
 from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError
 from compss_train.buffers.paired import TimeStep
-from compss_train.net.messages import Header, Message, ReceivedArray
-from compss_train.net.server import Client, MessageServer
+from compss_train.net import Client, Header, Message, MessageServer, ReceivedArray
 
 _TICK = 0.05
 """Seconds after which a wait for messages, or for room in the buffer, is interrupted by the other one."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from compss_train.engines import Ref
 from compss_train.model.metrics import Measured, Measures
 from compss_train.model.parameters import Parameters
-from compss_train.net.connection import Address
+from compss_train.net import Address
 from compss_train.reports.records import Record, per_second
 from compss_train.training.callback import CallbackList
 from compss_train.training.inference import Inference, skipped_batches, warn_of_problems
@@ -133,7 +133,7 @@ class Evaluation:
         return number == self._number or len(self._inference.engine.arrived(self._sums)) == len(self._sums)
 
     def result(self, measures: Measures) -> Record | None:
-        """Wait for the fields of the result; ``None`` if the fit has to stop at once.
+        """Wait for the fields of the result; ``None`` if the fit has to stop immediately.
 
         Raises the tasks' exceptions.
         """

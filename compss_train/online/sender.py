@@ -12,11 +12,9 @@ import numpy as np
 import torch
 
 from compss_train._utils import Closable
-from compss_train._utils.validation import warn_user
+from compss_train._utils.validation import host_and_port, warn_user
 from compss_train.exceptions import TrainingEndedError
-from compss_train.net.connection import Address
-from compss_train.net.messages import Header
-from compss_train.online.simulations import host_and_port
+from compss_train.net import Address, Header
 from compss_train.online.stream import NameInUseError, Sample, Stream
 
 _RETRY_SECONDS = 0.2

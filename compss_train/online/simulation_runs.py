@@ -14,13 +14,12 @@ import cloudpickle
 from compss_train._utils.validation import warn_user
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.exceptions import SimulationError, WorkerTraceback
-from compss_train.net.messages import Header
-from compss_train.net.server import Client
+from compss_train.net import Client, Header
 from compss_train.online.events import ConnectedTask
-from compss_train.online.options import OnlineJob
+from compss_train.online.options import Simulations
 from compss_train.online.simulation_task import simulate_and_send
-from compss_train.online.simulations import Simulations
 from compss_train.online.stream_router import StreamRouter
+from compss_train.online.worker_task import OnlineJob
 from compss_train.online.workers import Worker
 
 REPORT_SECONDS = 3.0

@@ -17,7 +17,7 @@ from typing import Any
 
 from compss_train._utils import Closable
 from compss_train.exceptions import TrainingEndedError
-from compss_train.net.connection import Address
+from compss_train.net import Address
 from compss_train.online.sender import as_sample
 from compss_train.online.stream import Sample, Stream
 
@@ -32,9 +32,9 @@ def simulate_and_send(
 ) -> None:
     """Run a simulation and report its outcome to the coordinator; its exceptions are reported, not raised.
 
-    ``simulate`` and its input are pickled, so that errors of unpickling are reported, too. ``timeout`` is the
-    maximum number of seconds per sample; after it the process ends. Returns at once if the coordinator is gone or
-    does not accept the simulation.
+    ``simulate`` and its input are pickled, so that errors of unpickling are also reported. ``timeout`` is the
+    maximum number of seconds per sample; after it the process ends. Returns immediately if the coordinator is gone
+    or does not accept the simulation.
     """
     greeting = {"role": "simulation", "number": number}
     with suppress(OSError), Stream(coordinator, greeting, _interrupt) as stream:
@@ -47,7 +47,7 @@ def simulate_and_send(
             stream.finish()
         except SamplesLostError as error:
             stream.notify({"interrupted": str(error)})
-        except BaseException as error:  # SystemExit of a solver, too
+        except BaseException as error:  # also SystemExit of a solver
             if isinstance(error, TrainingEndedError) and stream.ended.is_set():
                 return
             with suppress(OSError, ValueError, TrainingEndedError, SamplesLostError):
@@ -144,7 +144,7 @@ class Watchdog(Closable):
 
 
 def end_process() -> None:
-    """Kill all descendants of this process, then exit at once."""
+    """Kill all descendants of this process, then exit immediately."""
     for child in _descendants(os.getpid()):
         with suppress(OSError):
             os.kill(child, signal.SIGKILL)
@@ -158,6 +158,6 @@ def _descendants(process: int) -> list[int]:
         with suppress(OSError):  # the process has ended meanwhile
             parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
     found = [process]
-    for each in found:  # grows meanwhile
+    for each in found:  # grows while it is iterated over
         found += [child for child, parent in parents.items() if parent == each]
     return found[1:]

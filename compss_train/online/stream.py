@@ -19,8 +19,8 @@ from compss_train._utils import Closable
 from compss_train.data.block import Block
 from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError
-from compss_train.net.connection import LINGER_MILLISECONDS, Address, Connection, ConnectionLostError
-from compss_train.net.messages import Header
+from compss_train.net import Address, Connection, ConnectionLostError, Header
+from compss_train.net.connection import LINGER_MILLISECONDS
 
 Sample: TypeAlias = tuple[Block, ...]
 """x and y, or x alone."""
@@ -150,7 +150,7 @@ class Stream(Closable):
                 return
             except OSError as error:
                 self._disconnect(worker)
-                self.update(_PAUSE)  # if training has ended the coordinator disconnects, too
+                self.update(_PAUSE)  # if training has ended, the coordinator also disconnects
                 self._check()
                 self._open(worker)
                 missing = range(self._offsets[worker], self.sent)

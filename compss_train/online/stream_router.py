@@ -6,9 +6,8 @@
 from collections.abc import Iterator, Sequence
 
 from compss_train._utils.validation import warn_user
-from compss_train.net.messages import Header
-from compss_train.net.server import Client
-from compss_train.online.options import OnlineJob
+from compss_train.net import Client, Header
+from compss_train.online.worker_task import OnlineJob
 from compss_train.online.workers import Worker
 
 

@@ -4,22 +4,17 @@ It holds a connection to the coordinator as long as it runs. What it sends is da
 pickle.
 """
 
-import json
-import os
 import queue
 import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from traceback import format_exception
 from typing import Any, cast
 from urllib.parse import urlsplit
 
-import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 
 from compss_train._utils import Closable
 from compss_train.buffers import BufferDrainedError
@@ -27,19 +22,21 @@ from compss_train.data.block import Block
 from compss_train.data.block_passes import Place
 from compss_train.data.order import Batching, buffer_seed
 from compss_train.engines import liveness
-from compss_train.engines.nodes import LOOPBACK
+from compss_train.engines.nodes import LOOPBACK, is_loopback
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.devices import is_gpu, random_state
-from compss_train.model.saved_state import from_json, to_json, without_sharing
+from compss_train.model.saved_state import decode_value, encode_value
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.net.connection import Address, ConnectionLostError
-from compss_train.net.messages import Header, MessageError
-from compss_train.online.options import OnlineJob
+from compss_train.net import Address, ConnectionLostError, Header
+from compss_train.net.sockets import PRIVATE
+from compss_train.online.options import OnlineOptions
 from compss_train.online.receiver import Receiver
+from compss_train.online.stream import worker_of
 from compss_train.training.training_state import worker_from_dict, worker_to_dict
-from compss_train.worker.batches import PlacedBatch
+from compss_train.worker.batches import Batch, PlacedBatch
 from compss_train.worker.learner import Learner
+from compss_train.worker.server_exchange import ServerAddress
 from compss_train.worker.state import GroupState, WorkerState
 from compss_train.worker.work import Reading, Step, Work
 
@@ -52,35 +49,52 @@ _TICK = 0.2
 """Seconds between checks for the end of the fit while a worker waits for samples."""
 _DELIVERY_SECONDS = 1.0
 """How long a worker waits until the coordinator has its checkpoint: a callback may occupy the coordinator."""
-_DOCUMENT = "json"
 
 
-def encode_value(value: Any) -> torch.Tensor:
-    """Return a value of numbers, strings, lists, tuples, dicts, arrays and tensors as a tensor of bytes.
+@dataclass(frozen=True, kw_only=True)
+class OnlineJob:
+    """What all workers of an online fit share."""
 
-    The bytes are a safetensors file of its arrays, and of one that holds the JSON that refers to them by name.
-    Raises ``TypeError`` for other types.
-    """
-    tensors: dict[str, torch.Tensor] = {}
-    text = json.dumps(to_json(value, "value", tensors))
-    document = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    data = save(without_sharing({**tensors, _DOCUMENT: document}))
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    coordinator: Address
+    key: str = field(repr=False)
+    """The token that the workers' receivers require of streams."""
+    host: str | None
+    """The host of the address for senders, or ``None``."""
+    server_address: ServerAddress
+    """The global parameters."""
+    num_workers: int
+    options: OnlineOptions
+    seed: int
 
+    @property
+    def paired(self) -> bool:
+        """Whether batches are pairs of time steps."""
+        return self.options.pairing is not None
 
-def decode_value(data: torch.Tensor) -> Any:
-    """Return the value that ``encode_value`` encoded; nothing in it can execute code.
+    def listening_address(self, local_host: str) -> str | None:
+        """Return the address at which a worker listens for streams, or ``None`` for a socket file.
 
-    Raises ``MessageError`` for other bytes, also for lists in lists that are too deep for Python.
-    """
-    try:
-        tensors = load(np.asarray(data).tobytes())
-        return from_json(json.loads(np.asarray(tensors.pop(_DOCUMENT)).tobytes()), tensors)
-    except (SafetensorError, ValueError, TypeError, LookupError, RecursionError) as error:
-        raise MessageError(
-            f"{data.numel()} bytes are no value that encode_value made ({type(error).__name__}: {error}); the "
-            "sender is damaged or has another version of compss_train"
-        ) from error
+        ``local_host`` is this machine's address as the coordinator's machine sees it. Senders on other machines can
+        reach that, unless it is the loopback interface: such a worker listens where the coordinator does.
+        """
+        if self.host is None or is_loopback(self.host) or not is_loopback(local_host):
+            inside = self.host is None and self.coordinator.url.startswith(PRIVATE)
+            return None if inside else f"tcp://{local_host}:*"
+        return f"tcp://{self.host}:*"
+
+    def end_offset(self, worker: int, stream: int, samples: int) -> int:
+        """Return the offset of a worker that holds all its samples of a stream of ``samples``; 0 if none."""
+        for sample in range(samples - 1, max(-1, samples - 1 - self.num_workers), -1):
+            if worker_of(stream, sample, self.num_workers, whole=self.paired) == worker:
+                return sample + 1
+        return 0
+
+    def make_batch(self, drawn: Any) -> Batch:
+        """Return x and y of a batch that the buffer gave."""
+        parts = drawn if self.options.pairing is None else self.options.pairing(*drawn)
+        x, y = parts if isinstance(parts, tuple) and len(parts) == 2 else (parts, None)
+        x = x[0] if isinstance(x, tuple) else x
+        return Batch(x, y)
 
 
 class CoordinatorConnection(Closable):
@@ -107,7 +121,7 @@ class CoordinatorConnection(Closable):
         self._receiver = receiver
         receiver.start()
         url = receiver.url.replace(_ALL_ADDRESSES, local_host)
-        self.send({"url": url, "process": f"{os.getpid()} on {socket.gethostname()}"})
+        self.send({"url": url})
 
     def update(self, timeout: float | None = 0.0) -> None:
         """Do what the coordinator has asked for; raise ``ConnectionLostError`` if it has ended this fit."""

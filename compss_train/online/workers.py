@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
@@ -19,16 +17,13 @@ from compss_train._utils.files import TemporaryFolder, atomic_path
 from compss_train._utils.validation import warn_user
 from compss_train.engines import Engine, Ref
 from compss_train.engines.calls import MAX_RUNS
-from compss_train.engines.liveness import too_silent
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
+from compss_train.model.saved_state import decode_value
 from compss_train.model.weighted_mean import aligned_ranges
-from compss_train.net.connection import ConnectionLostError
-from compss_train.net.messages import Header, ReceivedArray
-from compss_train.net.server import Client
+from compss_train.net import Client, ConnectionLostError, Header, ReceivedArray
 from compss_train.online.events import ConnectedTask
-from compss_train.online.options import OnlineJob
 from compss_train.online.records import Progress, Report
-from compss_train.online.worker_task import decode_value, train_online
+from compss_train.online.worker_task import OnlineJob, train_online
 from compss_train.training.training_state import worker_from_dict
 from compss_train.training.workplace import Session
 
@@ -58,29 +53,6 @@ class Worker(ConnectedTask):
         self.repetitions: list[int] = []
         self.state: Ref | None = None
         """State of its optimizer and random number generators, once it is done."""
-        self._process = "unknown"
-        self._heard, self._longest_silence = time.monotonic(), 0.0
-
-    def hear(self, header: Header) -> None:
-        """Note that it has sent a message."""
-        self._process = header.get("process", self._process)
-        if "role" not in header:  # with which an attempt begins
-            self._longest_silence = max(self._longest_silence, time.monotonic() - self._heard)
-        self._heard = time.monotonic()
-
-    def warn_if_silent(self) -> None:
-        """Warn if it has sent nothing for long, though workers send something twice a second.
-
-        The silence is the longest so far from then on, so that the next warning comes after ten times as long.
-        """
-        silence = time.monotonic() - self._heard
-        if too_silent(silence, self._longest_silence):
-            self._longest_silence = silence
-            warn_user(
-                f"worker {self.number} has sent nothing for {silence:.0f} s: its process, {self._process}, is "
-                "stopped (kill -CONT lets it go on) or hangs; if it is killed, another one goes on from its last "
-                "checkpoint"
-            )
 
     def disconnect(self) -> None:
         """End an attempt: its process died. Raises ``WorkerLostError`` after the last one."""
@@ -105,9 +77,6 @@ class Worker(ConnectedTask):
 
         Raises ``WorkerLostError`` if it has not started in time.
         """
-        if self.client is not None:
-            self.warn_if_silent()
-            return
         self.restart(self._never_connected)
         if not self.has_connected and self.seconds_disconnected > START_SECONDS:
             raise WorkerLostError(
@@ -118,7 +87,7 @@ class Worker(ConnectedTask):
     def _never_connected(self, error: Exception | None) -> bool:
         """Raise an exception; count an attempt if its connection broke before it was accepted.
 
-        So does a handshake that took too long, as on a machine that was suspended meanwhile.
+        A handshake that took too long also counts, as on a machine that was suspended.
         """
         if isinstance(error, ConnectionError | ConnectionLostError | TimeoutError):
             self.disconnect()
@@ -147,7 +116,7 @@ class Workers:
         return all(worker.done for worker in self.all)
 
     def check(self) -> None:
-        """Restart lost workers, and warn of silent ones."""
+        """Restart lost workers."""
         for worker in self.all:
             if not worker.done:
                 worker.check()
@@ -169,8 +138,6 @@ class Workers:
         self, worker: Worker, client: Client, header: Header | None, arrays: Sequence[ReceivedArray]
     ) -> Literal["died", "restarted", "saved"] | None:
         """Process a message of a worker; return what has become of it, if that matters to others."""
-        if header is not None and worker.client in (client, None):
-            worker.hear(header)
         if header is client.greeting:
             return self._connect(worker, client)
         if worker.client is not client:
@@ -213,8 +180,9 @@ class Workers:
             if not self._warned:
                 self._warned = True
                 warn_user(
-                    f"{error}; training goes on, and a worker that dies continues from its checkpoint before: free "
-                    "space, set TMPDIR to another folder, or give checkpoint_every=None"
+                    f"a checkpoint of worker {worker.number} could not be written: {error}; training continues; "
+                    "a worker that dies resumes from an earlier checkpoint: free space, set TMPDIR to another "
+                    "folder, or give checkpoint_every=None"
                 )
             return None
         worker.losses = 0
@@ -241,26 +209,22 @@ class CheckpointStore(Closable):
     """The last checkpoint of each worker, in files of a temporary folder."""
 
     def __init__(self) -> None:
-        folder = TemporaryFolder()
-        self._folder = Path(folder.path)
-        self._remove = weakref.finalize(self, folder.remove)
-        folder.create()
+        self._folder = TemporaryFolder()
+        self._folder.create()
+
+    def _path(self, worker: int) -> Path:
+        return Path(self._folder.path, f"{worker}.checkpoint")
 
     def store(self, worker: int, checkpoint: torch.Tensor) -> None:
         """Replace the checkpoint of a worker; if that raises ``OSError``, the one before is kept."""
-        try:
-            with atomic_path(self._folder / f"{worker}.checkpoint") as path:
-                checkpoint.numpy().tofile(path)
-        except OSError as error:  # numpy's has no errno and no file name
-            raise OSError(
-                f"a checkpoint of worker {worker} could not be written to {self._folder}: {error}"
-            ) from error
+        with atomic_path(self._path(worker)) as path:
+            path.write_bytes(checkpoint.numpy().data)
 
     def load(self, worker: int) -> Sequence[torch.Tensor]:
         """Return the checkpoint of a worker: one tensor of bytes, or an empty list."""
-        path = self._folder / f"{worker}.checkpoint"
+        path = self._path(worker)
         return [torch.from_numpy(np.fromfile(path, np.uint8))] if path.exists() else []
 
     def close(self) -> None:
         """Remove the files."""
-        self._remove()
+        self._folder.remove()

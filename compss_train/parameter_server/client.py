@@ -8,9 +8,8 @@ import torch
 
 from compss_train._utils.validation import check_count
 from compss_train.data.block import Block, as_tensor
+from compss_train.net import Address, check_token
 from compss_train.net.caller import Caller
-from compss_train.net.connection import Address
-from compss_train.net.sockets import check_token
 from compss_train.parameter_server.base import ArraySpecs, ParameterServer, specs_of
 from compss_train.parameter_server.local import copy_values
 
@@ -79,8 +78,8 @@ def connect(
     the earlier ones, whose calls are then no longer executed.
 
     Raises ``TimeoutError`` if the server does not answer for ``timeout`` seconds, and ``PermissionError`` for a
-    wrong token; both here and in calls of the client. Raises ``ValueError`` for a name that is not a string or is
-    empty, an empty token, and a negative generation.
+    wrong token; both here and in calls of the client. Raises ``ValueError`` for what is no address, a name that is
+    not a string or is empty, an empty token, and a negative generation.
     """
     check_token(token)
     check_count("generation", generation, least=0)

@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from compss_train._utils import Closable
-from compss_train.net.messages import Header, ReceivedArray
-from compss_train.net.server import Client, MessageServer
+from compss_train.net import Client, Header, MessageServer, ReceivedArray
 from compss_train.parameter_server.base import check_specs
 from compss_train.parameter_server.local import LocalParameterServer
 

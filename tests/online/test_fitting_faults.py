@@ -3,11 +3,9 @@
 import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-import threading
 import time
 
 import numpy as np
@@ -16,19 +14,14 @@ import pytest
 from compss_train import DivergedError, Simulations
 from compss_train.callbacks import Callback
 from compss_train.exceptions import WorkerTraceback
-from compss_train.online import SampleSender
 from tests.helpers.models import SGD, classification, mlp
 from tests.helpers.processes import leftovers, session, wait_until
 from tests.online.fits import FIFO, fit_and_count, run_fit, split_range
 from tests.online.simulations import (
     CountingNet,
-    Fault,
     OneHotSimulation,
     TouchFile,
-    free_port,
     increment,
-    kill_process,
-    one_hot,
     read_count,
     sample_counts,
     simulate_rows,
@@ -54,14 +47,13 @@ class RaisingNet(CountingNet):
 
 
 def test_an_exception_in_the_network_ends_the_fit_at_once(local):
-    ends, started = local.ends, time.monotonic()
+    ends = local.ends
     _, error = run_fit(local, RaisingNet(20, 7), OneHotSimulation(20), itertools.repeat(range(20)), workers=2)
     assert isinstance(error, LookupError)
     assert "not 7, please" in str(error)
     assert isinstance(error.__cause__, WorkerTraceback)
     assert "in forward" in str(error.__cause__)
     assert any("batch of x with shape (5, 20)" in note for note in error.__notes__)
-    assert time.monotonic() - started < 15
     assert local.ends == ends + 1
 
 
@@ -72,9 +64,7 @@ def test_a_network_that_workers_cannot_unpickle_ends_the_fit_at_once(local):
     assert "cannot be unpickled" in str(error)
 
 
-@pytest.mark.parametrize("merge_every", [1, 1000])
-@pytest.mark.parametrize("record_every", [1e-5, 1.0])
-@pytest.mark.parametrize("bad", [7, 18])
+@pytest.mark.parametrize(("merge_every", "record_every", "bad"), [(1, 1.0, 7), (1000, 1e-5, 18)])
 def test_a_nan_loss_raises(local, merge_every, record_every, bad):
     x, y = classification(samples=20)
     x[bad] = np.nan
@@ -121,14 +111,6 @@ def test_an_exception_in_the_inputs_ends_everything(local, tmp_path):
     assert isinstance(error, LookupError)
 
 
-def test_a_port_in_use_raises(local):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        _, error = run_fit(local, CountingNet(20), None, (), senders=1, address=address, token="secret")
-    assert isinstance(error, OSError)
-    assert "cannot listen at tcp://127.0.0.1" in str(error)
-
-
 def test_a_simulation_that_continues_after_training_is_ended(local, tmp_path):
     """It computes for long after the workers are done; its process is available to the next fit."""
     waiting = OneHotSimulation(20, TouchFile(10, until=tmp_path / "never"))
@@ -138,42 +120,6 @@ def test_a_simulation_that_continues_after_training_is_ended(local, tmp_path):
     _, trained = fit_and_count(local, CountingNet(20), OneHotSimulation(20), split_range(20, 5), count=3)
     assert trained == [1] * 20
     assert time.monotonic() - started < 10
-
-
-def send_in_thread(address, numbers, samples, then=None, **options):
-    """Send samples in a thread; return the thread and a list of its exceptions."""
-    errors = []
-
-    def send():
-        try:
-            with SampleSender(address, "secret", timeout=20, **options) as sender:
-                for number in numbers:
-                    sender.send(one_hot(number, samples), 0.0)
-        except BaseException as error:
-            errors.append(error)
-        if then is not None:
-            then()
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    return thread, errors
-
-
-def sender_options(port):
-    address = f"tcp://127.0.0.1:{port}"
-    return address, {"senders": 1, "address": address, "token": "secret"}
-
-
-def test_lost_samples_of_a_sender_are_warned_of(local, tmp_path):
-    """The sender has ended without an error long before."""
-    address, options = sender_options(free_port())
-    fault = Fault(3, kill_process, tmp_path, after=tmp_path / "sent")
-    thread, errors = send_in_thread(address, range(10), 20, (tmp_path / "sent").touch)
-    with pytest.warns(UserWarning, match="samples"):
-        fit_and_count(local, CountingNet(20, fault), None, (), **options)
-    thread.join(20)
-    assert errors == []
-    assert fault.count == 1
 
 
 SCRIPT = textwrap.dedent(

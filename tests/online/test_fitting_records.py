@@ -141,15 +141,9 @@ def assert_rejected(engine, error, match, simulate=simulate_rows, inputs=(0,), n
     assert trainer._model.fit is None
 
 
-@pytest.mark.parametrize(
-    ("error", "match", "options"),
-    [
-        (ValueError, "17 samples cannot come from a FIFO of capacity 16", {"batch_size": 17}),
-        (NotBuiltError, "call build", {"net": None}),
-    ],
-)
-def test_invalid_options_raise_before_anything_starts(local, error, match, options):
-    assert_rejected(local, error, match, **options)
+def test_invalid_options_raise_before_anything_starts(local):
+    assert_rejected(local, ValueError, "17 samples cannot come from a FIFO of capacity 16", batch_size=17)
+    assert_rejected(local, NotBuiltError, "call build", net=None)
 
 
 def test_nan_parameters_raise(local):

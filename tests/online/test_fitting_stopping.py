@@ -1,7 +1,13 @@
-"""Online fits that stop: by a callback, by time, and during an evaluation."""
+"""Online fits that stop: by a callback, by time, and during an evaluation; and what a fit leaves behind."""
 
+import itertools
+import tempfile
+import threading
 import time
+from pathlib import Path
 
+import numpy as np
+import psutil
 import torch
 from torch import nn
 
@@ -10,7 +16,8 @@ from compss_train.callbacks import Callback, Checkpoint
 from compss_train.training.checkpoints import read_latest_checkpoint
 from compss_train.training.training_state import Snapshot
 from tests.helpers.models import ADAM, assert_same_bits
-from tests.online.fits import FIFO, online
+from tests.online.fits import FIFO, build_trainer, fit_online, online
+from tests.online.simulations import COUNTING_SGD, CountingNet, EndlessSimulation, OneHotSimulation, sum_loss
 
 ENDLESS = 10**6
 
@@ -22,14 +29,14 @@ def simulate(samples):
 
 
 class BlockedInEvaluation(nn.Linear):
-    """Blocks in evaluation until a file is created."""
+    """Blocks in evaluation until a file is created, or its folder was removed with the test."""
 
     def __init__(self, flag):
         super().__init__(3, 1)
         self.flag = flag
 
     def forward(self, x):
-        while not self.training and not self.flag.exists():
+        while not self.training and self.flag.parent.exists() and not self.flag.exists():
             time.sleep(0.01)
         return super().forward(x)
 
@@ -84,3 +91,44 @@ def test_an_evaluation_does_not_delay_an_urgent_stop(local, tmp_path):
         assert trainer.history == []
     finally:
         flag.touch()
+
+
+def test_a_fit_leaves_nothing_behind(local, tmp_path):
+    trainer = build_trainer(local, 1, CountingNet(10), COUNTING_SGD, sum_loss)
+
+    def fits():
+        fit_online(trainer, OneHotSimulation(10), [range(10)], batch_size=5)
+        held_out = np.eye(10, dtype=np.float32), np.zeros(10, np.float32)
+        fit_online(
+            trainer, EndlessSimulation(10, tmp_path), itertools.count(), max_batches=2, validation_data=held_out
+        )
+
+    def state():
+        me = psutil.Process()
+        processes = [p for p in me.children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())]
+        tcp = sum(len(process.net_connections("tcp")) for process in [me, *processes])
+        files = [file for folder in local._folders.paths for file in Path(folder).rglob("*") if file.is_file()]
+        return {
+            "processes": sorted(process.pid for process in processes),
+            "threads": sorted(thread.name for thread in threading.enumerate()),
+            "files": len(files),
+            "descriptors": me.num_fds(),
+            "connections": tcp,
+            "folders": len(list(Path(tempfile.gettempdir()).glob(f"compss_train-{me.pid}-*"))),
+        }
+
+    fits()
+    before = settled(state)
+    fits()
+    fits()
+    deadline = time.monotonic() + 5
+    while (after := state()) != before and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert after == before
+
+
+def settled(state):
+    before = None
+    while before != (before := state()):
+        time.sleep(0.2)
+    return before

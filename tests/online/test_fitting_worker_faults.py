@@ -20,7 +20,6 @@ from tests.online.simulations import (
     increment,
     kill_process,
     read_count,
-    slow_copy,
 )
 
 pytestmark = pytest.mark.usefixtures("check_threads")
@@ -38,28 +37,6 @@ def test_a_killed_worker_resumes_from_its_checkpoint(local, tmp_path):
     assert trained == batches.trained(60, fault.at) == [1] * 60
     assert trainer.history[-1]["repetitions"] == [0, 60]
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 6, "failed": 0}
-
-
-def test_batches_that_were_prepared_ahead_are_not_lost_with_a_worker(local, tmp_path):
-    """Checkpoints come between batches that are prepared while others are trained."""
-    fault = Fault(35, kill_process, tmp_path)
-    options = {"checkpoint_every": 0.002, "every": 100, "batch_size": 2, "transform": slow_copy}
-    _, trained = fit_and_count(
-        local, CountingNet(60, fault), OneHotSimulation(60), split_range(60, 10), count=2, **options
-    )
-    assert fault.count == 1
-    assert trained == [1] * 60
-
-
-def test_the_number_of_batches_continues_from_the_checkpoint(local, tmp_path):
-    fault = Fault(35, kill_process, tmp_path)
-    options = {"checkpoint_every": 1e-6, "max_batches": 9}
-    _, trained = fit_and_count(
-        local, CountingNet(100, fault), OneHotSimulation(100), split_range(100, 10), **options
-    )
-    assert fault.count == 1
-    assert trained[:40] == [1] * 40
-    assert sorted(trained) == [0] * 55 + [1] * 45  # samples of a repeated simulation may arrive later
 
 
 @dataclass(frozen=True)
@@ -107,24 +84,6 @@ def test_a_killed_worker_without_checkpoints_loses_its_buffer(local, tmp_path):
     assert fault.count == 1
     assert trained == [1] * 30 + [0] * 20 + [1] * 10
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 6, "failed": 0}
-
-
-def test_a_worker_that_dies_after_the_simulations_receives_their_samples_again(local, tmp_path):
-    """It has all samples and no checkpoint; the other worker has ended reception."""
-    fault = Fault(19, kill_process, tmp_path)
-    trainer, trained = fit_and_count(
-        local,
-        CountingNet(40, fault),
-        OneHotSimulation(40),
-        split_range(40, 20),
-        workers=2,
-        checkpoint_every=1000,
-        every=100,  # so that no change of the first attempt is merged
-        buffer=BufferSpec("FIRO", 30, threshold=25),  # training starts when all samples have arrived
-    )
-    assert fault.count == 1
-    assert trained == [1] * 40
-    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}
 
 
 def test_a_worker_may_die_while_a_simulation_flushes_to_another(local, tmp_path):

@@ -9,7 +9,8 @@ import pytest
 from compss_train import BufferSpec, Merge, Simulations
 from compss_train._utils.validation import check_seconds
 from compss_train.net.connection import Address
-from compss_train.online.options import OnlineJob, OnlineOptions, online_merge
+from compss_train.online.options import OnlineOptions, online_merge
+from compss_train.online.worker_task import OnlineJob
 from tests.helpers.models import named
 
 PAIRED = BufferSpec("SimPairedReservoir", 40, sweep_size=5, nb_time_steps=4)
@@ -57,16 +58,6 @@ def test_valid_options_are_accepted(given):
     made, simulations = options(**given)
     homes = [next(home for home in (simulations, made, made.merge) if hasattr(home, name)) for name in given]
     assert all(getattr(home, name) is value for home, (name, value) in zip(homes, given.items(), strict=True))
-
-
-def test_inputs_are_not_consumed():
-    inputs = iter(range(3))
-    options(inputs=inputs)
-    assert list(inputs) == [0, 1, 2]
-
-
-def test_the_token_is_none_by_default():
-    assert options()[1].token is None
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "1", [1]])

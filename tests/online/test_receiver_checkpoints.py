@@ -97,14 +97,3 @@ def test_a_snapshot_of_pairs_continues_with_missing_samples(make_stub):
     for number in range(4):
         send_stream(again, number, STEPS, paired=True)
     assert len(buffer) == buffer.samples_put == 4 * STEPS
-
-
-def test_a_snapshot_is_independent_of_later_samples(make_stub):
-    stub = make_stub(make("FIFO", 9))
-    send_stream(stub, 0, 2)
-    _, received = stub.receiver.snapshot()
-    received[5] = 5
-    send_stream(stub, 1, 2)
-    assert received == {0: 2, 5: 5}
-    assert stub.receiver.snapshot()[1] == {0: 2, 1: 2}
-    assert stub.drain() == [0, 1, 100, 101]

@@ -120,21 +120,6 @@ def test_an_endless_iterator_is_consumed_on_demand_and_repeats_precede_it():
     assert not runs.runs.all_ended
 
 
-def test_an_exhausted_iterator_is_not_advanced_again():
-    asked = []
-
-    def inputs():
-        asked.append(1)
-        return
-        yield
-
-    runs = Runs(inputs())
-    for _ in range(3):
-        runs.start()
-    assert asked == [1]
-    assert runs.runs.all_ended
-
-
 def test_what_is_in_all_checkpoints_is_forgotten_and_counts_as_done():
     runs = Runs("abc")
     for _ in range(3):

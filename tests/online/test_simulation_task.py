@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train.net.connection import Connection
 from compss_train.online.simulation_task import simulate_and_send
 from tests.buffers.kinds import DEADLINE, Thread
 from tests.net.plain_clients import no_open_connections, no_threads_left
@@ -142,20 +141,3 @@ def test_a_rejected_simulation_or_one_without_a_coordinator_does_nothing():
             run(running, b"never loaded")
             assert running.coordinator.received("failed") == []
         simulate_and_send(b"", b"", 0, address, None)
-
-
-def test_a_repeated_simulation_sends_only_missing_samples():
-    with stub_fit(2) as running:
-        sent, send = [], Connection.send
-
-        def keep(connection, header, arrays=()):
-            sent.extend([header["sample"]] if "sample" in header else [])
-            send(connection, header, arrays)
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Connection, "send", keep)
-            for stop in (3, 7, 2):
-                run(running, lambda n: [torch.tensor([float(i)]) for i in range(n)], stop)
-        assert running.coordinator.wait_for("finished", 3) == [3, 7, 2]
-        assert sent == list(range(7))
-        assert [stub.drain() for stub in running.workers] == [[0, 2, 4, 6], [1, 3, 5]]

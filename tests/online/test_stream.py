@@ -10,9 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compss_train.online.options import OnlineJob
 from compss_train.online.sender import as_sample
 from compss_train.online.stream import worker_of
+from compss_train.online.worker_task import OnlineJob
 from tests.buffers.kinds import STEPS, Thread, until
 from tests.online.sample_streams import connect_sender, expected_samples, number_sample, send_all, simulation_stream
 from tests.online.stub_fits import stub_fit
@@ -163,16 +163,6 @@ def test_only_delivered_samples_may_be_skipped(before, ways, workers, paired):
         assert [stub.buffer.samples_put for stub in running.workers] == [len(own) for own in turn]
         if not paired:
             assert [stub.drain() for stub in running.workers] == turn
-
-
-def test_senders_with_other_names_or_none_have_their_own_streams():
-    with stub_fit(senders=4) as running:
-        for name in ("a", "b", None, None):
-            with connect_sender(running, name) as sender:
-                assert sender.delivered == 0
-                send_all(sender, range(3))
-        until(lambda: running.coordinator.call(lambda: running.coordinator.senders.all_ended))
-        assert running.workers[0].drain() == [0, 1, 2] * 4
 
 
 def test_all_expected_senders_must_have_ended():

@@ -81,19 +81,6 @@ def test_the_end_of_training_unblocks_a_send(end):
         sender._stream.close()
 
 
-@pytest.mark.parametrize("end", ["stop", "senders' stop", "close"])
-def test_the_end_of_training_unblocks_a_flush(end):
-    with stub_fit(capacity=1) as running:
-        sender = connect_sender(running)
-        send_all(sender, range(3))
-        closing = Thread(sender.close)
-        until(lambda: running.workers[0].buffer._waiting)
-        END_TRAINING[end](running)
-        with pytest.raises(TrainingEndedError):
-            closing.result()
-        sender._stream.close()
-
-
 def test_a_sample_of_another_shape_is_rejected_with_the_buffers_reason():
     with stub_fit() as running:
         sender = connect_sender(running)
@@ -105,22 +92,6 @@ def test_a_sample_of_another_shape_is_rejected_with_the_buffers_reason():
             other.send(torch.zeros(2))
         assert running.workers[0].buffer.samples_put == 2
         assert running.workers[0].receiver.failed is None  # the sample's failure, not the worker's
-
-
-def test_a_rejection_is_raised_again_by_later_calls():
-    with stub_fit(2) as running:
-        sender = connect_sender(running)
-        for _ in range(2):
-            sender.send(torch.zeros(2))
-        with suppress(ValueError):  # the rejection may arrive at once
-            sender.send(torch.zeros(3))
-        for _ in range(3):
-            with pytest.raises(ValueError, match=r"a worker rejected a sample: .*a buffer stacks samples"):
-                send_repeatedly(sender.send, torch.zeros(2))  # valid samples, to both workers
-        with pytest.raises(ValueError, match=r"a worker rejected a sample: .*a buffer stacks samples"):
-            sender.close()
-        running.coordinator.wait_for_disconnects()
-        assert running.coordinator.received("finished") == []
 
 
 @pytest.mark.parametrize(("step", "reason"), [(None, "step"), (STEPS, "step"), (0, "twice|held already")])

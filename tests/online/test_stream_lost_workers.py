@@ -53,29 +53,6 @@ def test_samples_lost_with_a_worker_are_counted_in_a_warning(workers, worker, sa
 
 
 @pytest.mark.usefixtures("short_pauses")
-def test_samples_wait_for_the_replacement_of_a_worker():
-    with stub_fit(2) as running, connect_sender(running) as sender:
-        send_all(sender, range(2))
-        until(lambda: running.workers[1].buffer.samples_put == 1)
-        running.kill(1)
-        going_on = Thread(send_all, sender, range(2, 400))
-        until(lambda: sender._stream._urls[1] is None)
-        assert going_on.is_alive()
-        running.replace(1, {0: 2}, capacity=400)
-        lost = ""
-        try:
-            going_on.result()
-        except UserWarning as warning:
-            lost = str(warning)
-        sender.close()
-        first = running.workers[1].drain()
-        assert first == sorted(set(first))
-        assert all(number % 2 for number in first)
-        assert (399 - first[0] == 2 * (len(first) - 1)) or lost
-        assert running.workers[0].drain() == list(range(0, 400, 2))[: len(running.workers[0].drain()) or None]
-
-
-@pytest.mark.usefixtures("short_pauses")
 @pytest.mark.parametrize("waiting", ["for room", "for its samples to arrive", "not at all"])
 def test_the_coordinator_announces_a_silently_lost_worker(waiting):
     capacity = 200 if waiting == "not at all" else 1

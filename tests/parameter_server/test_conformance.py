@@ -122,26 +122,6 @@ def test_no_push_of_any_thread_is_lost(server):
         np.testing.assert_array_equal(server.pull(key)[0], deltas[:, number::3].sum(axis=(0, 1)))
 
 
-def test_a_client_sees_its_own_pushes_while_others_push(server):
-    server.init("w", [np.zeros(2)])
-    failures = []
-
-    def client(place):
-        for number in range(1, 100):
-            delta = np.zeros(2)
-            delta[place] = 1.0
-            server.push("w", [delta], priority=-number)
-            if server.pull("w", priority=number)[0][place] != number:
-                failures.append((place, number))
-
-    threads = [threading.Thread(target=client, args=[place]) for place in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not failures
-
-
 def test_a_higher_priority_overtakes_a_backlog(gated):
     server, gate = gated
     for number in (1, 2, 3):
