@@ -101,7 +101,7 @@ def test_counts_must_be_integers(name, least, value):
         ({"kind": "diloco"}, ValueError, "fit_online merges through a parameter server"),
         ({"unit": "epochs"}, ValueError, "whose unit is 'batches'"),
         ({"averaging": "ema"}, ValueError, "averaging= belongs to Merge\\('synchronous'\\)"),
-        ({"dtype": "int8"}, ValueError, "leave dtype= out"),
+        ({"dtype": "int8"}, ValueError, "leave it out"),
         ({"simulate": 3}, TypeError, "simulate=3: give a function"),
         ({"simulate": None}, ValueError, "simulate=None with senders=0: give simulate="),
         ({"senders": 1}, ValueError, "senders=1 need an address= to send to"),
