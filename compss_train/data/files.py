@@ -16,7 +16,6 @@ from compss_train.data import layout as layouts
 from compss_train.data.block import Block
 from compss_train.data.file_cache import make_cache
 from compss_train.data.file_index import describe_files
-from compss_train.data.layout import Description, Layout
 from compss_train.data.locations import FileNames, absolute, file_names
 from compss_train.data.order import RowRange
 from compss_train.data.readers import Reader, as_reader
@@ -157,13 +156,13 @@ class FileDataset:
 
     def _describe(
         self, names: list[str], files_len: Mapping[str, int] | None, index: str | os.PathLike[str] | None
-    ) -> dict[str, Description]:
+    ) -> dict[str, layouts.Description]:
         """Return the descriptions of the valid files, checked against the first one.
 
         With ``files_len``, only one valid file is opened, for its layout.
         """
         options, paths = (self.reader, self.keys, index), list(self._paths.values())
-        found: Iterable[Description | BadFileError]
+        found: Iterable[layouts.Description | BadFileError]
         if files_len is None:
             found = describe_files(paths, *options)
         else:
@@ -172,7 +171,7 @@ class FileDataset:
                     raise ValueError(f"files_len lacks {name}; give a number of samples for each file")
                 check_count(f"files_len[{name!r}]", files_len[name])
             found = (describe_files([path], *options)[0] for path in paths)
-        good: dict[str, Description] = {}
+        good: dict[str, layouts.Description] = {}
         for name, path, each in zip(names, paths, found, strict=False):
             try:
                 if isinstance(each, BadFileError):
@@ -199,7 +198,7 @@ class FileDataset:
         return {n: replace(like, rows=int(files_len[n])) for n in names if self._paths[n] not in self.skipped}
 
     @cached_property
-    def layout(self) -> Layout:
+    def layout(self) -> layouts.Layout:
         """Dtypes and shapes of the arrays; reads the first valid file if the reader can only count samples."""
         for number, name in enumerate(self.files):
             block = self._blocks[name]

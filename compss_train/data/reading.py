@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 from compss_train.data import layout as layouts
 from compss_train.data.file_cache import CacheEntry, FileCache
-from compss_train.data.layout import FileContentError, Layout, field_of
 from compss_train.data.locations import is_remote
 from compss_train.data.order import RowRange
 from compss_train.data.readers import Arrays, Reader
@@ -44,7 +43,7 @@ def bad_file_errors(file: str) -> Iterator[None]:
         yield
     except (MemoryError, ModuleNotFoundError):
         raise
-    except FileContentError as error:
+    except layouts.FileContentError as error:
         raise BadFileError(file, str(error)) from None
     except Exception as error:
         if isinstance(error, BadFileError) and error.file == file:
@@ -111,7 +110,7 @@ class FilePart:
     blocks: Mapping[int, FileBlock]
     keys: tuple[str, ...] | None
     """Names of the arrays to read; ``None`` for all."""
-    layout: Layout | None
+    layout: layouts.Layout | None
     """The layout that each file must have; ``None`` if it is unknown and cannot be checked."""
     reference: str
     """Name of the file that the layout was taken from."""
@@ -155,13 +154,13 @@ class FilePart:
             arrays, rows = self._reader_of(block).read(block.path, first, stop, self.keys)
             for key, array in arrays.items():
                 if len(array) != min(rows, stop) - first:
-                    raise FileContentError(
+                    raise layouts.FileContentError(
                         f"was read incorrectly: {key!r} lacks some of the rows {first} to {stop}"
                     )
-                if not layouts.is_supported(field := field_of(array)):
-                    raise FileContentError(f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}")
+                if not layouts.is_supported(field := layouts.field_of(array)):
+                    raise layouts.FileContentError(f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}")
             if rows != block.file_rows:
-                raise FileContentError(
+                raise layouts.FileContentError(
                     f"has {rows} samples, but {block.file_rows} were expected: check whether it changed, or "
                     "files_len is wrong"
                 )
@@ -175,6 +174,6 @@ class FilePart:
         return self.reader.with_files(block.file_rows, dict(enumerate(block.files, block.first)))
 
 
-def layout_of(arrays: Arrays) -> Layout:
+def layout_of(arrays: Arrays) -> layouts.Layout:
     """Return the layout of the arrays."""
-    return {key: field_of(array) for key, array in arrays.items()}
+    return {key: layouts.field_of(array) for key, array in arrays.items()}

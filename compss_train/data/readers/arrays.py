@@ -24,8 +24,7 @@ from compss_train._utils.validation import check_dense
 from compss_train.data.block import Block
 from compss_train.data.layout import Description, FileContentError
 from compss_train.data.locations import is_remote, open_binary, openable
-from compss_train.data.readers import base
-from compss_train.data.readers.base import Arrays, Reader, describe_arrays, select_keys
+from compss_train.data.readers.base import Arrays, Reader, check_no_objects, describe_arrays, select_keys
 
 
 class ArraysReader(Reader):
@@ -147,7 +146,7 @@ def _read_member(file: BinaryIO | Any, archive: zipfile.ZipFile, member: zipfile
 def _parse_array(key: str, data: NDArray[np.uint8]) -> NDArray[Any]:
     start = io.BytesIO(data[:_LONGEST_HEADER].tobytes())
     header = _parse_header(start, len(data))
-    base.check_no_objects(key, header.dtype)
+    check_no_objects(key, header.dtype)
     flat = data[start.tell() :].view(header.dtype)
     return flat.reshape(header.shape, order="F" if header.is_fortran else "C")
 
@@ -181,7 +180,7 @@ class NpyReader(ArraysReader):
                 yield {ARRAY_NAME: _parse_array(ARRAY_NAME, np.frombuffer(bytearray(file.read()), np.uint8))}
                 return
             header = _parse_header(file, os.fstat(file.fileno()).st_size)
-            base.check_no_objects(ARRAY_NAME, header.dtype)
+            check_no_objects(ARRAY_NAME, header.dtype)
             options: Any = {"mode": "r", "order": "F" if header.is_fortran else "C"}
             yield {ARRAY_NAME: np.memmap(path, header.dtype, offset=file.tell(), shape=header.shape, **options)}
 

@@ -17,7 +17,6 @@ from compss_train.data.layout import Description, Field, FileContentError, Layou
 from compss_train.data.locations import is_remote, open_binary, openable, suffix_of
 from compss_train.data.ragged import Ragged
 from compss_train.data.readers.base import Arrays, Reader, select_keys
-from compss_train.data.tables import float_dtype, import_pyarrow
 
 
 @dataclass(frozen=True)
@@ -76,7 +75,7 @@ class TableReader(Reader):
     def with_floats(self, layout: Layout, floats: str) -> tuple[Reader, Layout]:
         """Return a reader that converts floating-point columns to this dtype, and its layout."""
         numbers = {key: np.dtype(field.dtype) for key, field in layout.items() if layouts.is_supported(field)}
-        dtypes = {key: str(float_dtype(dtype, floats)) for key, dtype in numbers.items()}
+        dtypes = {key: str(tables.float_dtype(dtype, floats)) for key, dtype in numbers.items()}
         converted = {key: replace(field, dtype=dtypes.get(key, field.dtype)) for key, field in layout.items()}
         return (self, layout) if converted == layout else (self._with(floats=floats), converted)
 
@@ -123,7 +122,7 @@ class TableReader(Reader):
         columns = {name: self._column(table, name) for name in self._columns([key])}
         if key not in self.groups:
             dtype, shape = columns[key]
-            return Field(str(dtype if isinstance(dtype, str) else float_dtype(dtype, self.floats)), shape)
+            return Field(str(dtype if isinstance(dtype, str) else tables.float_dtype(dtype, self.floats)), shape)
         for name, (dtype, shape) in columns.items():
             tables.check_numbers(name, dtype)
             if shape:
@@ -133,7 +132,7 @@ class TableReader(Reader):
         return Field(str(self._dtype_of_group(dtype for dtype, _ in columns.values())), (len(columns),))
 
     def _dtype_of_group(self, dtypes: Iterable[Any]) -> np.dtype[Any]:
-        return float_dtype(np.result_type(*self.widest, *dtypes), self.floats)
+        return tables.float_dtype(np.result_type(*self.widest, *dtypes), self.floats)
 
     def _column(self, table: Table, name: str) -> tuple[np.dtype[Any] | str, tuple[int, ...]]:
         """Return the dtype and shape of a column from the schema, or Arrow's name of its type."""
@@ -155,7 +154,7 @@ class TableReader(Reader):
         columns = [self._values(rows[name].combine_chunks(), name, first) for name in self._columns([key])]
         if key in self.groups:
             return np.stack(columns, axis=1, dtype=self._dtype_of_group(column.dtype for column in columns))
-        dtype = float_dtype(columns[0].dtype, self.floats)
+        dtype = tables.float_dtype(columns[0].dtype, self.floats)
         as_it_is = dtype == columns[0].dtype and columns[0].flags.writeable
         return columns[0] if as_it_is else columns[0].astype(dtype)
 
@@ -190,11 +189,9 @@ class ParquetReader(TableReader):
     @contextmanager
     def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
         """Open a file and read its footer."""
-        parquet, options = import_pyarrow("pyarrow.parquet"), {"memory_map": True, "pre_buffer": is_remote(path)}
-        with (
-            openable(path) as source,
-            parquet.ParquetFile(source, page_checksum_verification=True, **options) as file,
-        ):
+        parquet, remote = tables.import_pyarrow("pyarrow.parquet"), is_remote(path)
+        options = {"page_checksum_verification": True, "memory_map": True, "pre_buffer": remote}
+        with openable(path) as source, parquet.ParquetFile(source, **options) as file:
             metadata = file.metadata
             yield Table(
                 file.schema_arrow,
@@ -214,7 +211,7 @@ class ArrowReader(TableReader):
     @contextmanager
     def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
         """Map a file into memory; a remote one is read where it is needed."""
-        pyarrow = import_pyarrow()
+        pyarrow = tables.import_pyarrow()
         with openable(path) as opened:
             mapped = pyarrow.PythonFile(opened, mode="r") if is_remote(path) else pyarrow.memory_map(path)
             with mapped as source:
@@ -231,7 +228,7 @@ def _batch_file(source: Any) -> Table:
 
     ``pyarrow.dataset`` also reads this format, but only from the first batch onwards.
     """
-    pyarrow, ipc = import_pyarrow(), import_pyarrow("pyarrow.ipc")
+    pyarrow, ipc = tables.import_pyarrow(), tables.import_pyarrow("pyarrow.ipc")
 
     def opened(columns: list[int]) -> Any:
         return ipc.open_file(source, options=ipc.IpcReadOptions(included_fields=columns, use_threads=False))
@@ -252,8 +249,8 @@ def _batch_file(source: Any) -> Table:
 
 def _batch_stream(source: Any) -> Table:
     """Return a table in Arrow's stream format: finding a batch requires scanning all batches before it."""
-    pyarrow = import_pyarrow()
-    with import_pyarrow("pyarrow.ipc").open_stream(source) as stream:
+    pyarrow = tables.import_pyarrow()
+    with tables.import_pyarrow("pyarrow.ipc").open_stream(source) as stream:
         schema, batches = stream.schema, list(stream)
 
     def read(numbers: list[int], names: list[str]) -> Any:
@@ -291,9 +288,9 @@ class CsvReader(TableReader):
     @contextmanager
     def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
         """Read a file; only these columns are converted."""
-        csv = import_pyarrow("pyarrow.csv")
+        pyarrow, csv = tables.import_pyarrow(), tables.import_pyarrow("pyarrow.csv")
         delimiter = self.delimiter or ("\t" if suffix_of(path) == ".tsv" else ",")
-        types = {name: import_pyarrow().from_numpy_dtype(np.dtype(dtype)) for name, dtype in self.dtypes.items()}
+        types = {name: pyarrow.from_numpy_dtype(np.dtype(dtype)) for name, dtype in self.dtypes.items()}
         options = {
             "read_options": csv.ReadOptions(use_threads=False, column_names=self.names),
             "parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
