@@ -204,10 +204,9 @@ class PartialShuffleSampler(Sampler[Any]):
 
     @cached_property
     def _fingerprint(self) -> str:
-        parts = (self._files.sizes, self.seed, self.batch_size, self.shuffle, self.pools.size, self.pools.number)
+        order = (self._files.sizes, self.seed, self.batch_size, self.shuffle, *self.pools, self.drop_last)
         names = [name.rpartition("/")[2] for name in self._files.files]
-        dropped = ["drop_last"] if self.drop_last else []  # earlier states lack it
-        text = json.dumps([names, *parts, self.rank, self.num_replicas, *dropped])
+        text = json.dumps([names, *order, self.rank, self.num_replicas])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def __iter__(self) -> Iterator[Any]:
@@ -216,11 +215,8 @@ class PartialShuffleSampler(Sampler[Any]):
         self._yielded = start
         if hasattr(self.dataset, "reset"):
             self.dataset.reset()
-        row_ranges = self._row_ranges(self.epoch)
-        following = self._row_ranges(self.epoch + 1) if self._files.cache is not None else []
-        upcoming = [row_range.file for row_range in following]
         store, self._store = self._store or SlotStore(), None  # used by one iteration at a time
-        for batch in self._batches(row_ranges, upcoming, start, store):
+        for batch in self._batches(start, store):
             self._yielded += 1
             if batch is not None:
                 yield batch
@@ -237,10 +233,11 @@ class PartialShuffleSampler(Sampler[Any]):
         ranks, options = (self.num_replicas, self.rank), {"shuffle": self.shuffle, "drop_last": self.drop_last}
         return rank_row_ranges(self._files.sizes, *ranks, self.seed, epoch, **options)
 
-    def _batches(
-        self, row_ranges: list[RowRange], upcoming: list[int], start: int, store: SlotStore
-    ) -> Iterator[Any]:
-        """Iterate over the batches of these rows; without shuffling, the pools only cut the rows into batches."""
+    def _batches(self, start: int, store: SlotStore) -> Iterator[Any]:
+        """Iterate over the batches of an epoch; without shuffling, the pools only cut the rows into batches."""
+        row_ranges = self._row_ranges(self.epoch)
+        following = self._row_ranges(self.epoch + 1) if self._files.cache is not None else []
+        upcoming = [row_range.file for row_range in following]
         random, pools = None, Pools(self.batch_size)
         if self.shuffle:
             random, pools = partial_shuffle_generator(self.seed, self.epoch, *row_ranges[0].origin), self.pools

@@ -4,9 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from compss_train.data.locations import is_folder, suffix_of
-from compss_train.data.readers.arrays import NpyReader, NpzReader, TorchReader
+from compss_train.data.readers.arrays import Hdf5Reader, NpyReader, NpzReader, TorchReader
 from compss_train.data.readers.base import Arrays, CustomReader, Reader
-from compss_train.data.readers.hdf5 import Hdf5Reader
 from compss_train.data.readers.images import ImageFolderReader
 from compss_train.data.readers.table import ArrowReader, CsvReader, ParquetReader, TableReader
 
