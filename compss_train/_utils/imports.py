@@ -7,9 +7,30 @@ import ast
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import ModuleType
 from typing import Any
+
+FOLDER_MODULES = "COMPSS_TRAIN_FOLDER_MODULES"
+"""The environment variable by which worker processes get the arguments of ``FolderModules``, as JSON."""
+
+
+@dataclass(frozen=True)
+class FolderModules(MetaPathFinder):
+    """Finds some modules of a folder, and no others, where no installed module has their name."""
+
+    folder: str
+    names: Sequence[str]
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """Return where a module is, or ``None`` (PEP 451)."""
+        return PathFinder.find_spec(fullname, [self.folder]) if path is None and fullname in self.names else None
 
 
 def lazy_names(package: str) -> tuple[Callable[[str], object], Callable[[], list[str]], list[str]]:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from compss_train import callbacks
 from compss_train.cli import run_files
-from compss_train.cli.run_files import data, objects, training
+from compss_train.cli.run_files import data, objects, training, trust
 from compss_train.data import FileDataset
 from compss_train.reports.records import measured_names
 from compss_train.trainer import DistributedTrainer
@@ -39,7 +39,7 @@ def fit(options: argparse.Namespace) -> int:
     if options.file is None:
         raise ValueError("name a TOML file; compss-train fit --example prints one to start with")
     run_file = run_files.read_run_file(options.file, options.settings, "compss-train fit --example prints one")
-    with run_file.working_directory():
+    with trust.working_directory(run_file):
         run = training.prepare_run(run_file, resume=options.resume, overwrite=options.overwrite)
         return _dry_run(run) if options.dry_run else _train(run, show_traceback=options.traceback)
 

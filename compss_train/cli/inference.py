@@ -12,7 +12,7 @@ import numpy as np
 from compss_train._utils.files import atomic_path
 from compss_train.cli import run_files
 from compss_train.cli.fit import format_metrics
-from compss_train.cli.run_files import data, objects
+from compss_train.cli.run_files import data, objects, trust
 from compss_train.cli.run_files.training import read_trainer
 from compss_train.data import FileDataset, block, locations
 from compss_train.data.order import RowRange
@@ -83,9 +83,9 @@ def _open_run(options: argparse.Namespace) -> Iterator[tuple[run_files.RunFile, 
     """
     hint = "give the folder that compss-train fit printed at its end"
     file = run_files.read_run_file(options.run, options.settings, hint)
-    objects.check_trust(file, trusted=options.trust)
+    trust.check_trust(file, trusted=options.trust)
     folder, errors = run_files.RunFolder(file.path.parent), run_files.Errors()
-    with file.working_directory():
+    with trust.working_directory(file):
         trainer = read_trainer(file, errors)
         errors.check(file.path)
         if not options.best and folder.parameters.exists():

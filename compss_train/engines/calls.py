@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import gc
 import importlib
+import json
 import os
 import pickle
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +18,7 @@ from typing import Any
 import cloudpickle
 import torch
 
+from compss_train._utils.imports import FOLDER_MODULES, FolderModules
 from compss_train.exceptions import WorkerTraceback
 
 MAX_RUNS = 4
@@ -32,6 +35,8 @@ def prepare_process(preload: Sequence[str] = ()) -> None:
     for the next batch: a tenth of the training time of a small CNN. Here it keeps up to 1 GiB, unless the user's
     environment variables set these parameters. Other C libraries are unaffected.
     """
+    if FOLDER_MODULES in os.environ:
+        sys.meta_path.append(FolderModules(*json.loads(os.environ[FOLDER_MODULES])))
     # Objects of modules are permanent. Searching them for garbage takes a third of the time of imports, and 7 % of
     # the processor's time of a fit with 64 small workers.
     gc.disable()

@@ -7,10 +7,9 @@ import json
 import os
 import shutil
 import socket
-import sys
 import tomllib
 from collections.abc import Collection, Iterable, Iterator
-from contextlib import chdir, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -128,17 +127,6 @@ class RunFile:
                 errors.add(name, unknown_name(name, SECTIONS, "section"))
             elif (name == HOME) is isinstance(value, dict):
                 errors.add(name, f"{value!r} is not a section; write [{name}] and its keys below")
-
-    @contextmanager
-    def working_directory(self) -> Iterator[None]:
-        """Change to the home folder and import modules from it, in this process and in processes that it starts."""
-        sys.path.insert(0, str(self.home))
-        try:
-            with chdir(self.home):
-                yield
-        finally:
-            with suppress(ValueError):  # user code may have removed it
-                sys.path.remove(str(self.home))
 
 
 def read_run_file(path: Path, settings: Iterable[str] = (), hint: str = "") -> RunFile:

@@ -1,10 +1,10 @@
-"""Python objects that a run file names by their import path, their arguments, and whether the file is trusted.
+"""Python objects that a run file names by their import path, and their arguments.
 
 ``"import:module:name"`` is the object itself. A table ``{ import = "module:name", key = value }`` is the result of
 calling it with these keywords, and ``{ partial = "module:name", key = value }`` is ``functools.partial`` of it, a
 call for later. In both, ``arguments`` holds more arguments: an array of positional ones, or a table of keywords.
-A file is read as text alone; ``check_trust`` names the modules before anything of them is imported, and
-``load_object`` is the only function that imports.
+A file is read as text alone; ``trust`` says what it names before that is imported, and ``load_object`` is the only
+function that imports.
 
 The keys of sections are parameters of functions of this package. Only their names are checked here: the values are
 checked by the functions, which say what they accept.
@@ -12,17 +12,14 @@ checked by the functions, which say what they accept.
 
 import functools
 import importlib
-import os
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from inspect import Parameter, signature
-from operator import attrgetter
-from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from compss_train._utils.validation import suggestion
 from compss_train.buffers import BufferSpec
-from compss_train.cli.run_files import RunFile, RunFileError, Table, format_exception, unknown_name
+from compss_train.cli.run_files import Table, format_exception, unknown_name
 from compss_train.model.optimizers import Gradients
 from compss_train.model.schedule import Schedule
 from compss_train.model.train_transform import TrainTransform
@@ -43,11 +40,6 @@ TABLES: Mapping[str, Callable[..., Any]] = {
     "train_transform": TrainTransform,
 }
 """Keys whose tables hold the arguments of a class."""
-
-KNOWN = ("compss_train", "torch", "numpy")
-"""Packages that a program that trains has imported already."""
-ADMINISTRATOR = 0
-"""The user id of the system's administrator, who can execute anything anyway."""
 
 
 def resolve(value: Any) -> Any:
@@ -85,11 +77,16 @@ def load_object(name: object) -> Any:
             raise ValueError(f"importing {module_name} failed: {error}") from error
         hint = "install it, or put its file next to the TOML file or its folder into PYTHONPATH"
         raise ValueError(f"module {error.name} was not found; {hint}") from error
-    try:
-        return attrgetter(path)(module)
-    except AttributeError as error:
-        hint = suggestion(str(error.name), dir(error.obj))
-        raise ValueError(f"{name!r}: {module_name} has no {error.name}{hint}") from None
+    found: Any = module
+    package = module_name.partition(".")[0]
+    for part in path.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise ValueError(f"{name!r}: {module_name} has no {part}{suggestion(part, dir(found))}") from None
+        if isinstance(found, ModuleType) and found.__name__.partition(".")[0] != package:
+            raise ValueError(f"{name!r} leaves {package}: name the module {found.__name__} itself")
+    return found
 
 
 def call_object(table: Table) -> Any:
@@ -169,47 +166,3 @@ def keywords_of(table: Table, parameters: Mapping[str, Parameter]) -> dict[str, 
         except (TypeError, ValueError) as error:
             raise ValueError(f"{key}: {format_exception(error)}") from error
     return keywords
-
-
-def check_trust(file: RunFile, *, trusted: bool) -> None:
-    """Say on standard error which modules the run's file imports, unless it is trusted.
-
-    Raises ``RunFileError`` if the file, its folder or the folder of its modules belongs to another user, who could
-    execute anything with the rights of this one.
-    """
-    if trusted:
-        return
-    modules = sorted({name for name in _modules(file.table) if name.partition(".")[0] not in KNOWN})
-    what = f"imports {', '.join(modules)}" if modules else "names functions to call"
-    for path in (file.path, file.path.parent, file.home):
-        if (owner := _other_owner(path)) is not None:
-            raise RunFileError(
-                f"{path} belongs to {owner}, and {file.path.name} {what} with your rights: read it first, and add "
-                "--trust if it does nothing but what it should"
-            )
-    if modules:
-        print(f"compss-train: {file.path} {what} (--trust to hide this)", file=sys.stderr)
-
-
-def _modules(value: Any) -> Iterator[str]:
-    """Iterate over the modules that a value of a run file names."""
-    if isinstance(value, str) and value.startswith(PREFIX):
-        yield value.removeprefix(PREFIX).partition(":")[0]
-    elif isinstance(value, list):
-        for item in value:
-            yield from _modules(item)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            named = key in (CALL, PARTIAL) and isinstance(item, str)
-            yield from _modules(f"{PREFIX}{item}" if named else item)
-
-
-def _other_owner(path: Path) -> str | None:
-    """Return the owner of a path if it is neither this user nor the administrator."""
-    owner = path.stat().st_uid
-    if owner in (os.getuid(), ADMINISTRATOR):
-        return None
-    try:
-        return path.owner()
-    except KeyError:
-        return f"user {owner}"
