@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compss_train._utils.files import DISK, FolderLock, make_folders
-from compss_train._utils.validation import check_choice, check_count
+from compss_train._utils import files, validation
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model.saved_state import JsonText
@@ -64,11 +63,11 @@ class Checkpoint(Callback):
         overwrite: bool = False,
     ) -> None:
         self.folder = Path(folder)
-        self.every = check_count("every", every)
-        self.keep = check_count("keep", keep)
+        self.every = validation.check_count("every", every)
+        self.keep = validation.check_count("keep", keep)
         self.best = best
         self.mode: Mode = mode_of("val_loss" if best is None else best, mode)
-        check_choice("overwrite", overwrite, (True, False))
+        validation.check_choice("overwrite", overwrite, (True, False))
         self.overwrite = overwrite
         self.best_round: int | None = None
         self._best_value: float | None = None
@@ -76,8 +75,8 @@ class Checkpoint(Callback):
         self._texts: dict[int, tuple[Record, str]] = {}
         """The records of the last checkpoint by their ``id``, as JSON."""
         self._is_resumed = False
-        self._lock = FolderLock(self.folder)
-        self._disk = DISK
+        self._lock = files.FolderLock(self.folder)
+        self._disk = files.DISK
 
     @property
     def path(self) -> Path | None:
@@ -105,7 +104,7 @@ class Checkpoint(Callback):
 
     def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Lock the folder, check the disk space, and check or remove checkpoints of other runs."""
-        make_folders(self.folder, self._disk)
+        files.make_folders(self.folder, self._disk)
         self._lock.acquire()
         # A program that was killed may have renamed a checkpoint without syncing the folder.
         self._disk.sync(self.folder)

@@ -3,8 +3,7 @@
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
-from compss_train._utils.files import is_special_file
-from compss_train._utils.validation import check_choice, suggestion, warn_user
+from compss_train._utils import files, validation
 from compss_train.callbacks.progress import with_progress
 from compss_train.reports.records import NUMERIC, NUMERIC_ONLINE
 from compss_train.training.build_arguments import check_picklable
@@ -27,7 +26,7 @@ def callback_list(
     """
     checked = check_callbacks(callbacks)
     warn_of_other_hooks(checked)
-    check_choice("progress", progress, (True, False))
+    validation.check_choice("progress", progress, (True, False))
     in_workers = [callback for callback in checked if isinstance(callback, WorkerCallback)]
     for callback in in_workers:
         check_picklable(**{type(callback).__name__: callback})
@@ -60,7 +59,7 @@ def check_callbacks(callbacks: Iterable[object]) -> list[AnyCallback]:
             raise ValueError(f"callbacks= has the same {type(callback).__name__} twice")
         checked.append(callback)
         path = None if isinstance(callback, WorkerCallback) else callback.writes_to()
-        if path is None or is_special_file(Path(path)):
+        if path is None or files.is_special_file(Path(path)):
             continue
         if (other := owners.setdefault(Path(path).resolve(), callback)) is not callback:
             raise ValueError(
@@ -76,7 +75,7 @@ def warn_of_other_hooks(callbacks: Iterable[AnyCallback]) -> None:
         hooks = WORKER_HOOKS if issubclass(kind, WorkerCallback) else HOOKS
         methods = [name for name in dir(kind) if name.startswith("on_") and callable(getattr(kind, name))]
         if others := [name for name in methods if name not in hooks]:
-            warn_user(
+            validation.warn_user(
                 f"fits do not call {', '.join(others)} of {kind.__name__}; the hooks of a callback are "
                 f"{', '.join(hooks)}"
             )
@@ -105,7 +104,7 @@ def check_watched(
         missing = name in of_validation
         if own and not missing:
             continue
-        hint = "; give fit validation_data=" if missing else suggestion(name, measured)
+        hint = "; give fit validation_data=" if missing else validation.suggestion(name, measured)
         raise ValueError(
             f"{type(callback).__name__} monitors {name!r}, but records have no {name!r} but {', '.join(measured)}"
             f"{hint}"

@@ -1,7 +1,5 @@
 """Callbacks that write a run to files while it is trained: its history, its report, and the trace of a round."""
 
-from __future__ import annotations
-
 import csv
 import gzip
 import io
@@ -13,8 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compss_train._utils.files import FolderLock, atomic_path, check_writable, is_special_file, write_atomic
-from compss_train._utils.validation import check_count, warn_user
+from compss_train._utils import files, validation
 from compss_train.reports import html
 from compss_train.reports.history import line_of
 from compss_train.reports.records import flatten
@@ -31,7 +28,7 @@ class _HistoryFile(Callback):
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
-        self._lock = FolderLock(self.path.parent, self.path.name)
+        self._lock = files.FolderLock(self.path.parent, self.path.name)
 
     def writes_to(self) -> Path:
         """Return the file."""
@@ -46,7 +43,7 @@ class _HistoryFile(Callback):
         In a resumed fit, rounds after the checkpoint are removed, as they are trained again. So is an incomplete
         last line, left by a program that was killed.
         """
-        check_writable(self.path)
+        files.check_writable(self.path)
         self._lock.acquire()
         text = self.path.read_text(encoding="utf-8", errors="replace")
         if not self.prefix.startswith(text[: len(self.prefix)]):
@@ -63,7 +60,7 @@ class _HistoryFile(Callback):
             if number < 0 or str(ended) != str(trainer.history[number]["ended"]):
                 kept = len(lines)  # the last ones are of another run
         if (rest := "".join(f"{line}\n" for line in lines[:kept])) != text:
-            write_atomic(self.path, rest)
+            files.write_atomic(self.path, rest)
 
     def on_fit_end(self, trainer: TrainerBase) -> None:
         """Let others write to the file."""
@@ -130,7 +127,8 @@ class Csv(_HistoryFile):
         if added:
             before = list(csv.DictReader(self.path.read_text(encoding="utf-8").splitlines()))
             self._columns += added
-            write_atomic(self.path, self._text([dict(zip(self._columns, self._columns, strict=True)), *before]))
+            header = dict(zip(self._columns, self._columns, strict=True))
+            files.write_atomic(self.path, self._text([header, *before]))
         with self.path.open("a", encoding="utf-8", newline="") as file:
             file.write(self._text([cells]))
 
@@ -178,7 +176,7 @@ class Report(Callback):
         self.path = Path(path)
         html.check_name(path)
         html.load_template()
-        self.every = None if every is None else check_count("every", every)
+        self.every = None if every is None else validation.check_count("every", every)
         self._rounds = 0
         self._next_report = 0.0
 
@@ -189,7 +187,7 @@ class Report(Callback):
     def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Write a report without rounds, which checks that the file can be written."""
         self._rounds = 0
-        check_writable(self.path)
+        files.check_writable(self.path)
         self._write_running(trainer)
 
     def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
@@ -239,8 +237,8 @@ class Profile(Callback):
         if not str(path).endswith((".json", ".json.gz")):
             raise ValueError(f"Profile({str(path)!r}): give a name that ends in .json or .json.gz")
         self.path = Path(os.path.abspath(path))
-        self.round = check_count("round", round)
-        self.worker = check_count("worker", worker, least=0)
+        self.round = validation.check_count("round", round)
+        self.worker = validation.check_count("worker", worker, least=0)
         self._first = 0
         self._written = False
 
@@ -249,7 +247,7 @@ class Profile(Callback):
         workers = trainer.num_workers
         if self.worker >= workers:
             raise ValueError(f"Profile(worker={self.worker}): there are {workers} workers, counted from 0")
-        if self.path.is_dir() or is_special_file(self.path):
+        if self.path.is_dir() or files.is_special_file(self.path):
             raise IsADirectoryError(f"{self.path} is not a file that a trace can be written to; give another path")
         parent = next(folder for folder in self.path.parents if folder.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
@@ -270,14 +268,14 @@ class Profile(Callback):
     def write_trace(self, trainer: TrainerBase, worker: int, trace: bytes) -> None:
         """Write the trace."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(self.path) as temporary:
+        with files.atomic_path(self.path) as temporary:
             temporary.write_bytes(trace if self.path.suffix == ".gz" else gzip.decompress(trace))
         self._written = True
 
     def on_fit_end(self, trainer: TrainerBase) -> None:
         """Warn if the fit has ended without a trace."""
         if not self._written:
-            warn_user(
+            validation.warn_user(
                 f"no trace was written to {self.path}: the fit ended before its round {self.round}, or worker "
                 f"{self.worker} had no samples"
             )

@@ -1,7 +1,5 @@
 """Progress of a fit: a bar in terminals and notebooks, a line per round elsewhere."""
 
-from __future__ import annotations
-
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -41,6 +39,46 @@ class _Progress(Callback):
 
     def _print(self, line: str) -> None:
         print(line, file=self._file or sys.stderr, flush=True)
+
+
+class _Bar:
+    """A bar that a thread moves a few times a second to the number of samples that workers have reported."""
+
+    def __init__(
+        self, text: str, total: int | None, file: TextIO | None, reported: Callable[[], int | None]
+    ) -> None:
+        self.lock = threading.Lock()
+        self.tqdm = tqdm(total=total, desc=text, unit=" samples", unit_scale=True, file=file)
+        self._reported = reported
+        self._first = reported() or 0
+        self._completed = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="compss_train progress", daemon=True)
+        self._thread.start()
+
+    def complete(self, samples: int) -> None:
+        """Move the bar to the end of a round of this number of samples."""
+        self._completed += samples
+        self._move(self._completed)
+
+    def stop(self) -> None:
+        """Leave the bar at the end of the last round, because later training is lost."""
+        self._ended.set()
+        self._thread.join()
+        self.tqdm.n = self._completed
+        self.tqdm.refresh()
+
+    def _run(self) -> None:
+        while not self._ended.wait(_INTERVAL):
+            if (reported := self._reported()) is not None and reported > self._first:
+                self._move(reported - self._first)
+
+    def _move(self, samples: int) -> None:
+        """Move the bar forward, at most to its end: repeated tasks report their samples again."""
+        with self.lock:
+            self.tqdm.set_description_str(None, refresh=False)
+            at = samples if self.tqdm.total is None else min(samples, self.tqdm.total)
+            self.tqdm.update(max(0, at - self.tqdm.n))
 
 
 class ProgressBar(_Progress):
@@ -98,46 +136,6 @@ class ProgressBar(_Progress):
             self._print_pending()
             self._bar.tqdm.close()
             self._bar = None
-
-
-class _Bar:
-    """A bar that a thread moves a few times a second to the number of samples that workers have reported."""
-
-    def __init__(
-        self, text: str, total: int | None, file: TextIO | None, reported: Callable[[], int | None]
-    ) -> None:
-        self.lock = threading.Lock()
-        self.tqdm = tqdm(total=total, desc=text, unit=" samples", unit_scale=True, file=file)
-        self._reported = reported
-        self._first = reported() or 0
-        self._completed = 0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="compss_train progress", daemon=True)
-        self._thread.start()
-
-    def complete(self, samples: int) -> None:
-        """Move the bar to the end of a round of this number of samples."""
-        self._completed += samples
-        self._move(self._completed)
-
-    def stop(self) -> None:
-        """Leave the bar at the end of the last round, because later training is lost."""
-        self._ended.set()
-        self._thread.join()
-        self.tqdm.n = self._completed
-        self.tqdm.refresh()
-
-    def _run(self) -> None:
-        while not self._ended.wait(_INTERVAL):
-            if (reported := self._reported()) is not None and reported > self._first:
-                self._move(reported - self._first)
-
-    def _move(self, samples: int) -> None:
-        """Move the bar forward, at most to its end: repeated tasks report their samples again."""
-        with self.lock:
-            self.tqdm.set_description_str(None, refresh=False)
-            at = samples if self.tqdm.total is None else min(samples, self.tqdm.total)
-            self.tqdm.update(max(0, at - self.tqdm.n))
 
 
 class RoundLines(_Progress):

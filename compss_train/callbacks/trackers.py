@@ -1,7 +1,5 @@
 """Callbacks that log the rounds of a fit to trackers of experiments: MLflow, W&B, Trackio and TensorBoard."""
 
-from __future__ import annotations
-
 import json
 import math
 from abc import abstractmethod
@@ -9,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compss_train._utils.imports import import_optional
-from compss_train._utils.validation import warn_user
+from compss_train._utils import imports, validation
 from compss_train.reports.records import flatten, measured_numbers
 from compss_train.training.callback import Callback
 from compss_train.training.trainer_base import TrainerBase
@@ -39,7 +36,7 @@ class _Tracker(Callback):
         self._logs = False
 
     def _import(self, module: str = "") -> Any:
-        return import_optional(module or self.package, extra=self.package, needed_by=type(self).__name__)
+        return imports.import_optional(module or self.package, extra=self.package, needed_by=type(self).__name__)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the run, which a resumed fit continues."""
@@ -74,7 +71,7 @@ class _Tracker(Callback):
             call(*arguments)
         except Exception as error:  # trackers raise what their transports raise
             self._logs = False
-            warn_user(f"{type(self).__name__} stops logging this fit: {type(error).__name__}: {error}")
+            validation.warn_user(f"{type(self).__name__} stops logging this fit: {type(error).__name__}: {error}")
 
     @abstractmethod
     def _start(self, configuration: dict[str, Any], rounds: int) -> str:

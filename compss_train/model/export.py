@@ -11,9 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from compss_train._utils.files import atomic_path
-from compss_train._utils.imports import import_optional
-from compss_train._utils.nested import leaves, map_leaves, rebuilt, template_of
+from compss_train._utils import files, imports, nested
 from compss_train.model import parameters
 from compss_train.model.training_spec import outputs as network_outputs
 
@@ -53,7 +51,7 @@ def export(
         raise ValueError(f"cannot export to {path.name!r}; use a name that ends in {', '.join(FORMATS)}")
     batch = _onnx_batch(example) if path.suffix == ONNX else None
     path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_path(path) as unfinished:
+    with files.atomic_path(path) as unfinished:
         if path.suffix == ONNX:
             _write_onnx(_TransformedNet(net, transform).eval(), batch, unfinished)
         else:
@@ -66,9 +64,9 @@ def _onnx_batch(example: Any) -> Any:
         raise ValueError("ONNX needs the shape and dtype of a sample: give example=x[:2], a batch of x")
     if isinstance(example, list) and not all(isinstance(each, np.ndarray | Tensor) for each in example):
         example = np.asanyarray(example)
-    batch = map_leaves(_example_batch, example)
+    batch = nested.map_leaves(_example_batch, example)
     for package in ("onnx", "onnxscript"):
-        import_optional(package, extra="onnx", needed_by="export to ONNX")
+        imports.import_optional(package, extra="onnx", needed_by="export to ONNX")
     return batch
 
 
@@ -81,7 +79,7 @@ class _TransformedNet(nn.Module):
         self.template: Any = None
 
     def forward(self, *inputs: Tensor) -> Any:
-        x = rebuilt(self.template, inputs)
+        x = nested.rebuilt(self.template, inputs)
         return network_outputs(self.net, x if self.transform is None else self.transform(x))
 
 
@@ -104,8 +102,8 @@ def _example_batch(example: Any) -> Tensor:
 
 
 def _write_onnx(net: _TransformedNet, batch: Any, path: Path) -> None:
-    samples, inputs = torch.export.Dim("samples", min=1), tuple(leaves(batch))
-    net.template = template_of(batch)
+    samples, inputs = torch.export.Dim("samples", min=1), tuple(nested.leaves(batch))
+    net.template = nested.template_of(batch)
     arguments = [*inspect.signature(net.net.forward).parameters] if isinstance(batch, tuple | list) else []
     fit_arguments = isinstance(batch, tuple | list) and len(arguments) >= len(batch)
     with warnings.catch_warnings():

@@ -10,9 +10,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, overload
 
 import numpy as np
 
-from compss_train._utils.files import atomic_path
-from compss_train._utils.imports import import_optional
-from compss_train._utils.validation import warn_user
+from compss_train._utils import files, imports, validation
 from compss_train.exceptions import BadFileError
 from compss_train.reports.records import Record
 from compss_train.reports.timeline import round_rows, worker_rows
@@ -59,7 +57,7 @@ class History(list[Record]):
         (``simulations.running``). ``training``, ``merging`` and ``waiting`` are in seconds, in rows of rounds the
         sum over all workers; online fits do not have them. Needs the extra ``pandas``.
         """
-        pandas = import_optional("pandas", extra="pandas", needed_by="to_frame")
+        pandas = imports.import_optional("pandas", extra="pandas", needed_by="to_frame")
         return pandas.DataFrame(worker_rows(self) if workers else round_rows(self))
 
     def plot(self, path: str | Path | None = None, *, against: Axis = "round") -> Figure:
@@ -70,7 +68,7 @@ class History(list[Record]):
         ``plot``), which needs no display. Raises ``ValueError`` for an empty history, and for a suffix that
         matplotlib does not support.
         """
-        import_optional("matplotlib", extra="plot", needed_by="plot")
+        imports.import_optional("matplotlib", extra="plot", needed_by="plot")
         from compss_train.reports.plots import draw
 
         figure = draw(self, against)
@@ -97,7 +95,7 @@ def save_figure(figure: Figure, path: str | Path) -> None:
     """Save a figure atomically; raise ``ValueError`` if matplotlib does not support the suffix of ``path``."""
     if Path(path).suffix.lower().removeprefix(".") not in figure.canvas.get_supported_filetypes():
         raise ValueError(f"{str(path)!r} is not an image file; give a name that ends in .png, .svg or .pdf")
-    with atomic_path(path) as temporary:
+    with files.atomic_path(path) as temporary:
         figure.savefig(temporary)
 
 
@@ -121,7 +119,7 @@ def _records(path: Path) -> Iterator[Record]:
         if isinstance(record, dict) and {"round", "epoch", "samples", "workers"} <= record.keys():
             yield record
         elif number == len(lines) and not line.endswith(b"\n"):
-            warn_user(f"{path} ends with an incomplete line, which was skipped")
+            validation.warn_user(f"{path} ends with an incomplete line, which was skipped")
         else:
             raise BadFileError(str(path), f"has no record of a round in line {number}")
 
@@ -134,7 +132,7 @@ def _without_repetitions(records: list[Record], path: str | Path) -> list[Record
             kept.pop()
         kept.append(record)
     if num_repeated := len(records) - len(kept):
-        warn_user(
+        validation.warn_user(
             f"{path} has {num_repeated} rounds that occur again later, as in another run; only the last were read"
         )
     return kept

@@ -10,8 +10,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from compss_train._utils.files import write_atomic
-from compss_train._utils.imports import import_optional
+from compss_train._utils import files, imports
 from compss_train.reports import comparison, curves, timeline
 from compss_train.reports.formatting import duration, number, percent, speed, timestamp, uniform_format
 from compss_train.reports.records import Record, Row, best_value, measured_numbers
@@ -69,7 +68,7 @@ def write(
     Raises ``OSError`` if the file cannot be written; its folder must exist. Raises ``ModuleNotFoundError`` without
     the extra ``report``.
     """
-    write_atomic(Path(path), page(history, configuration or {}, status, refresh=refresh))
+    files.write_atomic(Path(path), page(history, configuration or {}, status, refresh=refresh))
 
 
 def page(
@@ -119,7 +118,7 @@ def comparison_page(runs: Sequence[comparison.ComparedRun], against: curves.Axis
 def load_template(name: str = "report.html") -> Any:
     """Return a compiled template; raise ``ModuleNotFoundError`` without the extra ``report``."""
     needs = {"extra": "report", "needed_by": "the HTML report"}
-    jinja2, _ = import_optional("jinja2", **needs), import_optional("matplotlib", **needs)
+    jinja2, _ = imports.import_optional("jinja2", **needs), imports.import_optional("matplotlib", **needs)
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader(__package__),
         autoescape=True,
