@@ -12,9 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from compss_train._utils import files, validation
-from compss_train.reports import html
-from compss_train.reports.history import line_of
-from compss_train.reports.records import flatten
+from compss_train.reports import history, html, records
 from compss_train.training.callback import Callback
 from compss_train.training.stopping import TERMINATED
 from compss_train.training.trainer_base import TrainerBase
@@ -93,7 +91,7 @@ class JsonLines(_HistoryFile):
     def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Append the record."""
         with self.path.open("a", encoding="utf-8") as file:
-            file.write(line_of(record))
+            file.write(history.line_of(record))
 
     def _parsed(self, line: str, first: str) -> dict[str, Any]:
         return dict(json.loads(line))
@@ -121,7 +119,7 @@ class Csv(_HistoryFile):
             name: json.dumps(value)
             if isinstance(value, list | tuple) or (isinstance(value, str) and not value.isprintable())
             else value
-            for name, value in flatten(record).items()
+            for name, value in records.flatten(record).items()
         }
         added = [name for name in cells if name not in self._columns]
         if added:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -133,21 +133,19 @@ def _spectral_vectors(net: nn.Module) -> Iterator[torch.Tensor]:
                 yield from (getattr(module, f"{hook.name}_{side}") for side in "uv")
 
 
-T = TypeVar("T")
-
 _SHARED = (type, FunctionType, BuiltinFunctionType, CodeType, property, bytes, weakref.ref, Enum)
 """Types that deepcopy does not copy either."""
 _ARRAYS = (torch.Tensor, np.ndarray)
 
 
-class CopyTemplate(Generic[T]):
+class CopyTemplate:
     """Copies what an object holds now, as ``copy.deepcopy`` does, which walks through all of it in Python.
 
     The structure is a pickle, loaded once for each copy. Tensors and arrays are kept beside it and copied by
     deepcopy. If something cannot be pickled or has its own ``__deepcopy__``, deepcopy copies the whole object.
     """
 
-    def __init__(self, value: T) -> None:
+    def __init__(self, value: Any) -> None:
         self._value = value
         self._pickle: bytes | None = None
         stream = io.BytesIO()
@@ -157,13 +155,12 @@ class CopyTemplate(Generic[T]):
             self._pickle = stream.getvalue()
         self._kept = pickler.kept
 
-    def copy(self, replaced: Mapping[int, torch.Tensor]) -> T:
+    def copy(self, replaced: Mapping[int, torch.Tensor]) -> Any:
         """Return a copy; ``replaced`` has tensors to take instead of copies, by the ``id`` of the original."""
         memo: dict[int, Any] = dict(replaced)
         if self._pickle is None:
             return copy.deepcopy(self._value, memo)
-        copied: T = _Unpickler(self._pickle, self._kept, memo).load()
-        return copied
+        return _Unpickler(self._pickle, self._kept, memo).load()
 
 
 class _Pickler(pickle.Pickler):

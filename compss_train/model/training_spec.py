@@ -124,7 +124,7 @@ class TrainingSpec:
         return TensorNames.of(self.net)
 
     @cached_property
-    def _template(self) -> copies.CopyTemplate[dict[str, Any]]:
+    def _template(self) -> copies.CopyTemplate:
         own = {name: value for name, value in self.__getstate__().items() if name not in _SHARED_BY_REPLICAS}
         return copies.CopyTemplate(own)  # not of this object: a cycle would keep its memory
 

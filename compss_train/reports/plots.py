@@ -21,11 +21,10 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
-from compss_train.reports.comparison import ComparedRun, comparison_panels, grouped
+from compss_train.reports import comparison, timeline
 from compss_train.reports.curves import Axis, Panel, panels
 from compss_train.reports.formatting import tick, timestamp
 from compss_train.reports.records import Record
-from compss_train.reports.timeline import KINDS, Interval
 
 COLUMNS = 2
 MAX_DOTS = 40
@@ -71,10 +70,10 @@ def draw(history: Sequence[Record], against: Axis = "round") -> Figure:
     return figure
 
 
-def draw_comparison(runs: Sequence[ComparedRun], against: Axis = "round") -> Figure:
+def draw_comparison(runs: Sequence[comparison.ComparedRun], against: Axis = "round") -> Figure:
     """Return a figure with the curves of several runs; those of several seeds are a median in a band."""
-    groups = grouped(runs)
-    figure = _figure(comparison_panels(groups, against), against)
+    groups = comparison.grouped(runs)
+    figure = _figure(comparison.comparison_panels(groups, against), against)
     lines = {line.get_label(): line for ax in figure.axes for line in ax.lines}
     named = [lines[group.name] for group in groups if group.name in lines]
     figure.legend(handles=named, loc="outside upper left", ncols=COLUMNS, fontsize="small", frameon=False)
@@ -201,7 +200,7 @@ def _rounded(values: Iterable[float]) -> list[float | None]:
     return [float(f"{value:.6g}") if math.isfinite(value) else None for value in values]
 
 
-def timeline_chart(history: Sequence[Record], intervals: Sequence[Interval]) -> dict[str, Any] | None:
+def timeline_chart(history: Sequence[Record], intervals: Sequence[timeline.Interval]) -> dict[str, Any] | None:
     """Return the timeline of all workers for the template, or ``None`` if the history has no times.
 
     Its axis has the ``seconds`` of all fits, one after another, without the time between them. The paths of a lane
@@ -211,7 +210,7 @@ def timeline_chart(history: Sequence[Record], intervals: Sequence[Interval]) -> 
     """
     if not intervals:
         return None
-    kinds = np.array([KINDS.index(interval.kind) for interval in intervals])
+    kinds = np.array([timeline.KINDS.index(interval.kind) for interval in intervals])
     workers = np.array([interval.worker for interval in intervals])
     times, starts = _joined(history, intervals)
     seconds = float(times.max()) or 1e-3
@@ -240,7 +239,7 @@ def timeline_chart(history: Sequence[Record], intervals: Sequence[Interval]) -> 
 
 
 def _joined(
-    history: Sequence[Record], intervals: Sequence[Interval]
+    history: Sequence[Record], intervals: Sequence[timeline.Interval]
 ) -> tuple[NDArray[np.float64], list[tuple[float, float]]]:
     """Return the start and stop of each interval on the axis, and where each fit begins on it, with its time."""
     times = np.array([(interval.start, interval.stop) for interval in intervals])
@@ -266,7 +265,7 @@ def _outlines(
     """Return outlines of bars, each in front of the one before: all three kinds, two of them, training alone."""
     heights = np.zeros(len(edges) - 1)
     outlines: list[tuple[str, str]] = []
-    for number, kind in enumerate(KINDS):
+    for number, kind in enumerate(timeline.KINDS):
         own = times[kinds == number]
         starts, stops = np.sort(own[:, 0]), np.sort(own[:, 1])
         spent = _until(edges, starts) - _until(edges, stops)
