@@ -189,4 +189,4 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, number: int) -> Any:
         kept = self._kept[number]
-        return kept if isinstance(kept, _SHARED) else copy.deepcopy(kept, self._memo)
+        return copy.deepcopy(kept, self._memo) if isinstance(kept, _ARRAYS) else kept

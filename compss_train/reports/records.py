@@ -7,11 +7,13 @@ from typing import Any, TypeAlias
 Record: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, Any]
 
-BOOKKEEPING = (
-    *("round", "epoch", "samples", "batches", "seconds", "samples_per_second", "workers", "worker"),
-    *("files", "skipped", "skipped_batches", "lr", "fit_started", "started", "ended", "merge"),
-    *("worker_agreement", "noise_scale"),
-    *("batches_per_second", "received", "buffer", "unseen", "repetitions_mean", "repetitions", "simulations"),
+BOOKKEEPING = frozenset(
+    {
+        *("round", "epoch", "samples", "batches", "seconds", "samples_per_second", "workers", "worker"),
+        *("files", "skipped", "skipped_batches", "lr", "fit_started", "started", "ended", "merge"),
+        *("worker_agreement", "noise_scale"),
+        *("batches_per_second", "received", "buffer", "unseen", "repetitions_mean", "repetitions", "simulations"),
+    }
 )
 """Fields of a record that are not losses or metrics."""
 
