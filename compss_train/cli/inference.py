@@ -16,8 +16,10 @@ from compss_train.cli.run_files import data, objects, trust
 from compss_train.cli.run_files.training import read_trainer
 from compss_train.data import FileDataset, block, locations
 from compss_train.data.order import RowRange
+from compss_train.exceptions import BadFileError
 from compss_train.model import parameters
 from compss_train.model.export import ONNX
+from compss_train.model.saved_state import sha256_of
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.data_source import as_blocked
 
@@ -89,7 +91,11 @@ def _open_run(options: argparse.Namespace) -> Iterator[tuple[run_files.RunFile, 
         trainer = read_trainer(file, errors)
         errors.check(file.path)
         if not options.best and folder.parameters.exists():
-            trainer.set_parameters(parameters.load(folder.parameters))
+            final = parameters.load(folder.parameters)
+            if folder.sha256() not in (None, sha256_of(final)):
+                reason = f"does not hold the parameters whose SHA-256 is in {folder.state_file.name}"
+                raise BadFileError(str(folder.parameters), reason)
+            trainer.set_parameters(final)
         elif folder.checkpoints.is_dir():
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about resuming the training, which does not happen here

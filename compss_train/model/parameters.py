@@ -22,11 +22,14 @@ from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model.compression import CompressedChange, Contribution
 from compss_train.model.copies import normalize_spectral_vectors
 from compss_train.model.metrics import Measured
+from compss_train.model.saved_state import sha256_of
 
 Parameters = dict[str, NDArray[Any]]
 
 FORMATS = (".npz", ".safetensors")
 """Suffixes of files of parameters."""
+_SHA256 = "compss_train.sha256"
+"""The key of the checksum in the metadata of a safetensors file."""
 _TORCH_SUFFIXES = (".pt", ".pth")
 
 _CHUNK = 8192
@@ -219,11 +222,14 @@ def halve(current: Parameters, trained: Parameters) -> Parameters:
 
 
 def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> None:
-    """Write the arrays to a ``.safetensors`` or ``.npz`` file, chosen by the suffix."""
+    """Write the arrays to a ``.safetensors`` or ``.npz`` file, chosen by the suffix, with a checksum."""
     path = Path(path)
     if path.suffix == ".safetensors":
         arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
-        path.write_bytes(safetensors.numpy.save(arrays))  # save_file's files are readable by their owner only
+        metadata = {_SHA256: sha256_of(arrays)}
+        path.write_bytes(
+            safetensors.numpy.save(arrays, metadata)
+        )  # save_file's files are readable by their owner only
     elif path.suffix == ".npz":
         np.savez(path, **{name: np.asarray(array) for name, array in parameters.items()})  # type: ignore[arg-type]
     else:
@@ -231,7 +237,7 @@ def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> None:
 
 
 def load(path: str | Path) -> Parameters:
-    """Return the arrays of a file that ``save`` wrote; ``.npz`` keeps their order.
+    """Return the arrays of a file that ``save`` wrote, if their checksum is right; ``.npz`` keeps their order.
 
     A ``.pt`` or ``.pth`` file holds a state_dict saved by ``torch.save``, or a dict with one under
     ``"state_dict"``. Only its tensors are loaded (``weights_only``), so that it cannot run code.
@@ -241,7 +247,12 @@ def load(path: str | Path) -> Parameters:
     path = Path(path)
     try:
         if path.suffix == ".safetensors":
-            return dict(safetensors.numpy.load_file(path))
+            with safetensors.safe_open(path, "numpy") as opened:
+                found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no dict)
+                expected = (opened.metadata() or {}).get(_SHA256)
+            if expected is not None and expected != sha256_of(found):
+                raise ValueError("its arrays do not have the SHA-256 with which they were saved")
+            return found
         if path.suffix == ".npz":
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
                 return dict(arrays)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save, save_file
 
@@ -21,7 +22,7 @@ from compss_train.exceptions import BadCheckpointError
 ARRAYS = "arrays.safetensors"
 STATE = "state.json"
 FORMAT = "compss_train checkpoint"
-VERSION = 3
+VERSION = 4
 
 _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
 
@@ -169,7 +170,7 @@ def write_state(folder: Path, content: dict[str, Any], disk: Disk = DISK) -> Non
 
     arrays, state = folder / ARRAYS, folder / STATE
     disk.write(arrays, save)
-    sha256 = {ARRAYS: _sha256(arrays), "state": hashlib.sha256(text.encode()).hexdigest()}
+    sha256 = {ARRAYS: _sha256(arrays), "state": _sha256_of_text(VERSION, text)}
     head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": sha256})
     document = f'{head[:-1]}, "state": {text}}}\n'
     disk.write(state, lambda path: path.write_text(document, encoding="utf-8"))
@@ -192,6 +193,20 @@ def without_sharing(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sha256_of_text(version: object, text: str) -> str:
+    """Return the checksum of a state and of its version: a damaged version must not look like another one."""
+    return hashlib.sha256(f"{version!r} {text}".encode()).hexdigest()
+
+
+def sha256_of(arrays: Mapping[str, NDArray[Any]]) -> str:
+    """Return the SHA-256 of named arrays, whatever their order: of names, dtypes, shapes and bytes."""
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+    return digest.hexdigest()
 
 
 def read_state(path: Path) -> dict[str, Any]:
@@ -224,11 +239,11 @@ def _read_document(path: Path) -> dict[str, Any]:
         raise BadCheckpointError(path, f"{STATE} is damaged: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise BadCheckpointError(path, f"{STATE} is not that of a checkpoint of compss_train")
-    if (version := document.get("version")) != VERSION:
+    version, sha256 = document.get("version"), document.get("sha256")
+    text = json.dumps(document.get("state"))
+    if not isinstance(sha256, dict) or sha256.get("state") != _sha256_of_text(version, text):
+        raise BadCheckpointError(path, f"{STATE} is damaged: its checksum does not match")
+    if version != VERSION:
         reason = f"its format has version {version!r}, and this compss_train reads version {VERSION}"
         raise BadCheckpointError(path, reason, damaged=False)
-    state = json.dumps(document.get("state")).encode()
-    sha256 = document.get("sha256")
-    if not isinstance(sha256, dict) or sha256.get("state") != hashlib.sha256(state).hexdigest():
-        raise BadCheckpointError(path, f"{STATE} is damaged: its checksum does not match")
     return document

@@ -1,5 +1,7 @@
+import errno
 import json
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -167,3 +169,28 @@ def test_a_run_of_another_user_is_an_error_unless_trusted(fitted, command, monke
     assert "and config.toml runs no_such_module:mlp, tests.cli.user_objects:data" in error
     assert "module no_such_module was not found" not in error
     assert "module no_such_module was not found" in command(*arguments, "--trust", code=2).err
+
+
+def test_a_weight_that_has_changed_is_an_error(fitted, command):
+    path, other = fitted / "parameters.safetensors", Path("other.safetensors")
+    command("export", fitted, "-o", other)
+    arrays = parameters.load(other)
+    parameters.save(other, {name: array + 1 for name, array in arrays.items()})
+    other.replace(path)
+    said = command("evaluate", fitted, code=2).err
+    assert "parameters.safetensors does not hold the parameters whose SHA-256 is in run.json" in said
+    content = bytearray(path.read_bytes())
+    content[-1] ^= 64
+    path.write_bytes(content)
+    for name, arguments in COMMANDS.items():
+        if name != "predict":
+            assert "arrays do not have the SHA-256" in command(name, fitted, *arguments, code=2).err
+
+
+def test_a_run_is_complete_when_its_parameters_are_saved(run_file, command, monkeypatch):
+    def no_space(path, arrays):
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+    monkeypatch.setattr(parameters, "save", no_space)
+    assert "No space left on device" in command("fit", run_file, code=1).err
+    assert json.loads(Path("runs/small/run.json").read_text())["state"] != "complete"

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import nn
@@ -134,6 +134,22 @@ def test_the_error_of_a_damaged_file_names_it(tmp_path, suffix, content):
     path.write_bytes(path.read_bytes()[:500] if content is None else content)
     with pytest.raises(BadFileError, match=rf"it\{suffix} is damaged, or not a file of parameters: "):
         params.load(path)
+
+
+@given(st.sampled_from([".safetensors", ".npz"]), st.data())
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_flipped_bit_is_an_error_or_changes_nothing(tmp_path, suffix, draw):
+    path, arrays = tmp_path / f"p{suffix}", params.from_module(awkward_net())
+    params.save(path, arrays)
+    content = bytearray(path.read_bytes())
+    bit = draw.draw(st.integers(0, 8 * len(content) - 1))
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    try:
+        loaded = params.load(path)
+    except BadFileError:
+        return
+    assert_same_bits({name: loaded[name] for name in arrays}, arrays)
 
 
 @pytest.mark.parametrize("nested", [False, True])

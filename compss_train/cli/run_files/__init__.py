@@ -221,10 +221,16 @@ class RunFolder:
         """Whether the folder holds a checkpoint."""
         return any(self.checkpoints.glob("round-*"))
 
-    def write_state(self, state: str) -> None:
-        """Write the state of the run of this process."""
-        text = json.dumps({"state": state, "host": socket.gethostname(), "pid": os.getpid()})
-        write_atomic(self.state_file, text)
+    def write_state(self, state: str, sha256: str | None = None) -> None:
+        """Write the state of the run of this process, and the checksum of its parameters."""
+        written = {"state": state, "host": socket.gethostname(), "pid": os.getpid(), "parameters": sha256}
+        write_atomic(self.state_file, json.dumps(written))
+
+    def sha256(self) -> str | None:
+        """Return the checksum of the parameters that the run has saved, or ``None`` if it is unknown."""
+        with suppress(OSError, ValueError, TypeError, KeyError):
+            return str(json.loads(self.state_file.read_text(encoding="utf-8"))["parameters"] or "") or None
+        return None
 
     def state(self) -> str | None:
         """Return the state of the run, as ``"complete"``, ``RUNNING`` or ``"stopped by ..."``; ``None`` if unknown.

@@ -21,6 +21,7 @@ from compss_train.cli.run_files import Errors, RunFile, RunFileError, RunFolder,
 from compss_train.cli.run_files import data as data_sections
 from compss_train.cli.run_files.objects import CALL, call_object, keywords_of, parameters_of
 from compss_train.model import parameters
+from compss_train.model.saved_state import sha256_of
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.checkpoints import list_checkpoints
 from compss_train.training.fit_options import FitOptions
@@ -224,9 +225,14 @@ def train(run: TrainingRun) -> DistributedTrainer:
                 raise
             raise RunFileError(f"{run.file.path}: {run_files.format_exception(error)}") from error
         finally:
-            if files.reached and trainer.history:
-                with atomic_path(run.folder.parameters) as path:
-                    parameters.save(path, trainer.get_parameters())
+            if files.reached:
+                sha256 = None
+                if trainer.history:
+                    final = trainer.get_parameters()
+                    sha256 = sha256_of(final)
+                    with atomic_path(run.folder.parameters) as path:
+                        parameters.save(path, final)
+                run.folder.write_state(files.status, sha256)  # last: a run is complete when its files are
     return trainer
 
 
@@ -259,6 +265,8 @@ class _RunFiles(callbacks.JsonLines):
 
     reached = False
     """Whether no other callback has refused to start."""
+    status = run_files.RUNNING
+    """How the fit has ended, once it has."""
 
     def __init__(self, run: TrainingRun) -> None:
         super().__init__(run.folder.history)
@@ -275,9 +283,9 @@ class _RunFiles(callbacks.JsonLines):
         self.reached = True
 
     def on_fit_end(self, trainer: TrainerBase) -> None:
-        """Write that the run is complete, or why it has stopped."""
-        self._run.folder.write_state(status_of(trainer))
+        """Record that the run is complete, or why it has stopped."""
+        self.status = status_of(trainer)
 
     def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
-        """Write the exception."""
-        self._run.folder.write_state(status_of(trainer, error))
+        """Record the exception."""
+        self.status = status_of(trainer, error)
