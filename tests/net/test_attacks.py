@@ -244,6 +244,7 @@ def test_a_message_that_was_changed_on_its_way_is_not_received(share):
 
 def test_a_false_server_learns_nothing_from_clients(monkeypatch):
     monkeypatch.setattr(connection, "_MAX_REFUSALS", 1)
+    monkeypatch.setattr(sockets, "HANDSHAKE_MILLISECONDS", 500)
     with MessageServer(LOOPBACK, "another") as server, socket.create_server((HERE, 0)) as bare:
         recorder = Recorder(server.address.url)
         with pytest.raises(PermissionError, match="the token is not the server's, or another program listens"):

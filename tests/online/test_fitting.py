@@ -125,14 +125,6 @@ def test_reservoirs_train_each_sample_at_least_once(local, kind, transform):
     assert last["repetitions_mean"] == pytest.approx(sum(trained) / 101)
 
 
-def test_passes_train_each_sample_so_often_when_all_have_arrived(local):
-    trainer = build_trainer(local, 2, CountingNet(61), COUNTING_SGD, sum_loss)
-    buffer = BufferSpec("FIRO", 61, passes=3)
-    parameters = fit_online(trainer, OneHotSimulation(61), [range(40), range(40, 61)], buffer=buffer)
-    assert sample_counts(parameters, 2) == [3] * 61
-    assert trainer.history[-1]["repetitions"] == [0, 0, 0, 61]
-
-
 def test_simulations_without_samples_train_nothing(local):
     trainer = build_trainer(local, 2, CountingNet(5), COUNTING_SGD, sum_loss)
     assert sample_counts(fit_online(trainer, OneHotSimulation(5), [(), ()]), 2) == [0] * 5

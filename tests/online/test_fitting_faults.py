@@ -31,19 +31,14 @@ pytestmark = pytest.mark.usefixtures("check_threads")
 
 
 class RaisingNet(CountingNet):
-    def __init__(self, samples, number, pid=None):
+    def __init__(self, samples, number):
         super().__init__(samples)
-        self.number, self.pid = number, pid
+        self.number = number
 
     def forward(self, x):
         if self.number in x.argmax(1):
             raise LookupError(f"not {self.number}, please")
         return super().forward(x)
-
-    def __setstate__(self, state):
-        super().__setstate__(state)
-        if self.pid not in (None, os.getpid()):
-            raise LookupError("cannot be unpickled in another process")
 
 
 def test_an_exception_in_the_network_ends_the_fit_at_once(local):
@@ -55,13 +50,6 @@ def test_an_exception_in_the_network_ends_the_fit_at_once(local):
     assert "in forward" in str(error.__cause__)
     assert any("batch of x with shape (5, 20)" in note for note in error.__notes__)
     assert local.ends == ends + 1
-
-
-@pytest.mark.timeout(15)
-def test_a_network_that_workers_cannot_unpickle_ends_the_fit_at_once(local):
-    _, error = run_fit(local, RaisingNet(20, 7, os.getpid()), OneHotSimulation(20), [range(20)])
-    assert isinstance(error, LookupError)
-    assert "cannot be unpickled" in str(error)
 
 
 @pytest.mark.parametrize(("merge_every", "record_every", "bad"), [(1, 1.0, 7), (1000, 1e-5, 18)])

@@ -43,17 +43,6 @@ def test_each_sample_of_an_interrupted_and_repeated_stream_is_put_once(cuts, pai
             stub.close()
 
 
-def test_a_delayed_connection_of_a_completed_stream_is_acknowledged(make_stub):
-    stub = make_stub(make("FIFO", 50))
-    with stub.connect(1) as old:
-        old.send_all(range(2))
-        send_stream(stub, 1, 6)
-        old.send_all(range(2, 4))
-        for _ in range(3):  # the end may be repeated
-            assert "ended" in old.end()
-    assert stub.drain() == [100, 101, 102, 103, 104, 105]
-
-
 @pytest.mark.parametrize("bad", [torch.zeros(2), torch.zeros(1, dtype=torch.float64)])
 def test_a_rejected_sample_is_not_counted(make_stub, bad):
     stub = make_stub(make("FIFO", 50))

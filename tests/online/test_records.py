@@ -79,18 +79,3 @@ def test_the_final_record_covers_every_worker_that_trained():
         progress.add(worker, report(0))
     assert [each["batches"] for each in progress.record(1, 0, SIMULATIONS, final=True)["workers"]] == [1, 1]
     assert progress.record(2, 0, SIMULATIONS, final=True)["batches"] == 0
-
-
-def test_a_record_is_due_after_its_interval_if_there_are_reports(clock):
-    progress = Progress(1, Measures())
-    assert not progress.is_due(0)
-    progress.add(0, report(0))
-    assert not progress.is_due(0)
-    for _ in range(2):
-        progress.add(0, report())
-    assert progress.is_due(0)
-    assert not progress.is_due(1000)
-    clock.now += 1000
-    assert progress.is_due(1000)
-    assert progress.record(0, 0, SIMULATIONS)["seconds"] >= 1000
-    assert not progress.is_due(0)

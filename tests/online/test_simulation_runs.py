@@ -110,16 +110,6 @@ def test_every_input_runs_until_done_or_out_of_retries(inputs, retries, at_a_tim
     assert not done & given_up
 
 
-def test_an_endless_iterator_is_consumed_on_demand_and_repeats_precede_it():
-    inputs = itertools.count()
-    runs = Runs(inputs, count=2)
-    assert runs.values == [0, 1]
-    runs.end(OH)
-    assert runs.values == [1, 0] or runs.values == [0, 1]
-    assert next(inputs) == 2
-    assert not runs.runs.all_ended
-
-
 def test_what_is_in_all_checkpoints_is_forgotten_and_counts_as_done():
     runs = Runs("abc")
     for _ in range(3):

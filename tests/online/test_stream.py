@@ -10,10 +10,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compss_train.online.sender import as_sample
 from compss_train.online.stream import worker_of
 from compss_train.online.worker_task import OnlineJob
-from tests.buffers.kinds import STEPS, Thread, until
+from tests.buffers.kinds import STEPS
 from tests.online.sample_streams import connect_sender, expected_samples, number_sample, send_all, simulation_stream
 from tests.online.stub_fits import stub_fit
 
@@ -80,20 +79,6 @@ def test_paired_streams_go_to_one_worker_with_their_steps(workers):
                 assert part.step.tolist() == part.data[0].flatten().tolist()
 
 
-def test_as_sample_converts_values_to_arrays():
-    for given_, dtype, shape in [
-        (1.5, torch.float32, ()),
-        (2, torch.int64, ()),
-        (True, torch.bool, ()),
-        (np.float64(3), torch.float64, ()),
-        ([1.0, 2.0], torch.float32, (2,)),
-        (np.zeros((0, 2)), torch.float64, (0, 2)),
-        (torch.ones(2, 1).half(), torch.float16, (2, 1)),
-    ]:
-        [part] = as_sample([given_])
-        assert (torch.as_tensor(part).dtype, tuple(part.shape)) == (dtype, shape)
-
-
 def test_y_is_optional():
     with stub_fit(2) as running, connect_sender(running) as sender:
         sender.send(np.array([1.0]), 2)
@@ -103,18 +88,6 @@ def test_y_is_optional():
         assert (x.tolist(), y.tolist(), x.dtype, y.dtype) == ([1.0], 2, torch.float64, torch.int64)
         [x] = running.workers[1].buffer.get()
         assert x.item() == 3.0
-
-
-def test_a_stream_opens_when_all_workers_are_connected():
-    with stub_fit(2) as running:
-        running.coordinator.set_url(1, None)
-        opening = Thread(simulation_stream, running.coordinator, 0)
-        running.coordinator.wait_for("role")
-        until(lambda: running.workers[0].receiver._senders)
-        assert opening.is_alive()
-        running.coordinator.set_url(1, running.workers[1].url)
-        with opening.result() as opened:
-            assert opened.accepted
 
 
 @settings(max_examples=12, deadline=None)

@@ -103,20 +103,6 @@ def test_a_stream_ends_at_the_loss_of_its_samples():
             opened.finish()
 
 
-@pytest.mark.usefixtures("short_pauses")
-def test_a_dead_address_is_not_accepted_as_replacement():
-    with stub_fit() as running, connect_sender(running) as sender:
-        send_all(sender, range(2))
-        until(lambda: running.workers[0].buffer.samples_put == 2)
-        running.workers[0].close()  # unknown to the coordinator, which still has the old address
-        closing = Thread(sender.close)
-        closing.join(0.3)
-        running.coordinator.set_url(0, None)
-        running.replace(0, {0: 2})
-        closing.result()
-        assert running.coordinator.wait_for("finished") == [2]
-
-
 def test_training_may_end_while_waiting_for_a_replacement():
     with stub_fit() as running:
         sender = connect_sender(running)

@@ -301,21 +301,6 @@ def test_large_arrays_are_the_callers_when_push_and_pull_return(serving, client)
     assert 0 < len(client._caller._frames._free) <= 64
 
 
-@pytest.mark.slow
-def test_large_arrays_over_a_connection_that_breaks(tcp_serving):
-    cutter = Cutter(tcp_serving.address, 9 * 2**20)
-    size = 2**19 + 1
-    with connect(cutter.address, tcp_serving.token) as client:
-        client.init("w", [np.zeros(size, np.float32)])
-        grad = np.empty(size, np.float32)
-        for number in range(30):
-            grad[:] = number
-            client.push("w", [grad])
-        assert (client.pull("w")[0] == sum(range(30))).all()
-    assert cutter.cuts > 1
-    cutter.listener.close()
-
-
 def test_pushes_of_more_than_the_backlog_holds_are_executed():
     with serve(max_backlog=1000) as serving, connect(serving.address, serving.token) as client:
         client.init("w", [np.zeros(100)])
