@@ -157,8 +157,8 @@ class Buffer(QueueInterface):
         return SampleBatch.from_sample(samples, template) if single else SampleBatch.from_batch(samples, template)
 
     def _put(self, incoming: SampleBatch, until: float | None) -> None:
-        stored = 0
-        while stored < len(incoming):
+        stored, number = 0, len(incoming)
+        while stored < number:
             stored += self._put_some(incoming, stored, until)
 
     def _put_some(self, incoming: SampleBatch, start: int, until: float | None) -> int:
@@ -166,8 +166,7 @@ class Buffer(QueueInterface):
         slots, written = NO_SLOTS, False
         try:
             with self._lock:
-                self._await_room(incoming, start, until)
-                number = min(self._room(), len(incoming) - start)
+                number = min(self._await_room(incoming, start, until), len(incoming) - start)
                 reads = self._active_reads.copy() if number > self._store.num_free else []
                 slots = self._reserve(incoming, start, number)
                 self._in_flight += len(slots)
@@ -186,19 +185,23 @@ class Buffer(QueueInterface):
                     self._notify()
         return len(slots)
 
-    def _await_room(self, incoming: SampleBatch, stored: int, until: float | None) -> None:
+    def _await_room(self, incoming: SampleBatch, stored: int, until: float | None) -> int:
+        """Wait until samples can be put without waiting; return their number."""
         self._check(incoming, stored)
-        if not self._room() and not self._reception_over:
+        room = self._room()
+        if not room and not self._reception_over:
             self._wait(
                 lambda: self._reception_over or self._room() > 0 or self._deadlock_reason() is not None, until
             )
             self._check(incoming, stored)  # again: another state may have been loaded meanwhile
+            room = self._room()
         if self._reception_over:
             raise ReceptionOverError("no samples can be put: reception is over", stored)
-        if not self._room():
+        if not room:
             timed_out = f"a {type(self).__name__} of {self.capacity} samples had no room in time"
             reason = self._deadlock_reason()
             raise BufferFullError(reason or timed_out, stored, final=reason is not None)
+        return room
 
     # Getting
 

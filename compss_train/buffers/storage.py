@@ -115,7 +115,8 @@ class SampleStore:
             self._storage = (
                 ObjectStorage(self.capacity) if are_objects else ColumnStorage(self.capacity, incoming.template)
             )
-        check_same_structure(incoming.template, self._storage.template)
+        if incoming.template is not self._storage.template:
+            check_same_structure(incoming.template, self._storage.template)
 
     def allocate(self, number: int) -> Slots:
         """Return ``number`` free slots, which are then in use."""
