@@ -73,11 +73,11 @@ class RandomState:
         return cls(torch.get_rng_state(), numpy, random.getstate(), cuda)
 
     def restore(self, device: str) -> None:
-        """Set the generators to these states."""
+        """Set the generators to these states; the one of a GPU only if the device is a GPU."""
         torch.set_rng_state(self.cpu)
         np.random.set_state(self.numpy)
         random.setstate(self.python)
-        if self.cuda is not None:
+        if self.cuda is not None and is_gpu(device):
             torch.cuda.set_rng_state(self.cuda, device)
 
     def is_same(self, other: Self) -> bool:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset
-from compss_train.data.block import RemoteBlock, as_block, load_block
+from compss_train.data.block import Block, RemoteBlock, as_block, load_block
 from compss_train.data.blocked import as_blocked_like, as_weights, check_paired, fingerprint
 from compss_train.data.columns import ColumnStructure, named_columns, structured
 from compss_train.data.partitioning import Shuffle
@@ -130,26 +130,17 @@ class DataSource:
         dataset.check_dtypes(keys)
         return replace(self, keys=keys, weight=weight)
 
-    def inputs(
-        self,
-        columns: Sequence[Sequence[Any]],
-        reading: Reading,
-        numbers: Sequence[int],
-        upcoming: Sequence[int] = (),
-    ) -> tuple[list[Any], Reading]:
-        """Return the values for a task on some blocks or files, and its reading of them.
+    def reading_of(self, numbers: Sequence[int], reading: Reading, upcoming: Sequence[int] = ()) -> Reading:
+        """Return ``reading`` for a task on some blocks or files.
 
-        ``columns`` are the blocks of each column, or references to them. ``upcoming`` are the files of the worker's
-        next task, which this task reads ahead if there is a cache.
+        ``upcoming`` are the files of the worker's next task, which this task reads ahead if there is a cache.
         """
-        values = [column[number] for column in columns for number in numbers]
         files = None if self.dataset is None else self.dataset.part(numbers, self.keys, upcoming)
-        return values, replace(reading, blocks=tuple(numbers), files=files)
+        return replace(reading, blocks=tuple(numbers), files=files)
 
-    def load(self, reading: Reading, number: int) -> tuple[list[Any], Reading]:
-        """Return the same for a task in this process on one block or file."""
-        values, reading = self.inputs([list(tensor.blocks()) for tensor in self.columns], reading, [number])
-        return [load_block(value) for value in values], reading
+    def load(self, number: int) -> list[Block]:
+        """Return the columns of a block, for a task in this process; none for files."""
+        return [load_block(list(tensor.blocks())[number]) for tensor in self.columns]
 
     def shares(self, shuffle: Shuffle) -> int:
         """Return the number of blocks, files or samples to distribute: only this number of workers get any."""
@@ -330,8 +321,9 @@ class PublishedData:
     def inputs(
         self, reading: Reading, numbers: Sequence[int], upcoming: Sequence[int] = ()
     ) -> tuple[list[Ref], Reading]:
-        """Return the values for a task on these blocks, and its reading of them; see ``DataSource``."""
-        return self.source.inputs(self._columns, reading, numbers, upcoming)
+        """Return the values for a task on these blocks or files, and its reading of them; see ``reading_of``."""
+        values = [column[number] for column in self._columns for number in numbers]
+        return values, self.source.reading_of(numbers, reading, upcoming)
 
     def holding(self, samples: NDArray[Any]) -> tuple[int, ...]:
         """Return the numbers of the blocks that hold these samples, ascending; all if few would be left out."""

@@ -116,11 +116,13 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel) -> None:
     skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]
-        values, reading = data.load(Reading(batching=order.Batching(1), structure=data.structure), number)
+        reading = data.reading_of([number], Reading(batching=order.Batching(1), structure=data.structure))
         passes = (block_passes.BlockPass(number, 0, size),)
         work = Work(passes, reading, Step(check_outputs=True), task="the first batch")
         with suppress(*skipped_errors):
-            measured = train(spec, model.parameters, WorkerState(None, model.seed), work, values).measured
+            measured = train(
+                spec, model.parameters, WorkerState(None, model.seed), work, data.load(number)
+            ).measured
             inference.warn_of_problems([measured], set())
             if not measured.samples:
                 continue  # a file that cannot be read and is skipped

@@ -49,13 +49,12 @@ class Session:
         self.set_state(state, model.seed)
 
     def set_state(self, state: TrainingState, seed: int) -> None:
-        """Continue from this state, without GPU states if the device is a CPU; other workers start fresh."""
+        """Continue from this state; other workers start fresh."""
         self.engine.delete([*self._state_refs()])
         self.merge_state = state.merge
-        states = state.workers
-        new = (WorkerState(None, worker_seed(seed, worker)) for worker in range(len(states), len(self.devices)))
-        placed = zip([*states, *new], self.devices, strict=False)
-        self._set_states([state if device != "cpu" else state.on_cpu() for state, device in placed])
+        known = len(state.workers)
+        new = (WorkerState(None, worker_seed(seed, worker)) for worker in range(known, len(self.devices)))
+        self._set_states([*state.workers, *new])
 
     def _set_states(self, states: Sequence[WorkerState]) -> None:
         self.states[:] = [tuple(states[worker] for worker in group) for group in self.groups]

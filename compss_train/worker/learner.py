@@ -12,11 +12,9 @@ import torch
 
 from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
+from compss_train.model import devices, metrics, schedule
 from compss_train.model import parameters as params
-from compss_train.model.devices import RandomState, is_gpu
-from compss_train.model.metrics import Measured, MetricAccumulator
 from compss_train.model.optimizers import make_optimizer
-from compss_train.model.schedule import Hyperparameters
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.worker.batches import Batch, PlacedBatch, batches_in_epoch
 from compss_train.worker.callbacks import CallbackRunner, WorkerContext
@@ -38,7 +36,7 @@ class Tracer:
 
     def __init__(self, device: str, *, wanted: bool) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
-        activities += [torch.profiler.ProfilerActivity.CUDA] if is_gpu(device) else []
+        activities += [torch.profiler.ProfilerActivity.CUDA] if devices.is_gpu(device) else []
         self._profiler = torch.profiler.profile(activities=activities, record_shapes=True) if wanted else None
         self._left = MOST_BATCHES
 
@@ -105,7 +103,7 @@ class Learner:
         self.optimizer = optimizer_of(self.replica, None if reset else state.optimizer)
         if moments and not reset and state.optimizer is None:
             load_moments(self.optimizer, moments)
-        self._accumulator = MetricAccumulator(training_spec.measures)
+        self._accumulator = metrics.MetricAccumulator(training_spec.measures)
         self.stepper = OptimizerStepper(
             self.replica,
             self.optimizer,
@@ -144,7 +142,7 @@ class Learner:
         timed = (self._work.hyperparameters or {}).get(epoch, ())  # by a learning-rate schedule
         planned = batches_in_epoch(self._work, epoch) if len(timed) > 1 else 0
         changes = {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
-        current: Hyperparameters | None = None
+        current: schedule.Hyperparameters | None = None
         for number, (place, batch) in enumerate(batches):
             current = changes.get(number, current)
             if anew and place.position == 0:
@@ -158,7 +156,7 @@ class Learner:
         self.stepper.finish()
         return drawn
 
-    def _renew_optimizer(self, hyperparameters: Hyperparameters | None) -> None:
+    def _renew_optimizer(self, hyperparameters: schedule.Hyperparameters | None) -> None:
         """Train the next block with a new optimizer, as dislib does; accumulated gradients are applied before."""
         self.stepper.finish()
         self.optimizer = optimizer_of(self.replica, None)
@@ -176,17 +174,24 @@ class Learner:
         self._callbacks.batch_end(samples, result)
         return samples
 
-    def finish(self, measured: Measured | None = None) -> params.Parameters:
+    def finish(self, measured: metrics.Measured | None = None) -> params.Parameters:
         """Apply the gradients that are still accumulated, and return the parameters.
 
         Raises ``DivergedError`` in the task rather than in the coordinator, so that NaN is never merged.
         ``measured`` has the measurements since the last merge, if they have already been taken.
         """
         self.stepper.finish()
-        trained = params.from_module(self.net)
+        trained, name = params.from_module(self.net), self._work.name
         if self._spec.gradients.on_nan != "ignore":
-            self._check_finite(trained, self._accumulator if measured is None else measured)
-        scale, name = self.stepper.scaler.get_scale(), self._work.name
+            sums = self._accumulator if measured is None else measured
+            if not math.isfinite(sums.loss):
+                raise DivergedError(
+                    f"the loss became {sums.loss / sums.samples} in {name}; lower the learning rate, or check the "
+                    "data for NaN and for values that are far too large"
+                )
+            if (bad := params.first_not_finite(trained)) is not None:  # by the last step, which no loss follows
+                raise DivergedError(f"parameter {bad!r} became NaN or infinite in {name}; lower the learning rate")
+        scale = self.stepper.scaler.get_scale()
         if scale < LEAST_SCALE:  # so far that it is not their overflow
             raise DivergedError(
                 f"gradients were NaN or infinite in so many batches that the loss scale of fp16 fell to "
@@ -194,17 +199,7 @@ class Learner:
             )
         return trained
 
-    def _check_finite(self, trained: params.Parameters, measured: Measured | MetricAccumulator) -> None:
-        name = self._work.name
-        if not math.isfinite(measured.loss):
-            raise DivergedError(
-                f"the loss became {measured.loss / measured.samples} in {name}; lower the learning rate, or check "
-                "the data for NaN and for values that are far too large"
-            )
-        if (bad := params.first_not_finite(trained)) is not None:  # by the last step, which no loss follows
-            raise DivergedError(f"parameter {bad!r} became NaN or infinite in {name}; lower the learning rate")
-
-    def measured(self) -> Measured:
+    def measured(self) -> metrics.Measured:
         """Return what was measured since the last call."""
         stepper = self.stepper
         measured = self._accumulator.measured()
@@ -217,7 +212,7 @@ class Learner:
         """Return what the worker keeps."""
         return WorkerState(
             optimizer=with_tensors(torch.Tensor.cpu, self.optimizer.state_dict()),
-            random=RandomState.capture(self._work.device),
+            random=devices.RandomState.capture(self._work.device),
             batches=self.stepper.batches,
             buffers=changed_buffers(self.net, self._spec.net),
             scaler=self.stepper.scaler.state_dict() or None,

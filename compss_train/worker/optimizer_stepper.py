@@ -7,10 +7,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from compss_train.model.losses import are_probabilities, takes_logits
-from compss_train.model.metrics import MetricAccumulator, kind_of
+from compss_train.model import losses, metrics, schedule
 from compss_train.model.optimizers import JoinedOptimizer, needs_closure
-from compss_train.model.schedule import Hyperparameters
 from compss_train.model.training_spec import ModelReplica
 from compss_train.model.training_step import Step, StepContext, StepResult
 from compss_train.worker.batches import Batch
@@ -41,7 +39,7 @@ class OptimizerStepper:
         self._accumulated_batches = 0
         self._accumulated_samples = 0
         several = isinstance(optimizer, JoinedOptimizer)
-        self._check_outputs = check_outputs and not several and takes_logits(replica.training_spec.loss)
+        self._check_outputs = check_outputs and not several and losses.takes_logits(replica.training_spec.loss)
         self.batches = batches
         """Number of batches trained, including by earlier tasks of the worker."""
         self.scaler = _scaler_of(replica, optimizer, scaler)
@@ -49,7 +47,7 @@ class OptimizerStepper:
         self.probabilities = False
         """Whether the first outputs are probabilities, though the loss takes logits."""
 
-    def set_hyperparameters(self, hyperparameters: Hyperparameters) -> None:
+    def set_hyperparameters(self, hyperparameters: schedule.Hyperparameters) -> None:
         """Set the learning rate, and other values that a schedule changes, in each parameter group."""
         for group, values in zip(self.optimizer.param_groups, hyperparameters, strict=True):
             for name, value in values.items():
@@ -58,7 +56,7 @@ class OptimizerStepper:
                 else:
                     group[name] = value
 
-    def learn(self, batch: Batch, accumulator: MetricAccumulator, epoch: int = 0) -> StepResult | None:
+    def learn(self, batch: Batch, accumulator: metrics.MetricAccumulator, epoch: int = 0) -> StepResult | None:
         """Train on one transformed batch, and add its measurements; return ``None`` if it was skipped.
 
         The optimizer steps once the gradients of ``accumulate`` batches have been added up.
@@ -76,7 +74,7 @@ class OptimizerStepper:
             return None
         if self._check_outputs:
             self._check_outputs = False
-            self.probabilities = are_probabilities(result.output)
+            self.probabilities = losses.are_probabilities(result.output)
         accumulator.add(batch.samples, *result)
         return result
 
@@ -149,7 +147,7 @@ class OptimizerStepper:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise ValueError(
                 "the loss must be one number a batch in a tensor, whose gradients train the network, not "
-                f"{kind_of(loss)}; take its mean, and leave out .item(), float() and numpy()"
+                f"{metrics.kind_of(loss)}; take its mean, and leave out .item(), float() and numpy()"
             )
         if not loss.requires_grad:
             raise ValueError(

@@ -20,6 +20,7 @@ from compss_train.data.block import Block
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters, check_outer_step
 from compss_train.model.training_spec import TensorNames, TrainingSpec
+from compss_train.parameter_server import ParameterServer
 from compss_train.worker.state import GroupState
 from compss_train.worker.train import train_alone
 from compss_train.worker.work import Work
@@ -91,7 +92,7 @@ class Exchange:
         dtypes = {name: array.dtype for name, array in parameters.items()}
         return cls(tuple(layers), dtypes, num_workers, dict(names.aliases))
 
-    def publish(self, server: parameter_server.ParameterServer, parameters: Parameters) -> None:
+    def publish(self, server: ParameterServer, parameters: Parameters) -> None:
         """Initialize the global parameters on an empty server; called once, before any worker connects."""
         for layer in self.layers:
             if layer.added:
@@ -102,12 +103,7 @@ class Exchange:
                 server.init(layer.rows, [np.zeros(self.num_workers), *rows], optimized=False)
 
     def push_change(
-        self,
-        server: parameter_server.ParameterServer,
-        worker: int,
-        base: Parameters,
-        trained: Parameters,
-        share: float,
+        self, server: ParameterServer, worker: int, base: Parameters, trained: Parameters, share: float
     ) -> None:
         """Push the change of a worker relative to its base, weighted by ``share``; all shares sum to 1.
 
@@ -130,7 +126,7 @@ class Exchange:
                     change[worker] = new - old[worker]
                 server.push(layer.rows, changes, layer.priority)
 
-    def pull(self, server: parameter_server.ParameterServer) -> Parameters:
+    def pull(self, server: ParameterServer) -> Parameters:
         """Return the current global parameters; raise ``DivergedError`` if steps made them NaN or infinite."""
         pulled: Parameters = {}
         for layer in self.layers:
@@ -174,9 +170,7 @@ class ServerAddress:
     token: str = field(repr=False)
     exchange: Exchange
 
-    def connect(
-        self, name: str | None = None, *, generation: int = 0, timeout: float = 60.0
-    ) -> parameter_server.ParameterServer:
+    def connect(self, name: str | None = None, *, generation: int = 0, timeout: float = 60.0) -> ParameterServer:
         """Return a client; repeated calls of a client that reconnects under the same name are executed once."""
         return parameter_server.connect(self.address, self.token, name=name, generation=generation, timeout=timeout)
 

@@ -53,10 +53,6 @@ class WorkerState:
         groups = [{**group, **changed} for group, changed in zip(saved, options, strict=True)]
         return replace(self, optimizer={**self.optimizer, "param_groups": groups})
 
-    def on_cpu(self) -> Self:
-        """Return this state without a GPU's random number generator."""
-        return self if isinstance(self.random, int) else replace(self, random=replace(self.random, cuda=None))
-
 
 GroupState: TypeAlias = tuple[WorkerState, ...]
 """The states of the workers of a group."""
