@@ -64,11 +64,6 @@ class Stopping:
         """Whether the current round must be cancelled."""
         return self._terminated or self._is_over()
 
-    @property
-    def terminated(self) -> bool:
-        """Whether SIGTERM was received, so that the process must end."""
-        return self._terminated
-
     def request(self, reason: str) -> None:
         """Make the fit stop; the first reason counts."""
         self._reason = self._reason or reason

@@ -11,7 +11,7 @@ from compss_train.engines import Engine, Ref, Resources, engine_class
 from compss_train.exceptions import EngineClosedError
 from compss_train.model.weighted_mean import aligned_ranges
 from compss_train.training.data_source import DataSource, PublishedData
-from compss_train.training.stopping import TERMINATED
+from compss_train.training.stopping import SIGTERM, TERMINATED
 from compss_train.training.trained_model import Fit, TrainedModel
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState, fetch_states, state_refs
 from compss_train.worker.state import GroupState, WorkerState
@@ -155,8 +155,8 @@ class Workplace:
                 with fit.stopping.on_sigterm():
                     with fit.callbacks.fit(samples):
                         yield session
-                    if fit.stopping.terminated:
-                        _report_end("SIGTERM", model)
+                    if fit.stopping.reason == SIGTERM:
+                        _report_end(SIGTERM, model)
                         raise SystemExit(TERMINATED)
                     if fit.stopping.urgent:
                         self.end_keeping_states()
