@@ -93,7 +93,9 @@ def _step(
     for name, weight in weights.items():
         weight.grad = torch.from_numpy(np.asarray(_wide(base[name]) - mean[name]))  # numpy makes numbers of scalars
     optimizer = factory(weights.values())
-    _restore(optimizer, saved)
+    if saved is not None and saved["kind"] == _kind(optimizer):  # else of another fit's outer optimizer
+        kept = copy.deepcopy(saved["state"])  # optimizers update loaded tensors in place
+        optimizer.load_state_dict({"state": kept, "param_groups": optimizer.state_dict()["param_groups"]})
     optimizer.step()
     stepped = {
         name: _relative_to_mean(weight.detach().numpy(), base[name], mean[name]) for name, weight in weights.items()
@@ -126,13 +128,6 @@ def _kind(optimizer: torch.optim.Optimizer) -> str:
     options = optimizer.param_groups[0].items()
     on = [name for name, value in options if name not in own and not torch.is_tensor(value) and value]
     return " ".join([type(optimizer).__name__, *on])
-
-
-def _restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any] | None) -> None:
-    """Continue from a saved state; the state of another kind of optimizer is ignored."""
-    if saved is not None and saved["kind"] == _kind(optimizer):
-        state = copy.deepcopy(saved["state"])  # optimizers update loaded tensors in place
-        optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def _moving_average(averaged: Parameters | None, parameters: Parameters, decay: float) -> Parameters:
