@@ -52,7 +52,7 @@ def test_what_is_left_out_is_filled():
             {"kind": "commutative", "outer_optimizer": {"optimizer": "adam", "lr": 1.0}},
             'outer_optimizer=.*take merge="synchronous"',
         ),
-        ({"kind": "commutative", "outer_optimizer": MOMENTUM}, 'add "nesterov": True'),
+        ({"kind": "commutative", "outer_optimizer": MOMENTUM}, 'give .*"nesterov": True'),
         (
             {"kind": "commutative", "outer_optimizer": {"optimizer": "sgd", "lr": -1.0}},
             "lr=-1.0: give a number of at least 0",
