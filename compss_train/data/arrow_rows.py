@@ -105,4 +105,4 @@ def arrow_rows(dataset: Any, roles: Roles, floats: str | None) -> ArrowRows | No
     if dataset.format["type"] == "custom":
         return None
     rows = ArrowRows(dataset, roles, floats)
-    return rows if all(rows.dtypes.values()) else None
+    return None if any(dtype is None for dtype in rows.dtypes.values()) else rows
