@@ -162,10 +162,9 @@ def report_arguments(parser: Parser) -> None:
     examples:
       compss-train report runs/spirals
       compss-train report history.jsonl -o report.html
-      compss-train report runs/* -o comparison.html
     """
     page = "report.html in the folder of a run, else an .html file next to the history"
-    _add_runs(parser, f"an .html file (default: {page}; of several runs, comparison.html here)")
+    _add_run_history(parser, f"an .html file (default: {page})")
 
 
 def plot_arguments(parser: Parser) -> None:
@@ -174,10 +173,8 @@ def plot_arguments(parser: Parser) -> None:
     examples:
       compss-train plot runs/spirals
       compss-train plot history.jsonl -o curves.svg --against epoch
-      compss-train plot runs/a runs/b -o both.png
     """
-    image = "plot.png next to the history; of several runs, comparison.png"
-    _add_runs(parser, f"a .png, .svg or .pdf file (default: {image})", axis=True)
+    _add_run_history(parser, "a .png, .svg or .pdf file (default: plot.png next to the history)", axis=True)
 
 
 def compare_arguments(parser: Parser) -> None:
@@ -189,13 +186,16 @@ def compare_arguments(parser: Parser) -> None:
 
     Runs that differ only in their seed are drawn as one: their median, and a band from the lowest to the highest.
     """
-    _add_runs(parser, "also write an .html page, or a .png, .svg or .pdf image, with all curves", axis=True)
+    output = "also write an .html page, or a .png, .svg or .pdf image, with all curves"
+    _add_run_history(parser, output, name="runs", nargs="+", axis=True)
 
 
-def _add_runs(parser: Parser, output: str, *, axis: bool = False) -> None:
-    """Add the runs that are drawn, the file, and whether the horizontal axis can be chosen."""
+def _add_run_history(
+    parser: Parser, output: str, *, name: str = "run", nargs: str | None = None, axis: bool = False
+) -> None:
+    """Add the run or runs that are drawn, the file, and with ``axis`` the choice of the horizontal axis."""
     text = "folder of a run, or a file of JSON lines: history.jsonl, or one of the callback JsonLines"
-    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help=text)
+    parser.add_argument(name, type=Path, nargs=nargs, metavar="RUN", help=text)
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
     if axis:
         text = "the horizontal axis of curves (default: round)"

@@ -12,10 +12,8 @@ import numpy as np
 from compss_train._utils.files import atomic_path
 from compss_train.cli import run_files
 from compss_train.cli.fit import format_metrics
-from compss_train.cli.run_files import data, objects, trust
-from compss_train.cli.run_files.training import read_trainer
-from compss_train.data import FileDataset, block, locations
-from compss_train.data.order import RowRange
+from compss_train.cli.run_files import data, objects, training, trust
+from compss_train.data import FileDataset, block, locations, order
 from compss_train.exceptions import BadFileError
 from compss_train.model import parameters
 from compss_train.model.export import ONNX
@@ -67,7 +65,7 @@ def export(options: argparse.Namespace) -> int:
             x = read_samples(files, file) if files else _read_data(file, trainer)[0].x
             if isinstance(x, FileDataset):
                 key = x.training_keys(targets=False)[0]
-                example = x.part([0], (key,)).read(RowRange(0, 0, min(2, x.sizes[0])))[key]
+                example = x.part([0], (key,)).read(order.RowRange(0, 0, min(2, x.sizes[0])))[key]
             else:
                 example = block.load_block(next(as_blocked(x, 1).blocks()))[:2]
         trainer.export(target, example)
@@ -88,7 +86,7 @@ def _open_run(options: argparse.Namespace) -> Iterator[tuple[run_files.RunFile, 
     trust.check_trust(file, trusted=options.trust)
     folder, errors = run_files.RunFolder(file.path.parent), run_files.Errors()
     with trust.working_directory(file):
-        trainer = read_trainer(file, errors)
+        trainer = training.read_trainer(file, errors)
         errors.check(file.path)
         if not options.best and folder.parameters.exists():
             final = parameters.load(folder.parameters)

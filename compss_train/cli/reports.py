@@ -10,8 +10,7 @@ from compss_train._utils.files import write_atomic
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import check_count
 from compss_train.cli.run_files import RunFolder, check_parent_folder
-from compss_train.reports import advice, comparison, html, records
-from compss_train.reports.formatting import columns, number, speed
+from compss_train.reports import advice, comparison, formatting, html, records
 from compss_train.reports.history import History, save_figure
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
@@ -21,9 +20,7 @@ WORTH = 1.1
 
 def report(options: argparse.Namespace) -> int:
     """Write the page and print its path."""
-    if len(options.runs) > 1:
-        return _write_comparison(options.runs, options.output or Path("comparison.html"), "round")
-    path, history = read_history(options.runs[0])
+    path, history = read_history(options.run)
     folder = RunFolder(path.parent)
     own = folder.configuration.exists()  # else report.html may be one of the callback Report, which knows more
     output = options.output or (folder.report if own else path.with_suffix(".html"))
@@ -36,9 +33,7 @@ def report(options: argparse.Namespace) -> int:
 
 def plot(options: argparse.Namespace) -> int:
     """Draw the plot and print its path."""
-    if len(options.runs) > 1:
-        return _write_comparison(options.runs, options.output or Path("comparison.png"), options.against)
-    path, history = read_history(options.runs[0])
+    path, history = read_history(options.run)
     output = options.output or path.with_name("plot.png")
     check_parent_folder(output)
     save_figure(history.plot(against=options.against), output)
@@ -46,25 +41,22 @@ def plot(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write_comparison(runs: Sequence[Path], output: Path, against: Any) -> int:
-    """Write a page if the name of the file ends in .html, else an image, and print its path."""
-    compared = read_compared(runs)
+def compare(options: argparse.Namespace) -> int:
+    """Print the table; write a page if the named file ends in .html, else an image, and print its path."""
+    compared, output = read_compared(options.runs), options.output
+    print(_format_table(comparison.comparison_table(compared)))
+    if output is None:
+        return 0
     check_parent_folder(output)
     if html.is_page(output):
-        write_atomic(output, html.comparison_page(compared, against))
+        write_atomic(output, html.comparison_page(compared, options.against))
     else:
         import_optional("matplotlib", extra="plot", needed_by="plot")
         from compss_train.reports.plots import draw_comparison
 
-        save_figure(draw_comparison(compared, against), output)
+        save_figure(draw_comparison(compared, options.against), output)
     print(f"{len(compared)} runs compared in {output}")
     return 0
-
-
-def compare(options: argparse.Namespace) -> int:
-    """Print the table, and write the file if one is named."""
-    print(_format_table(comparison.comparison_table(read_compared(options.runs))))
-    return 0 if options.output is None else _write_comparison(options.runs, options.output, options.against)
 
 
 def runs(options: argparse.Namespace) -> int:
@@ -98,7 +90,7 @@ def _format_table(rows: Sequence[Mapping[str, str]]) -> str:
     """Return rows as aligned columns, each with its name."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [names, *([row.get(name, "-") for name in names] for row in rows)]
-    return "\n".join(text.rstrip() for text in columns(lines))
+    return "\n".join(text.rstrip() for text in formatting.columns(lines))
 
 
 def advise(options: argparse.Namespace) -> int:
@@ -116,11 +108,11 @@ def advise(options: argparse.Namespace) -> int:
         seconds = rounds[workers] = training + others
         mark = "*" if (workers, processes) == (cost.workers, cost.processes) else " "
         share = f"{records.per_second(others, seconds):.0%}"
-        cells = number(seconds), speed(records.per_second(cost.samples, seconds)), share
+        cells = formatting.number(seconds), formatting.speed(records.per_second(cost.samples, seconds)), share
         lines.append([f"{workers}{mark}", *cells])
     best = next(workers for workers, seconds in rounds.items() if seconds <= WORTH * min(rounds.values()))
     print(f"{path}: {cost.workers} workers, {cost.processes} at a time, {cost.samples:,.0f} samples a round\n")
-    print("\n".join(columns(lines, str.rjust)), "* measured", sep="\n", end="\n\n")
+    print("\n".join(formatting.columns(lines, str.rjust)), "* measured", sep="\n", end="\n\n")
     print(f"Fastest for the same samples, or nearly, where {processes} train at a time: {best} workers.")
     print("Not in these numbers: more workers need more epochs to the same accuracy.")
     return 0

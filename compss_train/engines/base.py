@@ -88,11 +88,6 @@ def _holds_ref(value: Any) -> bool:
     return any(isinstance(item, Ref) or _holds_ref(item) for item in value)
 
 
-def this_machine() -> Node:
-    """Return this machine as a node: the cores that this process may use, and the GPUs that torch sees."""
-    return Node("localhost", nodes.cores(), torch.cuda.device_count() if torch.cuda.is_available() else 0)
-
-
 class Engine(ABC):
     """Run plain module-level functions as tasks.
 
@@ -210,8 +205,10 @@ class Engine(ABC):
 
     @classmethod
     def nodes(cls) -> Sequence[Node]:
-        """Return the nodes that tasks run on, by default this machine; empty if they are unknown."""
-        return [this_machine()]
+        """Return the nodes that tasks run on, by default this machine, with the cores that this process may use and
+        the GPUs that torch sees; empty if they are unknown.
+        """
+        return [Node("localhost", nodes.cores(), torch.cuda.device_count() if torch.cuda.is_available() else 0)]
 
     def places(self, resources: Resources) -> int:
         """Return how many tasks with these resources run at the same time; 0 if that is unknown."""

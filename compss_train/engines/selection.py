@@ -5,7 +5,7 @@ import os
 from compss_train.engines.base import Engine
 from compss_train.engines.compss import runtime
 from compss_train.engines.compss.engine import CompssEngine
-from compss_train.engines.local.engine import LocalEngine
+from compss_train.engines.local import LocalEngine
 from compss_train.engines.serial import SerialEngine
 from compss_train.exceptions import ScriptLoadingError
 

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self
 
-from compss_train.engines import liveness
+from compss_train.engines import calls, liveness
 from compss_train.engines.base import Engine, Ref, Resources, Traits, map_refs
-from compss_train.engines.calls import exited, intra_op_threads, results_of
 from compss_train.exceptions import EngineClosedError
 
 
@@ -42,11 +41,11 @@ class SerialEngine(Engine):
         """Run the task immediately."""
         self._check_open()
         values = map_refs(args, lambda ref: _serial(ref).value)
-        with intra_op_threads(resources.cpus), liveness.reporting_to(self._heartbeat):
+        with calls.intra_op_threads(resources.cpus), liveness.reporting_to(self._heartbeat):
             try:
-                return [_SerialRef(result) for result in results_of(function, values, returns)]
+                return [_SerialRef(result) for result in calls.results_of(function, values, returns)]
             except SystemExit as error:  # else the program would end silently
-                raise exited(error) from error
+                raise calls.exited(error) from error
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
         """Update immediately, in the order of submission."""

@@ -22,11 +22,9 @@ from torch import nn
 
 from compss_train._utils.validation import check_count, warn_user
 from compss_train.engines import Engine, engine_class
-from compss_train.engines.base import this_machine
 from compss_train.exceptions import NotBuiltError
+from compss_train.model import losses, metrics
 from compss_train.model import parameters as params
-from compss_train.model.losses import LOSSES, BatchFunction, categorical_cross_entropy, resolve_function
-from compss_train.model.metrics import MetricSpec
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.merge import Merge
 from compss_train.training.named_fits import Fitted, NamedFits
@@ -34,7 +32,7 @@ from compss_train.training.named_fits import Fitted, NamedFits
 GPU_UNITS = "ComputingUnitsGPUs"
 """Environment variable with the number of GPUs of dislib's tasks."""
 
-LossFactory: TypeAlias = Callable[[], BatchFunction | str]
+LossFactory: TypeAlias = Callable[[], losses.BatchFunction | str]
 """The class of a loss, or another callable that makes one."""
 Layers: TypeAlias = NDArray[np.object_]
 """The parameters of each layer, a list of arrays: ``layers[0]`` may be ``[weight, bias]``, ``layers[1]`` ``[]``."""
@@ -49,9 +47,9 @@ OPTIMIZER_DEFAULTS: Mapping[str, Mapping[str, float]] = {
 }
 """dislib's defaults for EDDL's optimizers where they differ from torch's."""
 
-EDDL_LOSSES: Mapping[str, BatchFunction] = {
-    **LOSSES,
-    **dict.fromkeys(("cross_entropy", "ce", "softmax_cross_entropy"), categorical_cross_entropy),
+EDDL_LOSSES: Mapping[str, losses.BatchFunction] = {
+    **losses.LOSSES,
+    **dict.fromkeys(("cross_entropy", "ce", "softmax_cross_entropy"), losses.categorical_cross_entropy),
 }
 """The losses by name, all cross entropies of probabilities: in EDDL the network applies the softmax."""
 
@@ -80,7 +78,7 @@ class Encapsulated(NamedFits[Fitted]):
         """Build the trainer for those of the requested GPUs that exist; dislib's scripts also run without any."""
         self.num_gpu = check_count("num_gpu", num_gpu, least=0)
         usable = 0 if os.environ.get(GPU_UNITS) == "0" else num_gpu
-        available = sum(node.gpus for node in self._nodes or [this_machine()])
+        available = sum(node.gpus for node in self._nodes or Engine.nodes())
         if usable and not available:
             hint = f"set {GPU_UNITS}=0 to train on the CPU without this warning"
             warn_user(f"num_gpu={num_gpu}, but there are no GPUs for torch: training on the CPU; {hint}")
@@ -161,7 +159,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         return net
 
 
-def _made(loss: LossFactory | str) -> BatchFunction | str:
+def _made(loss: LossFactory | str) -> losses.BatchFunction | str:
     """Return the loss that a class, or another callable, makes; names and modules are returned unchanged."""
     return loss if isinstance(loss, str | nn.Module) else loss()
 
@@ -181,8 +179,8 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
         self,
         net: nn.Module,
         optimizer: Mapping[str, Any],
-        loss: str | BatchFunction,
-        metric: MetricSpec,
+        loss: str | losses.BatchFunction,
+        metric: metrics.MetricSpec,
         num_gpu: int = 0,
         num_nodes: int = 0,
         **options: Any,
@@ -194,7 +192,7 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
         ``DistributedTrainer.build``. Warns of a ``weight_decay``, which means something else here, unless there is
         a ``schedule``. Raises the exceptions of ``DistributedTrainer.build``.
         """
-        function = resolve_function("loss", loss, EDDL_LOSSES)
+        function = losses.resolve_function("loss", loss, EDDL_LOSSES)
         if not isinstance(optimizer, Mapping):
             raise TypeError(f'optimizer={optimizer!r}: give a dict, for example {{"optimizer": "sgd", "lr": 0.01}}')
         spec = {**OPTIMIZER_DEFAULTS.get(str(optimizer.get("optimizer")), {}), **optimizer}

@@ -1,12 +1,13 @@
 """A fake machine that has only the programs a test adds, and the doctor's findings on it."""
 
+import argparse
 import json
 import platform
 import sysconfig
 from importlib import metadata
 
 from compss_train._utils import __version__
-from compss_train.cli.doctor import Request, examine
+from compss_train.cli.doctor import examine
 from compss_train.engines.compss.configuration import write
 
 # A login as sshd does it: the words of the command joined with blanks, in a shell.
@@ -60,7 +61,8 @@ class FakeMachine:
         if nodes:
             project, resources = write(self.folder / "files", nodes, install_dir=self.home)
             request = {"project": project, "resources": resources, **request}
-        return {finding.name: finding for finding in examine(Request(**request))}
+        options = {"project": None, "resources": None, "nodes": (), "python": "python3", **request}
+        return {finding.name: finding for finding in examine(argparse.Namespace(**options))}
 
 
 def states(findings, *names):

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 
 from compss_train.cli import doctor, main
-from compss_train.cli.doctor import Request, nodes
 from compss_train.engines.compss import configuration
 from compss_train.engines.compss.configuration import WorkerNode, loopback_nodes, resources_xml
 from tests.cli.fake_machine import FakeMachine, missing, states
@@ -36,7 +35,7 @@ def bare(tmp_path, monkeypatch):
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setattr(configuration, "DEFAULT_HOME", tmp_path / "none")
     monkeypatch.setattr(doctor, "util", SimpleNamespace(find_spec=lambda name: None))
-    monkeypatch.setattr(nodes, "physical_cores", lambda: 2)
+    monkeypatch.setattr(doctor, "physical_cores", lambda: 2)
     monkeypatch.setattr(os, "cpu_count", lambda: 4)
     return fake
 
@@ -73,8 +72,8 @@ def test_nothing_hangs(machine, monkeypatch):
     pids.mkdir()
     for tool in ("java", "runcompss", "ssh", "nvidia-smi"):
         machine.add_program(tool, HANGS.format(python=sys.executable, pids=str(pids)))
-    monkeypatch.setattr(nodes, "TIMEOUT", 0.5)
-    monkeypatch.setattr(nodes, "SSH_TIMEOUT", 0.5)
+    monkeypatch.setattr(doctor, "TIMEOUT", 0.5)
+    monkeypatch.setattr(doctor, "SSH_TIMEOUT", 0.5)
     before = time.monotonic()
     findings = machine.findings(WorkerNode("localhost", 2), nodes=("n1", "n2"))
     assert time.monotonic() - before < 10
@@ -190,7 +189,7 @@ def test_versions_on_nodes_go_together_up_to_builds_and_patches(machine):
 
 def test_probe_in_a_real_python(machine, tmp_path):
     (tmp_path / "torch.py").write_text("raise OSError('libcudart is not there')")
-    probe = nodes.probe_program(Request(), "n1")
+    probe = doctor.probe_program(machine.home)
     environment = {"PYTHONPATH": str(tmp_path), "PATH": str(machine.bin)}
     options = {"input": probe, "capture_output": True, "text": True, "check": True, "env": environment}
     seen = json.loads(subprocess.run([sys.executable, "-"], **options).stdout)

@@ -15,7 +15,7 @@ ERRORS = {
     "report runs/small -o new/page.html": "new/page.html: the folder new does not exist; create it",
     "plot runs/small -o plot.docx": "'plot.docx' is not an image file; give a name that ends in .png, .svg or .pdf",
     "plot runs/small -o plot": "'plot' is not an image file; give a name that ends in .png, .svg or .pdf",
-    "plot runs/small runs/small -o a.docx": "'a.docx' is not an image file",
+    "compare runs/small runs/small -o a.docx": "'a.docx' is not an image file",
     "plot runs/small -o my-plots/a.png": "the folder my-plots does not exist",
     "plot empty.jsonl": "empty.jsonl has no round yet",
     "plot nowhere": "No such file",

@@ -24,12 +24,14 @@ def test_a_dry_run_prints_the_plan(run_file, command, nothing_written):
 
 
 ERRORS = {
-    "fti.num_epochs=1": "fti: unknown section fti; did you mean fit?",
+    "fti.num_epochs=1": "top level: unknown section fti; did you mean fit?",
     "fit.num_epoch=1": "[fit]: unknown key num_epoch; did you mean num_epochs?",
     "fit.validation_data=1": "[fit]: unknown key validation_data",
     "fit.earlystoping=true": "[fit]: unknown key earlystoping; did you mean early_stopping?",
     "fit.num_epochs=0": "[fit]: num_epochs=0: give an integer of at least 1",
     "fit.batch_size=none": "[fit]: num_batches_per_worker=None and batch_size=None: give exactly one",
+    "fit.buffer=foo": "[fit]: buffer: 'foo': give a table, whose keys are kind, capacity, threshold",
+    "build.schedule=3": "[build]: schedule: 3: give a table, whose keys are function, steps, unit, or an object by",
     "fit.merge=sync": "[fit]: merge='sync': choose one of 'synchronous'",
     f"fit.callbacks='import:{USER_OBJECTS}:data'": "give a list of callbacks",
     "fit.callbacks=['import:compss_train.callbacks:ProgressBar']": "is not a Callback; call the class",
@@ -151,11 +153,14 @@ def test_early_stopping_without_validation_is_an_error(run_file, command):
 def test_the_errors_of_all_sections_are_printed_at_once(run_file, command):
     settings = ["fit.epochs=1", "network.import=no:thing", "validation.fraction=7", "build.losss=mse", "fti.a=1"]
     output = command("fit", run_file, code=2, settings=settings).err
-    assert all(place in output for place in ("[fit]: ", "[network]: ", "[validation]: ", "[build]: ", "fti: "))
+    assert all(
+        place in output
+        for place in ("[fit]: ", "[network]: ", "[validation]: ", "[build]: ", "unknown section fti")
+    )
     run_file.write_text("fit = 3\nnum_epochs = 3\n")
     output = command("fit", run_file, code=2).err
-    assert "fit: 3 is not a section; write [fit] and its keys below" in output
-    assert "num_epochs: unknown section" in output
+    assert "top level: fit = 3 is not a section; write [fit] and its keys below" in output
+    assert "top level: unknown section num_epochs" in output
 
 
 def test_failed_training_prints_a_line_and_on_request_the_traceback(run_file, command):

@@ -51,10 +51,8 @@ def test_runs_are_listed_and_compared(run_file, fitted, command, tmp_path):
     assert [line.split()[names.index("lr")] for line in table[1:]] == ["0.05", "0.1"]
     assert "2 runs compared in c.html" in command("compare", fitted, other, "-o", "c.html").out
     assert (tmp_path / "c.html").read_text().count("<figure") >= 3
-    command("report", fitted, other)
-    assert (tmp_path / "comparison.html").exists()
-    assert command("plot", fitted, fitted / "history.jsonl").out == "2 runs compared in comparison.png\n"
-    assert (tmp_path / "comparison.png").read_bytes().startswith(b"\x89PNG")
+    assert "2 runs compared in c.png\n" in command("compare", fitted, fitted / "history.jsonl", "-o", "c.png").out
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_states_of_runs_are_known_and_kept_by_reports(fitted, command):

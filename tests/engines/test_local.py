@@ -16,9 +16,8 @@ from loky.backend.process import LokyProcess
 
 from compss_train import LocalEngine, WorkerLostError
 from compss_train._utils import files
-from compss_train.engines import Resources
+from compss_train.engines import Resources, calls
 from compss_train.engines.base import ONE_CPU
-from compss_train.engines.local import scheduler
 from compss_train.engines.local.store import store
 from compss_train.exceptions import EngineClosedError, WorkerTraceback
 from tests.engines import tasks
@@ -327,8 +326,8 @@ def _plus_but_die_once(value, other, flag):
 
 
 def test_a_task_that_always_kills_its_process_is_an_error(shared_local, monkeypatch):
-    assert scheduler.MAX_RUNS == 4
-    monkeypatch.setattr(scheduler, "MAX_RUNS", 2)
+    assert calls.MAX_RUNS == 4
+    monkeypatch.setattr(calls, "MAX_RUNS", 2)
     with pytest.raises(
         WorkerLostError, match=r"task 'die' was running 2 times .* with SIGKILL.* memory most likely ran out"
     ):

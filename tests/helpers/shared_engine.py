@@ -12,7 +12,8 @@ import pytest
 from loky import ProcessPoolExecutor
 
 from compss_train import LocalEngine
-from compss_train.engines.local import engine, worker_process
+from compss_train.engines import local
+from compss_train.engines.local import worker_process
 
 IMPORTED = ["compss_train.worker", "torch._dynamo"]
 """What the process that the others are forked from has imported."""
@@ -49,7 +50,7 @@ def fork_processes(patch: pytest.MonkeyPatch) -> None:
     """
     multiprocessing.set_forkserver_preload(IMPORTED)
     forkserver.ensure_running()  # it stays: tests that count processes do so from now on
-    patch.setattr(engine, "WorkerProcess", ForkedProcess)
+    patch.setattr(local, "WorkerProcess", ForkedProcess)
 
 
 @contextmanager

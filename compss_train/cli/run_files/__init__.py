@@ -121,12 +121,12 @@ class RunFile:
         return tomli_w.dumps({**seeded.table, "output": output, HOME: str(self.home)})
 
     def check_sections(self, errors: Errors) -> None:
-        """Collect unknown sections, and keys outside of sections."""
+        """Collect unknown sections, and values in place of sections."""
         for name, value in self.table.items():
-            if name not in SECTIONS and name != HOME:
-                errors.add(name, unknown_name(name, SECTIONS, "section"))
-            elif (name == HOME) is isinstance(value, dict):
-                errors.add(name, f"{value!r} is not a section; write [{name}] and its keys below")
+            if name not in (*SECTIONS, HOME):
+                errors.add("top level", unknown_name(name, SECTIONS, "section"))
+            elif name != HOME and not isinstance(value, dict):
+                errors.add("top level", f"{name} = {value!r} is not a section; write [{name}] and its keys below")
 
 
 def read_run_file(path: Path, settings: Iterable[str] = (), hint: str = "") -> RunFile:

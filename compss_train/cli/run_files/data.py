@@ -8,11 +8,7 @@ from numpy.typing import NDArray
 from compss_train._utils.validation import check_fraction
 from compss_train.cli.run_files import Errors, RunFile, Table, unknown_name
 from compss_train.cli.run_files.objects import CALL, NONE, call_object, keywords_of, parameters_of
-from compss_train.data import BlockedTensor, FileDataset
-from compss_train.data.block import as_block
-from compss_train.data.files import read_arrays
-from compss_train.data.readers import as_reader
-from compss_train.data.samples import Samples, as_samples
+from compss_train.data import BlockedTensor, FileDataset, Samples, block, files, readers, samples
 from compss_train.training.data_source import as_data_source
 
 FORMS = 'give files = "train/*.npz", or x = "x.npy" and y = "y.npy", or import = "module:function"'
@@ -98,8 +94,8 @@ def load_array(value: Any, role: str) -> Any:
         return value
     if value.endswith(".npy"):
         return np.load(value, mmap_mode="r", allow_pickle=False)
-    names = list(as_reader(None, [value]).describe(value).layout or ())
-    return read_arrays([value], names[0] if len(names) == 1 else key)[0]
+    names = list(readers.as_reader(None, [value]).describe(value).layout or ())
+    return files.read_arrays([value], names[0] if len(names) == 1 else key)[0]
 
 
 def _in_grid(dataset: Dataset, grid: Any) -> Dataset:
@@ -144,7 +140,7 @@ def _as_indexed(part: Any) -> Any:
     """Return samples that can be selected by their numbers, or an array."""
     if isinstance(part, BlockedTensor):
         return part.collect()
-    samples = as_samples(part)
-    if isinstance(part, FileDataset) or (samples is not None and samples.is_stream):
+    by_number = samples.as_samples(part)
+    if isinstance(part, FileDataset) or (by_number is not None and by_number.is_stream):
         raise ValueError(f"{FRACTION}: samples of files and streams have no numbers; name others, as in [data]")
-    return as_block(part) if samples is None else samples
+    return block.as_block(part) if by_number is None else by_number

@@ -20,9 +20,7 @@ from typing import Any
 from compss_train._utils.validation import suggestion
 from compss_train.buffers import BufferSpec
 from compss_train.cli.run_files import Table, format_exception, unknown_name
-from compss_train.model.optimizers import Gradients
-from compss_train.model.schedule import Schedule
-from compss_train.model.train_transform import TrainTransform
+from compss_train.model import optimizers, schedule, train_transform
 from compss_train.samplers import PartialShuffle
 from compss_train.training.merge import Merge
 
@@ -33,13 +31,15 @@ NONE = "none"
 
 TABLES: Mapping[str, Callable[..., Any]] = {
     "buffer": BufferSpec,
-    "gradients": Gradients,
+    "gradients": optimizers.Gradients,
     "merge": Merge,
-    "schedule": Schedule,
+    "schedule": schedule.Schedule,
     "shuffle": PartialShuffle,
-    "train_transform": TrainTransform,
+    "train_transform": train_transform.TrainTransform,
 }
 """Keys whose tables hold the arguments of a class."""
+NAMED = ("merge", "shuffle")
+"""Those of them that also take the name of a kind."""
 
 
 def resolve(value: Any) -> Any:
@@ -47,19 +47,17 @@ def resolve(value: Any) -> Any:
 
     Raises ``ValueError`` for a name that cannot be imported or called, or does not accept the arguments.
     """
-    if isinstance(value, str) and value.startswith(PREFIX):
-        return load_object(value.removeprefix(PREFIX))
+    if is_object(value):
+        return load_object(value.removeprefix(PREFIX)) if isinstance(value, str) else call_object(value)
     if isinstance(value, list):
         return [resolve(item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if is_object(value):
-        return call_object(value)
-    return {key: resolve(item) for key, item in value.items()}
+    return {key: resolve(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 def is_object(value: Any) -> bool:
-    """Return whether a value is a table that describes a call, now or later."""
+    """Return whether a value names an object: a string with the prefix, or a table of a call, now or later."""
+    if isinstance(value, str):
+        return value.startswith(PREFIX)
     return isinstance(value, dict) and (CALL in value or PARTIAL in value)
 
 
@@ -159,10 +157,17 @@ def keywords_of(table: Table, parameters: Mapping[str, Parameter]) -> dict[str, 
     keywords = {}
     for key, value in table.items():
         try:
-            if key in TABLES and isinstance(value, dict) and not is_object(value):
-                keywords[key] = TABLES[key](**keywords_of(value, parameters_of(TABLES[key])))
-            else:
+            if key not in TABLES or value == NONE or is_object(value):
                 keywords[key] = None if value == NONE else resolve(value)
+            elif isinstance(value, dict):
+                keywords[key] = TABLES[key](**keywords_of(value, parameters_of(TABLES[key])))
+            elif key in NAMED:
+                keywords[key] = value
+            else:
+                accepted = ", ".join(parameters_of(TABLES[key]))
+                raise ValueError(
+                    f"{value!r}: give a table, whose keys are {accepted}, or an object by its import path"
+                )
         except (TypeError, ValueError) as error:
             raise ValueError(f"{key}: {format_exception(error)}") from error
     return keywords

@@ -26,10 +26,8 @@ PORTS = 10
 LAST_PORT = 65535
 LOWEST_PORT = 10_000
 """Registered services use lower ports."""
-_USUAL_OUTGOING_PORT = 32768
-"""The lowest port of outgoing connections, unless an administrator has changed it."""
-OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
-"""File with the range of ports that Linux uses for outgoing connections."""
+LOWEST_OUTGOING_PORT = 32768
+"""The lowest port of outgoing connections on Linux, unless an administrator has changed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +69,8 @@ def free_first_port(count: int) -> int:
     ports are free.
     """
     needed = count * PORTS
-    try:
-        outgoing = int(OUTGOING.read_text().split()[0])
-    except (OSError, ValueError):
-        outgoing = _USUAL_OUTGOING_PORT
-    candidates = range(LOWEST_PORT, outgoing - needed + 1)
-    for _ in range(100 if candidates else 0):
+    candidates = range(LOWEST_PORT, LOWEST_OUTGOING_PORT - needed + 1)
+    for _ in range(100):
         first = random.choice(candidates)
         if all(_is_free(port) for port in range(first, first + needed)):
             return first

@@ -14,7 +14,7 @@ from compss_train.engines.base import Engine, Ref, Resources, Traits, map_refs
 from compss_train.engines.calls import Failure
 from compss_train.engines.compss import runtime
 from compss_train.engines.compss.task_body import Call, LostInputError, Placeholder, SerializedValue
-from compss_train.engines.local.engine import run_in_child
+from compss_train.engines.local import run_in_child
 from compss_train.engines.nodes import Node
 from compss_train.exceptions import EngineClosedError
 from compss_train.model.devices import CPU, gpu

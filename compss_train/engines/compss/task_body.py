@@ -19,9 +19,7 @@ from typing import Any, TypeAlias
 import torch
 
 from compss_train.data.block import as_block, is_future
-from compss_train.engines import calls
-from compss_train.engines.calls import Failure
-from compss_train.engines.codec import dumps
+from compss_train.engines import calls, codec
 from compss_train.engines.compss import runtime
 from compss_train.exceptions import WorkerLostError
 
@@ -45,7 +43,7 @@ class SerializedValue:
     @classmethod
     def of(cls, value: object) -> SerializedValue:
         """Serialize a value; the memory of its arrays is shared until they are written."""
-        return cls(*dumps(value))
+        return cls(*codec.dumps(value))
 
     def load(self) -> Any:
         """Return the value; its arrays are views of the buffers."""
@@ -81,7 +79,7 @@ class LostInputError(WorkerLostError):
 
 
 class _FailedInput(Exception):  # noqa: N818 - only carries a failure to run_task
-    def __init__(self, failure: Failure) -> None:
+    def __init__(self, failure: calls.Failure) -> None:
         self.failure = failure
 
 
@@ -94,7 +92,7 @@ def run_task(results: int, cpus: int, call: SerializedValue, inputs: Sequence[An
     except _FailedInput as error:
         serialized = [SerializedValue.of(error.failure)] * results
     except BaseException as error:  # SystemExit too: the process serves other tasks
-        serialized = [SerializedValue.of(Failure.of(error))] * results
+        serialized = [SerializedValue.of(calls.Failure.of(error))] * results
     return serialized if results > 1 else serialized[0]
 
 
@@ -137,7 +135,7 @@ def _load_input(item: Any) -> Any:
             )
         return as_block(item)
     value = item.load()
-    if isinstance(value, Failure):
+    if isinstance(value, calls.Failure):
         raise _FailedInput(value)
     return value
 

@@ -1,1 +1,234 @@
-"""The local engine: tasks on worker processes of this machine."""
+"""The local engine: tasks on worker processes of this machine, values in shared memory."""
+
+import contextlib
+import itertools
+import os
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from functools import lru_cache
+from multiprocessing.util import Finalize
+from typing import Any, ClassVar, Self
+
+import torch
+
+from compss_train._utils.validation import check_count
+from compss_train.engines.base import Ref, Resources, Traits
+from compss_train.engines.local.scheduler import Scheduler
+from compss_train.engines.local.store import StoreFolders, store
+from compss_train.engines.local.task_graph import GraphEngine, GraphRef, Value
+from compss_train.engines.local.worker_process import WorkerProcess, interrupts_deferred
+from compss_train.engines.nodes import cores
+from compss_train.exceptions import EngineClosedError
+
+_CHECK_SECONDS = 1.0
+"""How often a waiting ``fetch`` checks that the scheduler still runs."""
+
+
+class LocalEngine(GraphEngine):
+    """Run tasks on ``processes`` worker processes, started by loky, with ``threads`` intra-op threads each.
+
+    Values are files in shared memory that workers map, so that a block exists once however many tasks read it. A
+    process that dies is replaced and its task runs again, up to 4 times in all; other tasks continue. Processes do
+    not import the main script: models from notebooks and from ``__main__`` work without a main guard. Processes
+    import the modules in ``preload`` when they start instead of in their first task.
+
+    At the end of the program the engine waits for running tasks; ``shutdown(kill=True)`` does not. Each process
+    takes 7 file descriptors of the coordinator: for hundreds of processes ``ulimit -n`` must exceed the usual 1024.
+
+    Raises ``ValueError`` for fewer than one process or thread.
+    """
+
+    name: ClassVar[str] = "local"
+    threads: int
+    traits: ClassVar[Traits] = Traits(shared_memory=True)
+
+    def __init__(self, processes: int, threads: int = 1, preload: Sequence[str] = ()) -> None:
+        if processes < 1 or threads < 1:
+            raise ValueError(f"LocalEngine needs at least 1 process and thread, got {processes} and {threads}")
+        self.processes = 0
+        self.threads = threads
+        self.cpus = 0
+        self._widest = 1
+        """The most CPUs that a task has asked for."""
+        self._numbers = itertools.count()
+        self._preload = preload
+        self._processes: list[WorkerProcess] = []
+        with contextlib.ExitStack() as undo:  # if the start fails, or was interrupted
+            with interrupts_deferred():
+                self._folders = StoreFolders()
+                undo.callback(self._folders.remove)
+                self._folders.create()
+                self._scheduler = Scheduler(self._folders.paths)
+                self._graph = self._scheduler.graph
+                self.end_processes = weakref.finalize(
+                    self, _shut_down, self._scheduler, self._processes, self._folders, os.getpid()
+                )
+                undo.callback(self.end_processes)
+                self._grow(processes, processes * threads)
+            undo.pop_all()
+
+    @classmethod
+    def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
+        """Start a process for each worker, at most as many as the cores allow."""
+        return cls(max(1, min(num_workers, cores() // threads)), threads, preload)
+
+    def places(self, resources: Resources) -> int:
+        """Return how many such tasks the processes and their CPUs can run at once."""
+        return min(self.processes, self.cpus // resources.cpus)
+
+    def reserve(self, tasks: Sequence[Resources]) -> None:
+        """Start the processes that are missing. They stay until ``resize``."""
+        self._check_open()
+        self._grow(len(tasks) - self.processes, sum(task.cpus for task in tasks) - self.cpus)
+
+    def resize(self, processes: int) -> None:
+        """Run tasks on this number of processes from now on; callbacks may call it. The bits stay the same.
+
+        New processes take tasks as soon as they have started. Surplus processes end after their current tasks, the
+        slowest idle ones first. Raises ``ValueError`` for fewer than one process, and for fewer
+        CPUs than a task has asked for.
+        """
+        self._check_open()
+        added = check_count("processes", processes) - self.processes
+        cpus = added * self.threads
+        if self.cpus + cpus < self._widest:
+            raise ValueError(f"processes={processes} have {self.cpus + cpus} CPUs, and a task needs {self._widest}")
+        if added > 0:
+            self._grow(added, cpus)
+        elif added < 0:
+            self.processes += added
+            self.cpus += cpus
+            self._post(self._scheduler.remove_workers, -added, -cpus)
+
+    def trained_samples(self) -> int:
+        """Return what the processes have reported."""
+        return sum(process.heartbeat.samples for process in list(self._processes))
+
+    def publish(self, value: object) -> Ref:
+        """Write the value to shared memory; of a memory-mapped array only the path is stored."""
+        self._check_open()
+        published = Value()
+        published.future.set_result(store(value, f"{next(self._numbers)}-published", self._folders.paths))
+        return GraphRef(published)
+
+    def _submit(
+        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
+    ) -> Sequence[Ref]:
+        """Run the task in a worker process."""
+        self._check_open()
+        if resources.cpus > self.cpus:
+            raise ValueError(f"a task asks for {resources.cpus} CPUs and this engine has {self.cpus}")
+        self._widest = max(self._widest, resources.cpus)
+        return super()._submit(function, args, returns, resources, priority)
+
+    def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
+        """Wait, and raise as soon as a task has failed; large arrays are mapped from shared memory, not copied."""
+        self._check_open()
+        futures = [self._read(ref).future for ref in refs]
+        while (state := wait(futures, _CHECK_SECONDS, FIRST_EXCEPTION)).not_done:
+            _raise_first(state.done)
+            self._check_open()
+        _raise_first(state.done)
+        return [future.result().load() for future in futures]
+
+    def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
+        """Return the value; the newest one if it is being updated commutatively."""
+        self._check_open()
+        local = self._own(ref)
+        while local.updates is not None and (newest := local.updates.newest) is not None:
+            with contextlib.suppress(FileNotFoundError):  # the next update has just replaced it
+                return newest.future.result().load()
+        future = local.value.future
+        wait([future], timeout)
+        return future.result().load() if future.done() and future.exception() is None else None
+
+    def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
+        """Wait for the tasks."""
+        self._check_open()
+        done, missing = wait([self._read(ref).future for ref in refs], timeout, FIRST_EXCEPTION)
+        return not missing or any(future.exception() is not None for future in done)
+
+    @contextlib.contextmanager
+    def watched(self, timeout: float | None) -> Iterator[None]:
+        """Warn, with the process's state and stack, after 30 s or 10 times the longest silence so far."""
+        self._post(self._scheduler.watch.begin, timeout)
+        try:
+            yield
+        finally:
+            self._post(self._scheduler.watch.end)
+
+    def shutdown(self, *, kill: bool = False) -> None:
+        """End the processes and remove all files from shared memory; further calls do nothing."""
+        if self.end_processes.alive and not kill:
+            self._scheduler.finish_running()
+        self.end_processes()
+
+    def _post(self, function: Callable[..., None], *args: Any) -> None:
+        self._scheduler.post(function, *args)
+
+    def _grow(self, processes: int, cpus: int) -> None:
+        """Add processes and CPUs; negative numbers add none."""
+        added = [WorkerProcess(self.threads, self._folders.paths, self._preload) for _ in range(processes)]
+        cpus = max(0, cpus)
+        self._processes += added  # before any starts, so that all are ended
+        for process in added:
+            process.start()
+        self.processes += len(added)
+        self.cpus += cpus
+        self._post(self._scheduler.add_workers, added, cpus)
+
+    def _check_open(self) -> None:
+        if not (self.end_processes.alive and self._scheduler.alive):
+            raise EngineClosedError("this local engine was shut down; make a new one")
+
+
+def _raise_first(futures: Iterable[Future[Any]]) -> None:
+    for future in futures:
+        if (error := future.exception()) is not None:
+            raise error
+
+
+def _shut_down(scheduler: Scheduler, processes: list[WorkerProcess], folders: StoreFolders, owner: int) -> None:
+    if os.getpid() != owner:  # a forked child of the program does not own its copy of the engine
+        return
+    try:
+        scheduler.stop()
+    finally:
+        try:
+            for process in processes:
+                process.stop()
+            for process in processes:
+                process.join()
+        finally:
+            folders.remove()
+
+
+_TASKS = ("compss_train.worker",)
+"""What the tasks of a fit import; the start of a process does not count as silence."""
+
+
+def run_in_child(function: Callable[..., Any], timeout: float | None, gpu: bool, *args: Any) -> Any:
+    """Return ``function(*args)`` as a child process computes it, with as many threads as this one.
+
+    For tasks of an engine that neither replaces nor watches processes. A child that dies, or that reports nothing
+    for ``timeout`` seconds if given, is replaced by another one, which runs the function again. A child without a
+    ``gpu`` is kept for the next task; a child with a GPU sees the devices that it was started with.
+    """
+    threads = torch.get_num_threads()
+    with LocalEngine(1, threads, _TASKS) if gpu else contextlib.nullcontext(_kept_child(threads)) as engine:
+        published = [engine.publish(argument) for argument in args]
+        result = engine.submit(function, *published, resources=Resources(cpus=threads))
+        try:
+            with contextlib.nullcontext() if timeout is None else engine.watched(timeout):
+                return engine.fetch([result])[0]
+        finally:
+            engine.delete([result, *published])
+
+
+@lru_cache(maxsize=1)
+def _kept_child(threads: int) -> LocalEngine:
+    engine = LocalEngine(1, threads, _TASKS)
+    # COMPSs's worker processes are children of multiprocessing, which at exit wait for children of their own.
+    Finalize(None, engine.end_processes, exitpriority=0)
+    return engine

@@ -6,34 +6,22 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor, Future, wait
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
-from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from loky.process_executor import TerminatedWorkerError
 
-from compss_train.engines.calls import MAX_RUNS, Failure, name_of
-from compss_train.engines.liveness import too_silent
-from compss_train.engines.local.store import StoredValue, discard_all
+from compss_train.engines import calls, liveness
+from compss_train.engines.local.store import discard_all
 from compss_train.engines.local.task_graph import Task, TaskGraph
-from compss_train.engines.local.worker_process import Call, WorkerProcess
+from compss_train.engines.local.worker_process import Answer, Call, WorkerProcess
 from compss_train.exceptions import EngineClosedError, WorkerLostError
 
 CHECK_SECONDS = 0.25
 """Seconds between reads of the processes' reports."""
-
-_STATES = {
-    "R": "computes",
-    "S": "waits for something",
-    "D": "waits for a disk or a file system",
-    "T": "is stopped by a signal, and continues after kill -CONT {pid}",
-    "t": "is stopped by a debugger",
-}
-"""What a process does, by Linux's state letters."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -108,17 +96,16 @@ class Watch:
         run.silence += passed
         longest = f" (the longest until now: {self._longest:.1f} s)" if self._longest else ""
         silent = f"{heartbeat.doing} has reported no batch for {run.silence:.0f} s{longest}"
-        named = f"process {process.pid}"
         if self._timeout is not None and run.silence >= self._timeout:
-            state = _state_of(process.pid)
-            _say(f"{silent}: worker_timeout={self._timeout:g} ends its {named}{state}")
+            _say(f"{silent}: worker_timeout={self._timeout:g} ends its process {process.pid}")
             task.timed_out = True
             process.kill()
-        elif not run.warned and too_silent(run.silence, self._longest):
+        elif not run.warned and liveness.too_silent(run.silence, self._longest):
             run.warned = True
-            stack = process.stack()  # if the process writes it
+            stopped = f", which is stopped (kill -CONT {process.pid} continues it) or waits for a disk"
+            stack = process.stack()  # which such a process does not write
             advice = "" if self._timeout else "; worker_timeout=SECONDS would run its task in another process"
-            _say(f"{silent}: {named}{_state_of(process.pid)}{advice}{stack and '. Its stack:'}")
+            _say(f"{silent}: process {process.pid}{'' if stack else stopped}{advice}{stack and '. Its stack:'}")
             print(stack, end="", file=sys.stderr, flush=True)
 
 
@@ -137,7 +124,7 @@ class Scheduler:
         self._idle: list[WorkerProcess] = []
         self._surplus = 0
         """Number of processes that end as soon as they are idle."""
-        self._running: dict[Task, Future[list[StoredValue] | Failure]] = {}
+        self._running: dict[Task, Future[Answer]] = {}
         self._events: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="compss_train scheduler", daemon=True)
@@ -213,7 +200,7 @@ class Scheduler:
         self.watch.started(task, process)
         future.add_done_callback(lambda done: self.post(self._finish, task, process, done))
 
-    def _finish(self, task: Task, process: WorkerProcess, future: Future[list[StoredValue] | Failure]) -> None:
+    def _finish(self, task: Task, process: WorkerProcess, future: Future[Answer]) -> None:
         del self._running[task]
         self.watch.ended(task)
         self._free_cpus += task.cpus
@@ -228,7 +215,7 @@ class Scheduler:
             self._run_again(task, error)
         elif error is not None:
             self.graph.fail(task, error)
-        elif isinstance(result := future.result(), Failure):
+        elif isinstance(result := future.result(), calls.Failure):
             self.graph.fail(task, result.exception())
         else:
             self.graph.complete(task, result)
@@ -244,20 +231,20 @@ class Scheduler:
     def _run_again(self, task: Task, error: BaseException) -> None:
         discard_all(_file_names(task), self._folders)
         task.deaths += 1
-        name = name_of(task.function)
+        name = calls.name_of(task.function)
         match = re.search(r"{(.*?)}", str(error))  # in loky's message: {SIGKILL(-9)}, for example
-        if task.deaths < MAX_RUNS:
+        if task.deaths < calls.MAX_RUNS:
             code = f" ({match[1]})" if match else ""
             print(f"compss_train: a worker process died{code}; its task {name!r} runs again", file=sys.stderr)
             task.timed_out = False
             self.graph.requeue(task)
             return
         lost = (
-            f"task {name!r} was running {MAX_RUNS} times, and the last time its process was ended because it "
+            f"task {name!r} was running {calls.MAX_RUNS} times, and the last time its process was ended because it "
             "reported no batch for worker_timeout seconds; give more of them than the slowest batch takes, or find "
             "out where it hangs: warnings show the stack of a task that is left alone"
             if task.timed_out
-            else f"task {name!r} was running {MAX_RUNS} times when a process died, the last time with "
+            else f"task {name!r} was running {calls.MAX_RUNS} times when a process died, the last time with "
             f"{match[1] if match else error}. If the system killed it (SIGKILL), memory most likely ran out: use "
             "smaller blocks or batches, or fewer workers."
         )
@@ -267,15 +254,6 @@ class Scheduler:
 def _file_names(task: Task) -> tuple[str, ...]:
     # Different names for each run: a process that died may have left a file half written.
     return tuple(f"{task.number}-{place}-{task.deaths}" for place in range(len(task.outputs)))
-
-
-def _state_of(pid: int) -> str:
-    """Return what a process does, as the end of a sentence; empty if unknown."""
-    with suppress(OSError):
-        letter = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        if state := _STATES.get(letter):
-            return f", which {state.format(pid=pid)}"
-    return ""
 
 
 def _say(message: str) -> None:

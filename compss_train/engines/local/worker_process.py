@@ -13,13 +13,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from loky import ProcessPoolExecutor, process_executor
 from loky.backend.context import LokyContext
 
 from compss_train.engines import calls, liveness
-from compss_train.engines.calls import Failure
 from compss_train.engines.local.store import StoredValue, discard_all, loaded, store, written
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
@@ -43,7 +42,7 @@ class Call:
     cpus: int
 
 
-def run(call: Call, folders: Sequence[str]) -> list[StoredValue] | Failure:
+def run(call: Call, folders: Sequence[str]) -> list[StoredValue] | calls.Failure:
     """Run a task and return its stored results, or a ``Failure`` for any exception."""
     try:
         liveness.describe(f"task {calls.name_of(call.function)!r}")
@@ -53,7 +52,7 @@ def run(call: Call, folders: Sequence[str]) -> list[StoredValue] | Failure:
         return [store(item, name, folders) for item, name in zip(results, call.outputs, strict=True)]
     except BaseException as error:  # SystemExit too: the process serves other tasks
         discard_all(call.outputs, folders)
-        return Failure.of(error)
+        return calls.Failure.of(error)
 
 
 def initialize(parent: int, preload: Sequence[str], heartbeat_path: str) -> None:
@@ -80,6 +79,10 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
+
+
+Answer: TypeAlias = list[StoredValue] | calls.Failure
+"""What a process answers to a call: the stored results, or why it failed."""
 
 
 class WorkerProcess:
@@ -127,12 +130,12 @@ class WorkerProcess:
         self._executor = self._new_executor()
         self.start()
 
-    def submit(self, call: Call) -> Future[list[StoredValue] | Failure]:
+    def submit(self, call: Call) -> Future[Answer]:
         """Submit a call to the process, or to a new one if it died while it was idle."""
         self._task_start = time.monotonic(), self.heartbeat.samples
         while True:
             try:
-                future: Future[list[StoredValue] | Failure] = self._executor.submit(run, call, self._folders)
+                future: Future[Answer] = self._executor.submit(run, call, self._folders)
             except BrokenExecutor:
                 self.restart()
             else:

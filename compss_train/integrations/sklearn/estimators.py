@@ -17,8 +17,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from torch import nn
 
 from compss_train.integrations.sklearn.base import DistributedEstimator
-from compss_train.model.losses import LOSSES, BatchFunction, categorical_cross_entropy
-from compss_train.model.metrics import MetricSpec
+from compss_train.model import losses, metrics
 
 
 @dataclass(eq=False, repr=False)
@@ -37,8 +36,8 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
     ``classes_`` are the labels in the order of the outputs; the other attributes are in ``DistributedEstimator``.
     """
 
-    loss: str | BatchFunction = "cross_entropy"
-    metric: MetricSpec = "accuracy"
+    loss: str | losses.BatchFunction = "cross_entropy"
+    metric: metrics.MetricSpec = "accuracy"
     class_weight: Mapping[Any, float] | str | None = None
 
     classes_: NDArray[Any] = field(init=False)
@@ -108,15 +107,15 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
 _MIN_PROBABILITY = 1e-30  # positive in float32, so that its logarithm is finite
 
 
-def log_probabilities(outputs: NDArray[Any], loss: str | BatchFunction) -> NDArray[Any]:
+def log_probabilities(outputs: NDArray[Any], loss: str | losses.BatchFunction) -> NDArray[Any]:
     """Return the log probabilities of the classes, shape (samples, classes).
 
     Outputs are probabilities if the loss is ``categorical_cross_entropy`` (``cce``, ``sce``), log probabilities if
     it is ``nn.NLLLoss`` (both are normalized), and logits otherwise.
     """
     tensor = torch.from_numpy(outputs)
-    function = LOSSES.get(loss) if isinstance(loss, str) else loss
-    if function is categorical_cross_entropy:
+    function = losses.LOSSES.get(loss) if isinstance(loss, str) else loss
+    if function is losses.categorical_cross_entropy:
         tensor = tensor.clamp(min=_MIN_PROBABILITY).log()
     return np.asarray(nn.functional.log_softmax(tensor, dim=1))  # identity for log probabilities
 

@@ -151,16 +151,12 @@ def test_no_free_ports(monkeypatch):
         configuration.free_first_port(1)
 
 
-def test_ports_of_outgoing_connections_are_left_out(monkeypatch, tmp_path):
-    range_file = tmp_path / "range"
-    monkeypatch.setattr(configuration, "OUTGOING", range_file)
+def test_ports_of_outgoing_connections_are_left_out(monkeypatch):
     monkeypatch.setattr(configuration, "_is_free", lambda port: True)
-    range_file.write_text(f"{configuration.LOWEST_PORT + 20}\t{configuration.LAST_PORT - 10}\n")
+    monkeypatch.setattr(configuration, "LOWEST_OUTGOING_PORT", configuration.LOWEST_PORT + 20)
     for _ in range(50):
         first = configuration.free_first_port(1)
         assert configuration.LOWEST_PORT <= first <= configuration.LOWEST_PORT + 20 - configuration.PORTS
-    range_file.unlink()
-    assert configuration.free_first_port(1) + configuration.PORTS <= 32768
 
 
 def test_compss_home_is_where_runcompss_lies(tmp_path, monkeypatch):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from compss_train.engines.local import engine
+from compss_train.engines import local
 from tests.engines import tasks
 
 
@@ -11,8 +11,8 @@ from tests.engines import tasks
 @pytest.mark.parametrize("gpu", [False, True])
 def test_a_child_runs_functions_and_is_replaced(timeout, gpu, forked_processes, tmp_path):
     ones = np.ones(50_000)
-    assert engine.run_in_child(tasks.total, timeout, gpu, [ones, ones]).sum() == 100_000
-    assert engine.run_in_child(tasks.die_once, timeout, gpu, tmp_path / "flag", 7) == 7
+    assert local.run_in_child(tasks.total, timeout, gpu, [ones, ones]).sum() == 100_000
+    assert local.run_in_child(tasks.die_once, timeout, gpu, tmp_path / "flag", 7) == 7
     with pytest.raises(KeyError, match="broken"):
-        engine.run_in_child(tasks.fail, timeout, gpu, "broken")
-    engine._kept_child.cache_clear()
+        local.run_in_child(tasks.fail, timeout, gpu, "broken")
+    local._kept_child.cache_clear()

@@ -1,0 +1,383 @@
+"""``compss-train doctor`` and ``configure``: check and configure what the compss engine needs, here and on nodes.
+
+A check yields findings, with advice for what is missing. It never raises because something is missing, never blocks
+beyond a timeout, and never imports torch in this process: it is fast and works on a broken installation.
+"""
+
+import argparse
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from compss_train._utils import __version__
+from compss_train.engines.compss import configuration
+from compss_train.engines.nodes import Node, is_local, physical_cores
+
+T = TypeVar("T")
+
+COMPSS_DOCS = "https://compss-doc.readthedocs.io"
+JAVA_ADVICE = "install a JDK (Debian: apt install default-jdk) and set JAVA_HOME to its folder"
+
+TIMEOUT = 20.0
+"""Seconds for a program of this machine: the JVM of runcompss may start from a slow disk."""
+SSH_TIMEOUT = 10.0
+"""Seconds for a login, above ssh's own 5 for the connection."""
+PROBE_TIMEOUT = 90.0
+"""Seconds for the program on a node: the first import of torch from a shared disk of a cluster is slow."""
+
+# COMPSs's own ssh options, except that the list of known hosts stays unchanged.
+SSH = [
+    "ssh",
+    *("-o", "BatchMode=yes"),
+    *("-o", "ConnectTimeout=5"),
+    *("-o", "StrictHostKeyChecking=no"),
+    *("-o", "UserKnownHostsFile=/dev/null"),
+    *("-o", "LogLevel=ERROR"),
+]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check: its name, state, what was found, and how to fix it if something is wrong.
+
+    ``missing``: the compss engine cannot run. ``warning``: it may fail or be slow.
+    """
+
+    name: str
+    state: Literal["ok", "warning", "missing"]
+    found: str
+    advice: str = ""
+
+
+@dataclass(frozen=True)
+class Result:
+    """Exit code and output of a program; ``code`` is ``None`` if it could not be started or timed out."""
+
+    code: int | None
+    output: str
+
+    @property
+    def first_line(self) -> str:
+        """The first line that is not blank."""
+        return next((line.strip() for line in self.output.splitlines() if line.strip()), "no answer")
+
+
+def run_program(command: Sequence[str], timeout: float | None = None, stdin: str = "") -> Result:
+    """Run a program and return its result; kill it and all its children after ``timeout`` seconds."""
+    seconds = TIMEOUT if timeout is None else timeout
+    try:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+    except OSError as error:
+        return Result(None, f"{command[0]}: {error.strerror}")
+    with process:
+        try:
+            output, _ = process.communicate(stdin, timeout=seconds)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            return Result(None, f"no answer from {command[0]} in {seconds:g} s")
+    return Result(process.returncode, output.strip())
+
+
+def installed_version(package: str) -> str | None:
+    """Return the version of an installed package without importing it, or ``None`` if it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def doctor(options: argparse.Namespace) -> int:
+    """Print the findings; return 1 if anything is missing."""
+    findings = examine(options)
+    ready = all(finding.state != "missing" for finding in findings)
+    if options.json:
+        print(json.dumps({"ready": ready, "findings": [asdict(finding) for finding in findings]}, indent=2))
+    else:
+        print(as_text(findings))
+    return 0 if ready else 1
+
+
+def configure(options: argparse.Namespace) -> int:
+    """Write the two files and print the workers in them."""
+    if options.hosts is not None:
+        first_port = options.first_port or configuration.FIRST_PORT
+        workers = configuration.host_nodes(options.hosts, options.units, options.gpus, first_port)
+    else:
+        # One more range of ports, after those of the workers, for the coordinator.
+        first_port = options.first_port or configuration.free_first_port(min(max(1, options.nodes), 254) + 1)
+        workers = configuration.loopback_nodes(options.nodes, options.units, options.gpus, first_port)
+    configuration.write(options.folder, workers, install_dir=options.install_dir, working_dir=options.working_dir)
+    for node in workers:
+        print(f"{node.name}: {node.cpus} CPU units, {node.gpus} GPUs, ports {node.first_port} to {node.last_port}")
+    print(f"project.xml and resources.xml are in {options.folder.absolute()}")
+    return 0
+
+
+def examine(options: argparse.Namespace) -> list[Finding]:
+    """Run all checks and return their findings."""
+    checks = (check_packages, check_pycompss, check_compss_home, check_java, check_runcompss)
+    findings = [finding for check in checks for finding in check()]
+    installed = _read("project file", options.project, configuration.read_project, findings)
+    declared = _read("resources file", options.resources, configuration.read_resources, findings)
+    if declared and (unknown := set(installed) - set(declared)):
+        found = f"{', '.join(sorted(unknown))} of the project file not in the resources file"
+        findings.append(Finding("nodes", "missing", found, "give each node an entry in both files"))
+    findings += check_resources(declared if options.resources is not None else None)
+    names = options.nodes or tuple(installed)
+    if not names:  # COMPSs needs ssh to this machine too
+        return [*findings, _check_ssh("localhost")]
+
+    def check(node: str) -> list[Finding]:
+        folder = installed.get(node) or configuration.presumed_home()
+        return list(check_node(node, options.python, folder, declared.get(node)))
+
+    with ThreadPoolExecutor(min(32, len(names))) as pool:
+        return [*findings, *(finding for there in pool.map(check, names) for finding in there)]
+
+
+def as_text(findings: Sequence[Finding]) -> str:
+    """Return one line per finding, and a last line with the verdict."""
+    width = max(len(finding.name) for finding in findings)
+    lines = [
+        f"{finding.state:8} {finding.name:{width}}  {finding.found}" + (finding.advice and f"; {finding.advice}")
+        for finding in findings
+    ]
+    if missing := [finding.name for finding in findings if finding.state == "missing"]:
+        see = f"see {', '.join(missing)}. The local engine does not need COMPSs."
+        return "\n".join([*lines, f"The compss engine cannot run here yet: {see}"])
+    return "\n".join([*lines, "The compss engine can run here."])
+
+
+def check_packages() -> Iterator[Finding]:
+    """Report the version of Python, and check that torch and numpy are installed."""
+    yield Finding("Python", "ok", platform.python_version())
+    for name in ("torch", "numpy"):
+        if version := installed_version(name):
+            yield Finding(name, "ok", version)
+        else:
+            yield Finding(name, "missing", "not installed", f"pip install {name}")
+
+
+def check_pycompss() -> Iterator[Finding]:
+    """Look for pycompss where Python finds it, or where runcompss will: in COMPSs's own folder.
+
+    Its compiled extension fits a single version of Python: a common cause of failures.
+    """
+    spec, folder = util.find_spec("pycompss"), configuration.presumed_home() / "Bindings/python/3"
+    if spec is not None and spec.origin is not None:
+        folder = Path(spec.origin).parent.parent
+    found = f"{installed_version('pycompss') or 'the binding'} in {folder}"
+    extensions, suffix = [path.name for path in folder.glob("compss*.so")], sysconfig.get_config_var("EXT_SUFFIX")
+    if not (folder / "pycompss").is_dir():
+        advice = f"it comes with COMPSs, only the compss engine needs it: {COMPSS_DOCS}"
+        yield Finding("pycompss", "missing", "not importable", advice)
+    elif extensions and not any(name.endswith((suffix, ".abi3.so")) for name in extensions):
+        built = f"{found}, compiled as {extensions[0]}"
+        yield Finding("pycompss", "missing", built, f"use that Python, or build COMPSs for {suffix}")
+    else:
+        yield Finding("pycompss", "ok", found)
+
+
+def check_compss_home() -> Iterator[Finding]:
+    """Look for the folder that COMPSs is installed in."""
+    home = configuration.compss_home()
+    advice = f"export COMPSS_HOME={configuration.DEFAULT_HOME}, or the folder where COMPSs is installed"
+    if home is None:
+        yield Finding("COMPSS_HOME", "missing", "not set", advice)
+    elif not (home / "Runtime").is_dir():
+        yield Finding("COMPSS_HOME", "missing", f"{home}, which has no Runtime folder", advice)
+    else:
+        yield Finding("COMPSS_HOME", "ok", str(home) if "COMPSS_HOME" in os.environ else f"not set, but {home}")
+
+
+def check_java() -> Iterator[Finding]:
+    """Look for Java as COMPSs does: in ``JAVA_HOME``, with its library, or on the PATH."""
+    home, java = os.environ.get("JAVA_HOME"), shutil.which("java")
+    if not home:
+        yield Finding("JAVA_HOME", "warning", "not set", "set it to a JDK, whose libjvm.so COMPSs loads")
+    else:
+        paths = [f"{home}/jre/bin/java", f"{home}/bin/java"]
+        java = next((path for path in paths if os.path.isfile(path)), None)
+        libraries = [path for folder in ("jre/lib", "lib") for path in Path(home).glob(f"{folder}/**/libjvm.*")]
+        if java and libraries:
+            yield Finding("JAVA_HOME", "ok", home)
+        else:
+            yield Finding("JAVA_HOME", "missing", f"{home}, which has no bin/java with a libjvm.so", JAVA_ADVICE)
+    result = run_program([java or "java", "-version"])
+    if result.code == 0:
+        yield Finding("java", "ok", result.first_line)
+    else:
+        yield Finding("java", "missing", result.first_line, JAVA_ADVICE)
+
+
+def check_runcompss() -> Iterable[Finding]:
+    """Look for runcompss on the PATH and ask for its version, which it prints only if its own setup works."""
+    path = shutil.which("runcompss")
+    if path is None:
+        scripts = configuration.presumed_home() / "Runtime/scripts/user"
+        advice = f'export PATH="{scripts}:$PATH"' if scripts.is_dir() else f"install COMPSs: {COMPSS_DOCS}"
+        return [Finding("runcompss", "missing", "not on the PATH", advice)]
+    result = run_program([path, "--version"])
+    version = re.search(r"version\s+(\d\S*)", result.output)
+    if result.code == 0 and version:
+        return [Finding("runcompss", "ok", f"{version[1]} at {path}")]
+    return [Finding("runcompss", "missing", f"{path}: {result.first_line}", "runcompss --version must work")]
+
+
+def _read(
+    name: str, path: Path | None, read: Callable[[Path], Mapping[str, T]], findings: list[Finding]
+) -> Mapping[str, T]:
+    """Return the nodes of one of COMPSs's two XML files, and add the finding about it; empty without a path."""
+    nodes: Mapping[str, T] = {}
+    try:
+        if path is not None:
+            nodes = read(path)
+            findings.append(Finding(name, "ok", f"{path}: {', '.join(nodes) or 'no nodes'}"))
+    except configuration.UNREADABLE as error:
+        findings.append(Finding(name, "missing", f"{path}: {error}", "compss-train configure writes one"))
+    return nodes
+
+
+def check_resources(declared: Mapping[str, Node] | None) -> Iterator[Finding]:
+    """Compare what a resources file declares of this machine with its cores and GPUs.
+
+    Without one, COMPSs uses its default file, which declares four units on every machine.
+    """
+    default = configuration.presumed_home() / "Runtime/configuration/xml/resources/default_resources.xml"
+    nodes = declared
+    if nodes is None:
+        nodes = configuration.read_resources(default) if default.exists() else {}
+    listed = run_program(["nvidia-smi", "-L"])
+    gpus = len(re.findall(r"^GPU \d+", listed.output, re.MULTILINE)) if listed.code == 0 else 0
+    here = [node for node in nodes.values() if is_local(node.name)]
+    for node in here:
+        for finding in judge_node(node, os.cpu_count() or 1, physical_cores(), gpus):
+            if declared is None and finding.state == "missing":  # but runs can use another file
+                advice = f"give runcompss files of your own ({finding.advice})"
+                found = f"{finding.found} in COMPSs's own {default}"
+                finding = replace(finding, state="warning", found=found, advice=advice)
+            yield finding
+    total = sum(node.cpus for node in here)
+    if len(here) > 1 and total > physical_cores():
+        found = f"{total} in all, {physical_cores()} physical cores"
+        yield Finding("units of this machine", "warning", found, "workers slow each other: declare fewer")
+
+
+def judge_node(node: Node, logical: int, physical: int, gpus: int) -> Iterator[Finding]:
+    """Compare what is declared of a node with its logical cores, physical cores and GPUs."""
+    name, found = f"units of {node.name}", f"{node.cpus} declared, {physical} cores"
+    advice = f"compss-train configure --units {physical}"
+    if node.cpus > logical:
+        binding = "COMPSs binds each unit to a core, and tasks beyond the cores die"
+        yield Finding(name, "missing", found, f"{binding}: {advice}, or runcompss --cpu_affinity=disabled")
+    elif node.cpus > physical:
+        yield Finding(name, "warning", found, f"two units on one core slow each other: {advice}")
+    else:
+        yield Finding(name, "ok", found)
+    name, found = f"GPUs of {node.name}", f"{node.gpus} declared, {gpus} found"
+    if node.gpus > gpus:
+        yield Finding(name, "missing", found, f"compss-train configure --gpus {gpus}")
+    elif node.gpus < gpus:
+        yield Finding(name, "warning", found, "tasks can only use declared GPUs: configure with --gpus")
+    elif gpus:
+        yield Finding(name, "ok", found)
+
+
+def _check_ssh(node: str) -> Finding:
+    """Check that a login on the node works without a password."""
+    result = run_program([*SSH, node, "true"], SSH_TIMEOUT)
+    if result.code == 0:
+        return Finding(f"ssh to {node}", "ok", "without a password")
+    advice = f"COMPSs starts its workers by ssh: run an ssh server there, ssh-keygen here, then ssh-copy-id {node}"
+    return Finding(f"ssh to {node}", "missing", result.first_line, advice)
+
+
+def check_node(node: str, python: str, folder: Path, declared: Node | None) -> Iterator[Finding]:
+    """Log into a node as COMPSs does to start its worker, and check Python, torch and COMPSs there.
+
+    ``folder`` is COMPSs's folder there, ``declared`` the node in the resources file.
+    """
+    yield (login := _check_ssh(node))
+    if login.state == "missing":
+        return
+    # ssh joins words with blanks, so the interpreter's path is quoted as a single word of the remote command line.
+    command = [*SSH, node, "exec", shlex.quote(python), "-"]
+    result = run_program(command, PROBE_TIMEOUT, stdin=probe_program(folder))
+    try:
+        answer: dict[str, Any] = json.loads(result.output.splitlines()[-1])
+    except (IndexError, ValueError):
+        found = f"{python}: {result.first_line}"
+        advice = "install Python there under the same path, or name another with --python"
+        yield Finding(f"Python on {node}", "missing", found, advice)
+        return
+    here = {"python": platform.python_version(), "torch": installed_version("torch"), "compss_train": __version__}
+    for name, version in here.items():
+        label = f"{name} on {node}"
+        if answer[name] is None:
+            advice = "install it there, or put it on a shared disk and name that with --pythonpath"
+            yield Finding(label, "missing", f"not importable ({answer['problems'][name]})", advice)
+        elif _significant(name, answer[name]) == _significant(name, version or ""):
+            yield Finding(label, "ok", answer[name])
+        else:
+            found = f"{answer[name]}, but {version} here"
+            yield Finding(label, "missing", found, "tasks are sent as pickles: use the same version on all nodes")
+    name = f"COMPSs on {node}"
+    if answer["compss"]:
+        yield Finding(name, "ok", str(folder))
+    else:
+        yield Finding(name, "missing", f"not in {folder}", "install it there or correct InstallDir in project.xml")
+    if not answer["java"]:
+        found = "neither in JAVA_HOME nor on the PATH of a non-interactive ssh"
+        yield Finding(f"java on {node}", "missing", found, "install a JDK, or export JAVA_HOME in ~/.bashrc")
+    if declared and not is_local(node):
+        yield from judge_node(declared, answer["cpus"], answer["cpus"], answer["gpus"])
+
+
+def _significant(name: str, version: str) -> str:
+    """Return the part that must agree: Python's first two numbers, a package's version without ``+cpu``."""
+    return ".".join(version.split(".")[:2]) if name == "python" else version.split("+")[0]
+
+
+# The trainer imports all dependencies of compss_train; the bare package imports none.
+PROBE = """
+import json, os, platform, shutil, sys
+sys.path.append({package_root!r})
+answer = {{"python": platform.python_version(), "cpus": os.cpu_count() or 1, "problems": {{}}}}
+for name, module in (("torch", "torch"), ("compss_train", "compss_train.trainer")):
+    try:
+        answer[name] = str(__import__(module).__version__)
+    except BaseException as error:
+        answer[name] = None
+        answer["problems"][name] = f"{{type(error).__name__}}: {{error}}"
+answer["gpus"] = sys.modules["torch"].cuda.device_count() if answer["torch"] else 0
+home = os.environ.get("JAVA_HOME")
+answer["java"] = os.path.exists(home + "/bin/java") if home else shutil.which("java") is not None
+answer["compss"] = os.path.exists({starter!r})
+print(json.dumps(answer))
+"""
+
+
+def probe_program(folder: Path) -> str:
+    """Return the Python program that examines a node, with COMPSs in this folder, and prints JSON."""
+    starter = folder / "Runtime/scripts/system/adaptors/nio/persistent_worker.sh"
+    return PROBE.format(package_root=str(Path(__file__).parents[2]), starter=str(starter))
