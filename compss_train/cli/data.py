@@ -9,7 +9,7 @@ from typing import Any
 
 from compss_train._utils.validation import check_count
 from compss_train.cli.arguments import TOKEN_VARIABLE
-from compss_train.data import BlockedTensor, FileDataset, layout, locations, readers, writing
+from compss_train.data import BlockedTensor, FileDataset, layout, locations, writing
 from compss_train.samplers import PartialShuffleSampler
 
 
@@ -50,11 +50,9 @@ def _open(files: list[str], keys: Sequence[str] | None) -> FileDataset:
     dataset = FileDataset(files, keys=keys)
     others = [name for name, field in (dataset.layout or {}).items() if not layout.is_supported(field)]
     if others:
-        table = isinstance(dataset.reader, readers.TableReader)
-        hint = "the columns to write with --keys NAME,...; those of strings become the numbers of their classes"
         raise ValueError(
-            f"{files[0]} holds no numbers in {layout.quote_names(others)}: name "
-            + (hint if table else "other arrays with --keys NAME,..., or convert these")
+            f"{files[0]} holds no numbers in {layout.quote_names(others)}: name the arrays or columns to write "
+            "with --keys NAME,...; columns of strings become the numbers of their classes"
         )
     return dataset
 

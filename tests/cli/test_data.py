@@ -69,7 +69,7 @@ def test_shard_writes_strings_of_columns_that_are_named_as_classes(tmp_path, cap
     command = ["shard", f"{tmp_path}/*.{suffix}", "--rows", "4", "--output", str(tmp_path / "out")]
     assert main(command) == 2
     error = capsys.readouterr().err
-    assert f"0.{suffix} holds no numbers in 'note': name the columns to write with --keys NAME,..." in error
+    assert f"0.{suffix} holds no numbers in 'note': name the arrays or columns to write with --keys" in error
     assert not list(tmp_path.glob("out/*"))
     assert main([*command, "--keys", "y,note"]) == 0
     lines = [

@@ -2,7 +2,7 @@
 
 ``"import:module:name"`` is the object itself. A table ``{ import = "module:name", key = value }`` is the result of
 calling it with these keywords, and ``{ partial = "module:name", key = value }`` is ``functools.partial`` of it, a
-call for later. In both, ``arguments`` holds more arguments: an array of positional ones, or a table of keywords.
+call for later. In both, ``arguments`` may be an array of positional arguments.
 A file is read as text alone; ``trust`` says what it names before that is imported, and ``load_object`` is the only
 function that imports.
 
@@ -96,15 +96,10 @@ def call_object(table: Table) -> Any:
     if not callable(function):
         raise ValueError(f'{name!r} cannot be called; for the object itself write "{PREFIX}{name}"')
     keywords = {key: value for key, value in table.items() if key not in (CALL, PARTIAL, ARGUMENTS)}
-    more = table.get(ARGUMENTS, {})
-    if not isinstance(more, list | dict):
-        raise ValueError(f"{ARGUMENTS} = {more!r}: give an array of values, or a table of keywords")
-    if isinstance(more, dict):
-        if duplicates := [key for key in keywords if key in more]:
-            raise ValueError(f"{duplicates[0]} is given twice, also in {ARGUMENTS}")
-        keywords |= more
-    keywords = {key: resolve(value) for key, value in keywords.items()}
-    call = functools.partial(function, *(resolve(more) if isinstance(more, list) else ()), **keywords)
+    positional = table.get(ARGUMENTS, [])
+    if not isinstance(positional, list):
+        raise ValueError(f"{ARGUMENTS} = {positional!r}: give an array of positional arguments")
+    call = functools.partial(function, *resolve(positional), **resolve(keywords))
     try:
         _check_arguments(call, complete=CALL in table)
     except (TypeError, ValueError) as error:
