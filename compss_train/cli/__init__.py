@@ -12,6 +12,7 @@ from typing import Any
 
 from compss_train.cli.arguments import make_parser
 from compss_train.cli.run_files import exception_message
+from compss_train.reports.formatting import printable
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as in shells: 128 and the signal's number."""
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     def show(message: object, *_: Any, **__: Any) -> None:
         """Print a message of the command, or a warning, which says nothing of its place in the code."""
-        print(f"compss-train {options.command}: {message}", file=sys.stderr)
+        print(f"compss-train {options.command}: {printable(str(message))}", file=sys.stderr)
 
     try:
         with warnings.catch_warnings():

@@ -6,7 +6,6 @@ A subcommand is a function that adds its arguments to a parser; its docstring is
 import argparse
 import inspect
 import json
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -30,6 +29,17 @@ class _Setting(argparse.Action):
     def __call__(self, parser: Any, namespace: argparse.Namespace, value: Any, option: Any = None) -> None:
         text = json.dumps(value, ensure_ascii=False)
         namespace.settings = [*namespace.settings, f"{self.const}={text}"]
+
+
+def _path(text: str) -> Path:
+    """Return a path; an empty one is an unset variable of the shell, and would be the current folder."""
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; is a variable of the shell not set?")
+    return Path(text)
+
+
+def _absolute(text: str) -> str:
+    return str(_path(text).absolute())
 
 
 def make_parser() -> Parser:
@@ -72,12 +82,12 @@ def fit_arguments(parser: Parser) -> None:
     Exit codes: 0 done, 1 training failed, 2 invalid input, 75 stopped by max_time, 130 after Ctrl-C, 143 after
     SIGTERM. After 1, 75, 130 and 143, --resume continues from the last checkpoint.
     """
-    parser.add_argument("file", type=Path, nargs="?", metavar="FILE", help="a TOML file, or the folder of a run")
+    parser.add_argument("file", type=_path, nargs="?", metavar="FILE", help="a TOML file, or the folder of a run")
     parser.add_argument("--example", action="store_true", help="print a TOML file that trains, with comments")
     keys = "print the keys of all sections, with their defaults and types"
     parser.add_argument("--keys", action="store_true", help=keys)
     _add_settings(parser)
-    folder: dict[str, Any] = {"const": "output.folder", "type": os.path.abspath, "metavar": "FOLDER"}
+    folder: dict[str, Any] = {"const": "output.folder", "type": _absolute, "metavar": "FOLDER"}
     parser.add_argument("--output", action=_Setting, help="folder of the run's files (output.folder)", **folder)
     again = parser.add_mutually_exclusive_group()
     resume = "continue the run in the folder from its last checkpoint, or start one"
@@ -127,7 +137,7 @@ def predict_arguments(parser: Parser) -> None:
     files = "files with samples: .npy, or .npz, .pt, .h5 with an array x; quoted patterns"
     parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help=files)
     output = "a .npy file, or .npz with an array called output; in the order of the samples"
-    parser.add_argument("--output", type=Path, required=True, metavar="FILE", help=output)
+    parser.add_argument("--output", type=_path, required=True, metavar="FILE", help=output)
     classes = "write the index of each sample's largest output instead of the outputs"
     parser.add_argument("--classes", action="store_true", help=classes)
 
@@ -141,14 +151,14 @@ def export_arguments(parser: Parser) -> None:
     """
     _add_run(parser)
     output = "a name that ends in .onnx (the network), .safetensors or .npz (its parameters)"
-    parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE", help=output)
+    parser.add_argument("-o", "--output", type=_path, required=True, metavar="FILE", help=output)
     example = "for .onnx: a file with at least one sample, for shape and dtype (default: the run's data)"
     parser.add_argument("--input", metavar="FILE", help=example)
 
 
 def _add_run(parser: Parser) -> None:
     """Add the run whose network is used."""
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of a run: output of compss-train fit")
+    parser.add_argument("run", type=_path, metavar="RUN", help="folder of a run: output of compss-train fit")
     best = "use its best checkpoint (default: final parameters)"
     parser.add_argument("--best", action="store_true", help=best)
     trust = "import the modules that the run's file names without saying so, also if it belongs to another user"
@@ -195,8 +205,8 @@ def _add_run_history(
 ) -> None:
     """Add the run or runs that are drawn, the file, and with ``axis`` the choice of the horizontal axis."""
     text = "folder of a run, or a file of JSON lines: history.jsonl, or one of the callback JsonLines"
-    parser.add_argument(name, type=Path, nargs=nargs, metavar="RUN", help=text)
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help=output)
+    parser.add_argument(name, type=_path, nargs=nargs, metavar="RUN", help=text)
+    parser.add_argument("-o", "--output", type=_path, metavar="FILE", help=output)
     if axis:
         text = "the horizontal axis of curves (default: round)"
         parser.add_argument("--against", choices=AXES, default=AXES[0], help=text)
@@ -210,7 +220,7 @@ def runs_arguments(parser: Parser) -> None:
       compss-train runs /scratch/experiments
     """
     text = "folder with the folders of runs (default: runs)"
-    parser.add_argument("folder", type=Path, nargs="?", default=Path("runs"), metavar="FOLDER", help=text)
+    parser.add_argument("folder", type=_path, nargs="?", default=Path("runs"), metavar="FOLDER", help=text)
 
 
 def advise_arguments(parser: Parser) -> None:
@@ -221,7 +231,7 @@ def advise_arguments(parser: Parser) -> None:
       compss-train advise runs/8 --processes 32
     """
     run = "folder of a run, or its history in JSON lines, of an epoch or two"
-    parser.add_argument("run", type=Path, metavar="RUN", help=run)
+    parser.add_argument("run", type=_path, metavar="RUN", help=run)
     processes = "workers that train at the same time (default: as many as in the run)"
     parser.add_argument("--processes", type=int, metavar="N", help=processes)
 
@@ -237,7 +247,7 @@ def shard_arguments(parser: Parser) -> None:
     kinds = ".npz, .npy, .pt, .h5, .parquet, .arrow, .csv"
     inputs = f"files of one kind ({kinds}) or quoted patterns, or NAME=FILE.npy for each array"
     parser.add_argument("inputs", nargs="+", metavar="INPUT", help=inputs)
-    parser.add_argument("--output", type=Path, required=True, metavar="FOLDER", help="folder of the new files")
+    parser.add_argument("--output", type=_path, required=True, metavar="FOLDER", help="folder of the new files")
     parser.add_argument("--rows", type=int, required=True, help="samples per file")
     keys = "arrays or columns to write (default: all); strings become the numbers of their classes"
     parser.add_argument("--keys", type=_comma_separated, metavar="NAME,...", help=keys)
@@ -265,8 +275,8 @@ def send_arguments(parser: Parser) -> None:
 
 def doctor_arguments(parser: Parser) -> None:
     """Check what the compss engine needs, here and on the nodes, with advice for what is missing."""
-    parser.add_argument("--project", type=Path, metavar="FILE", help="the project.xml for runcompss")
-    parser.add_argument("--resources", type=Path, metavar="FILE", help="the resources.xml for runcompss")
+    parser.add_argument("--project", type=_path, metavar="FILE", help="the project.xml for runcompss")
+    parser.add_argument("--resources", type=_path, metavar="FILE", help="the resources.xml for runcompss")
     nodes = "hosts to check (default: those of --project)"
     parser.add_argument("--nodes", type=_comma_separated, default=(), metavar="HOST,...", help=nodes)
     python = "the Python of the nodes (default: this one)"
@@ -285,11 +295,11 @@ def configure_arguments(parser: Parser) -> None:
     parser.add_argument("--units", type=int, help=units)
     parser.add_argument("--gpus", type=int, default=0, help="GPUs of a worker (default: 0)")
     folder = "folder of the two files (default: the current one)"
-    parser.add_argument("--folder", type=Path, metavar="FOLDER", default=Path(), help=folder)
+    parser.add_argument("--folder", type=_path, metavar="FOLDER", default=Path(), help=folder)
     install = "installation folder of COMPSs on the workers (default: as on this machine)"
-    parser.add_argument("--install-dir", type=Path, metavar="FOLDER", help=install)
+    parser.add_argument("--install-dir", type=_path, metavar="FOLDER", help=install)
     working = "working folder of the workers (default: a folder of your own in /tmp)"
-    parser.add_argument("--working-dir", type=Path, metavar="FOLDER", help=working)
+    parser.add_argument("--working-dir", type=_path, metavar="FOLDER", help=working)
     port = "first port of the first worker (default: free ports here, 44001 on --hosts)"
     parser.add_argument("--first-port", type=int, help=port)
 

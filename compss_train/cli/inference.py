@@ -96,7 +96,7 @@ def _open_run(options: argparse.Namespace) -> Iterator[tuple[run_files.RunFile, 
             trainer.set_parameters(final)
         elif folder.checkpoints.is_dir():
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # about resuming the training, which does not happen here
+                warnings.filterwarnings("ignore", "fits continue")  # no fit does
                 trainer.restore(folder.checkpoints, best=options.best)
         else:
             also = "" if options.best else f" and no {folder.parameters.name}"

@@ -10,6 +10,7 @@ from compss_train._utils.files import write_atomic
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import check_count
 from compss_train.cli.run_files import RunFolder, check_parent_folder
+from compss_train.exceptions import BadFileError
 from compss_train.reports import advice, comparison, formatting, html, records
 from compss_train.reports.history import History, save_figure
 
@@ -90,7 +91,8 @@ def _format_table(rows: Sequence[Mapping[str, str]]) -> str:
     """Return rows as aligned columns, each with its name."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [names, *([row.get(name, "-") for name in names] for row in rows)]
-    return "\n".join(text.rstrip() for text in formatting.columns(lines))
+    cells = [[formatting.printable(cell) for cell in line] for line in lines]
+    return "\n".join(text.rstrip() for text in formatting.columns(cells))
 
 
 def advise(options: argparse.Namespace) -> int:
@@ -131,6 +133,18 @@ def read_history(path: Path) -> tuple[Path, History]:
 
 
 def read_configuration(folder: Path) -> dict[str, Any]:
-    """Return the trainer's configuration that a run has saved, empty if the folder does not have it."""
+    """Return the trainer's configuration that a run has saved, empty if the folder does not have it.
+
+    Raises ``BadFileError`` for a damaged file.
+    """
     path = RunFolder(folder).configuration
-    return dict(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else {}
+    if not path.exists():
+        return {}
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        sections = [found[name] for name in ("trainer", "build", "fit", "versions", "machine") if name in found]
+        if not all(isinstance(section, dict) for section in (found, *sections)):
+            raise TypeError("its sections are no tables")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise BadFileError(str(path), f"is not a configuration: {error}") from error
+    return dict(found)

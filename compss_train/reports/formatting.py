@@ -40,6 +40,11 @@ def _decimals(value: float) -> int:
     return max(0, DIGITS - 1 - math.floor(math.log10(abs(value))))
 
 
+def printable(text: str) -> str:
+    """Return a text in which escape sequences, as names of files may have, do nothing to a terminal."""
+    return "".join(each if each.isprintable() or each == "\n" else repr(each)[1:-1] for each in text)
+
+
 def columns(lines: Sequence[Sequence[str]], justify: Callable[[str, int], str] = str.ljust) -> list[str]:
     """Return lines of cells as texts with aligned columns; all lines have equally many cells."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]

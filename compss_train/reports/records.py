@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeGuard
 
 Record: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, Any]
@@ -21,6 +21,37 @@ NUMERIC = ("round", "epoch", "samples", "seconds", "samples_per_second")
 """Bookkeeping fields that are a number in every record."""
 NUMERIC_ONLINE = (*NUMERIC, "batches_per_second", "received", "buffer", "unseen", "repetitions_mean")
 """Bookkeeping fields that are a number in every record of an online fit."""
+
+
+_TIMES = ("seconds", "samples_per_second", "fit_started", "ended", "started")
+_HUGE = 1e15
+"""More than any count or Unix time; NaN is not below it either."""
+_COUNTS = ("round", "epoch", "samples", "batches", "worker")
+
+
+def is_record(value: object) -> TypeGuard[Record]:
+    """Return whether a value that was read from a file has the fields of a record, with the types that fits write.
+
+    Losses and metrics may have any value.
+    """
+    return (
+        _has_fields(value, {"round", "epoch", "samples", "seconds", "samples_per_second", "workers"})
+        and isinstance(value["workers"], list)
+        and all(_has_fields(own, {"worker", "samples", "seconds"}) for own in value["workers"])
+        and isinstance(value.get("merge", ""), str)
+        and isinstance(value.get("skipped", []), list)
+        and isinstance(value.get("simulations", {}), dict)
+    )
+
+
+def _has_fields(value: object, required: set[str]) -> TypeGuard[Record]:
+    """Return whether a value is a dict with these keys, in which counts and times are such."""
+    if not isinstance(value, dict) or not required <= value.keys():
+        return False
+    numbers = [value[name] for name in (*_COUNTS, *_TIMES) if name in value]
+    if not all(_is_number(each) and abs(each) < _HUGE for each in numbers):
+        return False
+    return all(value[name] >= 0 and int(value[name]) == value[name] for name in _COUNTS if name in value)
 
 
 def per_second(count: float, seconds: float) -> float:
