@@ -1,12 +1,9 @@
 """JSON and TOML that are nested too deeply for Python are damaged files, and no RecursionError."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 
 from compss_train import BadCheckpointError, BadFileError
-from compss_train.callbacks import JsonLines
 from compss_train.cli.run_files import RunFileError, read_toml
 from compss_train.net.messages import MessageError, unpack
 from compss_train.reports.history import History
@@ -35,8 +32,6 @@ def test_a_history(tmp_path):
     path.write_text(f'{{"round": {DEEP}}}\n')
     with pytest.raises(BadFileError, match="no record of a round in line 1"):
         History.load(path)
-    with pytest.raises(ValueError, match="its first line is no record of a round"):
-        JsonLines(path).on_fit_start(SimpleNamespace(history=[], resumed_from=None), None)
 
 
 def test_a_message():

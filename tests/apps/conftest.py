@@ -1,8 +1,10 @@
 """Running an app in this process, and a small stand-in for Fashion-MNIST."""
 
+import gzip
 import os
 import runpy
 import signal
+import struct
 import sys
 import threading
 import warnings
@@ -12,9 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.apps.checks import idx
-from tests.helpers.documents import ROOT
-from tests.helpers.processes import wait_until
+from tests.helpers.processes import ROOT, wait_until
 
 APPS = ROOT / "apps"
 APP_MODULES = {path.stem for path in APPS.glob("*.py")}
@@ -86,3 +86,33 @@ def images(tmp_path):
         (folder / f"{part}-images-idx3-ubyte.gz").write_bytes(idx(pixels))
         (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(idx(labels))
     return folder
+
+
+def assert_one_line_error(done, *parts):
+    assert done.returncode == 1, done.stderr
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert ": error: " in done.stderr
+    for part in parts:
+        assert part in done.stderr
+
+
+def assert_wrong_option(done, *parts):
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    for part in parts:
+        assert part in done.stderr.splitlines()[-1]
+
+
+def assert_is_a_picture(path, least):
+    """It has so many pixels along each side, and more than a few colors."""
+    from matplotlib import image
+
+    assert path.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+    pixels = np.uint8(image.imread(path) * 255)
+    assert min(pixels.shape[:2]) > least
+    assert len(np.unique(pixels.copy().view(np.uint32))) > 20
+
+
+def idx(array):
+    header = struct.pack(f">HBB{array.ndim}I", 0, 8, array.ndim, *array.shape)
+    return gzip.compress(header + array.tobytes())

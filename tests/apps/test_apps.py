@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from compss_train.model import parameters
-from tests.apps.checks import assert_one_line_error, assert_wrong_option, idx
-from tests.helpers.documents import ROOT
+from tests.apps.conftest import assert_one_line_error, assert_wrong_option, idx
+from tests.helpers.processes import ROOT
 
 QUICK = ("--epochs", "2", "--engine", "serial")
 INTERRUPTED = 130
@@ -52,18 +52,6 @@ def test_the_table_has_a_row_for_each_round(here, tmp_path):
     assert [row[0] for row in rows] == [str(number) for number in range(8)]
     assert len({len(line) for line in lines[1:10]}) == 1
     assert [f"{record['loss']:.4f}" for record in history(tmp_path)] == [row[2] for row in rows]
-
-
-@pytest.mark.slow
-def test_local_workers_reach_the_same_parameters_as_the_serial_engine(here, images, tmp_path):
-    options = ("--data", images, "--epochs", 2, "--threads", 1, "--model", "cnn", "--batches", 3)
-    for engine, start in {"serial": here, "local": run}.items():
-        done = start("fashion_mnist", *options, "--engine", engine, "--output", tmp_path / engine)
-        assert done.returncode == 0, done.stderr
-        assert done.stderr == ""
-    serial, local = (parameters.load(tmp_path / name / "parameters.safetensors") for name in ("serial", "local"))
-    for name, array in serial.items():
-        np.testing.assert_array_equal(array, local[name])
 
 
 def test_only_a_good_run_replaces_the_files_of_the_last(here, tmp_path):

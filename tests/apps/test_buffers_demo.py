@@ -2,9 +2,6 @@
 
 import functools
 import re
-import signal
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -12,11 +9,7 @@ import pytest
 import torch
 
 from compss_train.buffers import FIFO, Reservoir
-from tests.apps.checks import assert_is_a_picture, assert_one_line_error, assert_wrong_option
-from tests.helpers.documents import ROOT
-
-INTERRUPTED = 130
-
+from tests.apps.conftest import assert_is_a_picture, assert_one_line_error, assert_wrong_option
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -56,15 +49,6 @@ def test_the_reservoir_keeps_what_the_fifo_forgets(demo, tmp_path):
     assert_is_a_picture(tmp_path / "runs" / "buffers_demo" / "buffers.png", 400)
 
 
-@pytest.mark.slow
-def test_a_seed_fixes_the_run_of_a_fast_stream_too(demo):
-    options = ("--batches-per-chunk", 1, "--chunk", 100, "--batch-size", 30, "--seed", 3)
-    first, again = (demo(*options).stdout for _ in range(2))
-    assert first == again
-    assert rows(first)["Reservoir"][3] == 0
-    assert rows(demo(*options[:-1], 4).stdout) != rows(first)
-
-
 WRONG = {
     "--buffer-size 0": ("--buffer-size=0", "at least 1"),
     "--batches-per-chunk -1": ("--batches-per-chunk=-1", "at least 1"),
@@ -85,21 +69,6 @@ def test_what_is_wrong_is_said_in_one_line(demo, tmp_path, monkeypatch):
     assert_one_line_error(demo("--lr", 1e30), "lower the learning rate", "--lr")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert_one_line_error(demo(), "pip install matplotlib")
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_with_a_short_message(tmp_path):
-    options = ("--data", "digits", "--batches-per-chunk", "1000000", "--output", str(tmp_path))
-    command = [sys.executable, str(ROOT / "apps" / "buffers_demo.py"), *options]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as process:
-        for line in process.stdout:
-            if line.startswith("FIRO"):  # the reservoir's turn, with batches for hours
-                break
-        process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
-    assert process.returncode == INTERRUPTED
-    assert errors == "interrupted\n"
 
 
 @pytest.fixture

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from compss_train import SerialEngine
-from tests.apps.checks import assert_is_a_picture, assert_one_line_error, assert_wrong_option
+from tests.apps.conftest import assert_is_a_picture, assert_one_line_error, assert_wrong_option
 
-INTERRUPTED = 130
 SMALL = (
     *("--grid", 8, "--steps", 20, "--substeps", 1, "--validation-simulations", 2, "--seeds", 0),
     *("--buffer-size", 40, "--threshold", 10, "--batches", 60, "--record-every", 0.1),
@@ -77,19 +76,6 @@ def test_seeds_are_repetitions_with_other_networks_and_simulations(app, tmp_path
     assert history(tmp_path, "offline", 4)[0]["val_loss"] != history(tmp_path, "offline", 5)[0]["val_loss"]
 
 
-def test_offline_training_reads_the_files_of_simulations(app, tmp_path):
-    done = app(*SMALL, *OFFLINE)
-    assert (done.returncode, done.stderr) == (0, "")
-    output = tmp_path / "runs" / "heat_surrogate"
-    assert len(list((output / "offline").iterdir())) == 3
-    records = history(output, "offline")
-    assert [record["total_batches"] for record in records] == [54, 60]  # six an epoch, merged after nine
-    assert records[-1]["val_loss"] < 0.1
-    (row,) = json.loads((output / "report.json").read_text())["methods"]["offline"]
-    assert (row["simulations"], row["unique_samples"], row["batches"]) == (3, 60, 60)
-    assert "Reservoir to" not in done.stdout
-
-
 def test_simulations_of_a_second_run_replace_those_of_the_first(modules, tmp_path):
     import heat_offline
     import heat_surrogate
@@ -127,14 +113,6 @@ def test_what_is_wrong_is_said_in_one_line(app, tmp_path, monkeypatch):
     assert_one_line_error(app(*SMALL, *OFFLINE, "--lr", 1e30), "loss")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     assert_one_line_error(app(*SMALL, *OFFLINE), "pip install matplotlib")
-
-
-def test_ctrl_c_ends_with_a_short_message(app, ctrl_c_when, tmp_path):
-    ctrl_c_when((tmp_path / "offline" / "simulation-000002").exists)
-    done = app(*SMALL, *OFFLINE, "--batches", 10**7, "--output", tmp_path)
-    *of_the_fit, last = done.stderr.splitlines()  # which may have begun by then
-    assert (done.returncode, last) == (INTERRUPTED, "interrupted")
-    assert all(line.startswith("compss_train: fit interrupted by Ctrl-C; ") for line in of_the_fit)
 
 
 def record(second, loss, **others):

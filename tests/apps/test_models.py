@@ -1,10 +1,13 @@
 """The apps with models of their own kind learn what they should, in a few epochs."""
 
+import itertools
 import re
 
+import numpy as np
 import pytest
 
-from tests.helpers.documents import ROOT
+from tests.apps.conftest import assert_wrong_option
+from tests.helpers.processes import ROOT
 
 NAMES = ("gan", "two_towers", "language_model", "unet")
 
@@ -57,3 +60,122 @@ def test_a_unet_marks_discs(printed_by):
 @pytest.mark.parametrize("app", NAMES)
 def test_each_of_them_is_short(app):
     assert len((ROOT / "apps" / f"{app}.py").read_text().splitlines()) < 100
+
+
+OPTIONS = ("--engine", "serial", "--epochs", 3, "--files", 5, "--shuffle-buffer", 50)
+
+
+def test_it_trains_from_files_and_says_how_they_were_read(here, images, tmp_path):
+    done = here("npz_files", *OPTIONS, "--batch-size", 10, "--data", images, "--output", tmp_path / "run")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    assert f"240 samples in 5 files in {tmp_path / 'run' / 'train'}" in done.stdout
+    assert sorted(path.name for path in (tmp_path / "run" / "train").iterdir()) == [
+        f"part-{number:06d}.npz" for number in range(5)
+    ]
+    opened = [int(number) for number in re.findall(r"(\d+) files opened", done.stdout)]
+    assert len(opened) == 3
+    assert all(5 <= number <= 6 for number in opened)  # one is cut between the two workers
+    assert float(re.search(r"test accuracy ([\d.]+)%", done.stdout)[1]) > 80
+
+
+def test_a_second_run_replaces_only_files_of_the_first(here, images, tmp_path):
+    others = [
+        tmp_path / "run" / "train" / name for name in ("notes.txt", "part-000000.npz.txt", "apart/part-0.npz")
+    ]
+    for other in others:
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.touch()
+    for number in (7, 3):
+        options = (*OPTIONS[:4], "--files", number, "--data", images, "--output", tmp_path / "run")
+        assert here("npz_files", *options).returncode == 0
+        assert len(list((tmp_path / "run" / "train").glob("part-*.npz"))) == number
+        assert all(other.exists() for other in others)
+
+
+def test_the_users_files_stay_apart_and_wrong_options_are_told(here, images, tmp_path):
+    (tmp_path / "run" / "train").mkdir(parents=True)
+    (own := tmp_path / "run" / "train" / "own.npz").touch()
+    done = here("npz_files", *OPTIONS, "--data", images, "--output", tmp_path / "run")
+    assert_wrong_option(done, "already contains own.npz; give a folder without .npz files")
+    assert [*own.parent.iterdir()] == [own]
+    for options, message in {
+        "--files 0": "--files=0",
+        "--pools 3": "pools=3",
+        "--file-buffer 0": "file_buffer=0",
+    }.items():
+        done = here("npz_files", *OPTIONS, "--data", "digits", *options.split(), "--output", tmp_path / "other")
+        assert_wrong_option(done, message)
+
+
+WALLS = np.array([3.0, -1.0, 4.0, 1.5])
+
+
+@pytest.fixture
+def heat(modules):
+    import heat
+
+    return heat
+
+
+def laplacian(field, walls):
+    """Return the five-point stencil of a field surrounded by its walls."""
+    padded = np.zeros(np.add(field.shape, 2))
+    padded[:, 0], padded[:, -1], padded[0], padded[-1] = walls
+    padded[1:-1, 1:-1] = field
+    around = padded[1:-1, :-2] + padded[1:-1, 2:] + padded[:-2, 1:-1] + padded[2:, 1:-1]
+    return (around - 4 * field) * (len(field) + 1) ** 2
+
+
+@pytest.mark.parametrize("time_step", [1e-5, 0.01, 10.0])
+@pytest.mark.parametrize("grid", [1, 2, 9, 64])
+def test_a_step_solves_the_equations_of_implicit_euler(heat, grid, time_step):
+    before = np.random.default_rng(grid).normal(size=(grid, grid))
+    after = next(heat.HeatEquation(grid, time_step).fields(before, WALLS))
+    np.testing.assert_allclose(
+        after - time_step * laplacian(after, WALLS), before, rtol=1e-9, atol=1e-12 + 1e-12 * time_step * grid**2
+    )
+
+
+def test_the_field_converges_to_a_harmonic_function(heat):
+    initial = np.random.default_rng(0).normal(size=(20, 20))
+    last = next(itertools.islice(heat.HeatEquation(20, 1.0).fields(initial, WALLS), 30, None))
+    np.testing.assert_allclose(laplacian(last, WALLS), 0, atol=1e-9)
+
+
+@pytest.mark.parametrize("substeps", [1, 7])
+def test_temperatures_stay_in_the_range_of_walls_and_initial_field(heat, substeps):
+    for parameters in itertools.islice(heat.random_parameters(0), 20):
+        fields = heat.to_kelvin(heat.stack_samples(heat.simulate(parameters, 17, 30, substeps))[1])
+        assert fields.min() >= parameters.min() - 1e-3
+        assert fields.max() <= parameters.max() + 1e-3
+
+
+def test_substeps_are_steps_between_samples(heat):
+    equation, initial = heat.HeatEquation(8, 0.01), np.ones((8, 8))
+    every = itertools.islice(equation.fields(initial, WALLS), 2, None, 3)
+    for third, field in zip(equation.fields(initial, WALLS, substeps=3), itertools.islice(every, 5), strict=False):
+        np.testing.assert_allclose(third, field, rtol=1e-12, atol=1e-14)
+
+
+def test_a_sample_has_temperatures_time_and_field(heat):
+    parameters = np.array([100.0, 200.0, 300.0, 400.0, 500.0])
+    x, y = heat.stack_samples(heat.simulate(parameters, grid=16, steps=40))
+    assert (x.shape, x.dtype, y.shape, y.dtype) == ((40, 6), np.float32, (40, 16, 16), np.float32)
+    np.testing.assert_allclose(x[:, :5], np.tile([0, 0.25, 0.5, 0.75, 1], (40, 1)))
+    np.testing.assert_allclose(x[:, 5], np.arange(1, 41) / 40, rtol=1e-6)
+    west, east, south, north = (y[-1, 8, 0], y[-1, 8, -1], y[-1, 0, 8], y[-1, -1, 8])
+    np.testing.assert_allclose([west, east, south, north], [0.25, 0.5, 0.75, 1], atol=0.08)  # one spacing inside
+    np.testing.assert_allclose(heat.to_kelvin(heat.scale(parameters)), parameters)
+
+
+def test_seeds_and_numbers_decide_the_parameters(heat):
+    seeds = ((0, 0), (0, 1), (1, 0))
+    draws, again = (
+        [list(itertools.islice(heat.random_parameters(*seed), 200)) for seed in seeds] for _ in range(2)
+    )
+    np.testing.assert_array_equal(draws, again)
+    assert np.shape(draws) == (3, 200, heat.TEMPERATURES)
+    assert len(np.unique(draws)) == np.size(draws)
+    assert 100 <= np.min(draws) < 105
+    assert 495 < np.max(draws) <= 500

@@ -12,19 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from compss_train.buffers import FIRO, BatchReservoir, BufferFullError, Reservoir
+from compss_train import BufferSpec
+from compss_train.buffers import FIFO, FIRO, BatchReservoir, BufferFullError, Reservoir, SimPairedReservoir
 from tests.buffers.kinds import ALL, drain, make, numbers, sample
 
 
-def test_a_batch_waits_for_all_of_its_samples_until_reception_is_over():
-    fifo = make("FIFO", 4)
-    fifo.put_many([0, 1, 2])
-    assert numbers(fifo.get_batch(2)) == [0, 1]
-    fifo.signal_reception_over()
-    assert fifo.get_batch(3) == [2]
-
-
-def test_each_of_those_held_is_equally_likely_to_come_first_and_second():
+def test_each_held_sample_is_equally_likely_to_come_next():
     buffer, firsts, pairs = FIRO(6, 0, seed=1), Counter(), Counter()
     for _ in range(3000):
         buffer.put_many(list(range(6)))
@@ -66,17 +59,11 @@ def test_passes_differ_and_are_uniform():
     assert chisquare([firsts[i] for i in range(5)]).pvalue > 1e-4
 
 
-def test_more_samples_than_passes_have_room_for_are_an_error_and_no_waiting():
+def test_more_samples_than_passes_have_room_for_are_an_error():
     buffer = FIRO(3, 0, passes=2)
     with pytest.raises(BufferFullError, match="capacity for all samples") as raised:
         buffer.put_many(list(range(5)))
     assert raised.value.stored == 3
-
-
-@pytest.mark.parametrize("passes", [0, -1, 1.5, True])
-def test_passes_are_a_count(passes):
-    with pytest.raises(ValueError, match=f"passes={passes}"):
-        FIRO(3, 0, passes=passes)
 
 
 def test_seeds_fix_the_draws():
@@ -134,7 +121,7 @@ def test_a_batch_reservoir_returns_batches_of_different_samples():
     assert chisquare([pairs[i, j] for i in range(5) for j in range(5) if i != j]).pvalue > 1e-4
 
 
-def test_each_sample_that_was_seen_is_equally_likely_to_be_evicted():
+def test_each_seen_sample_is_equally_likely_to_be_evicted():
     one, two = Counter(), Counter()
     for seed in range(2000):
         buffer, seen = Reservoir(8, 0, seed=seed), []
@@ -151,18 +138,6 @@ def test_each_sample_that_was_seen_is_equally_likely_to_be_evicted():
     assert sum(two.values()) == 2 * sum(one.values()) == 2000
     assert chisquare([one[i] for i in range(5)]).pvalue > 1e-4
     assert chisquare([two[i] for i in range(5)]).pvalue > 1e-4
-
-
-def test_a_batch_reservoir_waits_for_a_batch_and_its_last_may_be_smaller():
-    buffer = BatchReservoir(7, 1, 4, seed=0)
-    buffer.put_many(list(range(3)))
-    with pytest.raises(queue.Empty):
-        buffer.get(block=False)
-    buffer.put_many([3, 4])
-    assert len(buffer.get(block=False)) == 4
-    assert len(buffer.get_batch(5, block=False)) == 5
-    buffer.signal_reception_over()
-    assert sorted(buffer.get() + buffer.get()) == list(range(5))
 
 
 class Thing:
@@ -193,3 +168,74 @@ def test_no_more_objects_than_the_capacity_are_kept_alive(kind):
     gc.collect()
     assert len(alive) == len(buffer) < left
     assert not alive or kind == "SimPairedReservoir"
+
+
+@pytest.mark.parametrize("kind", [FIFO, FIRO, Reservoir, BatchReservoir])
+def test_a_spec_makes_the_buffer_it_names_in_any_case(kind):
+    for name in (kind.__name__, kind.__name__.lower(), kind.__name__.upper()):
+        buffer = BufferSpec(name, 40).make(batch_size=5, seed=1)
+        assert type(buffer) is kind
+        assert buffer.capacity == 40
+        assert buffer.threshold == (0 if kind is FIFO else 20)
+    assert kind is FIFO or BufferSpec(kind.__name__, 40, 7).make(5, 1).threshold == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("lifo", 10), "'lifo': choose one of FIFO"),
+        ((1, 10), "1: choose one of"),
+        (("firo", 0), "capacity=0"),
+        (("firo", 10, 11), r"threshold=11: .* from 0 to 10, the capacity"),
+        (("firo", 10, -1), "threshold=-1"),
+        (("reservoir", 10, 2.5), r"threshold=2\.5"),
+        (("fifo", 10, 3), "threshold=3: a FIFO has no threshold"),
+        (("simpairedreservoir", 10), "a SimPairedReservoir requires sweep_size="),
+        (("simpairedreservoir", 10, 5, 3), "a SimPairedReservoir requires nb_time_steps="),
+        (("simpairedreservoir", 10, 5, 0, 4), "sweep_size=0: give an integer of at least 1"),
+        (("simpairedreservoir", 10, 5, 3, 1), "nb_time_steps=1: give an integer of at least 2"),
+        (("simpairedreservoir", 10, 11, 3, 4), "threshold=11"),
+        (("reservoir", 10, 5, 3), "sweep_size=3: a Reservoir has no sweep_size; remove it"),
+        (("fifo", 10, None, None, 4), "nb_time_steps=4: a FIFO has no nb_time_steps"),
+        (("fifo", 10, None, None, None, 2), "passes=2: a FIFO has no passes"),
+        (("firo", 10, None, None, None, 0), "passes=0: give an integer of at least 1"),
+    ],
+    ids=str,
+)
+def test_what_cannot_be_made_is_an_error_at_once(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        BufferSpec(*arguments)
+
+
+@pytest.mark.parametrize("name", ["SimPairedReservoir", "simpairedreservoir"])
+def test_a_spec_of_pairs_makes_a_buffer_for_simulations(name):
+    spec = BufferSpec(name, 40, sweep_size=3, nb_time_steps=5)
+    buffer = spec.make(batch_size=5, seed=1)
+    assert type(buffer) is SimPairedReservoir
+    assert (buffer.capacity, buffer.threshold, buffer.sweep_size, buffer.nb_time_steps) == (40, 20, 3, 5)
+    assert BufferSpec(name, 40, 7, sweep_size=3, nb_time_steps=5).make(5, 1).threshold == 7
+    assert spec.pairs
+    assert not spec.draws_in_step
+    assert [BufferSpec(kind, 4).pairs for kind in ("fifo", "firo", "reservoir", "batchreservoir")] == [False] * 4
+
+
+def test_limits_keep_what_pairs_need():
+    spec = BufferSpec("SimPairedReservoir", 400, 10, sweep_size=3, nb_time_steps=5)
+    limited = spec.limited(15, 8)
+    assert (limited.capacity, limited.needed, limited.sweep_size, limited.nb_time_steps) == (18, 10, 3, 5)
+    spec.check(400)
+    with pytest.raises(ValueError, match="a batch of 401 samples cannot come from"):
+        spec.check(401)
+
+
+@pytest.mark.parametrize("passes", [1, 3])
+def test_passes_reach_the_buffer_and_need_room_for_all_samples(passes):
+    spec = BufferSpec("FIRO", 10, 4, passes=passes)
+    assert spec.passes == spec.make(5, 1).passes == passes
+    assert spec.put_counts([4, 3]) == ([7] * 6 if passes == 3 else [4, 7])
+    spec.check_samples(10)
+    if passes == 3:
+        with pytest.raises(ValueError, match=r"passes=3: .* up to 11, and has capacity=10; give capacity=11"):
+            spec.check_samples(11)
+    else:
+        spec.check_samples(11)

@@ -78,9 +78,7 @@ def drained_keys(buffer, sizes=(1,)):
     sizes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     seed=st.integers(0, 9),
 )
-def test_no_unseen_sample_nor_its_only_partner_is_evicted_and_all_with_partners_are_got(
-    capacity, room, todo, sizes, seed
-):
+def test_no_unseen_sample_nor_its_only_partner_is_evicted(capacity, room, todo, sizes, seed):
     buffer, nexts, put, got = reservoir(capacity, max(0, capacity - room), seed=seed), Counter(), set(), Counter()
     for what, simulation, size in todo:
         held, unseen = held_in(buffer)
@@ -121,7 +119,7 @@ def test_no_unseen_sample_nor_its_only_partner_is_evicted_and_all_with_partners_
 
 
 @pytest.mark.parametrize(("sims", "steps", "capacity"), [(3, 5, 10), (5, 10, 20), (10, 20, 100)])
-def test_a_stream_of_simulations_that_run_side_by_side_never_gets_stuck(sims, steps, capacity):
+def test_a_stream_of_simulations_side_by_side_never_gets_stuck(sims, steps, capacity):
     # The last step of a simulation must find a partner, or it stays unseen and takes its place for good.
     buffer, random = reservoir(capacity, capacity // 2, steps=steps), np.random.default_rng(0)
     running, started, put, got = {slot: (slot, 0) for slot in range(sims)}, sims, set(), set()
@@ -155,7 +153,7 @@ def uneven(seed):
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_simulations_are_used_equally_often_however_many_steps_of_them_are_held(seed):
+def test_simulations_are_used_equally_often_whatever_is_held(seed):
     buffer, counts = uneven(seed)
     first, second = buffer.get_batch(4000)
     uses = np.bincount(first.simulation, minlength=len(counts))
@@ -187,7 +185,7 @@ def variation(counts):
     return counts.std() / counts.mean()
 
 
-def test_a_get_returns_two_time_steps_and_a_batch_two_stacks():
+def test_a_get_returns_two_steps_and_a_batch_two_stacks():
     buffer = reservoir(4)
     buffer.put_many(TimeStep(np.array([1, 1]), torch.tensor([2, 5]), {"x": torch.tensor([[1.0], [2.0]])}))
     first, second = buffer.get()
@@ -211,17 +209,10 @@ def test_a_put_evicts_from_the_simulation_that_was_used_most():
     assert Counter(simulation for simulation, _ in held_in(buffer)[0]) == {0: 2, 1: 3, 2: 2}
 
 
-def test_what_can_never_be_paired_is_an_error_and_no_waiting():
-    buffer = reservoir(3)
-    with pytest.raises(BufferFullError, match="above the number of simulations") as raised:
-        buffer.put_many([step(simulation, 0) for simulation in range(5)])
-    assert raised.value.stored == len(buffer) == 3
-
-
 @pytest.mark.parametrize(
     "again", [[step(0, 1)], [step(5, 0), step(0, 1)], [step(5, 0), step(5, 1), step(5, 0)]], ids=str
 )
-def test_a_time_step_that_is_held_already_is_refused_without_changes(again):
+def test_a_time_step_held_already_is_refused_without_changes(again):
     buffer = reservoir(6)
     buffer.put_many([step(0, 0), step(0, 1)])
     before = held_in(buffer), buffer.simulation_uses(), buffer.samples_put
@@ -255,7 +246,7 @@ def test_samples_that_do_not_fit_are_refused_and_change_nothing(sample, error, m
     assert (len(buffer), buffer.samples_put, buffer.simulation_uses()) == (1, 1, {0: 0})
 
 
-def test_simulations_without_samples_take_no_memory_and_keep_their_counts():
+def test_simulations_without_samples_take_no_memory():
     buffer = reservoir(6, sweep_size=10_000, steps=4)
     for simulation in range(300):
         for number in range(4):

@@ -114,13 +114,6 @@ def test_other_objects_come_back_themselves(value):
         assert first is value
 
 
-def test_a_get_of_one_object_is_that_object():
-    fifo, value = FIFO(2), (1, [2])
-    fifo.put_many([value, value])
-    assert fifo.get() is value
-    assert fifo.get_batch(1) == [value]
-
-
 BASE = torch.arange(24.0).reshape(4, 6)
 CONJUGATE = torch.tensor([1 + 2j, 3 - 4j]).conj()
 
@@ -168,7 +161,7 @@ def test_samples_of_any_layout_come_back_plain(value, plain):
 
 
 @pytest.mark.parametrize("make_value", [torch.zeros, np.zeros])
-def test_what_was_put_and_what_was_got_share_no_memory_with_the_buffer(make_value):
+def test_what_goes_in_and_out_shares_no_memory(make_value):
     for kind in ("Reservoir", "BatchReservoir"):
         buffer = make(kind, 4, batch_size=2)
         values = [make_value(3), make_value(3)]
@@ -256,7 +249,7 @@ def test_stacks_that_do_not_count_samples_are_refused(stack, error, message):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
-def test_samples_come_in_pinned_memory_and_may_come_from_a_gpu():
+def test_samples_come_in_pinned_memory_and_from_a_gpu():
     fifo = FIFO(4, pin_memory=True)
     fifo.put_many([torch.tensor([1.0, 2.0], device="cuda"), torch.tensor([3.0, 4.0])])
     one, batch = fifo.get(), fifo.get_batch(1)

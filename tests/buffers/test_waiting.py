@@ -1,17 +1,24 @@
-"""Threads that wait for each other; every order of events is forced."""
+"""Threads that wait for each other; every order of events is forced; and buffers as queues."""
 
 import queue
+import sys
+import threading
+from collections import Counter
 
+import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from compss_train.buffers import BufferDrainedError, BufferFullError, ReceptionOverError
 from tests.buffers.kinds import (
     ALL,
+    PLAIN,
     RESERVOIRS,
+    STEPS,
     Hold,
     Thread,
-    drain,
     make,
     numbers,
     put_some,
@@ -27,7 +34,7 @@ def fill(buffer):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_get_waits_until_as_many_samples_as_the_threshold_are_held(kind):
+def test_a_get_waits_until_the_threshold_is_held(kind):
     threshold = 2 if kind == "FIFO" else 4  # a FIFO has none, and waits for the batch
     buffer = make(kind, 6, threshold)
     getter = Thread(buffer.get_batch, 2)
@@ -40,7 +47,7 @@ def test_a_get_waits_until_as_many_samples_as_the_threshold_are_held(kind):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_put_waits_while_all_samples_are_unseen_and_continues_after_a_get(kind):
+def test_a_put_waits_while_all_samples_are_unseen(kind):
     buffer = make(kind, 4, batch_size=1)
     fill(buffer)
     putter = Thread(buffer.put, sample(buffer, 4))
@@ -93,7 +100,7 @@ class BrokenError(Exception):
 
 
 @pytest.mark.parametrize("kind", ALL)
-def test_a_write_that_fails_leaves_its_room_to_a_put_that_waits(kind):
+def test_a_failed_write_leaves_its_room_to_a_put(kind):
     buffer = make(kind, 2)
     buffer.put(sample(buffer, 0))
     write = Hold(buffer._store, "write", BrokenError())
@@ -126,7 +133,7 @@ def test_a_put_that_waits_learns_that_no_room_will_come(kind, first):
 
 @pytest.mark.parametrize("kind", RESERVOIRS)
 @pytest.mark.parametrize("make_data", [torch.tensor, str], ids=["tensors", "objects"])
-def test_a_sample_that_is_evicted_while_a_get_copies_it_is_got_whole(kind, make_data):
+def test_a_sample_evicted_while_a_get_copies_it_is_whole(kind, make_data):
     buffer = make(kind, 2, batch_size=2)
     buffer.put_many([sample(buffer, number, make_data(number)) for number in (0, 1)])
     read = Hold(buffer._store, "read")
@@ -176,40 +183,8 @@ def test_a_checkpoint_is_not_loaded_during_a_put(kind):
     assert (len(buffer), buffer.samples_put) == (0, 0)
 
 
-def test_a_checkpoint_loaded_during_a_get_is_refused_or_complete():
-    # The get frees, when it ends, a slot that may by then hold one of the samples loaded.
-    buffer = make("FIFO", 2)
-    buffer.put_many(samples(buffer, [7, 8]))
-    state = buffer.state_dict()
-    read = Hold(buffer._store, "read")
-    getter = Thread(buffer.get)
-    read.entered()
-    try:
-        buffer.load_state_dict(state)
-        expected = [7, 8]
-    except RuntimeError:
-        expected = [8]
-    read.release()
-    assert numbers(getter.result()) == [7]
-    assert put_some(buffer, [9, 10, 11]) == 2 - len(expected)
-    buffer.signal_reception_over()
-    assert [numbers(got) for got in drain(buffer.get)] == [[7], [8]][-len(expected) :] + [[9]] * (2 - len(expected))
-
-
-def test_a_time_step_that_is_held_is_refused_before_any_waiting_and_before_others_are_stored():
-    buffer = make("SimPairedReservoir", 4)
-    buffer.put_many(samples(buffer, range(4)))
-    with pytest.raises(ValueError, match="time step 2 of simulation 0 is held already"):
-        buffer.put(sample(buffer, 2))
-    buffer = make("SimPairedReservoir", 4)
-    buffer.put_many(samples(buffer, [2, 3]))
-    with pytest.raises(ValueError, match="time step 3 of simulation 0 is held already"):
-        buffer.put_many(samples(buffer, [4, 5, 6, 3]))
-    assert len(buffer) == 2
-
-
 @pytest.mark.parametrize("kind", [*RESERVOIRS[:2], "FIRO"])
-def test_objects_that_leave_stay_until_an_earlier_get_has_copied_them(kind):
+def test_objects_that_leave_stay_until_they_are_copied(kind):
     # FIRO gives samples that stay in all but the last of its passes.
     buffer, objects = make(kind, 4, batch_size=4, pseudo_epochs=2), [f"object {number}" for number in range(4)]
     buffer.put_many(objects)
@@ -224,3 +199,189 @@ def test_objects_that_leave_stay_until_an_earlier_get_has_copied_them(kind):
     hold.release()
     assert set(first.result()) <= set(objects)
     assert sorted(last.result()) == objects
+
+
+EACH = 3 * STEPS
+"""Samples of a producer: whole simulations, so that pairs come together."""
+
+
+@pytest.fixture(autouse=True)
+def _threads_take_turns_often():
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    yield
+    sys.setswitchinterval(interval)
+
+
+class ThreadSchedule:
+    """Producers, consumers, and one more thread that ends reception at a random moment."""
+
+    def __init__(self, kind, seed):
+        self.random = np.random.default_rng(seed)
+        self.producers, consumers = self.random.integers(1, 4, size=2)
+        self.paired = kind == "SimPairedReservoir"
+        self.capacity = int(self.random.integers(10, 14) if self.paired else self.random.integers(2, 12))
+        threshold = 0 if kind == "FIFO" else int(self.random.integers(self.capacity + 1))
+        self.buffer = make(kind, self.capacity, threshold, seed=int(seed))
+        self.end = threading.Event()
+        # Some end before the first put has found room, and others after the last.
+        self.operations = int(self.random.integers(1.5 * EACH * self.producers))
+        self.counting = threading.Lock()
+        seeds = self.random.integers(2**32, size=self.producers + consumers).tolist()
+        self.putters = [Thread(self.produce, number, seeds.pop()) for number in range(self.producers)]
+        self.getters = [Thread(self.consume, seeds.pop()) for _ in range(consumers)]
+        self.ender = Thread(self.finish)
+
+    def count(self, operations):
+        with self.counting:
+            self.operations -= operations
+            if self.operations <= 0:
+                self.end.set()
+
+    def produce(self, producer, seed):
+        random, put = np.random.default_rng(seed), []
+        left = list(range(producer * EACH, (producer + 1) * EACH))
+        while left:
+            chunk, left = np.split(left, [random.integers(1, 2 * self.capacity)])
+            chunk, left = chunk.tolist(), left.tolist()
+            timeout = random.choice([None, 0.0, 0.0005])
+            try:
+                self.buffer.put_many(samples(self.buffer, chunk), timeout=timeout)
+            except ReceptionOverError as error:
+                return put + chunk[: error.stored]
+            except queue.Full as error:
+                put, left = put + chunk[: error.stored], chunk[error.stored :] + left
+                self.count(error.stored)
+            else:
+                put += chunk
+                self.count(len(chunk))
+        return put
+
+    def consume(self, seed):
+        random, got = np.random.default_rng(seed), []
+        while True:
+            size, timeout = int(random.integers(1, self.capacity + 1)), random.choice([None, 0.0, 0.0005])
+            try:
+                came = numbers(self.buffer.get_batch(size, timeout=timeout))
+            except BufferDrainedError:
+                return got
+            except queue.Empty:
+                continue
+            assert 0 < len(came) <= size * (1 + self.paired)
+            assert len(self.buffer) <= self.capacity
+            self.count(len(came))
+            got += came
+
+    def finish(self):
+        while self.operations > 0 and any(putter.is_alive() for putter in self.putters):
+            self.end.wait(0.001)
+        self.buffer.signal_reception_over()
+
+    def results(self):
+        put = [number for putter in self.putters for number in putter.result()]
+        return put, [number for getter in self.getters for number in getter.result()]
+
+
+@pytest.mark.parametrize("seeds", [range(30), range(30, 60)], ids=str)
+@pytest.mark.parametrize("kind", ALL)
+def test_every_sample_is_got_and_no_thread_stays_blocked(kind, seeds):
+    for seed in seeds:
+        schedule = ThreadSchedule(kind, seed)
+        buffer, (put, got) = schedule.buffer, schedule.results()
+        times = Counter(got)
+        assert len(set(put)) == len(put) == buffer.samples_put
+        missing = set(put) - set(got)
+        if schedule.paired:  # the last one of a simulation may have no partner
+            assert len({number // STEPS for number in missing}) == len(missing) == buffer.unseen
+        else:
+            assert not missing
+            assert len(buffer) == 0
+        assert set(got) <= set(put)
+        if kind == "FIRO" or kind == "FIFO":
+            assert max(times.values(), default=1) == 1
+        if kind == "FIFO" and schedule.producers == len(schedule.getters) == 1:
+            assert got == put
+        expected = np.bincount([times[number] for number in put], minlength=1)
+        np.testing.assert_array_equal(np.trim_zeros(buffer.repetitions(), "b"), np.trim_zeros(expected, "b"))
+
+
+CALLS = st.sampled_from(["put_nowait", "get_nowait", "task_done"])
+
+
+def called(queue_like, name, number):
+    """Call a method; return its result, or the type of what it raises."""
+    try:
+        return getattr(queue_like, name)(*([number] if name == "put_nowait" else []))
+    except (queue.Empty, queue.Full, ValueError) as error:
+        return next(kind for kind in (queue.Empty, queue.Full, ValueError) if isinstance(error, kind))
+
+
+@settings(max_examples=100)
+@given(capacity=st.integers(1, 4), calls=st.lists(CALLS, max_size=40))
+def test_a_fifo_is_a_queue(capacity, calls):
+    ours, theirs = make("FIFO", capacity), queue.Queue(capacity)
+    for number, name in enumerate(calls):
+        assert called(ours, name, number) == called(theirs, name, number)
+        for words in ("qsize", "empty", "full"):
+            assert getattr(ours, words)() == getattr(theirs, words)()
+        assert (ours.maxsize, ours.unfinished_tasks) == (theirs.maxsize, theirs.unfinished_tasks)
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_join_waits_for_every_sample_and_every_get(kind):
+    buffer = make(kind, 6, seed=3)
+    buffer.put_many(samples(buffer, range(4)))
+    joining = Thread(buffer.join)
+    waiting(buffer)
+    while buffer.unseen:
+        got = numbers(buffer.get_batch(1))
+        assert joining.is_alive()
+        buffer.task_done(len(got))
+    joining.result()
+    assert buffer.unfinished_tasks == 0
+    with pytest.raises(ValueError, match=r"task_done\(\) called too many times: number=1, and 0 unfinished"):
+        buffer.task_done()
+
+
+def test_time_steps_without_a_partner_are_no_tasks():
+    buffer = make("SimPairedReservoir", 6)
+    buffer.put_many(samples(buffer, [0, 1, 8]))
+    buffer.get()
+    buffer.task_done(2)
+    joining = Thread(buffer.join)
+    waiting(buffer)
+    assert buffer.unfinished_tasks == 1
+    buffer.signal_reception_over()
+    assert buffer.unfinished_tasks == 1  # there still is a pair to get
+    buffer.get()
+    buffer.task_done(2)
+    joining.result()
+    assert buffer.unseen == len(buffer) == 1
+
+
+@pytest.mark.parametrize("number", [0, -1, 1.5, True])
+def test_a_number_of_tasks_is_a_count(number):
+    with pytest.raises(ValueError, match=r"number=.*at least 1"):
+        make("FIFO", 2).task_done(number)
+
+
+@pytest.mark.parametrize("kind", PLAIN)
+def test_samples_got_before_a_checkpoint_are_done(kind):
+    buffer, other = make(kind, 4), make(kind, 4)
+    buffer.put_many([0, 1, 2])
+    buffer.get_batch(2)
+    other.load_state_dict(buffer.state_dict())
+    assert other.unfinished_tasks == other.unseen == buffer.unseen
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_counts_of_gets_are_in_the_order_of_the_state(kind):
+    buffer, times = make(kind, 5, seed=1), Counter()
+    buffer.put_many(samples(buffer, range(5)))
+    for _ in range(3):
+        times.update(numbers(buffer.get_batch(1)))
+    held = buffer.state_dict()["samples"].tolist()
+    assert buffer.seen_counts().tolist() == [times[number] for number in held]
+    seen = [times[number] for number in range(5) if number not in held] + buffer.seen_counts().tolist()
+    np.testing.assert_array_equal(np.bincount(seen), np.trim_zeros(buffer.repetitions(), "b"))
+    assert make(kind, 5).seen_counts().tolist() == []

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping, Report
 from compss_train.training import checkpoints as storage
-from compss_train.training.checkpoints import list_checkpoints, write_checkpoint
+from compss_train.training.checkpoints import list_checkpoints
 from compss_train.training.training_state import Snapshot
 from tests.helpers.callbacks import InterruptAt
-from tests.helpers.models import SGD, assert_same_bits, mlp
+from tests.helpers.models import SGD, mlp
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 
 VALIDATION = {"validation_data": (X[:20], Y[:20])}
@@ -117,25 +117,6 @@ def test_each_of_two_resumed_callbacks_keeps_its_best(tmp_path, interrupted):
     assert len(trainer.history) == 3
 
 
-def test_checkpoints_after_the_resumed_round_are_replaced(tmp_path):
-    fit(trainer_of(), Checkpoint(tmp_path, keep=9), num_epochs=4)
-    with pytest.raises(KeyboardInterrupt):
-        fit(trainer_of(), Checkpoint(tmp_path), InterruptAt(2), resume=tmp_path / "round-000000", num_epochs=4)
-    assert list(list_checkpoints(tmp_path)) == [0, 1]
-
-
-def test_a_branch_of_a_run_is_not_replaced_by_another(tmp_path):
-    folder, branch = tmp_path / "whole", tmp_path / "branch"
-    fit(trainer_of(), Checkpoint(folder), num_epochs=3)
-    fit(trainer_of(), Checkpoint(branch, keep=9), resume=folder / "round-000001", num_epochs=5)
-    names = sorted(os.listdir(branch))
-    with pytest.raises(FileExistsError, match=r"later rounds of this one \(round 4\)"):
-        fit(trainer_of(), Checkpoint(branch), resume=folder / "round-000001", num_epochs=5)
-    assert sorted(os.listdir(branch)) == names
-    fit(trainer_of(), Checkpoint(branch, keep=9), resume=True, num_epochs=6)
-    assert len(os.listdir(branch)) == len(names) + 1
-
-
 def test_the_second_of_two_folders_may_be_ahead(tmp_path):
     def both():
         return Checkpoint(tmp_path / "seldom", every=3), Checkpoint(tmp_path / "often", keep=1)
@@ -159,17 +140,6 @@ def test_a_failed_checkpoint_is_not_the_latest(tmp_path, monkeypatch):
         fit(trainer_of(), Breaking(), callback)
     assert callback.path == tmp_path / "round-000000"
     assert Checkpoint(tmp_path).path is None
-
-
-def test_snapshots_between_fits_are_current(tmp_path):
-    trainer, other = trainer_of(), trainer_of()
-    for _ in range(2):
-        assert trainer.snapshot().progress is None
-        write_checkpoint(tmp_path / "it", trainer.snapshot().to_dict())
-        other.restore(tmp_path / "it")
-        assert_same_bits(other.get_parameters(), trainer.get_parameters())
-        assert list(other.history) == list(trainer.history)
-        fit(trainer, num_epochs=1)
 
 
 @pytest.mark.parametrize("keep", [1, 9])
@@ -214,14 +184,6 @@ def test_build_resets_the_rounds(tmp_path):
     trainer.build(mlp(), SGD, "cross_entropy")
     assert (trainer.resumed_from, trainer.stopped) == (None, None)
     assert trainer.snapshot().progress is None
-
-
-def test_checkpoints_of_a_shorter_run_are_of_another_run(tmp_path):
-    fit(trainer_of(), Checkpoint(tmp_path), num_epochs=2)
-    fit(other := trainer_of(), num_epochs=4)
-    with pytest.raises(FileExistsError, match="another run"):
-        fit(other, Checkpoint(tmp_path))
-    assert list(list_checkpoints(tmp_path)) == [0, 1]
 
 
 def test_an_error_of_the_checkpoint_folder_leaves_the_report(tmp_path):

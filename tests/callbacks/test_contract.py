@@ -26,7 +26,7 @@ FACTORIES = {
 }
 
 TRACKERS = {callbacks.MLflow, callbacks.Trackio, callbacks.WandB, callbacks.Profile}
-"""Those that take seconds for each run: test_trackers.py and tests/training/test_profile.py have their tests."""
+"""Those that take seconds for each run: test_trackers.py and tests/training/test_lr_finder.py have their tests."""
 
 HOOKS = ("on_fit_start", "on_round_start", "on_round_end", "on_fit_end")
 
@@ -124,9 +124,6 @@ class Letters(Callback):
         return "".join(self.log)
 
 
-# What holds for each.
-
-
 def test_it_changes_no_result_and_can_be_reused(make):
     watched, alone, callback = trainer_of(), trainer_of(), make()
     for _ in range(2):
@@ -188,9 +185,6 @@ def test_its_state_is_restored_from_a_checkpoint(make, tmp_path):
     fit(second, again, kept, resume=True, num_epochs=4)
     assert_alike(second, whole)
     assert_same(numbers_of(again.state_dict()), whole_state)
-
-
-# What holds for all of them together.
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,21 @@ import itertools
 import json
 import math
 import os
-import shutil
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from compss_train.callbacks import Callback, Checkpoint, Csv, JsonLines, TensorBoard
+from compss_train.callbacks import Callback, Csv, JsonLines, Report, TensorBoard
 from compss_train.reports.history import History
 from compss_train.reports.records import flatten
+from tests.helpers.callbacks import StopAfter
 from tests.helpers.histories import histories, online_record
 from tests.helpers.models import SGD, mlp
 from tests.helpers.shared_engine import other_process
 from tests.helpers.small_fits import X, Y, fit, trainer_of
+from tests.reports.page_reader import PageReader
 
 FILES = [JsonLines, Csv]
 
@@ -25,17 +27,6 @@ FILES = [JsonLines, Csv]
 @pytest.fixture
 def trainer():
     return trainer_of(workers=2, net=mlp, optimizer=SGD)
-
-
-class Failing(Callback):
-    """Raises at the end of a round."""
-
-    def __init__(self, after=0):
-        self.after = after
-
-    def on_round_end(self, trainer, record):
-        if record["round"] == self.after:
-            raise RuntimeError("enough")
 
 
 def call_hooks(callback, records, resumed_from=None):
@@ -140,24 +131,6 @@ def test_a_resumed_fit_keeps_rounds_of_other_runs(tmp_path, logger):
     assert rounds_of(later) == [4, 5, 6, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("position", [0, 2])
-def test_a_killed_fit_that_resumes_has_no_round_twice(trainer, tmp_path, position):
-    def callbacks(*more):
-        loggers = [JsonLines(tmp_path / "history.jsonl"), Csv(tmp_path / "history.csv"), *more]
-        loggers.insert(position, Checkpoint(tmp_path / "checkpoints"))
-        return loggers
-
-    with pytest.raises(RuntimeError, match="enough"):
-        fit(trainer, *callbacks(Failing(after=2)), num_epochs=6)
-    shutil.rmtree(max((tmp_path / "checkpoints").glob("round-*")))  # as if it had not been written yet
-    assert rounds_of(tmp_path / "history.csv") == [0, 1, 2]
-    again = trainer_of(workers=2, net=mlp, optimizer=SGD)
-    fit(again, *callbacks(), num_epochs=6, resume=tmp_path / "checkpoints")
-    assert [record["round"] for record in again.history] == list(range(6))
-    for name in ("history.jsonl", "history.csv"):
-        assert rounds_of(tmp_path / name) == list(range(6))
-
-
 @pytest.mark.parametrize(
     ("logger", "text", "message"),
     [
@@ -196,20 +169,12 @@ def test_csv_with_line_breaks_in_a_text_is_resumed(tmp_path):
     assert {json.loads(cells["note"]) for cells in rows_of(path)} == {"two\nlines"}
 
 
-def test_empty_lines_in_csv_are_no_rounds(tmp_path):
-    path = path_of(tmp_path, Csv)
-    call_hooks(Csv(path), records_of(1, 3))
-    path.write_text(path.read_text() + "\n")
-    call_hooks(Csv(path), records_of(1)[3:])
-    assert rounds_of(path) == [*range(6)]
-
-
-@pytest.mark.parametrize("logger", [*FILES, TensorBoard])
+@pytest.mark.parametrize("logger", [*FILES, TensorBoard, Report])
 def test_unwritable_files_are_errors_before_training(trainer, tmp_path, logger):
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file") as raised:
-        fit(trainer, logger(tmp_path / "file" / "history"))
-    assert raised.value.__notes__ == [f"Raised in the callback {logger.__name__}, by its on_fit_start."]
+        fit(trainer, logger(tmp_path / "file" / "history.html"))
+    assert raised.value.__notes__[0] == f"Raised in the callback {logger.__name__}, by its on_fit_start."
     assert trainer.history == []
 
 
@@ -299,8 +264,74 @@ def test_a_file_that_another_fit_writes_to_is_locked(kind, tmp_path):
     assert [each.name for each in tmp_path.iterdir()] == ["history"]
 
 
-@pytest.mark.parametrize("kind", FILES)
-def test_files_beside_each_other_are_not_locked_together(kind, tmp_path):
-    trainer = SimpleNamespace(history=[], resumed_from=None)
-    for name in ("one", "other"):
-        kind(tmp_path / name).on_fit_start(trainer, None)
+class Reading(Callback):
+    """Reads the report after each round."""
+
+    def __init__(self, path):
+        self.path = path
+        self.seen = []
+
+    def on_fit_start(self, trainer, total_samples):
+        self.seen.append(self._read())
+
+    def on_round_end(self, trainer, record):
+        self.seen.append(self._read())
+
+    def _read(self):
+        text = self.path.read_text()
+        rounds = len(PageReader(text).rows(-1)) if PageReader(text).tables else 0
+        return rounds, ">running<" in text, 'http-equiv="refresh"' in text
+
+
+@pytest.mark.parametrize(
+    ("every", "seen"),
+    [(None, [(0, False)] * 5), (1, [(n, True) for n in range(5)]), (2, [(n, True) for n in (0, 0, 2, 2, 4)])],
+)
+def test_reports_are_written_during_a_fit_and_at_its_end(trainer, tmp_path, monkeypatch, every, seen):
+    monkeypatch.setattr("compss_train.callbacks.loggers.MIN_SECONDS", 0.0)
+    monkeypatch.setattr("compss_train.callbacks.loggers.MAX_SHARE", math.inf)
+    path = tmp_path / "made" / "report.html"
+    reading = Reading(path)
+    fit(trainer, Report(path, every), reading, num_epochs=4)
+    assert reading.seen == [(rounds, True, refreshed) for rounds, refreshed in seen]
+    assert reading._read() == (4, False, False)
+    text = path.read_text()
+    assert ">complete<" in text
+    assert all(part in text for part in ("Training of Sequential", "num_epochs", "torch.optim.sgd.SGD", "Report"))
+    fit(trainer, Report(path, every), num_epochs=4)
+    assert len(PageReader(path.read_text()).rows(-1)) == 8
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(("name", "value"), [("MAX_SHARE", 1e-9), ("MIN_SECONDS", 1e9)])
+def test_reports_that_take_too_much_time_are_skipped(trainer, tmp_path, monkeypatch, name, value):
+    monkeypatch.setattr("compss_train.callbacks.loggers.MAX_SHARE", math.inf)
+    monkeypatch.setattr("compss_train.callbacks.loggers.MIN_SECONDS", 0.0)
+    monkeypatch.setattr(f"compss_train.callbacks.loggers.{name}", value)
+    reading = Reading(tmp_path / "report.html")
+    fit(trainer, Report(reading.path, every=1), reading, num_epochs=4)
+    assert reading.seen == [(0, True, True)] * 5
+    assert reading._read() == (4, False, False)
+
+
+class Failing(Callback):
+    def on_round_end(self, trainer, record):
+        if record["round"] == 2:
+            raise RuntimeError("enough of <this>\nand that")
+
+
+@pytest.mark.parametrize(
+    ("ending", "why", "rounds"),
+    [(StopAfter(0), "stopped: enough", 1), (Failing(), "failed: RuntimeError: enough of <this>", 3)],
+)
+def test_reports_show_why_a_fit_ended_early(trainer, tmp_path, ending, why, rounds):
+    with suppress(RuntimeError):
+        fit(trainer, Report(tmp_path / "report.html"), ending)
+    reader = PageReader((tmp_path / "report.html").read_text())
+    assert why in reader.texts
+    assert len(reader.rows(-1)) == rounds
+
+
+def test_rounds_between_reports_are_a_count(tmp_path):
+    with pytest.raises(ValueError, match="every=0: give an integer of at least 1"):
+        Report(tmp_path / "report.html", every=0)

@@ -1,6 +1,5 @@
 """The subcommand fit: runs, their folders, and resuming."""
 
-import json
 import os
 import re
 import shlex
@@ -16,10 +15,9 @@ from compss_train import BlockedTensor, DistributedTrainer
 from compss_train._utils.files import FolderLock
 from compss_train.cli.run_files.data import Dataset, split_validation
 from compss_train.model import parameters
-from compss_train.training.checkpoints import read_latest_checkpoint
 from tests.cli.user_objects import USER_OBJECTS, data, history, weighted
-from tests.helpers.documents import ROOT
 from tests.helpers.models import SGD, assert_same_bits, mlp
+from tests.helpers.processes import ROOT
 
 NETWORK = """
 from torch import nn
@@ -139,16 +137,6 @@ def test_all_files_are_written_if_they_are_enabled(run_file, command, tmp_path):
     assert "profile.json" in (folder / "report.html").read_text()
 
 
-def test_early_stopping_is_printed_and_best_checkpoints_are_kept(run_file, command):
-    stop = "fit.early_stopping={patience=1, min_delta=100}"
-    done = command("fit", run_file, settings=["fit.num_epochs=9", stop])
-    assert "stopped: val_loss has not improved for 1 rounds" in done.out
-    assert "2 epochs in 2 rounds" in done.out
-    checkpoints = run_file.parent / "runs/small/checkpoints"
-    assert read_latest_checkpoint(checkpoints)[0].name == "round-000001"
-    assert len(list(checkpoints.glob("round-*"))) in (1, 2)
-
-
 END = "fit.callbacks=[{{import='tests.cli.user_objects:Terminate', after=1, how='{}'}}]"
 
 
@@ -231,20 +219,6 @@ def test_files_of_the_user_are_not_overwritten_or_removed(run_file, command, tmp
     assert len(history(tmp_path)) == 3
 
 
-@pytest.mark.filterwarnings("ignore:the fit resumes from:UserWarning", "ignore:. workers share 2:UserWarning")
-def test_a_run_of_arrays_resumes_with_more_workers(run_file, command):
-    batches = ("--set", "fit.num_batches_per_worker=16", "--set", "fit.batch_size=none")
-    run_file.write_text(run_file.read_text().replace("blocks = 4\n", ""))
-    command("fit", run_file, "--set", "fit.num_epochs=1")
-    command("fit", run_file, "--resume", "--workers", "3")
-    error = "only 11 rows"  # of four blocks; the run had two when it started
-    assert error in command("fit", run_file, "--workers", "4", "--output", "more", *batches, code=2).err
-    command("fit", run_file, "--output", "two", *batches, "--set", "fit.num_epochs=1")
-    command("fit", run_file, "--output", "two", *batches, "--workers", "4", "--resume")
-    records = (run_file.parent / "runs/small/history.jsonl").read_text().splitlines()
-    assert [len(json.loads(record)["workers"]) for record in records] == [2, 2, 2]  # of two blocks
-
-
 DOCS = ROOT / "docs/command-line.md"
 
 
@@ -267,3 +241,126 @@ def test_the_example_works(command, tmp_path, monkeypatch):
     assert np.load("classes.npy").shape == (5,)
     assert '"accuracy": 0.9' in command("evaluate", "runs/digits", "--json").out
     assert Path("runs/wide/config.toml").exists()
+
+
+STOP = "fit.early_stopping={{monitor='{}', mode='{}', patience=1}}"
+NANS = f"data.import={USER_OBJECTS}:nans"
+
+
+@pytest.fixture
+def nothing_written(run_file):
+    """Checks that the test leaves the folder as it is."""
+    yield
+    assert [path.name for path in run_file.parent.iterdir()] == ["small.toml"]
+
+
+def test_a_dry_run_prints_the_plan(run_file, command, nothing_written):
+    output = command("fit", run_file, "--dry-run", settings=["fit.shuffle=total"]).out
+    sizes = ("45 samples in 4 blocks", "15 samples in 2 blocks\n", "2 (serial)", "num_epochs=3", "Sequential, 163")
+    assert all(text in output for text in sizes)
+
+
+ERRORS = {
+    "fti.num_epochs=1": "top level: unknown section fti; did you mean fit?",
+    "fit.num_epoch=1": "[fit]: unknown key num_epoch; did you mean num_epochs?",
+    "fit.validation_data=1": "[fit]: unknown key validation_data",
+    "fit.earlystoping=true": "[fit]: unknown key earlystoping; did you mean early_stopping?",
+    "fit.num_epochs=0": "[fit]: num_epochs=0: give an integer of at least 1",
+    "fit.batch_size=none": "[fit]: num_batches_per_worker=None and batch_size=None: give exactly one",
+    "fit.buffer=foo": "[fit]: buffer: 'foo': give a table, whose keys are kind, capacity, threshold",
+    "build.schedule=3": "[build]: schedule: 3: give a table, whose keys are function, steps, unit, or an object by",
+    "fit.merge=sync": "[fit]: merge='sync': choose one of 'synchronous'",
+    f"fit.callbacks='import:{USER_OBJECTS}:data'": "give a list of callbacks",
+    "fit.callbacks=['import:compss_train.callbacks:ProgressBar']": "is not a Callback; call the class",
+    "fit.early_stopping={patient=1}": "[fit] early_stopping: unknown key patient; did you mean patience",
+    "build.loss=entropy": "[build]: unknown loss 'entropy'; choose one of mean_squared_error",
+    "build.loss=crossentropy": "did you mean cross_entropy?",
+    "build.metric=acuracy": "did you mean accuracy?",
+    "build.optimizer.optimizer=adamm": "unknown optimizer 'adamm'; choose one of adam, sgd",
+    "build.optimizer.learning_rate=1": "no parameter ['learning_rate']; it takes lr, momentum",
+    "build.optimizer=adam": '[build]: optimizer = "adam" is a string; give a table, for example { optimizer =',
+    "build.optimizer.lr=-1": "[build]: Invalid learning rate: -1",
+    "network.import=tests.helpers.models:mpl": "[network]: 'tests.helpers.models:mpl': tests.helpers.models has no",
+    "network.input=3": "[network]: tests.helpers.models:mlp: unknown argument input; did you mean inputs?",
+    "trainer.engine=cloud": "[trainer]: engine='cloud' is not an engine; choose one of auto",
+    "trainer.num_workers=0": "[trainer]: num_workers=0: give an integer of at least 1",
+    "validation.fraction=2": "[validation]: fraction=2: give a number above 0 and below 1",
+    "validation.seed=2": "[validation]: unknown key seed",
+    "data.blocks=99": "[data]: blocks=99 makes 99 blocks of 60 samples",
+    "output.checkpoint=3": "[output] checkpoint: 3: give true, false, or a table of the options of Checkpoint",
+    "output.checkpoint={evry=3}": "[output] checkpoint: unknown key evry; did you mean every?",
+    "output.where=x": "[output]: unknown key where",
+    "output.folder=3": "[output]: folder = 3: give a string",
+    "output.folder=small.toml": "small.toml is not a writable folder",
+    "output.folder=small.toml/runs": "small.toml is not a writable folder",
+    "output.profile={round = 0}": "[output] profile: round=0: give an integer of at least 1",
+    f"fit.callbacks=[{{import='{USER_OBJECTS}:RefuseToStart'}}]": "not today",
+}
+
+
+@pytest.mark.parametrize("setting", ERRORS)
+def test_invalid_settings_are_errors_before_a_run(run_file, command, setting):
+    output = command("fit", run_file, code=2, settings=[setting]).err
+    assert output.startswith(f"compss-train fit: {run_file}: ")
+    assert ERRORS[setting] in output
+    assert not list(run_file.parent.rglob("parameters.safetensors"))
+
+
+DRY = {
+    "network.inputs=5": "mat1 and mat2 shapes cannot be multiplied",
+    "build.class_weight=[1, 2]": "class_weight",
+    f"build.transform='import:{USER_OBJECTS}:broken'": "this function is broken",
+    f"build.metric='import:{USER_OBJECTS}:broken'": "this function is broken",
+    "build.loss=cce": "are not probabilities",
+    f"network.import={USER_OBJECTS}:Broken": "the network is broken here",
+    NANS: "DivergedError: the loss became nan",
+}
+
+
+@pytest.mark.parametrize("setting", DRY)
+def test_a_dry_run_trains_on_a_batch(run_file, command, nothing_written, setting):
+    err = command("fit", run_file, "--dry-run", code=2, settings=[setting]).err
+    assert err.startswith("compss-train fit: the fit would fail: ")
+    assert DRY[setting] in err
+
+
+@pytest.mark.parametrize("setting", [STOP, "output.checkpoint={{best='{}', mode='{}'}}"])
+def test_callbacks_monitor_what_is_measured_and_nothing_else(run_file, command, nothing_written, setting):
+    for monitor in ("accuracy", "val_accuracy", "loss"):
+        command("fit", run_file, "--dry-run", settings=[setting.format(monitor, "max")])
+    for arguments in (("--dry-run",), ()):
+        output = command("fit", run_file, *arguments, code=2, settings=[setting.format("val_acuracy", "max")]).err
+        assert "monitors 'val_acuracy', but records have no 'val_acuracy' but loss, accuracy, val_loss" in output
+        assert "did you mean val_accuracy?" in output
+
+
+@pytest.mark.filterwarnings("default")
+def test_a_dry_run_warns_as_fit_does(run_file, command):
+    other = f"fit.callbacks=[{{import='{USER_OBJECTS}:Other'}}]"
+    output = command("fit", run_file, "--dry-run", "--workers", 5, settings=[other])
+    idle = "5 workers share 4 blocks, so that some have nothing to train; cut the data into at least 5 blocks, or"
+    assert f"compss-train fit: {idle}" in output.err
+    assert "compss-train fit: fits do not call on_epoch_end of Other" in output.err
+    assert "No errors found" in output.out
+
+
+def test_the_errors_of_all_sections_are_printed_at_once(run_file, command):
+    settings = ["fit.epochs=1", "network.import=no:thing", "validation.fraction=7", "build.losss=mse", "fti.a=1"]
+    output = command("fit", run_file, code=2, settings=settings).err
+    assert all(
+        place in output
+        for place in ("[fit]: ", "[network]: ", "[validation]: ", "[build]: ", "unknown section fti")
+    )
+    run_file.write_text("fit = 3\nnum_epochs = 3\n")
+    output = command("fit", run_file, code=2).err
+    assert "top level: fit = 3 is not a section; write [fit] and its keys below" in output
+    assert "top level: unknown section num_epochs" in output
+
+
+def test_failed_training_prints_a_line_and_on_request_the_traceback(run_file, command):
+    broken = [f"network.import={USER_OBJECTS}:Broken"]
+    output = command("fit", run_file, code=1, settings=broken).err
+    assert "training failed: RuntimeError: the network is broken here " in output
+    assert "no round was completed; --traceback shows where" in output
+    assert "Traceback" not in output
+    assert "in forward" in command("fit", run_file, "--traceback", code=1, settings=broken).err

@@ -1,11 +1,17 @@
+import json
 import subprocess
 import sys
 import warnings
 
+import numpy as np
+import pytest
 import shtab
 
 from compss_train.cli import main
 from compss_train.cli.arguments import make_parser
+from compss_train.cli.run_files import KILLED, RUNNING, RunFolder
+from compss_train.reports.history import History
+from tests.helpers.histories import steady_run
 
 (COMMANDS,) = [action.choices for action in make_parser()._actions if action.dest == "command"]
 
@@ -52,3 +58,165 @@ def test_output_that_nobody_reads_is_no_error():
 def test_shells_complete_commands_and_options():
     script = shtab.complete(make_parser(), shell="bash")
     assert all(name in script for name in (*COMMANDS, "--dry-run"))
+
+
+ERRORS = {
+    "fit": "name a TOML file; compss-train fit --example prints one",
+    "fit none.toml": "cannot read",
+    "report runs/small -o page.pdf": "'page.pdf': a report is an HTML file; give a name that ends in .html",
+    "report runs/small -o new/page.html": "new/page.html: the folder new does not exist; create it",
+    "plot runs/small -o plot.docx": "'plot.docx' is not an image file; give a name that ends in .png, .svg or .pdf",
+    "plot runs/small -o plot": "'plot' is not an image file; give a name that ends in .png, .svg or .pdf",
+    "compare runs/small runs/small -o a.docx": "'a.docx' is not an image file",
+    "plot runs/small -o my-plots/a.png": "the folder my-plots does not exist",
+    "plot empty.jsonl": "empty.jsonl has no round yet",
+    "plot nowhere": "No such file",
+    "plot other.jsonl": "has no record of a round in line 1",
+    "runs empty": "empty: no folder of a run is here",
+    "advise runs/small --processes 0": "--processes=0: give an integer of at least 1",
+    "advise commutative.jsonl": "commutative.jsonl: its workers do not merge in rounds",
+    "advise empty.jsonl": "has no round yet",
+    "evaluate nowhere": "nowhere: No such file or directory; give the folder that compss-train fit printed",
+    "evaluate runs/small --data part.npz": "part.npz has no array 'y' for y, it has 'x', 'b'; choose one",
+    "evaluate runs/small --data x.npy": "x.npy is x alone: name one other .npy file, y",
+    "evaluate runs/small --data double.npy y.npy": "float64 went through a network with float32",
+    "evaluate runs/small --data x.npy y.npy": "these samples cannot be evaluated: mat1 and mat2 shapes cannot be",
+    "predict runs/small --input x.npy --output y.csv": "give a name that ends in .npy or .npz",
+    "predict runs/small --input x.npy --output outer/y.npy": "outer/y.npy: the folder outer does not exist; create",
+    "predict runs/small --input none.npy --output out.npy": "none.npy",
+    "predict runs/small --input x.npy --output out.npy": "these samples cannot be predicted: ",
+    "export runs/small -o model.pth": "ends in .npz, .safetensors, .onnx",
+    "export runs/small -o new/model.npz": "new/model.npz: the folder new does not exist; create it",
+    "shard x=y.npy x=y.npy --rows 5 --output o": "give each array a different name, NAME=FILE.npy",
+    "shard x=y.npy =y.npy --rows 5 --output o": "give each array a different name, NAME=FILE.npy",
+    "shard none-*.npz --rows 5 --output o": "no files found",
+    "shard none.npz --rows 5 --output o": "does not exist",
+    "shard y.npy y*.npy --rows 5 --output o": "occurs more than once",
+    "shard x=words.npy --rows 5 --output o": "torch cannot hold",
+    "shard words.npy --rows 5 --output o": "holds no numbers",
+    "shard note.npz --rows 4 --output o": "note.npz holds no numbers in 'note': name the arrays or columns",
+    "shard note.npz --rows 4 --output o --keys x,note": "holds no numbers in 'note': name the arrays or columns",
+    "shard x=x.npy --rows 0 --output o": "rows=0",
+    "shard x=x.npy y.npy --rows 5 --output o": "give all inputs this way",
+    "shard x.npy --rows 5 --format npy --output .": "give a folder without .npy files",
+    "shard x=x.npy y=y.npy --rows 5 --format npy --output o": "one array, named 'x'",
+    "shard x=x.npy y=three.npy --rows 5 --output o": "different lengths: 'x' 4, 'y' 3",
+    "shard x=x.npy --rows 5 --format h5 --output o": "pip install 'compss_train[hdf5]'",
+    "configure --units -1": "units=-1 for localhost",
+}
+
+
+@pytest.fixture
+def files(fitted, tmp_path):
+    """A folder with a run and with files that do not suit it."""
+    np.save("x.npy", np.zeros((4, 5), np.float32))
+    np.save("double.npy", np.zeros((4, 6)))
+    np.save("y.npy", np.zeros(4, np.int64))
+    np.save("three.npy", np.zeros(3))
+    np.save("words.npy", np.array(["a", "b"]))
+    np.savez("part.npz", x=np.zeros((4, 6), np.float32), b=np.zeros(4))
+    np.savez("note.npz", x=np.zeros((2, 3)), note=np.array(["a", "b"]))
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "other.jsonl").write_text("{}\n")
+    History(steady_run(3, 2, "commutative")).save("commutative.jsonl")
+    return tmp_path
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("line", ERRORS)
+def test_wrong_input_is_a_line_and_changes_nothing(files, command, monkeypatch, line):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    before = contents(files)
+    error = command(*line.split(), code=2).err
+    assert f"compss-train {line.split()[0]}: " in error
+    assert ERRORS[line] in error
+    assert "Traceback" not in error
+    assert contents(files) == before
+
+
+def test_runs_write_the_report_that_the_command_writes(run_file, command, tmp_path):
+    run_file.write_text(run_file.read_text().replace("report = false", ""))
+    command("fit", run_file)
+    folder = tmp_path / "runs" / "small"
+    written = (folder / "report.html").read_text()
+    assert "complete" in written
+    assert "momentum" in written  # the configuration is known
+    (folder / "report.html").unlink()
+    assert command("report", folder).out == f"3 rounds reported in {folder / 'report.html'}\n"
+    assert (folder / "report.html").read_text() == written
+    configuration = json.loads((folder / "configuration.json").read_text())
+    assert configuration["trainer"]["seed"] == 3
+    assert "File" not in "".join(configuration["fit"]["callbacks"])
+    command("report", folder / "history.jsonl", "-o", "page.html")
+    assert "<html" in (tmp_path / "page.html").read_text()
+    (folder / "history.jsonl").rename(tmp_path / "history.jsonl")
+    (tmp_path / "report.html").write_text("of the callback")
+    assert command("report", tmp_path).out == f"3 rounds reported in {tmp_path / 'history.html'}\n"
+    assert (tmp_path / "report.html").read_text() == "of the callback"
+
+
+def test_runs_are_plotted_alone_and_together(fitted, command, tmp_path):
+    pytest.importorskip("matplotlib")
+    output = command("plot", fitted).out
+    assert output == f"3 rounds drawn in {fitted / 'plot.png'}\n"
+    assert (fitted / "plot.png").read_bytes().startswith(b"\x89PNG")
+    command("plot", fitted / "history.jsonl", "-o", "curves.svg", "--against", "epoch")
+    assert "<svg" in (tmp_path / "curves.svg").read_text()
+
+
+def test_runs_are_listed_and_compared(run_file, fitted, command, tmp_path):
+    other = tmp_path / "runs" / "other"
+    command("fit", run_file, "--output", other, settings=["build.optimizer.lr=0.1"])
+    header, *rows = command("runs").out.splitlines()
+    assert header.split()[:3] == ["run", "state", "rounds"]
+    assert [row.split()[:3] for row in rows] == [[f"runs/{name}", "complete", "3"] for name in ("other", "small")]
+    table = command("compare", "runs/small", "runs/other").out.splitlines()
+    names = table[0].split()
+    assert names[:4] == ["run", "state", "lr", "rounds"]
+    assert [line.split()[names.index("lr")] for line in table[1:]] == ["0.05", "0.1"]
+    assert "2 runs compared in c.html" in command("compare", fitted, other, "-o", "c.html").out
+    assert (tmp_path / "c.html").read_text().count("<figure") >= 3
+    assert "2 runs compared in c.png\n" in command("compare", fitted, fitted / "history.jsonl", "-o", "c.png").out
+    assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_states_of_runs_are_known_and_kept_by_reports(fitted, command):
+    folder = RunFolder(fitted)
+    assert folder.state() == "complete"
+    folder.write_state("stopped by Ctrl-C")
+    command("report", fitted)
+    assert "stopped by Ctrl-C" in (fitted / "report.html").read_text()
+    folder.write_state(RUNNING)
+    assert folder.state() == RUNNING
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    written = json.loads(folder.state_file.read_text())
+    folder.state_file.write_text(json.dumps({**written, "pid": ended.pid}))
+    assert folder.state() == KILLED
+    folder.state_file.write_text("{")
+    assert folder.state() is None
+    assert "unknown" in command("runs", fitted.parent).out
+
+
+def rows(output):
+    """The table, as lists of cells by number of workers."""
+    lines = [line.split() for line in output.splitlines() if line[:9].strip().rstrip("*").isdigit()]
+    return {int(cells[0].rstrip("*")): cells for cells in lines}
+
+
+def test_a_history_says_what_a_round_takes(tmp_path, command):
+    measured = tmp_path / "history.jsonl"
+    History(steady_run(30, 6)).save(measured)
+    output = command("advise", measured).out
+    assert f"{measured}: 6 workers, 6 at a time, 600 samples a round" in output
+    table = rows(output)
+    assert list(table) == [1, 2, 4, 6, 8, 16, 32, 64]
+    assert table[6] == ["6*", "0.8", "750", "25%"]
+    assert "where 6 train at a time: 6 workers." in output
+    more = command("advise", measured, "--processes", 64).out
+    assert rows(more)[6][0] == "6"
+    assert "where 64 train at a time: 32 workers." in more

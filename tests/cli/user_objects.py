@@ -70,13 +70,6 @@ class Terminate(Callback):
                 raise KeyboardInterrupt
 
 
-class Own(Callback):
-    """Adds a number to records."""
-
-    def on_round_end(self, trainer, record):
-        record["own"] = float(record["round"])
-
-
 class Other(Callback):
     """Has a hook of another library."""
 

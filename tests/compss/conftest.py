@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.documents import ROOT
+from tests.helpers.processes import ROOT
 
 INSIDE = Path(__file__).parent / "inside"
 
@@ -42,11 +42,7 @@ class Application:
         ]
         with self.output.open("w") as output:
             self.process = subprocess.Popen(
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=folder,
-                start_new_session=True,
+                command, stdout=output, stderr=subprocess.STDOUT, cwd=folder, start_new_session=True
             )
 
     def wait(self, seconds: float) -> Done:

@@ -1,11 +1,18 @@
-"""Failures are reported immediately and end the application with an exit code."""
+"""What ends a run or disturbs it: errors, lost processes, Ctrl-C, kills, and many tasks."""
 
+import json
 import re
 import signal
+from statistics import median
 
 import pytest
 
-from tests.helpers.processes import wait_until
+from compss_train.model import parameters
+from compss_train.training.checkpoints import list_checkpoints
+from tests.compss.inside.resumed import fit
+from tests.helpers.models import assert_same_bits
+from tests.helpers.processes import ROOT, wait_until
+from tests.soak.fits import disturb_fit
 
 
 def test_a_tasks_exception_reaches_the_user_with_its_traceback(run, tmp_path):
@@ -47,3 +54,68 @@ def test_ctrl_c_ends_the_application(launch, tmp_path):
 def test_an_application_that_compss_aborts_ends(run):
     done = run("aborted.py", seconds=60)
     assert done.returncode not in (0, None), done.output
+
+
+def sizes(run, tmp_path, workers, rounds, seconds):
+    done = run("growth.py", tmp_path / "sizes.json", workers, rounds, seconds=seconds)
+    assert done.returncode == 0, done.output
+    measured = json.loads((tmp_path / "sizes.json").read_text())
+    assert len(measured) == rounds
+    return measured
+
+
+def check(measured, slack):
+    """Compare medians of early and late rounds, since the values vary."""
+
+    def typical(name, rounds):
+        return median(entry[name] for entry in rounds)
+
+    early, late = measured[4:12], measured[-9:-1]
+    rounds = len(measured) - 9 - 4
+    assert abs(typical("tracked", late) - typical("tracked", early)) <= 3  # objects that PyCOMPSs keeps here
+    assert abs(typical("files here", late) - typical("files here", early)) <= 3
+    # COMPSs keeps one value per round, which the coordinator has read; a leak would at least double that.
+    assert typical("values on workers", late) - typical("values on workers", early) <= rounds + slack
+
+
+def test_nothing_is_left_behind(run, tmp_path):
+    check(sizes(run, tmp_path, 16, 30, seconds=100), slack=12)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_64_workers_leave_nothing_behind_in_100_rounds(run, tmp_path):
+    check(sizes(run, tmp_path, 64, 100, seconds=580), slack=60)
+
+
+@pytest.mark.timeout(200)
+def test_killed_and_terminated_fits_resume_bit_for_bit(run, tmp_path):
+    killed = run("resumed.py", tmp_path, 2, signal.SIGKILL.value, seconds=60)
+    assert killed.returncode != 0, killed.output
+    # The signal comes before the checkpoint of its round.
+    assert max(list_checkpoints(tmp_path / "checkpoints")) == 1
+    terminated = run("resumed.py", tmp_path, 4, signal.SIGTERM.value, seconds=60)
+    assert terminated.returncode != 0, terminated.output
+    assert "fit interrupted by SIGTERM" in terminated.output
+    assert max(list_checkpoints(tmp_path / "checkpoints")) == 4
+    finished = run("resumed.py", tmp_path, seconds=60)
+    assert finished.returncode == 0, finished.output
+    assert "round-000004 on compss" in finished.output
+    assert_same_bits(parameters.load(tmp_path / "trained.npz"), fit(tmp_path / "apart", "serial", [])[0])
+
+
+def test_a_script_without_a_guard_trains_once(run, tmp_path):
+    done = run("unguarded.py", tmp_path / "notes", flags=(f"--pythonpath={ROOT}",))
+    assert done.returncode == 0, done.output
+    assert (tmp_path / "notes").read_text().split() == ["script", "script", "fit", "end"]
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(0)
+def test_a_disturbed_fit_on_two_nodes_ends_with_the_bits(launch, soak_folder, soak_minutes):
+    def start(epochs):
+        program = ROOT / "tests/soak/fit_program.py"
+        return launch(program, soak_folder, epochs, flags=("--nodes=2", "--units=1")).process
+
+    disturb_fit(soak_folder, start, min(10.0, soak_minutes), megabytes=64)

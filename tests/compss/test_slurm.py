@@ -15,10 +15,9 @@ import pytest
 
 from compss_train.model import parameters
 from tests.compss.inside.resumed import fit
-from tests.compss.test_nodes import INSIDE, OPTIONS
-from tests.helpers.documents import ROOT
+from tests.compss.test_fits import INSIDE, OPTIONS
 from tests.helpers.models import assert_same_bits
-from tests.helpers.processes import wait_until
+from tests.helpers.processes import ROOT, wait_until
 
 PROGRAMS = ("enqueue_compss", "slurmctld", "slurmd", "sbatch", "munged", "unshare", "nsenter", "ip")
 OWN_NAMESPACES = ("--mount", "--net", "--uts", "--pid")

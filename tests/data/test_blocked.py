@@ -14,7 +14,7 @@ from compss_train.training.data_source import publish_columns
 
 
 @given(rows=st.integers(1, 5), columns=st.integers(1, 4), extra=st.integers(0, 30))
-def test_every_sample_is_kept_in_order_and_sizes_differ_by_one_at_most(rows, columns, extra):
+def test_samples_keep_their_order_and_sizes_differ_by_one(rows, columns, extra):
     array = np.arange((rows * columns + extra) * 2, dtype=np.int16).reshape(-1, 2)
     tensor = BlockedTensor.from_array(array, (rows, columns))
     assert tensor.shape == (rows, columns)
@@ -76,32 +76,13 @@ def test_dtypes_that_torch_cannot_hold_are_errors(array):
         ([[np.zeros(2)], [np.zeros(2), np.zeros(2)]], "ragged"),
         ([], "empty"),
         ([[np.zeros(2), np.zeros(0)]], "block 1 has no samples"),
-        (
-            [[np.zeros(2), np.zeros(2, np.float32)]],
-            r"block 1 holds samples of float32 .*, block 0 of float64",
-        ),
+        ([[np.zeros(2), np.zeros(2, np.float32)]], r"block 1 holds samples of float32 .*, block 0 of float64"),
         ([[3.0]], "scalar"),
     ],
 )
 def test_blocks_that_do_not_fit_together_are_errors(grid, message):
     with pytest.raises(ValueError, match=message):
         BlockedTensor(grid)
-
-
-def test_repr_says_what_it_is():
-    text = repr(BlockedTensor.from_array(np.zeros((6, 4), np.uint8), (3, 2)))
-    assert text == "BlockedTensor(3 x 2 blocks, 6 samples of uint8 (4,))"
-
-
-def test_files_become_blocks_that_are_mapped(tmp_path):
-    paths = []
-    for number, rows in enumerate((3, 2)):
-        paths.append(tmp_path / f"{number}.npy")
-        np.save(paths[-1], np.full((rows, 4), number, np.float32))
-    tensor = BlockedTensor.from_files(paths)
-    assert (tensor.shape, tensor.sizes, tensor.sample_shape) == ((2, 1), (3, 2), (4,))
-    assert all(isinstance(block, np.memmap) for block in tensor.blocks())
-    assert tensor.collect()[:, 0].tolist() == [0, 0, 0, 1, 1]
 
 
 def test_files_that_cannot_be_mapped_are_errors(tmp_path):
@@ -137,7 +118,7 @@ def test_remote_blocks_are_known_without_being_loaded():
         BlockedTensor([[blocks[0]], [np.ones((2, 3))]])
 
 
-def test_an_engine_that_is_not_their_home_gets_remote_blocks_loaded():
+def test_another_engine_gets_remote_blocks_loaded():
     block = Elsewhere(np.ones((4, 2), np.float32))
     (refs,) = publish_columns(engine := SerialEngine(), [BlockedTensor([[block]])])
     assert engine.fetch(refs)[0] is block.block
@@ -162,14 +143,6 @@ def test_it_is_a_uniform_permutation_of_all_samples():
     for sample in range(9):
         places = np.nonzero(drawn == sample)[1]
         assert chisquare(np.bincount(places, minlength=9)).pvalue > 1e-4
-
-
-def test_x_and_y_must_be_cut_alike():
-    x = BlockedTensor.from_array(np.zeros(6), (3, 1))
-    with pytest.raises(ValueError, match=r"grid of \(3, 1\) blocks and y one of \(2, 1\)"):
-        shuffle(x, BlockedTensor.from_array(np.zeros(6), (2, 1)))
-    with pytest.raises(ValueError, match="block 0 has 2 samples in x and 3 in y"):
-        shuffle(x, BlockedTensor.from_array(np.zeros(7), (3, 1)))
 
 
 WHOLE = torch.arange(40, dtype=torch.int64).reshape(10, 4)

@@ -7,7 +7,6 @@ from torch import nn
 from torch.nn import functional
 
 from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, PartialShuffle, TrainTransform
-from compss_train.callbacks import Checkpoint
 from compss_train.data.columns import ColumnStructure, structured
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
@@ -106,16 +105,6 @@ def test_engines_agree_whatever_the_batches_are(engine, options):
         results.append((trainer.get_parameters(), trainer.history[-1]["val_loss"]))
     assert_same_bits(results[0][0], results[1][0])
     assert results[0][1] == results[1][1]
-
-
-def test_a_fit_with_several_inputs_is_resumed(tmp_path):
-    options = {"num_epochs": 3, "batch_size": 7, "progress": False, "shuffle": "total"}
-    whole = trainer_of(workers=2)
-    whole.fit(X, Y, callbacks=[Checkpoint(tmp_path, keep=9)], **options)
-    for folder in sorted(tmp_path.glob("round-*"))[:-1]:
-        resumed = trainer_of(workers=2)
-        resumed.fit(X, Y, resume=folder, **options)
-        assert_same_bits(whole.get_parameters(), resumed.get_parameters())
 
 
 def test_evaluation_and_prediction_of_several_outputs(engine):

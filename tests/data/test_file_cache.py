@@ -69,7 +69,7 @@ FIELDS = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size
 
 @given(fields=st.dictionaries(st.text(min_size=1, max_size=5), FIELDS, min_size=1, max_size=4))
 @settings(max_examples=50, deadline=None)
-def test_arrays_and_tensors_come_back_as_they_were_under_any_names(tmp_path_factory, fields):
+def test_arrays_and_tensors_come_back_under_any_names(tmp_path_factory, fields):
     arrays = {key: array_of(dtype, shape, seed) for seed, (key, (dtype, shape)) in enumerate(fields.items())}
     arrays |= {"f": np.asfortranarray(np.arange(12.0).reshape(4, 3)), "t": torch.arange(12).reshape(3, 4).T}
     entry = entry_of(make_cache(tmp_path_factory.getbasetemp() / "any", None), "file", arrays)
@@ -89,15 +89,12 @@ def test_arrays_and_tensors_come_back_as_they_were_under_any_names(tmp_path_fact
     ],
     ids=lambda other: next(iter(other)),
 )
-def test_a_file_that_changed_or_is_read_otherwise_is_another_one(cache, other):
+def test_a_changed_or_otherwise_read_file_is_another_one(cache, other):
     arrays = numbers(1)
     entry_of(cache, "file", arrays).store(arrays)
     assert entry_of(cache, "file", arrays).exists()
     found = entry_of(cache, **{"file": "file", "arrays": arrays, **other})
     assert (found.exists(), found.load()) == (False, None)
-
-
-# -- the limit ---------------------------------------------------------------------------------------------
 
 
 SIZE = entry_bytes(ROWS, layout_of(numbers(0)))
@@ -173,9 +170,6 @@ def test_threads_and_processes_may_write_at_the_same_time(tmp_path):
     assert 1 <= len(entries(make_cache(tmp_path, SIZE))) <= 3
 
 
-# -- damage and other users --------------------------------------------------------------------------------
-
-
 def cut(path):
     path.write_bytes(path.read_bytes()[:-200])
 
@@ -207,7 +201,7 @@ def test_a_damaged_entry_is_removed_and_not_there(cache, damage, caplog):
     assert_same(entry.load(), numbers(1))
 
 
-def test_on_a_full_disk_nothing_is_kept_and_a_killed_writer_leaves_nothing(cache, monkeypatch, caplog):
+def test_a_full_disk_or_a_killed_writer_leaves_nothing(cache, monkeypatch, caplog):
     def full(path, part):
         path.write_bytes(b"some of it")
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -234,9 +228,6 @@ def test_a_folder_that_others_may_write_to_is_an_error(cache, how, monkeypatch):
         cache.open()
 
 
-# -- where it is -------------------------------------------------------------------------------------------
-
-
 def test_a_folder_is_made_for_the_user_alone_and_stays(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     cache = make_cache("deep/down", 1000)
@@ -251,18 +242,7 @@ def test_a_folder_is_made_for_the_user_alone_and_stays(tmp_path, monkeypatch):
     assert folder.is_dir()
 
 
-@pytest.mark.parametrize("has_room", [True, False])
-def test_memory_is_shared_memory_or_else_the_temporary_folder(tmp_path, monkeypatch, has_room):
-    places = {name: tmp_path / name for name in ("shared", "temporary")}
-    for place in places.values():
-        place.mkdir()
-    monkeypatch.setattr(file_cache, "SHARED_MEMORY", places["shared"])
-    monkeypatch.setattr("tempfile.tempdir", str(places["temporary"]))
-    cache = make_cache("memory", 1000 if has_room else 2**62)
-    assert Path(cache.folder).parent == places["shared" if has_room else "temporary"]
-
-
-def test_memory_is_given_back_and_shared_with_the_tasks_that_are_sent_it(tmp_path, monkeypatch):
+def test_memory_is_given_back_and_shared_with_tasks(tmp_path, monkeypatch):
     monkeypatch.setattr(file_cache, "SHARED_MEMORY", tmp_path)
     cache = make_cache("memory", None)
     assert (cache.max_bytes, cache.temporary) == (file_cache.MEMORY_BYTES, True)
@@ -277,7 +257,7 @@ def test_memory_is_given_back_and_shared_with_the_tasks_that_are_sent_it(tmp_pat
     assert os.listdir(tmp_path) == []
 
 
-def test_on_another_node_it_is_made_again_and_removed_at_exit(tmp_path, monkeypatch):
+def test_another_node_makes_its_own_and_removes_it(tmp_path, monkeypatch):
     registered = []
     monkeypatch.setattr("atexit.register", lambda *call: registered.append(call))
     cache = FileCache(str(tmp_path / "compss_train-1-abc"), 10**6, temporary=True)
@@ -307,8 +287,3 @@ def test_on_another_node_it_is_made_again_and_removed_at_exit(tmp_path, monkeypa
 def test_wrong_arguments(cache, max_bytes, error, message):
     with pytest.raises(error, match=message):
         make_cache(cache, max_bytes)
-
-
-def test_a_wrong_cache_is_an_error_before_any_file_is_read():
-    with pytest.raises(ValueError, match="cache_bytes=5: name a cache"):
-        FileDataset(["missing.npz"], cache_bytes=5)

@@ -6,18 +6,14 @@ import os
 import threading
 from contextlib import suppress
 from pathlib import Path
-from unittest import mock
 
 import numpy as np
 import pytest
 
 from compss_train import BadFileError, FileDataset
-from compss_train.data.file_index import describe_files
-from compss_train.data.layout import Description, Field
-from compss_train.data.readers import READERS, CustomReader, Hdf5Reader, NpyReader, NpzReader, TorchReader
+from compss_train.data.readers import READERS, CustomReader, NpzReader
 
 ALL = ["0.npz", "1.npz", "2.npz"]
-LAYOUT = {"x": Field("float16", (2,)), "y": Field("int64", ())}
 
 
 class Opened(NpzReader):
@@ -51,7 +47,7 @@ def break_second(files):
     return good
 
 
-def test_files_are_opened_once_as_long_as_they_stay_the_same(files, index, tmp_path, monkeypatch):
+def test_files_that_stay_the_same_are_opened_once(files, index, tmp_path, monkeypatch):
     assert opened(files[:2], index) == ALL[:2]
     assert opened(files, index) == ALL[2:]
     before = index.stat().st_mtime_ns
@@ -74,19 +70,7 @@ def test_a_file_of_another_size_or_time_is_opened_again(files, index, later):
     assert opened(files, index) == []
 
 
-@pytest.mark.parametrize("kind", [NpzReader, NpyReader, TorchReader, Hdf5Reader])
-def test_an_index_stays_valid_when_a_reader_moves_to_another_module(kind, index, tmp_path, monkeypatch):
-    file = str(tmp_path / "a.bin")
-    Path(file).write_bytes(b"content")
-    describe = mock.Mock(return_value=Description(3, None))
-    monkeypatch.setattr(kind, "describe", describe)
-    describe_files([file], kind(), index=index)
-    monkeypatch.setattr(kind, "__module__", "elsewhere.readers")
-    assert describe_files([file], kind(), index=index) == [Description(3, None)]
-    assert describe.call_count == 1
-
-
-def test_readers_of_the_package_have_names_of_their_own_in_an_index():
+def test_readers_of_the_package_have_names_of_their_own():
     names = [kind.stored_name for kind in {*READERS.values(), CustomReader}]
     assert sorted(names) == ["arrow", "csv", "custom", "hdf5", "npy", "npz", "parquet", "torch"]
 
@@ -138,7 +122,7 @@ def asked_reader(filename, get_data=False):
 
 
 @pytest.mark.parametrize("make", [lambda: asked_reader, lambda: functools.partial(asked_reader, get_data=False)])
-def test_a_users_reader_is_asked_once_however_often_it_is_made(files, index, make):
+def test_a_users_reader_is_asked_once(files, index, make):
     ASKED.clear()
     for _ in range(2):
         dataset = FileDataset(files, make(), index=index)
@@ -187,14 +171,6 @@ def test_remembered_files_are_still_compared(files, index):
             FileDataset(files, index=index)
 
 
-def test_files_are_described_in_order_good_or_bad(files, index, tmp_path):
-    for _ in range(2):
-        found = describe_files([files[2], str(tmp_path / "no.npz"), *files[:2]], NpzReader(), index=index)
-        assert isinstance(found.pop(1), BadFileError)
-        assert found == [Description(rows, LAYOUT) for rows in (3, 1, 2)]
-        assert type(found[0].layout["y"].shape) is tuple
-
-
 def test_any_file_name_is_remembered(tmp_path, index):
     for name in ('"q".npz', "new\nline.npz", "ünï.npz", os.fsdecode(b"\xff.npz")):
         np.savez(os.path.join(tmp_path, name), x=np.zeros((1, 2)), y=np.zeros(1))
@@ -203,7 +179,7 @@ def test_any_file_name_is_remembered(tmp_path, index):
 
 
 @pytest.mark.parametrize("place", [".", "none/index.json", "0.npz/index.json"])
-def test_an_index_that_cannot_be_written_is_an_error_before_a_file_is_opened(files, tmp_path, place):
+def test_an_unwritable_index_is_an_error_before_opening_files(files, tmp_path, place):
     with pytest.raises(ValueError, match="give the name of a file in an existing folder"):
         FileDataset(files, reader := Opened(), index=tmp_path / place)
     assert reader.files == []
@@ -238,28 +214,11 @@ def test_an_index_that_is_odd_is_replaced(files, index, content):
 @pytest.mark.parametrize(
     "content", [b"3", b"{}", b'{"files": {}}', b" ", b"a diary", b"\x80\x04binary\xff\x00", b"\x93NUMPY\x01\x00"]
 )
-def test_a_file_of_something_else_is_refused_as_an_index_and_stays(files, index, content):
+def test_a_file_of_something_else_is_refused_and_stays(files, index, content):
     index.write_bytes(content)
     with pytest.raises(ValueError, match=r"^index='.*index\.json' is not a file index; give another"):
         FileDataset(files, reader := Opened(), index=index)
     assert (index.read_bytes(), reader.files) == (content, [])
-
-
-def test_an_index_cut_short_anywhere_is_replaced(files, index):
-    opened(files, index)
-    content = index.read_bytes()
-    for cut in (0, *range(len('{"version": '), len(content), 17)):
-        index.write_bytes(content[:cut])
-        assert opened(files, index) == ALL
-
-
-@pytest.mark.parametrize("stamp", [None, [], ["Opened"], 3, {}])
-def test_an_entry_of_another_stamp_is_not_believed(files, index, stamp):
-    opened(files, index)
-    known = json.loads(index.read_text())
-    known["files"][files[0]]["stamp"] = stamp
-    index.write_text(json.dumps(known))
-    assert opened(files, index) == ["0.npz"]
 
 
 def test_an_index_is_written_whole_or_not_at_all(files, index, tmp_path, monkeypatch):
@@ -279,7 +238,7 @@ def test_an_index_is_written_whole_or_not_at_all(files, index, tmp_path, monkeyp
     assert sorted(path.name for path in tmp_path.iterdir()) == [*ALL, "index.json"]
 
 
-def test_datasets_that_write_an_index_at_a_time_do_not_hinder_each_other(files, index, monkeypatch):
+def test_datasets_that_write_an_index_do_not_hinder_each_other(files, index, monkeypatch):
     def replace(written, target):
         monkeypatch.undo()
         FileDataset(files, index=index)  # as another thread might between writing and this

@@ -3,21 +3,21 @@
 import os
 import pickle
 import re
-import subprocess
-import sys
 from collections import UserDict
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from torch.utils.data import DataLoader
 
-from compss_train import FileDataset, PartialShuffleSampler
+from compss_train import BadFileError, FileDataset, PartialShuffleSampler
 from compss_train.data.layout import Field
 from compss_train.data.locations import file_names
 from compss_train.data.order import RowRange
 from compss_train.data.readers import NpzReader
 from tests.data.npz_files import FILES, reader, write
+from tests.data.readers.formats import names
 from tests.helpers.models import named
 
 LAYOUT = {"x": Field("float32", (2,)), "y": Field("int64", ())}
@@ -46,14 +46,14 @@ def test_a_list_keeps_its_order_and_a_pattern_sorts(folder):
 
 
 @pytest.mark.parametrize("file", ["1.npz", Path("1.npz"), "./1.npz", "[0].npz", ["[0].npz"], "a/**/*.npz"])
-def test_a_single_file_is_found_by_its_name_or_below_a_folder(folder, file):
+def test_files_are_found_by_name_or_below_a_folder(folder, file):
     (folder / "a" / "b").mkdir(parents=True)
     write("[0].npz", 2)
     write("a/b/3.npz", 2)
     assert FileDataset(file).sizes == (2,)
 
 
-def test_names_are_those_of_the_folder_where_the_dataset_was_made(folder, tmp_path_factory, monkeypatch):
+def test_names_are_those_of_the_first_folder(folder, tmp_path_factory, monkeypatch):
     dataset = FileDataset("*.npz")
     made = dataset.part([1])
     monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
@@ -61,17 +61,6 @@ def test_names_are_those_of_the_folder_where_the_dataset_was_made(folder, tmp_pa
     for part in (made, dataset.part([1]), pickle.loads(pickle.dumps(dataset)).part([1])):
         assert part.blocks[1].path == str(folder / "1.npz")
         assert part.read(RowRange(1, 0, 2))["x"].tolist() == [[2, 2], [2, 2]]
-    code = (
-        "import pickle, sys; from compss_train.data.order import RowRange; "
-        "dataset = pickle.load(sys.stdin.buffer); "
-        "print(dataset.files, dataset.part([1]).read(RowRange(1, 0, 2))['y'].tolist())"
-    )
-    pickled = pickle.dumps(dataset)
-    done = subprocess.run([sys.executable, "-c", code], input=pickled, cwd=elsewhere, capture_output=True)
-    assert done.stdout.decode().strip() == f"{FILES} [0, 1]", done.stderr.decode()
-
-
-# files_len
 
 
 @pytest.mark.parametrize("count", [int, np.int64, np.uint8])
@@ -86,13 +75,10 @@ def test_files_len_is_believed_and_one_file_opened(folder, count):
 
 
 @pytest.mark.parametrize("wrong", [0, -1, 2.0, "2", None, True, np.float32(2), [2], np.int64(0)], ids=repr)
-def test_files_len_of_something_else_is_an_error_that_names_the_file(folder, wrong):
+def test_wrong_files_len_is_an_error_that_names_the_file(folder, wrong):
     told = rf"^files_len\['1\.npz'\]={re.escape(repr(wrong))}: give an integer of at least 1"
     with pytest.raises(ValueError, match=told):
         FileDataset("*.npz", files_len={"0.npz": 1, "1.npz": wrong, "2.npz": 3})
-
-
-# part
 
 
 def test_a_part_does_not_grow_with_the_files_of_others(folder):
@@ -110,9 +96,6 @@ def test_a_dataset_is_pickled(folder, own):
         assert getattr(again, attribute) == getattr(dataset, attribute)
     assert again.part([1]).read(RowRange(1, 0, 2))["y"].tolist() == [0, 1]
     assert again.training_keys() == ("y", "x")
-
-
-# keys
 
 
 def test_keys_chooses_what_is_known_and_read(folder):
@@ -163,14 +146,14 @@ def test_the_arrays_to_train_on(folder, own, held, options, targets, expected):
         ("a", {"x": "a", "y": "labels"}, True, "'labels' for y"),
     ],
 )
-def test_arrays_to_train_on_that_are_not_there_are_an_error(folder, held, options, targets, missing):
+def test_missing_arrays_to_train_on_are_an_error(folder, held, options, targets, missing):
     arrays(*held)
     told = rf"^f\.npz has no array {missing}, it has '{held[0]}'.*FileDataset\(\.\.\., x="
     with pytest.raises(ValueError, match=told):
         FileDataset("f.npz", **options).training_keys(targets=targets)
 
 
-def test_a_users_reader_reads_the_first_file_once_to_see_its_arrays(folder):
+def test_a_users_reader_reads_the_first_file_once(folder):
     asked = []
 
     def watched(filename, get_data=False):
@@ -183,9 +166,6 @@ def test_a_users_reader_reads_the_first_file_once_to_see_its_arrays(folder):
         assert dataset.training_keys() == ("x", "y")
     assert asked[3:] == [("0.npz", True)]
     assert dataset.layout == LAYOUT
-
-
-# In torch
 
 
 def test_samples_have_no_index_but_batches_pass(folder):
@@ -206,3 +186,135 @@ def test_a_loader_that_makes_batches_of_batches_is_an_error(folder, options):
         next(iter(loader))
     with pytest.raises(TypeError, match=r"samples in files have no index; use .*batch_size=None"):
         next(iter(DataLoader(dataset, batch_size=None)))
+
+
+LENGTHS = {"0.npz": 1, "1.npz": 2, "2.npz": 3}
+X = np.zeros((3, 2), np.float32)
+
+
+def spoil(*files):
+    for name in files:
+        Path(name).write_bytes(b"no zip")
+
+
+WRONG = [
+    (3, {}, TypeError, "files=3: give the name of a file"),
+    ([None], {}, TypeError, "NoneType"),
+    ([], {}, ValueError, "no files found"),
+    (iter([]), {}, ValueError, "no files found"),
+    ("none/*.npz", {}, ValueError, "no files found"),
+    (Path("."), {}, BadFileError, r"is a folder without images .*; give its files, for example '\*\.npz'"),
+    ("9.npz", {}, BadFileError, r"9\.npz does not exist"),
+    (["**/*.npz"], {}, BadFileError, "does not exist; give a pattern as a string, not in a list"),
+    (["0.npz", Path("[0-2].npz")], {}, BadFileError, "does not exist; give a pattern as a string, not in a list"),
+    (["0.npz", Path("0.npz")], {}, ValueError, r"^/.*/0\.npz occurs more than once; name each file once"),
+    (["0.npz", "a/../0.npz"], {}, ValueError, r"0\.npz occurs more than once"),
+    (["store://a", "store://a"], {"reader": reader}, ValueError, "^store://a occurs more than once"),
+    (["0.npz", "t.pt"], {}, ValueError, "give files of one format"),
+    (["t.txt"], {}, ValueError, "give files of one format"),
+    (
+        "*.npz",
+        {"files_len": [1, 2]},
+        TypeError,
+        r"^files_len=\[1, 2\]: give a dict from names to numbers of samples",
+    ),
+    (
+        "*.npz",
+        {"files_len": {"0.npz": 1}},
+        ValueError,
+        r"files_len lacks 1\.npz; give a number of samples for each file",
+    ),
+    ("*.npz", {"files_len": {**LENGTHS, "0.npz": 5}}, BadFileError, "has 1 samples, but files_len has 5"),
+    ("*.npz", {"files_len": {**LENGTHS, "0.npz": 5}, "reader": reader}, BadFileError, "but files_len has 5"),
+    ("*.npz", {"keys": "xy"}, TypeError, r"keys='xy': give a list of names, for example \['xy'\]"),
+    ("*.npz", {"keys": []}, ValueError, r"^keys=\[\]: give the names of the arrays to read"),
+    ("*.npz", {"keys": ["x", None]}, ValueError, r"^keys=\['x', None\]: give the names of the arrays to read"),
+    ("*.npz", {"on_bad_file": "ignore"}, ValueError, "on_bad_file=.*: choose one of 'raise', 'skip'"),
+    ("*.npz", {"on_bad_file": ["skip"]}, ValueError, "on_bad_file=.*: choose one of 'raise', 'skip'"),
+]
+
+
+@pytest.mark.parametrize(("files", "options", "error", "message"), WRONG, ids=range(len(WRONG)))
+def test_wrong_arguments_are_errors_that_say_what_to_give(folder, files, options, error, message):
+    torch.save(torch.zeros(3), "t.pt")
+    Path("t.txt").touch()
+    (folder / "a").mkdir()
+    with pytest.raises(error, match=message):
+        FileDataset(files, **options)
+
+
+@pytest.mark.parametrize(
+    ("arrays", "reason"),
+    [
+        ({"x": X}, r"holds arrays 'x', but 0\.npz holds 'x', 'y'"),
+        ({"x": np.zeros((3, 3), "f4"), "y": np.arange(3)}, r"of float32 \(3,\) in 'x', but 0\.npz"),
+        ({"x": np.zeros((3, 2)), "y": np.arange(3)}, r"of float64 \(2,\) in 'x', but 0\.npz of float32"),
+        ({"x": X, "y": np.zeros(4, int)}, "different lengths"),
+    ],
+)
+def test_a_file_unlike_the_first_is_an_error_before_training(folder, arrays, reason):
+    np.savez("2.npz", **arrays)
+    with names(folder / "2.npz", reason) as caught:
+        FileDataset("*.npz")
+    assert caught.value.file == str(folder / "2.npz")
+
+
+@pytest.mark.parametrize("bad", [0, 1, 2])
+def test_a_bad_file_is_skipped_with_a_warning_and_reported(folder, bad):
+    spoil(FILES[bad])
+    path = str(folder / FILES[bad])
+    with pytest.warns(UserWarning, match=f"skipped {re.escape(path)} cannot be read: BadZipFile") as caught:
+        dataset = FileDataset("*.npz", on_bad_file="skip")
+    assert [warning.filename for warning in caught] == [__file__]
+    assert dataset.files == [name for name in FILES if name != FILES[bad]]
+    assert dataset.number_samples == 6 - (bad + 1)
+    assert list(dataset.skipped) == [path]
+    assert dataset.skipped[path].startswith("cannot be read: BadZipFile")
+    with names(path):
+        FileDataset("*.npz")
+
+
+def test_unfit_files_are_skipped_and_the_first_good_one_rules(folder):
+    spoil("0.npz")
+    np.savez("2.npz", x=np.zeros(3))
+    with pytest.warns(UserWarning, match="skipped") as caught:
+        dataset = FileDataset("*.npz", on_bad_file="skip")
+    assert [str(warning.message) for warning in caught] == [f"skipped {f} {r}" for f, r in dataset.skipped.items()]
+    assert list(map(os.path.basename, dataset.skipped)) == ["0.npz", "2.npz"]
+    assert dataset.files == ["1.npz"]
+    assert dataset.skipped[str(folder / "2.npz")] == "holds arrays 'x', but 1.npz holds 'x', 'y'"
+
+
+@pytest.mark.parametrize("files_len", [None, LENGTHS])
+def test_files_that_are_all_invalid_are_an_error(folder, files_len):
+    spoil(*FILES)
+    # Without a warning for each, which would be an error here.
+    with pytest.raises(ValueError, match="all 3 files were skipped; the last one cannot be read: BadZipFile"):
+        FileDataset("*.npz", files_len=files_len, on_bad_file="skip")
+
+
+@pytest.mark.parametrize("bad", [0, 1])
+def test_bad_first_files_are_skipped_with_files_len_too(folder, bad):
+    spoil(*FILES[: bad + 1])
+    with pytest.warns(UserWarning, match="skipped") as caught:
+        dataset = FileDataset("*.npz", files_len=LENGTHS, on_bad_file="skip")
+    assert {warning.filename for warning in caught} == {__file__}
+    assert dataset.files == FILES[bad + 1 :]
+    assert list(dataset.skipped) == [str(folder / name) for name in FILES[: bad + 1]]
+    assert dataset.layout == {"x": Field("float32", (2,)), "y": Field("int64", ())}
+
+
+def test_a_first_file_of_another_length_is_skipped(folder):
+    with pytest.warns(UserWarning, match="has 1 samples, but files_len has 4"):
+        dataset = FileDataset("*.npz", files_len={**LENGTHS, "0.npz": 4}, on_bad_file="skip")
+    assert dataset.sizes == (2, 3)
+
+
+@pytest.mark.filterwarnings("ignore:skipped")
+def test_a_first_file_that_only_reading_finds_bad_is_skipped(folder):
+    def failing(filename, get_data=False):
+        if get_data and filename.endswith("0.npz"):
+            raise OSError("torn")
+        return reader(filename, get_data)
+
+    assert FileDataset("*.npz", failing, on_bad_file="skip").training_keys() == ("x", "y")

@@ -13,16 +13,13 @@ import fsspec
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from compss_train import BadFileError, DistributedTrainer, FileDataset
+from compss_train import BadFileError, FileDataset
 from compss_train.data.locations import file_stamp, suffix_of
 from compss_train.data.reading import bad_file_errors
-from tests.data.readers.checks import filled, names, same
-from tests.data.readers.formats import save_hdf5
-from tests.data.readers.table_files import TABLES, columns, pa, parquet
+from tests.data.readers.formats import filled, names, same, save_hdf5
+from tests.data.readers.table_files import TABLES, columns
 from tests.data.readers.test_table import read_all
-from tests.helpers.models import assert_same_bits
 
 X, Y = filled((12, 3)), np.arange(12) % 2
 
@@ -149,7 +146,7 @@ def test_errors_of_a_store_are_not_those_of_a_file(error):
         zlib.error("cut"),
     ],
 )
-def test_errors_of_what_a_remote_file_holds_are_those_of_the_file(error):
+def test_errors_of_a_remote_files_content_are_the_same(error):
     with names("s3://bucket/f.npz"), bad_file_errors("s3://bucket/f.npz"):
         raise error
 
@@ -186,7 +183,7 @@ def test_a_missing_remote_file_is_an_error(memory):
 
 
 @pytest.mark.parametrize("name", ["gs://bucket/f.npz", "gs://bucket/*.npz"])
-def test_a_store_whose_package_is_missing_says_what_to_install(monkeypatch, name):
+def test_a_missing_package_of_a_store_is_explained(monkeypatch, name):
     def missing(path):
         raise ImportError("Please install gcsfs to access Google Storage")
 
@@ -196,7 +193,7 @@ def test_a_store_whose_package_is_missing_says_what_to_install(monkeypatch, name
 
 
 class Files(http.server.SimpleHTTPRequestHandler):
-    """Serves files, without ranges; those below ``busy`` not at all."""
+    """Serves files, without ranges; those below ``chunked`` without a length, ``busy`` not at all."""
 
     def log_message(self, *_):
         pass
@@ -225,55 +222,10 @@ def test_files_of_a_server_without_ranges_are_read_from_a_copy(site, tmp_path, s
     assert FileDataset(f"simplecache::{site}/f{suffix}").sizes == (12,)
 
 
-def test_a_file_that_a_server_lacks_is_missing_and_a_server_that_fails_is_not(site):
+def test_a_missing_file_and_a_failing_server_are_told_apart(site):
     with names(f"{site}/f.npz", "does not exist"):
         FileDataset([f"{site}/f.npz"])
     for address in (f"{site}/busy.npz", "http://127.0.0.1:9/f.npz"):
         with pytest.raises(FileNotFoundError) as caught:
             FileDataset([address], on_bad_file="skip")
         assert f"while reading {address}" in caught.value.__notes__
-
-
-@pytest.fixture
-def bucket(monkeypatch):
-    """Start a server of S3, and return the name of a bucket on it."""
-    s3fs = pytest.importorskip("s3fs")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "test",
-        "AWS_SECRET_ACCESS_KEY": "test",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    s3fs.S3FileSystem().mkdir("samples")
-    yield "s3://samples"
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
-
-
-def fitted(data):
-    trainer = DistributedTrainer(2, engine="serial", seed=0)
-    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
-    for each in net.parameters():
-        nn.init.constant_(each, 0.25)
-    trainer.build(net, {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
-    return trainer.fit(data, num_epochs=2, batch_size=4, progress=False)
-
-
-@pytest.mark.filterwarnings("ignore:datetime.datetime.utcnow:DeprecationWarning")
-def test_a_fit_reads_s3(bucket, tmp_path):
-    table = pa.table({"a": X[:, 0], "b": X[:, 1], "c": X[:, 2], "y": Y})
-    parquet.write_table(table, tmp_path / "f.parquet", row_group_size=4)
-    put(f"{bucket}/train/f.parquet", (tmp_path / "f.parquet").read_bytes())
-    local, remote = (
-        FileDataset(files, x=["a", "b", "c"])
-        for files in (str(tmp_path / "f.parquet"), f"{bucket}/train/*.parquet")
-    )
-    assert remote.sizes == local.sizes == (4, 4, 4)
-    assert_same_bits(fitted(remote), fitted(local))
-    with pytest.raises(BadFileError, match=r"none\.parquet does not exist"):
-        FileDataset(f"{bucket}/train/none.parquet")

@@ -1,4 +1,4 @@
-"""Random orders are functions of seed and epoch; batches have equal sizes."""
+"""Random orders are functions of seed and epoch; batches have equal sizes; rows are divided evenly."""
 
 from collections import Counter
 from itertools import pairwise
@@ -9,7 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
-from compss_train.data.order import Batching, block_order, row_order, sample_order, worker_seed
+from compss_train.data.block_passes import BlockPass, cut_assignment, join_parts
+from compss_train.data.order import (
+    Batching,
+    block_order,
+    partition_files,
+    rank_row_ranges,
+    row_order,
+    sample_order,
+    worker_seed,
+)
+from compss_train.data.partitioning import cut_into_pieces
+from tests.samplers.numbered_files import EPOCHS, SIZES
 
 seeds = st.integers(0, 2**40)
 
@@ -70,7 +81,131 @@ def test_a_number_of_batches_uses_every_sample(rows, data):
 
 
 @given(rows=st.integers(1, 500), size=st.integers(1, 600))
-def test_a_batch_size_is_the_most_and_no_batch_more_is_made_than_needed(rows, size):
+def test_a_batch_size_is_the_most_and_batches_are_few(rows, size):
     sizes = check_bounds(Batching(size=size).bounds(rows), rows)
     assert max(sizes) <= size
     assert len(sizes) == -(-rows // size)
+
+
+BLOCK_SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple)
+
+
+@given(BLOCK_SIZES, st.booleans(), st.lists(st.integers(0, 54), max_size=8))
+def test_what_was_cut_can_be_joined(sizes, named, cuts):
+    """Whether passes name their samples or not."""
+    passes = tuple(
+        BlockPass(block, 0, size, samples=np.arange(size) + 7 * block if named else None)
+        for block, size in enumerate(sizes)
+    )
+    bounds = sorted({0, sum(sizes), *(cut for cut in cuts if cut < sum(sizes))})
+    parts = [cut_assignment(passes, start, stop) for start, stop in pairwise(bounds)]
+    assert [sum(part.size for part in cut) for cut in parts] == np.diff(bounds).tolist()
+    assert all(part.whole == sizes[part.block] for cut in parts for part in cut)
+    joined = join_parts(part for cut in parts for part in cut)
+    assert [(each.block, each.size, each.skip, each.rest) for each in joined] == [
+        (block, size, 0, 0) for block, size in enumerate(sizes)
+    ]
+    for ours, theirs in zip(joined, passes, strict=True):
+        np.testing.assert_array_equal(ours.samples, theirs.samples)
+
+
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    st.lists(st.lists(st.integers(0, 10**6), max_size=20), min_size=1, max_size=5),
+)
+def test_pieces_hold_samples_once_and_numbers_find_them(chunk_sizes, drawn):
+    """Also where a group passes over a sample several times, or over none."""
+    total = sum(chunk_sizes)
+    samples = [np.array(group, np.int64) % total for group in drawn]
+    starts = np.cumsum([0, *chunk_sizes[:-1]]).tolist()
+    pieces_of_chunks, numbers_of_groups = cut_into_pieces(samples, starts)
+    gathered = [[] for _ in samples]
+    for start, pieces in zip(starts, pieces_of_chunks, strict=True):
+        assert pieces.groups == sorted(set(pieces.groups))
+        for group, (low, high) in zip(pieces.groups, pairwise(pieces.bounds.tolist()), strict=True):
+            assert low < high
+            gathered[group] += (pieces.rows[low:high] + start).tolist()
+    for mine, wanted, numbers in zip(gathered, samples, numbers_of_groups, strict=True):
+        assert mine == np.unique(wanted).tolist()
+        np.testing.assert_array_equal(np.array(mine, np.int64)[numbers], wanted)
+    assert sum(len(pieces.rows) for pieces in pieces_of_chunks) == sum(map(len, gathered))
+
+
+epochs = {"seed": st.integers(0, 2**40), "epoch": EPOCHS}
+cases = {"sizes": SIZES, "number": st.integers(1, 9), **epochs}
+
+
+def rows_in(row_ranges):
+    return [(row_range.file, row) for row_range in row_ranges for row in range(row_range.start, row_range.stop)]
+
+
+def all_rows(sizes):
+    return [(file, row) for file, size in enumerate(sizes) for row in range(size)]
+
+
+def partition_for_ranks(sizes, number, seed, epoch, **options):
+    return [rank_row_ranges(sizes, number, rank, seed, epoch, **options) for rank in range(number)]
+
+
+@given(**cases)
+def test_every_row_is_once_in_partitions_of_about_one_size(sizes, number, seed, epoch):
+    partitions = partition_files(sizes, number, seed, epoch)
+    assert sorted(row for row_ranges in partitions for row in rows_in(row_ranges)) == all_rows(sizes)
+    lengths = [sum(map(len, row_ranges)) for row_ranges in partitions]
+    assert len(lengths) == number
+    assert max(lengths) - min(lengths) <= 1
+
+
+@given(**cases)
+def test_a_partition_is_whole_files_but_for_its_ends(sizes, number, seed, epoch):
+    for row_ranges in partition_files(sizes, number, seed, epoch):
+        assert all(len(row_range) == sizes[row_range.file] for row_range in row_ranges[1:-1])
+        assert all(row_range.start < row_range.stop for row_range in row_ranges)
+        assert all(row_range.start == 0 for row_range in row_ranges[1:])
+        assert all(row_range.stop == sizes[row_range.file] for row_range in row_ranges[:-1])
+        assert len({row_range.file for row_range in row_ranges}) == len(row_ranges)
+
+
+def test_partitions_are_functions_of_seed_and_epoch():
+    for partition in (partition_files, partition_for_ranks):
+        partitions = [partition([5] * 12, 3, seed, epoch) for seed in (0, 1) for epoch in (0, 1)]
+        assert len(set(map(str, partitions))) == 4
+        assert partition((5,) * 12, 3, 1, 1) == partitions[-1]
+
+
+def test_every_rank_gets_every_file_first_about_as_often():
+    epochs = 600
+    for partition in (partition_files, partition_for_ranks):
+        firsts = [[row_ranges[0].file for row_ranges in partition([4] * 6, 3, 0, epoch)] for epoch in range(epochs)]
+        for rank in range(3):
+            assert chisquare(np.bincount([row[rank] for row in firsts], minlength=6)).pvalue > 0.001
+
+
+def test_partitions_are_in_an_order_of_their_own():
+    for partition in (partition_files, partition_for_ranks):
+        for rank in range(3):
+            is_first = [
+                partition([2] * 3, 3, 0, epoch)[rank][0].file == block_order(0, epoch, 3)[0] for epoch in range(300)
+            ]
+            assert 60 < sum(is_first) < 140
+
+
+@given(**cases, shuffle=st.booleans())
+def test_ranks_get_as_many_rows_and_few_twice(sizes, number, seed, epoch, shuffle):
+    of_ranks = partition_for_ranks(sizes, number, seed, epoch, shuffle=shuffle)
+    assert all(0 <= each.start < each.stop <= sizes[each.file] for row_ranges in of_ranks for each in row_ranges)
+    partitions = [rows_in(row_ranges) for row_ranges in of_ranks]
+    assert {len(row_ranges) for row_ranges in partitions} == {-(-sum(sizes) // number)}
+    times = Counter(row for row_ranges in partitions for row in row_ranges)
+    assert sorted(times) == all_rows(sizes)
+    assert times.total() - len(times) <= number - 1
+    assert all(len(set(row_ranges)) == len(row_ranges) for row_ranges in partitions)
+    assert max(times.values()) - min(times.values()) <= 1  # however few rows there are
+
+
+@given(**cases)
+def test_without_a_shuffle_ranks_get_consecutive_rows_for_any_seed(sizes, number, seed, epoch):
+    rows = all_rows(sizes)
+    size = -(-len(rows) // number)
+    for rank, row_ranges in enumerate(partition_for_ranks(sizes, number, seed, epoch, shuffle=False)):
+        assert rows_in(row_ranges) == [rows[n % len(rows)] for n in range(rank * size, (rank + 1) * size)]

@@ -11,7 +11,6 @@ from torch.nn import functional
 from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, PartialShuffle, Ragged
 from compss_train.callbacks import Checkpoint
 from compss_train.data.block import gather
-from compss_train.data.order import bucketed_order
 from compss_train.data.ragged import join
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
@@ -103,15 +102,6 @@ def test_batches_of_similar_lengths_hold_every_sample_once():
         assert sorted(length for batch in seen for length in batch) == sorted(LENGTHS.tolist())
         spread = sum(max(batch) - min(batch) for batch in seen)
         assert (spread < 2 * len(set(LENGTHS.tolist()))) == bucketed
-
-
-def test_a_bucketed_order_is_one_of_all_rows_and_differs_between_epochs():
-    lengths, order = RANDOM.integers(1, 99, 230), RANDOM.permutation(230)
-    bounds = [(start, min(start + 2, 230)) for start in range(0, 230, 2)]
-    orders = [bucketed_order(order, lengths, bounds, 0, epoch, 0) for epoch in (0, 0, 1)]
-    assert all(sorted(each) == list(range(230)) for each in orders)
-    assert (orders[0] == orders[1]).all()
-    assert (orders[0] != orders[2]).any()
 
 
 def test_predictions_of_batches_of_different_lengths_are_a_list():

@@ -1,13 +1,19 @@
-"""The examples of the documents run as printed; those of docs/online.md have a module of their own."""
+"""The examples of the documents run as printed, and the tutorials."""
 
+import json
+import os
 import re
+import shutil
+import socket
+import subprocess
+import sys
 
 import pytest
 
 from compss_train.engines import CompssEngine
 from compss_train.reports.history import History
 from compss_train.training.merging.synchronous import best_arity
-from tests.helpers.documents import ROOT, python_blocks
+from tests.helpers.processes import ROOT, python_blocks
 
 PRINTED = {
     "README.md": r"'accuracy'",
@@ -76,3 +82,82 @@ def test_the_tables_of_scale_are_what_its_programs_print(run_blocks):
     assert "\n".join(lines[:9]) in (text := (ROOT / "docs" / "scale.md").read_text())
     assert "\n".join(lines[9:]) in text
     assert f"ARITY = {best_arity(CompssEngine.traits.task_seconds, 100_000_000)} " in text
+
+
+DOCUMENT = ROOT / "docs/online.md"
+
+
+def blocks(kind):
+    return re.findall(rf"^```{kind}\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def free_address():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{taken.getsockname()[1]}"
+
+
+def test_the_examples_run(run_blocks):
+    loss, repetitions = map(float, run_blocks(python_blocks("docs/online.md")).split())
+    assert loss < 0.3
+    assert repetitions >= 1
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_solvers_in_c_and_python_send_side_by_side(run_blocks, tmp_path):
+    address = free_address()
+    (tmp_path / "solver.c").write_text(blocks("c")[0])
+    subprocess.run(["cc", "-o", "solver", "solver.c", "-lm"], cwd=tmp_path, check=True)
+    command = blocks("sh")[0].splitlines()[2].replace("compss-train", f"{sys.executable} -m compss_train")
+    fit, send, plain = (text.replace("tcp://127.0.0.1:5555", address) for text in blocks("python notest"))
+    environment = {**os.environ, "COMPSS_TRAIN_TOKEN": "ours alone"}
+    solver = subprocess.Popen(
+        command.replace("tcp://127.0.0.1:5555", address), shell=True, cwd=tmp_path, env=environment
+    )
+    samples = "import numpy as np\nsamples = [(np.zeros(2, np.float32), np.zeros(1, np.float32))] * 200\n"
+    (tmp_path / "send.py").write_text(samples + send.replace("solver 1", "solver 2"))
+    sender = subprocess.Popen([sys.executable, "send.py"], cwd=tmp_path)
+    assert "compss_train" not in plain
+    (tmp_path / "plain.py").write_text(plain)
+    bare = subprocess.Popen([sys.executable, "plain.py"], cwd=tmp_path)
+    begun = python_blocks("docs/online.md")[0].partition("parameters =")[0]
+    ended = "print(trainer.history[-1]['received'], trainer.history[-1]['repetitions'][0])"
+    printed = run_blocks([begun, fit.replace("senders=1", "senders=3"), ended])
+    assert printed.split() == ["2200", "0"]
+    assert (solver.wait(20), sender.wait(20), bare.wait(20)) == (0, 0, 0)
+
+
+TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+
+
+def code_cells(notebook):
+    cells = json.loads(notebook.read_text("utf-8"))["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
+def comparable(text):
+    """Without what other machines may round differently."""
+    return re.sub(r"\d+|PRUNED  |COMPLETE", "0", text)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_prints_what_it_shows(run_blocks, notebook, monkeypatch):
+    code = ["".join(cell["source"]) for cell in code_cells(notebook)]
+    for package in ("matplotlib", "optuna"):
+        if any(f"import {package}" in block for block in code):
+            pytest.importorskip(package)
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    shown = [output for cell in code_cells(notebook) for output in cell["outputs"]]
+    printed = "".join("".join(output.get("text", "")) for output in shown)
+    assert comparable(run_blocks(code)) == comparable(printed)
+
+
+@pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
+def test_a_tutorial_was_run_whole_and_is_small(notebook):
+    cells = code_cells(notebook)
+    assert [cell["execution_count"] for cell in cells] == list(range(1, len(cells) + 1))
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert {output.get("name", "stdout") for output in outputs} == {"stdout"}
+    assert "error" not in {output["output_type"] for output in outputs}
+    assert notebook.stat().st_size < 100_000

@@ -12,7 +12,7 @@ import pytest
 
 import compss_train
 from compss_train import callbacks
-from tests.helpers.documents import ROOT
+from tests.helpers.processes import ROOT
 
 NAMES = [
     *(f"compss_train.{name}" for name in compss_train.__all__),

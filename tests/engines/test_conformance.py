@@ -1,6 +1,7 @@
 """What every engine does, run on each of them."""
 
 import copy
+import os
 import pickle
 import socket
 
@@ -9,7 +10,8 @@ import pytest
 import torch
 
 from compss_train import EngineClosedError, LocalEngine, SerialEngine
-from compss_train.engines import Resources
+from compss_train.engines import Resources, liveness
+from compss_train.engines.liveness import Heartbeat
 from tests.engines import tasks
 from tests.simulation.engine import SimulatedEngine
 from tests.training.checkpoints.trees import assert_same
@@ -254,6 +256,7 @@ def test_what_has_arrived_is_known_without_waiting(engine, tmp_path):
 @pytest.mark.parametrize(
     "make", [SerialEngine, lambda: LocalEngine(1), SimulatedEngine], ids=["serial", "local", "simulated"]
 )
+@pytest.mark.usefixtures("forked_processes")
 def test_after_shutdown_every_call_is_an_error(make):
     with make() as engine:
         ref = engine.publish(1)
@@ -278,3 +281,30 @@ def test_foreign_references_are_errors(engine, request):
     other = request.getfixturevalue("shared_local") if serial else SerialEngine()
     with pytest.raises(TypeError, match="not a reference of the"):
         engine.fetch([other.publish(1)])
+
+
+def new_heartbeat(folder):
+    (folder / "beats").write_bytes(bytes(liveness.SIZE))
+    return Heartbeat(str(folder / "beats"))
+
+
+def test_another_holder_of_the_file_reads_what_was_reported(tmp_path):
+    ours = new_heartbeat(tmp_path)
+    theirs = Heartbeat(ours.path)
+    theirs.describe("round 3 on worker 1")
+    theirs.beat(20)
+    theirs.beat(7)
+    assert (ours.beats, ours.samples, ours.doing) == (3, 27, "round 3 on worker 1")
+    theirs.describe("é" * 500)
+    assert ours.doing.startswith("é" * 100)
+    assert os.path.getsize(ours.path) == 256
+
+
+def test_tasks_report_to_the_heartbeat_of_their_process_only(tmp_path):
+    liveness.beat(5)
+    liveness.describe("nobody listens")
+    own = new_heartbeat(tmp_path)
+    with liveness.reporting_to(own):
+        liveness.beat(5)
+    liveness.beat(5)
+    assert (own.beats, own.samples) == (1, 5)

@@ -5,7 +5,6 @@ import gc
 import multiprocessing
 import os
 import signal
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +18,9 @@ from compss_train._utils import files
 from compss_train.engines import Resources, calls
 from compss_train.engines.base import ONE_CPU
 from compss_train.engines.local.store import store
-from compss_train.exceptions import EngineClosedError, WorkerTraceback
+from compss_train.exceptions import EngineClosedError
 from tests.engines import tasks
-from tests.helpers.processes import children, leftovers
+from tests.helpers.processes import children, leftovers, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +53,6 @@ def assert_ended(paths: list[str], processes: list[int]) -> None:
     assert not any(map(os.path.exists, paths))
 
 
-def wait_until(condition, seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came to be"
-        time.sleep(0.01)
-
-
 def test_large_values_are_files_and_small_ones_inline(local):
     before = stored(local)
     big = local.publish(np.ones(100_000))
@@ -85,15 +77,6 @@ def test_a_failure_does_not_wait_for_other_inputs(local, tmp_path):
     gate.touch()
     assert len(local.fetch([slow])[0]) == 100_000
     local.delete([slow, failed])
-    wait_until(lambda: not stored(local) - before)
-
-
-def test_commutative_updates_leave_no_files(local):
-    before = stored(local)
-    target = local.publish(np.zeros(10_000))
-    made = [local.commute(target, tasks.plus, n) for n in range(6)]
-    assert local.fetch([target])[0][0] == 15
-    local.delete([target, *made])
     wait_until(lambda: not stored(local) - before)
 
 
@@ -170,22 +153,6 @@ def test_a_task_takes_as_many_cpus_as_it_asks_for(local, tmp_path):
     assert order.read_text().splitlines() == ["wide", "narrow"]
     with pytest.raises(ValueError, match="asks for 3 CPUs and this engine has 2"):
         local.submit(tasks.add, 1, resources=Resources(cpus=3))
-
-
-def test_an_exception_carries_the_workers_traceback(local):
-    with pytest.raises(KeyError) as caught:
-        local.fetch([local.submit(tasks.fail, "broken")])
-    assert isinstance(caught.value.__cause__, WorkerTraceback)
-    assert "in fail" in str(caught.value.__cause__)
-    assert "raise KeyError(message)" in str(caught.value.__cause__)
-
-
-def test_a_failure_is_raised_before_slower_tasks_end(local, tmp_path):
-    slow = local.submit(tasks.wait_for, tmp_path / "gate", 0)
-    with pytest.raises(KeyError):
-        local.fetch([slow, local.submit(tasks.fail, "at once")])
-    (tmp_path / "gate").touch()
-    assert local.fetch([slow]) == [0]  # else its gate is removed with the test's folder, perhaps unseen
 
 
 def test_only_the_task_of_a_killed_process_runs_again(local, tmp_path, capsys):
@@ -266,14 +233,6 @@ def test_reserved_tasks_run_at_the_same_time(tmp_path):
         engine.reserve([Resources(cpus=3), Resources(cpus=3)])  # enough processes, and too few CPUs
         assert (engine.processes, engine.cpus) == (3, 6)
         assert engine.fetch(_meeting(engine, tmp_path / "wide", 2, Resources(cpus=3))) == [0, 1]
-
-
-def test_an_engine_that_is_large_enough_stays_as_it_is(local):
-    before = workers(local)
-    local.reserve([ONE_CPU])
-    local.reserve([ONE_CPU] * local.processes)
-    assert local.fetch([local.submit(tasks.add, 1)]) == [1]
-    assert (local.processes, local.cpus, workers(local)) == (2, 2, before)
 
 
 def test_an_engine_grows_and_shrinks_while_tasks_run(tmp_path, forked_processes):
@@ -390,6 +349,7 @@ def test_stored_results_of_a_failed_task_are_removed(local):
     assert stored(local) == before
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_an_interrupted_shutdown_can_be_repeated(monkeypatch):
     engine = LocalEngine(processes=1)
     paths, processes = list(engine._folders.paths), workers(engine)
@@ -413,6 +373,7 @@ def test_a_forked_child_does_not_end_the_engine(local):
     assert local.fetch([local.submit(tasks.add, 1)]) == [1]
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_shutdown_ends_running_tasks_and_waiting_calls(tmp_path):
     engine = LocalEngine(processes=1)
     paths, processes = list(engine._folders.paths), workers(engine)
@@ -423,6 +384,7 @@ def test_shutdown_ends_running_tasks_and_waiting_calls(tmp_path):
     assert_ended(paths, processes)
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_an_engine_that_is_garbage_collected_ends_its_processes():
     engine = LocalEngine(processes=1)
     paths, processes = list(engine._folders.paths), workers(engine)
@@ -436,6 +398,7 @@ def test_sizes_must_be_positive():
         LocalEngine(0)
 
 
+@pytest.mark.usefixtures("forked_processes")
 def test_a_dead_scheduler_is_an_error_not_a_hang(monkeypatch):
     with LocalEngine(processes=1) as engine:
         failure = RuntimeError("a fault of the scheduler")

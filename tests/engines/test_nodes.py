@@ -31,12 +31,7 @@ def test_workers_share_the_units_of_their_nodes(monkeypatch):
 
 @pytest.mark.parametrize(
     ("names", "here"),
-    [
-        (["localhost"], True),
-        (["127.0.0.1", "127.0.0.2"], True),
-        (["localhost", "node1"], False),
-        ([], False),
-    ],
+    [(["localhost"], True), (["127.0.0.1", "127.0.0.2"], True), (["localhost", "node1"], False), ([], False)],
 )
 def test_the_loopback_address_serves_nodes_that_are_all_here(names, here):
     address = address_for([Node(name, 1) for name in names])

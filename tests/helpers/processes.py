@@ -1,8 +1,10 @@
 """Processes of this program, or of a session, and the folders that they leave behind."""
 
 import os
+import re
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -34,10 +36,17 @@ def session(leader: int) -> list[int]:
     return found
 
 
-def wait_until(condition, seconds: float) -> float:
+def wait_until(condition, seconds: float = 10.0) -> float:
     """Return how long it took; fail where it took longer than ``seconds``."""
     started = time.monotonic()
     while not condition():
         assert time.monotonic() - started < seconds, "it never came to be"
         time.sleep(0.01)
     return time.monotonic() - started
+
+
+ROOT = Path(__file__).parents[2]
+
+
+def python_blocks(document):
+    return re.findall(r"^```python\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing import forkserver, spawn
@@ -74,6 +75,21 @@ def other_process(function: Callable[..., None], *args: object) -> Iterator[tupl
         process.join()
         process.close()
         ours.close()
+
+
+def send_result(connection: Connection, function: Callable[..., object], *args: object) -> None:
+    try:
+        connection.send((function(*args), None))
+    except BaseException:
+        connection.send((None, traceback.format_exc()))
+
+
+def result_of_process(function: Callable[..., object], *args: object) -> object:
+    """Return what ``function`` returns in a process without threads of its own, where it may fork."""
+    with other_process(send_result, function, *args) as (_, connection):
+        result, error = connection.recv()
+    assert error is None, error
+    return result
 
 
 class SharedEngine(LocalEngine):

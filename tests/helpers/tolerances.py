@@ -6,6 +6,8 @@ below what a mistake makes: a missing sample or a wrong weight changes a mean of
 
 import numpy as np
 
+from compss_train.model.weighted_mean import PartialSum, mean
+
 WIDTHS = 6 + 16 + 3
 """Products that one output of the networks of ``models`` sums, over all layers."""
 
@@ -49,3 +51,14 @@ def adam_error(dtype, steps, lr, *, samples, smallest=1e-4):
 def largest(*versions):
     """Return the largest magnitude in some versions of the parameters."""
     return max(float(np.abs(array).max()) for version in versions for array in version.values())
+
+
+def weighted(versions, counts):
+    """Return the versions as those of workers 0, 1, ..., with their numbers of samples."""
+    pairs = zip(versions, counts, strict=True)
+    return [PartialSum.of_worker(version, count, worker) for worker, (version, count) in enumerate(pairs)]
+
+
+def average(versions, counts, base=None):
+    """Return the mean of the versions, as a merge makes it."""
+    return dict(mean(weighted(versions, counts), base or {}))

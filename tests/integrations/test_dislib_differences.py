@@ -59,13 +59,6 @@ def eddl(net=None, num_workers=1, *, lr=0.05, momentum=0.9, num_gpu=0, num_nodes
 CLASSES = pytest.mark.parametrize("made", [pytorch, eddl])
 
 
-def arrays(encapsulated):
-    """Return the parameters by name, without the prefix of the softmax."""
-    parameters = encapsulated.trainer.get_parameters()
-    strip = isinstance(encapsulated, EncapsulatedFunctionsDistributedEddl)
-    return {name.partition(".")[2] if strip else name: array for name, array in parameters.items()}
-
-
 def rows_of(*blocks):
     """Return x and y with blocks of the first rows, of these numbers."""
     x, y = whole(X), whole(Y)
@@ -151,9 +144,6 @@ def test_x_is_converted(made):
     double = made(Probe(6, 3).double(), transform=torch.Tensor.double)
     double.fit_synchronous_with_GPU(X, Y, 3, 1, progress=False)
     assert dtypes[-1] == torch.float64
-
-
-# The numbers of dislib.eddl
 
 
 def built(spec, loss="softmax_cross_entropy", net=None, **options):

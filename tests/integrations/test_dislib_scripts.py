@@ -1,13 +1,16 @@
 """Scripts for ``dislib.pytorch`` and ``dislib.eddl``, with their import lines changed and nothing else."""
 
+import subprocess
+import sys
 from functools import partial
+from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from torch import nn, optim
 
-from compss_train import Merge, SerialEngine
+from compss_train import BlockedTensor, SerialEngine
 from compss_train.callbacks import Callback
 from compss_train.engines.nodes import Node
 from compss_train.integrations.dislib import (
@@ -132,20 +135,6 @@ def test_engine_and_seed_are_keywords(made, engine):
     assert_same_bits(one.trainer.get_parameters(), other.trainer.get_parameters())
 
 
-@CLASSES
-def test_fits_take_the_keywords_of_fit(made):
-    x, y = tensors()
-    encapsulated = made()
-    encapsulated.fit_asynchronous_with_GPU(
-        x, y, 3, 2, validation_data=(x, y), merge=Merge(rule="halving"), progress=False
-    )
-    assert all("val_loss" in record for record in encapsulated.trainer.history)
-    with pytest.raises(
-        TypeError, match=r"this fit takes no Merge\(kind=...\): its name and its arguments fix kind='commutative'"
-    ):
-        encapsulated.fit_asynchronous_with_GPU(x, y, 3, 2, merge="synchronous")
-
-
 def test_a_torch_fit_starts_from_the_module_in_model_parameters():
     x, y = tensors()
     once, changed, replaced = (pytorch_class(seed=5, net=net) for net in (TwoLinear(), TwoLinear(), TwoLinear()))
@@ -251,3 +240,43 @@ def test_a_loss_of_torch_is_made_already_or_a_name():
         encapsulated.build(net, optim.SGD, loss, {"lr": 0.05})
         results.append(state_arrays(encapsulated.fit_synchronous_with_GPU(*tensors(), 3, 1)))
     assert_same_bits(*results)
+
+
+def test_other_objects_than_tensors_are_errors():
+    with pytest.raises(TypeError, match=r"expected a dislib Tensor.*got a SimpleNamespace"):
+        BlockedTensor.from_dislib(SimpleNamespace(tensors=7))
+
+
+def test_conversion_to_and_from_dislib(monkeypatch):
+    module = ModuleType("dislib.data.tensor")
+    module.Tensor = lambda **attributes: SimpleNamespace(**attributes)
+    for name in ("dislib", "dislib.data"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "dislib.data.tensor", module)
+    blocked = BlockedTensor.from_array(np.arange(12.0).reshape(6, 2), (3, 1))
+    tensor = blocked.to_dislib()
+    assert (tensor.shape, tensor.tensor_shape, tensor.number_samples, tensor.delete) == ((3, 1), (2, 2), 6, False)
+    np.testing.assert_array_equal(BlockedTensor.from_dislib(tensor).collect(), blocked.collect())
+
+
+def test_conversion_to_dislib_needs_dislib(monkeypatch):
+    monkeypatch.setitem(sys.modules, "dislib.data.tensor", None)
+    with pytest.raises(ImportError, match="to_dislib needs dislib"):
+        BlockedTensor.from_array(np.ones((2, 1)), (1, 1)).to_dislib()
+
+
+def test_futures_are_described_where_only_data_was_imported():
+    program = """
+import sys
+from types import SimpleNamespace
+from compss_train.data import BlockedTensor
+assert "compss_train.engines" not in sys.modules
+sys.modules["pycompss"] = None
+try:
+    BlockedTensor.from_dislib(SimpleNamespace(tensors=[[object()]]))
+except ImportError as error:
+    assert "the compss engine needs PyCOMPSs" in str(error)
+else:
+    raise SystemExit("a future was described without PyCOMPSs")
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

@@ -9,8 +9,8 @@ from hypothesis.extra import numpy as hnp
 from compss_train.model import parameters as params
 from compss_train.model.compression import CompressedChange, compress, compress_arrays
 from compss_train.model.weighted_mean import mean, partial_sum
-from tests.helpers.means import average, weighted
 from tests.helpers.models import assert_same_bits
+from tests.helpers.tolerances import average, weighted
 
 DTYPES = ["bf16", "int8"]
 LARGEST = {np.float16: 6e4, np.float32: 1e38, np.float64: 1e38}

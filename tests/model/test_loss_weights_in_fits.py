@@ -15,6 +15,7 @@ from compss_train import (
     SerialEngine,
     write_files,
 )
+from tests.helpers.callbacks import CopyingEngine, NoTasks
 from tests.helpers.models import (
     ADAM,
     SGD,
@@ -26,7 +27,6 @@ from tests.helpers.models import (
     mlp,
 )
 from tests.helpers.plain_loop import plain_loop
-from tests.helpers.serial_engines import CopyingEngine, NoTasks
 from tests.helpers.tolerances import adam_error, loss_error
 
 SAMPLES = 47
@@ -45,16 +45,17 @@ WAYS = {
 }
 
 
-def own_weights(output, target, weight):
-    """A loss that wants each sample's weight to be twice its number."""
-    if weight.shape != (len(target),) or not torch.equal(weight, 2 * target[:, 0]):
-        raise ValueError(f"{target[:, 0].tolist()} came with weights {weight.tolist()}")
-    return (output * weight[:, None]).mean() * 0
+def step(model, batch, context):
+    """A step that wants each sample's weight to be twice its number."""
+    x, target = (batch, batch) if isinstance(batch, torch.Tensor) else batch
+    if context.weight.numel() != len(target) or not torch.equal(context.weight.flatten(), 2 * target[:, 0]):
+        raise ValueError(f"{target[:, 0].tolist()} came with weights {context.weight.tolist()}")
+    return model(x).mean() * 0
 
 
 def check_conserved(engine, x, way, y=None, sample_weight=None):
     trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
-    trainer.build(nn.Linear(1, 1), SGD, own_weights)
+    trainer.build(nn.Linear(1, 1), SGD, training_step=step)
     trainer.fit(x, y, num_epochs=2, batch_size=5, sample_weight=sample_weight, progress=False, **WAYS[way])
     assert sum(record["samples"] for record in trainer.history) == 2 * SAMPLES
     return trainer
@@ -103,7 +104,7 @@ def test_class_weights_equal_those_of_torch_in_a_plain_loop(engine):
     assert_close(ours, plain, adam_error(np.float64, 36, 0.01, samples=4))
 
 
-def test_the_loss_in_the_history_is_that_of_batches_and_evaluation_has_no_weights():
+def test_losses_of_batches_have_weights_and_evaluation_has_none():
     net, classes, still = mlp(), [0.5, 1.0, 4.0], {"optimizer": "sgd", "lr": 0.0}
     trainer = DistributedTrainer(1, engine="serial", seed=0)
     trainer.build(net, still, "cross_entropy", class_weight=classes)
@@ -170,7 +171,7 @@ def test_invalid_weights_are_found_before_any_task(weight, error, message):
         trainer.fit(*blocked(X, Y, 7), num_epochs=1, batch_size=5, sample_weight=weight)
 
 
-def test_missing_or_invalid_weights_in_files_are_found_before_any_task(tmp_path):
+def test_wrong_weights_in_files_are_found_before_any_task(tmp_path):
     write_files(tmp_path, {"x": X, "y": Y}, rows=20)
     trainer = DistributedTrainer(2, engine=NoTasks(), seed=0, threads=1)
     trainer.build(mlp(), SGD, "cross_entropy")

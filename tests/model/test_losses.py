@@ -51,7 +51,7 @@ def test_binary_cross_entropy_takes_probabilities(name):
         assert LOSSES[name](p, target).item() == pytest.approx(expected, rel=ROUNDING)
 
 
-def test_dice_is_zero_for_the_same_masks_and_one_for_disjoint_ones():
+def test_dice_is_zero_for_same_and_one_for_disjoint_masks():
     mask = torch.tensor([[[1, 1], [0, 0]], [[0, 1], [1, 0]]])
     dice = LOSSES["dice"]
     assert dice(mask.float(), mask).item() == pytest.approx(0, abs=1e-6)

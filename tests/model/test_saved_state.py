@@ -1,6 +1,8 @@
 """Encoding and decoding restore any tree of plain values with its types and bits."""
 
+import copy
 import json
+import pickle
 import re
 
 import numpy as np
@@ -10,9 +12,14 @@ from hypothesis import given
 from safetensors.torch import load, save
 from torch import nn
 
+from compss_train import DistributedTrainer
+from compss_train.engines.codec import dumps
+from compss_train.model.parameters import from_module
 from compss_train.model.saved_state import JsonText, from_json, to_json
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.checkpoints import read_checkpoint, write_checkpoint
-from tests.helpers.models import mlp
+from tests.helpers.models import SGD, assert_close, assert_same_bits, blocked, mlp
+from tests.helpers.tolerances import sum_error
 from tests.training.checkpoints.trees import assert_same, trees
 
 OPTIMIZERS = [
@@ -32,21 +39,6 @@ def round_trip(value):
 
 @given(trees)
 def test_a_round_trip_restores_any_tree(tree):
-    assert_same(tree, round_trip(tree))
-
-
-@pytest.mark.parametrize(
-    "tree",
-    [
-        {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}},
-        {1: torch.zeros(1), "1": torch.ones(1)},
-        {"": torch.zeros(1), "x": {"": torch.ones(1)}, "x/": torch.ones(2)},
-        {np.int64(1): "one", np.int64(2): "two"},
-        {"__metadata__": torch.ones(1)},
-        {"\ud800": torch.zeros(1), "\\ud800": torch.ones(1)},
-    ],
-)
-def test_similar_paths_are_not_mixed_up(tree):
     assert_same(tree, round_trip(tree))
 
 
@@ -105,3 +97,136 @@ def test_values_that_are_json_already_are_read_like_others(tmp_path):
     for tree in (content, {"history": content["history"]}):
         write_checkpoint(tmp_path / "it", {**tree, "history": JsonText(json.dumps(tree["history"]))})
         assert_same(tree, read_checkpoint(tmp_path / "it"))
+
+
+class Seen(nn.Module):
+    """Notes the types and layouts that reach the first layer and the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Conv2d(3, 4, 3)
+        self.notes = []
+
+    def forward(self, x):
+        output = self.layer(x)
+        self.notes.append((x.dtype, x.is_contiguous(memory_format=torch.channels_last), output.dtype))
+        return output
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
+def test_precision_and_layout_reach_the_network(precision, layout):
+    training_spec = TrainingSpec(
+        net=Seen(),
+        optimizer=torch.optim.SGD,
+        loss=nn.functional.mse_loss,
+        precision=precision,
+        memory_format=layout,
+    )
+    replica = training_spec.replica({k: v.numpy() for k, v in Seen().state_dict().items()}, "cpu", training=True)
+    with replica.autocast():
+        replica.predict(replica.transformed(torch.rand(2, 3, 5, 5)))
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    assert replica.training_spec.net.notes == [(torch.float32, layout == "channels_last", dtype)]
+    assert training_spec.net.notes == []
+    assert {p.dtype for p in replica.training_spec.net.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    "options", [{"precision": "bf16"}, {"memory_format": "channels_last"}, {"optimizer": {**SGD, "fused": True}}]
+)
+def test_faster_options_learn_the_same_to_their_precision(engine, options):
+    x = np.random.default_rng(0).normal(size=(64, 3, 8, 8)).astype(np.float32)
+    y = (x.mean(axis=(1, 2, 3)) > 0).astype(np.int64)
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(288, 2))
+    results = []
+    for extra in ({}, options):
+        trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+        arguments = {"optimizer": SGD, "loss": "cross_entropy", **extra}
+        trainer.build(net, **arguments)
+        results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=8))
+    # 8 steps, whose momentum repeats a gradient 10 times: three roundings to bfloat16 of gradients of about 1, or
+    # sums of all pixels of a batch in single precision.
+    rounding = 3 * torch.finfo(torch.bfloat16).eps if "precision" in options else sum_error(np.float32, 8 * 36)
+    assert_close(*results, 8 * 0.05 * 10 * rounding)
+    for array in results[1].values():
+        assert array.flags.c_contiguous
+
+
+def test_transform_and_loss_modules_follow_the_mode():
+    class Augment(nn.Module):
+        def forward(self, x):
+            return x + self.training
+
+    training_spec = TrainingSpec(net=mlp(), optimizer=torch.optim.SGD, loss=nn.MSELoss(), transform=Augment())
+    parameters = {k: v.numpy() for k, v in mlp().state_dict().items()}
+    x = torch.zeros(2, 6)
+    assert training_spec.replica(parameters, "cpu", training=True).transformed(x).sum() == 12
+    assert training_spec.replica(parameters, "cpu", training=False).transformed(x).sum() == 0
+
+
+class Sharing(nn.Module):
+    """Weights under two names, an entry that is a part of another's memory, and state that is no entry."""
+
+    def __init__(self):
+        super().__init__()
+        self.inside = nn.Linear(6, 6)
+        self.outside = nn.Linear(6, 6)
+        self.outside.weight = self.inside.weight
+        self.recurrent = nn.LSTM(6, 6)
+        self.norm = nn.BatchNorm1d(6)
+        self.register_buffer("table", torch.arange(12.0).reshape(2, 6))
+        self.register_buffer("row", self.table[1])
+        self.register_buffer("scale", torch.full((6,), 3.0), persistent=False)
+        self.tied = [self.inside.weight]
+        self.image = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
+
+    def forward(self, x):
+        return self.norm(self.outside(self.recurrent(x)[0] * self.scale) + self.row)
+
+
+def spec_of(net):
+    return TrainingSpec(net=net, optimizer=torch.optim.SGD, loss=nn.MSELoss())
+
+
+@pytest.mark.parametrize("of", ["the object", "the bytes"])
+def test_a_spec_without_weights_makes_the_same_replicas(of):
+    net = Sharing()
+    x = torch.randn(5, 6)
+    spec = spec_of(net).without_weights()
+    if of == "the bytes":
+        data, buffers = dumps(spec)
+        assert data.nbytes + sum(buffer.nbytes for buffer in buffers) < 8_000  # an LSTM has 1,300 values
+        spec = pickle.loads(data, buffers=buffers)
+    assert all(parameter.is_meta for parameter in spec.net.parameters())
+    parameters = from_module(net)
+    for _ in range(2):  # what a replica has learnt does not reach the next one
+        replica = spec.replica(parameters, "cpu", training=True).training_spec.net
+        assert replica.outside.weight is replica.inside.weight is replica.tied[0]
+        assert replica.image.weight.is_contiguous(memory_format=torch.channels_last)
+        torch.testing.assert_close(replica(x), copy.deepcopy(net)(x), rtol=0, atol=0)
+        assert set(parameters) == set(replica.state_dict())
+        with torch.no_grad():
+            for tensor in (*replica.parameters(), *replica.buffers()):
+                tensor.mul_(2)
+    assert_same_bits(from_module(net), parameters)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128])
+def test_large_weights_are_aligned_as_those_of_torch(dtype):
+    layer = nn.Conv2d(300, 301, (5, 5), dtype=dtype).to(memory_format=torch.channels_last)
+    layer.weight.requires_grad_(False)
+    replica = spec_of(layer).replica(from_module(layer), "cpu", training=True).training_spec.net
+    assert replica.weight.data_ptr() % 64 == 0
+    assert replica.weight.stride() == layer.weight.stride()
+    assert not replica.weight.requires_grad
+    torch.testing.assert_close(replica.weight, layer.weight, rtol=0, atol=0)
+
+
+def test_a_process_loads_the_same_spec_once():
+    first, again, other = (spec_of(nn.Linear(2, width)).without_weights() for width in (3, 3, 4))
+    loaded = [pickle.loads(data, buffers=buffers) for data, buffers in map(dumps, [first, again, [first], other])]
+    assert loaded[0] is loaded[1] is loaded[2][0]
+    assert loaded[0] is not loaded[3]
+    assert loaded[3].net.out_features == 4

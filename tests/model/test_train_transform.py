@@ -5,8 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer, Gradients, Merge, TrainTransform
-from compss_train.callbacks import Checkpoint
+from compss_train import DistributedTrainer, Gradients, TrainTransform
 from compss_train.data.order import transform_seed
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
@@ -81,7 +80,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("function", "by_sample"), CASES)
-def test_one_worker_is_the_plain_loop_with_a_seed_for_each_batch_or_sample(engine, function, by_sample):
+def test_one_worker_is_the_plain_loop_with_seeds(engine, function, by_sample):
     """The transform of x follows, and Dropout in the network draws as if nothing else did."""
     trainer = DistributedTrainer(1, engine=engine, seed=3, threads=1)
     given = TrainTransform(function, by_sample=by_sample)
@@ -89,17 +88,6 @@ def test_one_worker_is_the_plain_loop_with_a_seed_for_each_batch_or_sample(engin
     ours = trainer.fit(*blocked(X, Y, 4), **STILL)
     both = function if function in (mixup, relabelled) else lambda x, y: (function(x), y)
     assert_same_bits(ours, plain_loop(both, by_sample, seed=3))
-
-
-@pytest.mark.parametrize("given", [mixup, TrainTransform(noisy, by_sample=True)], ids=["batch", "sample"])
-def test_resumed_fits_draw_what_they_would_have_drawn(tmp_path, given):
-    options = {"num_epochs": 2, "shuffle": "total", "merge": Merge(every=2, unit="batches")}
-    whole = trainer_of(train_transform=given, metric=None)
-    fit(whole, Checkpoint(tmp_path, keep=99), **options)
-    for folder in sorted(tmp_path.glob("round-*"))[:-1:2]:
-        resumed = trainer_of(train_transform=given, metric=None)
-        fit(resumed, resume=folder, **options)
-        assert_same_bits(whole.get_parameters(), resumed.get_parameters())
 
 
 def test_evaluation_prediction_and_exports_leave_it_out(tmp_path):

@@ -41,9 +41,6 @@ def trainer_of(net, *arguments, engine="serial", workers=1, **options):
     return trainer
 
 
-# One optimizer
-
-
 def step(model, batch, context):
     x, y = batch
     output = model(x)
@@ -60,7 +57,7 @@ def with_decay(net):
     return loss
 
 
-def test_a_step_is_the_plain_loop_and_its_numbers_are_in_the_history(engine):
+def test_a_step_is_the_plain_loop_and_tells_its_numbers(engine):
     trainer = trainer_of(awkward_net(), SGD, "cross_entropy", "accuracy", engine=engine, training_step=step)
     ours = trainer.fit(*blocked(X, Y, 4), **STILL)
     net = awkward_net()
@@ -96,7 +93,7 @@ class Own(nn.Module):
 
 
 @pytest.mark.parametrize("method", ["name", "function", "bound"])
-def test_a_method_of_the_module_is_called_on_the_workers_copy(method):
+def test_a_method_is_called_on_the_workers_copy(method):
     net = Own()
     given = {"name": "step", "function": Own.step, "bound": net.step}[method]
     before = copy.deepcopy(net.state_dict())
@@ -145,9 +142,6 @@ def test_options_of_steps_apply_and_weights_reach_the_step():
     for trainer in trainers:
         trainer.fit(*blocked(X, Y, 4), sample_weight=weights, **STILL)
     assert_same_bits(*(trainer.get_parameters() for trainer in trainers))
-
-
-# Several optimizers
 
 
 def generator():
@@ -219,9 +213,6 @@ def test_all_modules_are_merged_and_each_optimizers_state_is_resumed(tmp_path, s
         assert_alike(whole, resumed)
 
 
-# Lightning's style
-
-
 class Lightning(nn.Module):
     def __init__(self):
         super().__init__()
@@ -283,9 +274,6 @@ def test_more_than_one_optimizer_is_an_error(returned, message):
     with pytest.raises(TypeError, match=message):
         trainer_of(lightning_with(configure_optimizers=configure))
     trainer_of(lightning_with(configure_optimizers=lambda self: [torch.optim.SGD(self.parameters(), lr=0.1)]))
-
-
-# Errors
 
 
 @pytest.mark.parametrize(

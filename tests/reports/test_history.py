@@ -83,17 +83,6 @@ class Looks(Callback):
         assert len(trainer.history.to_frame()) == record["round"] + 1
 
 
-def test_callbacks_see_the_history_and_build_resets_it():
-    x, y = classification()
-    with DistributedTrainer(1, engine="serial", seed=0) as trainer:
-        trainer.build(mlp(), SGD, "cross_entropy")
-        first = trainer.history
-        trainer.fit(x, y, num_epochs=2, batch_size=20, progress=False, callbacks=[Looks()])
-        trainer.build(mlp(), SGD, "cross_entropy")
-        assert (len(first), trainer.history) == (2, [])
-        assert isinstance(trainer.history, History)
-
-
 @settings(max_examples=30)
 @given(histories())
 def test_frames_have_every_number_of_every_record(history):

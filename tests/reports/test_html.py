@@ -5,13 +5,16 @@ import math
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compss_train.reports import html as report
+from compss_train.reports.curves import LARGEST, MAX_CURVES, MAX_POINTS, Curve, panels
+from compss_train.reports.formatting import duration, number, percent, speed, tick, uniform_format
 from compss_train.reports.html import page
-from compss_train.reports.timeline import KINDS, round_rows, totals, worker_intervals
+from compss_train.reports.timeline import KINDS, round_rows, round_totals, totals, worker_intervals
 from tests.helpers.histories import histories, online_record, steady_run
 from tests.reports.page_reader import PageReader, value_of
 
@@ -207,3 +210,103 @@ def test_reports_are_written_atomically(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(FileNotFoundError):
         report.write(tmp_path / "nowhere" / "report.html", [])
+
+
+FLOATS = st.floats(-1e307, 1e307)
+
+
+def curve_of(ys):
+    return Curve("loss", [float(x) for x in range(len(ys))], ys)
+
+
+def test_panels_without_a_finite_value_are_left_out():
+    history = [{**record, "loss": math.nan, "val_loss": math.inf} for record in steady_run(3, 2)]
+    for record in history:
+        record["workers"] = [{**own, "loss": math.nan} for own in record["workers"]]
+    assert [panel.title for panel in panels(history)] == ["samples/s", "the workers' time (%)"]
+
+
+def test_plots_have_whole_rounds_and_legends_beside_the_curves():
+    pytest.importorskip("matplotlib")
+    from compss_train.reports.plots import draw
+
+    for rounds in (1, 2, 3):
+        figure = draw(steady_run(rounds, 2))
+        figure.draw_without_rendering()
+        for ax in figure.axes:
+            low, high = ax.get_xlim()
+            shown = [tick for tick in ax.get_xticks() if low <= tick <= high]
+            assert shown
+            assert all(tick == int(tick) for tick in shown)
+            legend = ax.get_legend()
+            assert legend is None or legend.get_window_extent().x0 >= ax.get_window_extent().x1
+
+
+@pytest.mark.parametrize("rounds", [7, 1000])
+def test_shares_of_time_are_those_of_the_intervals(rounds):
+    history = steady_run(rounds, 3)
+    panel = panels(history)[-1]
+    assert panel.stacked
+    assert [curve.name for curve in panel.curves] == [*KINDS]
+    seconds = round_totals(worker_intervals(history))
+    size = 1 if rounds == 7 else 4
+    first = {kind: sum(seconds[index][kind] for index in range(size)) for kind in KINDS}
+    assert [curve.ys[0] for curve in panel.curves] == pytest.approx(
+        [100 * first[kind] / sum(first.values()) for kind in KINDS]
+    )
+    assert len(panel.curves[0].xs) == rounds // size
+
+
+def test_panels_say_where_another_fit_begins():
+    later = [{**record, "round": record["round"] + 3, "fit_started": 2000.0} for record in steady_run(2, 2)]
+    assert {panel.breaks for panel in panels([*steady_run(3, 2), *later])} == {(3.0,)}
+
+
+@given(st.lists(FLOATS | st.just(math.nan), min_size=1, max_size=4), st.integers(1, 400))
+def test_downsampled_curves_keep_their_extremes(values, times):
+    curve = curve_of(values * times).drawable()
+    kept = curve.downsampled()
+    assert len(kept.xs) == len(kept.ys) <= MAX_POINTS + 1
+    for extreme in (np.fmin, np.fmax):
+        assert str(extreme.reduce(kept.ys)) == str(extreme.reduce(curve.ys))
+    assert kept.xs == sorted(kept.xs)
+    assert all(str(curve.ys[int(x)]) == str(y) for x, y in zip(kept.xs, kept.ys, strict=True))
+
+
+def test_values_that_cannot_be_drawn_are_gaps():
+    curve = curve_of([math.inf, 1.0, math.nan, 2.0, LARGEST, -LARGEST / 2])
+    assert str(curve.drawable().ys) == str([math.nan, 1.0, math.nan, 2.0, math.nan, -LARGEST / 2])
+
+
+def test_many_curves_are_summarized_by_a_band():
+    history = [
+        {**record, "recall": [n + 10.0 * number for n in range(MAX_CURVES + 2)], "val_recall": [1.0 + number]}
+        for number, record in enumerate(steady_run(2, 1))
+    ]
+    (panel,) = [panel for panel in panels(history) if panel.title == "recall"]
+    assert [(curve.name, curve.ys, curve.band) for curve in panel.curves] == [
+        ("recall, median", [4.5, 14.5], ([0.0, 10.0], [9.0, 19.0])),
+        ("val_recall[0]", [1.0, 2.0], []),
+    ]
+
+
+@given(FLOATS)
+def test_numbers_have_four_significant_digits(value):
+    assert value_of(number(value)) == pytest.approx(value, rel=6e-4)
+
+
+@given(st.lists(FLOATS, min_size=1, max_size=6))
+def test_numbers_of_a_column_have_three_significant_digits(values):
+    format_value = uniform_format(values)
+    assert all(value_of(format_value(value)) == pytest.approx(value, rel=6e-3) for value in values)
+
+
+def test_formats_of_numbers_times_and_shares():
+    assert [number(v) for v in (0.12345, 12345, 12345.678, 0.0, 100.0, math.nan, 1e-7, True, "x", -0.5)] == [
+        *("0.1235", "12,345", "12,346", "0", "100", "NaN", "1.000e-07", "True", "x", "-0.5")
+    ]
+    assert [uniform_format([23.4, 0.12])(v) for v in (23.4, 0.12, 0.0)] == ["23.400", "0.120", "0.000"]
+    assert [duration(v) for v in (0.0123, 5, 65, 7265)] == ["12 ms", "5.0 s", "1 min 05 s", "2 h 01 min"]
+    assert [percent(v) for v in (0, 0.012, 0.5, 1)] == ["0%", "1.2%", "50%", "100%"]
+    assert [tick(v) for v in (0.0, 0.5, 2000, 20000, 3e6, 1e-5)] == ["0", "0.5", "2000", "20k", "3M", "1e-05"]
+    assert [speed(v) for v in (1234567, 12345.6, 99.5)] == ["1.23M", "12,346", "99.5"]

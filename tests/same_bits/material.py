@@ -31,9 +31,6 @@ TOKENS = [np.random.default_rng(n).integers(1, 9, 2 + n % 7) for n in range(41)]
 NEXT = [np.roll(each, -1) for each in TOKENS]
 
 
-# Networks
-
-
 def mlp(outputs: int = 3) -> nn.Sequential:
     torch.manual_seed(11)
     return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, outputs))
@@ -123,9 +120,6 @@ class Lightning(nn.Module):
         return torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9)
 
 
-# Training steps, transforms and schedules
-
-
 def measuring_step(model, batch, context):
     output = model(batch[0])
     context.log("largest", output.detach().abs().max())
@@ -182,9 +176,6 @@ def two_groups(parameters):
 
 def falling(epoch: float) -> float:
     return 1 / (1 + epoch)
-
-
-# Data
 
 
 class Pairs(Dataset):

@@ -5,11 +5,13 @@ import weakref
 from itertools import pairwise
 
 import numpy as np
+from hypothesis import settings
 from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
 from compss_train.data.order import partial_shuffle_generator, rank_row_ranges
 from compss_train.data.reading import layout_of
+from compss_train.exceptions import BadFileError
 from compss_train.samplers import PartialShuffleSampler
 
 SIZES = st.lists(st.integers(1, 12), min_size=1, max_size=7)
@@ -139,3 +141,21 @@ def assert_threads_end():
     for thread in reading_threads():
         thread.join(10)
     assert not reading_threads()
+
+
+BUFFERS = st.sampled_from([1, 1, 2, 4])
+
+cases = {"sizes": SIZES, "options": OPTIONS, "file_buffer": BUFFERS}
+
+some = settings(max_examples=25, deadline=None)
+
+
+def until_error(sampler, kind=BadFileError):
+    """Return the samples of the batches before an error, and the error."""
+    got = []
+    try:
+        for batch in sampler:
+            got.append(batch["x"].tolist())
+    except kind as error:
+        return got, error
+    raise AssertionError("there was no error")

@@ -8,24 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
-from compss_train.exceptions import BadFileError
 from compss_train.samplers import (
     DistributedSamplerViaLocallyShuffle,
     DistributedSamplerViaLocallyShuffleV2,
     PartialShuffleSampler,
 )
-from tests.samplers.numbered_files import (
-    EPOCHS,
-    REPLICAS,
-    SIZES,
-    CountingReader,
-    arrays_of,
-    assert_threads_end,
-    bounds_of,
-    epoch_of,
-    names_of,
-    sampler_of,
-)
+from tests.samplers import numbered_files as numbered
 
 KINDS = {DistributedSamplerViaLocallyShuffle: 1, DistributedSamplerViaLocallyShuffleV2: 2}
 kinds = st.sampled_from(list(KINDS))
@@ -35,7 +23,7 @@ OPTIONS = st.fixed_dictionaries(
         "batch_size": st.integers(1, 9),
         "shuffle": st.booleans(),
         "file_buffer": st.sampled_from([1, 3]),
-        "num_replicas": REPLICAS,
+        "num_replicas": numbered.REPLICAS,
     }
 )
 some = settings(max_examples=25, deadline=None)
@@ -46,15 +34,18 @@ def by_file(sampler, epoch=0):
     return [[(name, part["x"].tolist()) for part, name in zip(b[0], b[2], strict=True)] for b in sampler]
 
 
-@given(kind=kinds, sizes=SIZES, options=OPTIONS, epoch=EPOCHS)
+@given(kind=kinds, sizes=numbered.SIZES, options=OPTIONS, epoch=numbered.EPOCHS)
 @some
-def test_batches_are_those_of_the_partial_shuffle_taken_apart_by_file(kind, sizes, options, epoch):
+def test_batches_are_the_partial_shuffles_by_file(kind, sizes, options, epoch):
     options |= {"rank": options["num_replicas"] - 1}
-    batches = epoch_of(sampler_of(sizes, pools=KINDS[kind], seed=0, **options), epoch)
-    sampler = sampler_of(sizes, kind, **options)
+    batches = numbered.epoch_of(numbered.sampler_of(sizes, pools=KINDS[kind], seed=0, **options), epoch)
+    sampler = numbered.sampler_of(sizes, kind, **options)
     sampler.set_epoch(epoch)
     apart = list(sampler)
-    whole, bounds = arrays_of(0, sum(sizes)), dict(zip(names_of(sizes), bounds_of(sizes), strict=True))
+    whole, bounds = (
+        numbered.arrays_of(0, sum(sizes)),
+        dict(zip(numbered.names_of(sizes), numbered.bounds_of(sizes), strict=True)),
+    )
     for (parts, nothing, files), batch in zip(apart, batches, strict=True):
         assert nothing is None
         assert len(files) == len(set(files)) == len(parts)
@@ -69,17 +60,17 @@ def test_batches_are_those_of_the_partial_shuffle_taken_apart_by_file(kind, size
             np.testing.assert_array_equal(part["y"], whole["y"][part["x"]], strict=True)
 
 
-@given(kind=kinds, sizes=SIZES, options=OPTIONS)
+@given(kind=kinds, sizes=numbered.SIZES, options=OPTIONS)
 @some
-def test_its_length_is_its_number_of_samples_and_steps_are_batches(kind, sizes, options):
-    sampler = sampler_of(sizes, kind, **options, rank=0)
+def test_its_length_is_in_samples_and_steps_are_batches(kind, sizes, options):
+    sampler = numbered.sampler_of(sizes, kind, **options, rank=0)
     whole = by_file(sampler)
     assert len(sampler) == sampler.num_samples == sum(len(rows) for batch in whole for _, rows in batch)
     assert len(whole) == sampler.num_batches
     for step in range(len(whole) + 1):
         sampler.find_ckpt_position(step)
         state = sampler.state_dict()
-        resumed = sampler_of(sizes, kind, **options, rank=0)
+        resumed = numbered.sampler_of(sizes, kind, **options, rank=0)
         resumed.load_state_dict(state)
         assert by_file(sampler) == by_file(resumed) == whole[step:]
     with pytest.raises(ValueError, match=f"step={len(whole) + 1}"):
@@ -87,14 +78,14 @@ def test_its_length_is_its_number_of_samples_and_steps_are_batches(kind, sizes, 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_it_is_made_with_the_arguments_of_the_original_in_their_order(kind):
+def test_it_takes_the_arguments_of_the_original(kind):
     names = (
         "dataset reader num_replicas rank shuffle shuffle_buffer total_size batch_size file_buffer debug files_len"
     )
     of_torch, of_data_sets = ["seed", "drop_last"], ["pools", "threads", "cache", "cache_bytes"]
     assert list(inspect.signature(kind).parameters) == [*names.split(), *of_torch, *of_data_sets]
-    files = names_of([4, 5, 3])
-    lengths, reader = dict(zip(files, [4, 5, 3], strict=True)), CountingReader()
+    files = numbered.names_of([4, 5, 3])
+    lengths, reader = dict(zip(files, [4, 5, 3], strict=True)), numbered.CountingReader()
     dataset = FileDataset(files, reader)
     sampler = kind(dataset, reader, 2, 1, False, 3, 12, 4, 1, True, lengths)
     named = kind(dataset, num_replicas=2, rank=1, shuffle=False, batch_size=4)
@@ -106,23 +97,9 @@ def test_it_is_made_with_the_arguments_of_the_original_in_their_order(kind):
         kind(dataset, reader, 2, 1, True, 3, 11)
 
 
-def test_invalid_files_are_errors_or_skipped():
-    names = names_of([4] * 5)
-    sampler = sampler_of(
-        [4] * 5, DistributedSamplerViaLocallyShuffle, CountingReader(names[2:3]), batch_size=4, on_bad_file="skip"
-    )
-    apart = by_file(sampler)
-    got = sorted(sample for batch in apart for _, rows in batch for sample in rows)
-    assert got == [*range(8), *range(12, 20)]
-    assert names[2] not in {name for batch in apart for name, _ in batch}
-    assert list(sampler.skipped) == names[2:3]
-    broken = sampler_of([4] * 5, DistributedSamplerViaLocallyShuffle, CountingReader(names[2:3]))
-    with pytest.raises(BadFileError, match=names[2]):
-        list(broken)
-    assert_threads_end()
-
-
 def test_the_sampler_with_two_pools_refuses_another_number():
     for pools in (1, 2):
         with pytest.raises(TypeError, match=f"pools={pools}: this sampler has two pools"):
-            DistributedSamplerViaLocallyShuffleV2(FileDataset(names_of([3]), CountingReader()), pools=pools)
+            DistributedSamplerViaLocallyShuffleV2(
+                FileDataset(numbered.names_of([3]), numbered.CountingReader()), pools=pools
+            )

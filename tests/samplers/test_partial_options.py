@@ -1,26 +1,37 @@
 """Options of the partial shuffle, and files that differ."""
 
+from collections import Counter
+from itertools import chain
+from math import ceil
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
+from torch.utils.data import DistributedSampler
 
 from compss_train.data.files import FileDataset
+from compss_train.data.order import block_order
 from compss_train.data.readers import NpzReader
 from compss_train.exceptions import BadFileError
-from compss_train.samplers import PartialShuffleSampler
+from compss_train.samplers import (
+    DistributedSamplerViaLocallyShuffle,
+    DistributedSamplerViaLocallyShuffleV2,
+    PartialShuffleSampler,
+    partial_order,
+)
+from tests.samplers import numbered_files as numbered
 from tests.samplers.numbered_files import (
     EPOCHS,
-    CountingReader,
+    REPLICAS,
+    bounds_of,
+    cases,
     epoch_of,
     flat,
-    names_of,
     sampler_of,
-    samples,
-    samples_of_rank,
-    write_files,
+    some,
+    until_error,
 )
-from tests.samplers.sampler_cases import some, until_error
 
 
 class Listing:
@@ -34,23 +45,24 @@ class Listing:
         self.resets += 1
 
 
-def test_any_dataset_that_lists_files_does_and_is_reset_every_epoch(tmp_path):
-    listing = Listing(tuple(write_files(tmp_path, [5, 7, 3])))
+def test_any_dataset_of_files_is_reset_every_epoch(tmp_path):
+    listing = Listing(tuple(numbered.write_files(tmp_path, [5, 7, 3])))
     sampler = PartialShuffleSampler(listing, batch_size=4, shuffle_buffer=6)
     expected = PartialShuffleSampler(FileDataset(listing.files), batch_size=4, shuffle_buffer=6)
     assert listing.resets == 0
     for epoch in range(3):
-        assert epoch_of(sampler, epoch) == epoch_of(expected, epoch)
+        assert numbered.epoch_of(sampler, epoch) == numbered.epoch_of(expected, epoch)
         assert listing.resets == epoch + 1
     del Listing.reset  # which is no duty
-    assert epoch_of(sampler) == epoch_of(expected)
+    assert numbered.epoch_of(sampler) == numbered.epoch_of(expected)
 
 
 def test_a_list_of_files_may_come_with_a_reader_and_lengths():
-    names, lengths = names_of([5, 7, 3]), dict(zip(names_of([5, 7, 3]), [5, 7, 3], strict=True))
-    expected, reader = epoch_of(sampler_of([5, 7, 3], batch_size=4)), CountingReader()
+    names, lengths = numbered.names_of([5, 7, 3]), dict(zip(numbered.names_of([5, 7, 3]), [5, 7, 3], strict=True))
+    expected, reader = numbered.epoch_of(numbered.sampler_of([5, 7, 3], batch_size=4)), numbered.CountingReader()
     for options in ({"reader": reader}, {"reader": reader, "files_len": lengths}):
-        assert samples(PartialShuffleSampler(Listing(names), batch_size=4, **options)) == expected
+        sampler = PartialShuffleSampler(Listing(names), batch_size=4, **options)
+        assert numbered.samples(sampler) == expected
 
 
 @pytest.mark.parametrize("built_in", [False, True])
@@ -62,22 +74,22 @@ def test_a_dataset_with_its_own_reader_is_not_counted_again(tmp_path, built_in):
             counted.append(filename)
         return NpzReader()(filename, get_data)
 
-    dataset = FileDataset(write_files(tmp_path, [5, 7, 3]), reader if built_in else own)
-    expected = epoch_of(PartialShuffleSampler(dataset, batch_size=4))
+    dataset = FileDataset(numbered.write_files(tmp_path, [5, 7, 3]), reader if built_in else own)
+    expected = numbered.epoch_of(PartialShuffleSampler(dataset, batch_size=4))
     counted.clear()
     again = PartialShuffleSampler(dataset, reader if built_in else own, batch_size=4)
     assert again._files is dataset
-    assert epoch_of(again) == expected
+    assert numbered.epoch_of(again) == expected
     assert counted == []
 
 
-def test_lengths_that_are_given_save_opening_files_and_wrong_ones_are_found():
-    names, counted = names_of([5, 7, 3]), []
+def test_given_lengths_save_opening_files_or_are_found_wrong():
+    names, counted = numbered.names_of([5, 7, 3]), []
 
     def reader(filename, get_data=False):
         if not get_data:
             counted.append(filename)
-        return CountingReader()(filename, get_data)
+        return numbered.CountingReader()(filename, get_data)
 
     lengths = {names[0]: 5, names[1]: 7, names[2]: 3}
     assert PartialShuffleSampler(Listing(names), reader, files_len=lengths).num_samples == 15
@@ -87,13 +99,6 @@ def test_lengths_that_are_given_save_opening_files_and_wrong_ones_are_found():
             list(PartialShuffleSampler(Listing(names), reader, files_len=wrong))
     with pytest.raises(ValueError, match="files_len lacks"):
         PartialShuffleSampler(Listing(names), reader, files_len={names[0]: 5})
-
-
-def test_a_total_that_is_right_is_of_no_consequence_and_a_wrong_one_is_an_error():
-    assert epoch_of(sampler_of([4, 5], total_size=9)) == epoch_of(sampler_of([4, 5]))
-    for wrong in (8, 10, 0):
-        with pytest.raises(ValueError, match=f"total_size={wrong}, but the 2 files hold 9 samples"):
-            sampler_of([4, 5], total_size=wrong)
 
 
 @pytest.mark.parametrize(
@@ -112,16 +117,36 @@ def test_a_total_that_is_right_is_of_no_consequence_and_a_wrong_one_is_an_error(
         ({"rank": 1}, "rank=1, num_replicas=1: give a rank from 0 to 0"),
         ({"num_replicas": 3, "rank": 3}, "rank=3, num_replicas=3: give a rank from 0 to 2"),
         ({"num_replicas": 3, "rank": -1}, "rank=-1"),
+        (
+            {"num_replicas": 10, "rank": 0, "drop_last": True},
+            "num_replicas=10: 9 samples are fewer than one per rank",
+        ),
+        ({"drop_last": 1}, "drop_last=1"),
+        ({"total_size": 8}, "total_size=8, but the 2 files hold 9 samples"),
+        ({"threads": 0}, "threads=0: give an integer of at least 1"),
+        ({"threads": 4, "file_buffer": 4}, "file_buffer=4: .*file_buffer of at least 5, or at most 3 threads"),
+        ({"threads": 2, "file_buffer": 1}, "threads=2, file_buffer=1: .*at least 3, or at most 1 threads"),
+        ({"cache_bytes": 100}, "cache_bytes=100: name a cache"),
+        ({"cache": "memory", "cache_bytes": 0}, "cache_bytes=0"),
     ],
     ids=str,
 )
 def test_wrong_numbers_are_errors(options, message):
     with pytest.raises(ValueError, match=message):
-        sampler_of([4, 5], **options)
+        numbered.sampler_of([4, 5], **options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((0, 3), "samples=0"), ((10, 0), "pool=0"), ((10, 3, 3), "pools=3"), ((10, 3, 1, -1), "start=-1")],
+)
+def test_wrong_numbers_of_a_partial_order(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        partial_order(**dict(zip(("samples", "pool", "pools", "start"), arguments, strict=False)))
 
 
 def test_wrong_epochs_and_steps_are_errors_and_change_nothing():
-    sampler = sampler_of([4, 5], batch_size=2)
+    sampler = numbered.sampler_of([4, 5], batch_size=2)
     sampler.find_ckpt_position(5)
     for wrong in (-1, 6, 1.0, True):
         with pytest.raises(ValueError, match=f"step={wrong}"):
@@ -129,12 +154,9 @@ def test_wrong_epochs_and_steps_are_errors_and_change_nothing():
     for wrong in (-1, 1.0, None):
         with pytest.raises(ValueError, match=f"epoch={wrong}"):
             sampler.set_epoch(wrong)
-    assert (sampler.epoch, sampler.state_dict()["step"], list(sampler)) == (0, 5, [])
-
-
-def test_what_lists_no_files_is_an_error_that_says_what_to_give():
     with pytest.raises(TypeError, match=r"a list has no list of files in \.files; give a FileDataset\(files\)"):
         PartialShuffleSampler([1, 2])
+    assert (sampler.epoch, sampler.state_dict()["step"], list(sampler)) == (0, 5, [])
 
 
 ODD = ["dtype", "shape", "arrays"]
@@ -142,7 +164,7 @@ ODD = ["dtype", "shape", "arrays"]
 
 def with_odd_file(odd, how):
     """Return a reader of files of which one differs, and the list of files that it reads."""
-    plain, read = CountingReader(), []
+    plain, read = numbered.CountingReader(), []
 
     def reader(filename, get_data=False):
         if not get_data:
@@ -162,22 +184,20 @@ def with_odd_file(odd, how):
 @given(
     sizes=st.lists(st.integers(1, 6), min_size=2, max_size=6),
     num_replicas=st.integers(1, 4),
-    epoch=EPOCHS,
+    epoch=numbered.EPOCHS,
     how=st.sampled_from(ODD),
     data=st.data(),
 )
 @some
-def test_a_file_that_is_not_like_the_first_is_named_by_whichever_ranks_read_it_and_stops_no_other(
-    sizes, num_replicas, epoch, how, data
-):
-    names = names_of(sizes)
+def test_a_file_unlike_the_first_stops_its_ranks_only(sizes, num_replicas, epoch, how, data):
+    names = numbered.names_of(sizes)
     odd = names[data.draw(st.integers(1, len(sizes) - 1))]
     for rank in range(num_replicas):
         reader, read = with_odd_file(odd, how)
         sampler = PartialShuffleSampler(FileDataset(names, reader), None, num_replicas, rank)
         assert read == names[:1]  # so that every rank knows what files must hold
         sampler.set_epoch(epoch)
-        files = {names[part.file] for part in samples_of_rank(sampler, sizes, epoch)[0]}
+        files = {names[part.file] for part in numbered.samples_of_rank(sampler, sizes, epoch)[0]}
         if odd not in files:
             assert len(list(sampler)) == len(sampler)
             continue
@@ -186,18 +206,60 @@ def test_a_file_that_is_not_like_the_first_is_named_by_whichever_ranks_read_it_a
         assert f"but {names[0]} " in error.reason
 
 
-def test_the_first_file_that_can_be_read_says_what_the_others_must_hold():
-    names, broken = names_of([3] * 4), CountingReader(names_of([3] * 4)[:2])
+def test_the_first_good_file_says_what_others_hold():
+    names, broken = numbered.names_of([3] * 4), numbered.CountingReader(numbered.names_of([3] * 4)[:2])
     with pytest.raises(BadFileError, match=f"^{names[0]} cannot be read: OSError: the disk is gone"):
         PartialShuffleSampler(FileDataset(names, broken))
     broken.opened.clear()
     sampler = PartialShuffleSampler(FileDataset(names, broken, on_bad_file="skip"))
     assert broken.opened == names[:3]
-    assert sorted(flat(samples(sampler))) == list(range(6, 12))
+    assert sorted(numbered.flat(numbered.samples(sampler))) == list(range(6, 12))
     assert set(sampler.skipped) == set(names[:2])
 
 
-def test_making_a_sampler_reads_no_file_whose_header_has_its_layout(tmp_path, monkeypatch):
-    dataset = FileDataset(write_files(tmp_path, [3, 4]))
+def test_making_a_sampler_reads_headers_only(tmp_path, monkeypatch):
+    dataset = FileDataset(numbered.write_files(tmp_path, [3, 4]))
     monkeypatch.setattr(NpzReader, "read", lambda *args: pytest.fail("it was read"))
     PartialShuffleSampler(dataset)
+
+
+KINDS = [DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2]
+
+
+def order_of_epoch(sizes, seed, epoch, shuffle):
+    """Return all samples, file by file."""
+    files = block_order(seed, epoch, len(sizes)) if shuffle else range(len(sizes))
+    return list(chain.from_iterable(range(*bounds_of(sizes)[file]) for file in files))
+
+
+@given(**cases, num_replicas=REPLICAS, epoch=EPOCHS)
+@example(sizes=[5], options={"shuffle": False, "seed": 0, "batch_size": 2}, file_buffer=1, num_replicas=3, epoch=0)
+@some
+def test_ranks_are_even_and_have_all_but_the_tail(sizes, options, file_buffer, num_replicas, epoch):
+    if sum(sizes) < num_replicas:
+        return
+    options |= {"num_replicas": num_replicas, "file_buffer": file_buffer}
+    ranks = [sampler_of(sizes, rank=rank, drop_last=True, **options) for rank in range(num_replicas)]
+    batches = [epoch_of(rank, epoch) for rank in ranks]
+    share = sum(sizes) // num_replicas
+    for rank, got in zip(ranks, batches, strict=True):
+        assert [len(batch) for batch in got] == [len(batch) for batch in batches[0]]
+        assert len(flat(got)) == rank.num_samples == share
+        assert len(got) == rank.num_batches == len(rank) == ceil(share / options["batch_size"])
+    kept = order_of_epoch(sizes, options["seed"], epoch, options["shuffle"])[: share * num_replicas]
+    assert Counter(flat(flat(batches))) == Counter(kept)
+
+
+@given(samples=st.integers(1, 40), num_replicas=REPLICAS, drop_last=st.booleans(), rank=st.integers(0, 4))
+@some
+def test_lengths_are_those_of_torch(samples, num_replicas, drop_last, rank):
+    if rank >= num_replicas or (drop_last and samples < num_replicas):
+        return
+    place = {"num_replicas": num_replicas, "rank": rank, "shuffle": True, "seed": 3, "drop_last": drop_last}
+    theirs = DistributedSampler(range(samples), **place)
+    for kind in KINDS:
+        ours = sampler_of([samples], kind, **place)
+        assert len(ours) == ours.num_samples == len(theirs) == theirs.num_samples == len(list(theirs))
+    batches = sampler_of([samples], PartialShuffleSampler, batch_size=4, **place)
+    assert batches.num_samples == len(theirs)
+    assert len(batches) == batches.num_batches == ceil(len(theirs) / 4)

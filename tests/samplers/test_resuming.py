@@ -12,83 +12,72 @@ from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
 from compss_train.samplers import PartialShuffleSampler
-from tests.samplers.numbered_files import (
-    EPOCHS,
-    CountingReader,
-    epoch_of,
-    flat,
-    names_of,
-    sampler_of,
-    samples,
-    write_files,
-)
-from tests.samplers.sampler_cases import cases, some
+from tests.samplers import numbered_files as numbered
+from tests.samplers.numbered_files import cases, some
 
 
-@given(**cases, num_replicas=st.integers(1, 3), epoch=EPOCHS)
+@given(**cases, num_replicas=st.integers(1, 3), epoch=numbered.EPOCHS)
 @some
-def test_it_continues_after_any_step_with_exactly_the_batches_that_remain(
-    sizes, options, file_buffer, num_replicas, epoch
-):
+def test_it_continues_with_exactly_the_batches_that_remain(sizes, options, file_buffer, num_replicas, epoch):
     options |= {"num_replicas": num_replicas, "rank": num_replicas - 1, "file_buffer": file_buffer}
-    sampler = sampler_of(sizes, **options)
-    whole, next_one = epoch_of(sampler, epoch), epoch_of(sampler, epoch + 1)
+    sampler = numbered.sampler_of(sizes, **options)
+    whole, next_one = numbered.epoch_of(sampler, epoch), numbered.epoch_of(sampler, epoch + 1)
     sampler.set_epoch(epoch)
     iteration = iter(sampler)
     for step in range(len(whole) + 1):
         state = json.loads(json.dumps(sampler.state_dict()))
-        resumed = sampler_of(sizes, **options)
+        resumed = numbered.sampler_of(sizes, **options)
         resumed.load_state_dict(state)
         assert resumed.state_dict() == state
-        assert (resumed.epoch, samples(resumed)) == (epoch, whole[step:])
+        assert (resumed.epoch, numbered.samples(resumed)) == (epoch, whole[step:])
         assert resumed.state_dict() == {**state, "step": len(whole)}
-        assert samples(resumed) == whole
-        assert epoch_of(resumed, epoch + 1) == next_one
-        found = sampler_of(sizes, **options)
+        assert numbered.samples(resumed) == whole
+        assert numbered.epoch_of(resumed, epoch + 1) == next_one
+        found = numbered.sampler_of(sizes, **options)
         found.set_epoch(epoch)
         found.find_ckpt_position(step)
         assert found.state_dict() == state
-        assert samples(found) == whole[step:]
+        assert numbered.samples(found) == whole[step:]
         next(iteration, None)
 
 
-def test_a_resumed_epoch_reads_each_file_at_most_once_and_no_finished_ones():
+def test_a_resumed_epoch_reads_no_finished_file():
     sizes = [4] * 12
-    names = names_of(sizes)
-    sampler = sampler_of(sizes, batch_size=4, shuffle_buffer=6, pools=2)
-    whole = epoch_of(sampler)
+    names = numbered.names_of(sizes)
+    sampler = numbered.sampler_of(sizes, batch_size=4, shuffle_buffer=6, pools=2)
+    whole = numbered.epoch_of(sampler)
     for step in range(len(whole) + 1):
-        reader = CountingReader()
-        resumed = sampler_of(sizes, reader=reader, batch_size=4, shuffle_buffer=6, pools=2, file_buffer=1)
+        reader = numbered.CountingReader()
+        resumed = numbered.sampler_of(sizes, reader=reader, batch_size=4, shuffle_buffer=6, pools=2, file_buffer=1)
         resumed.find_ckpt_position(step)
-        assert samples(resumed) == whole[step:]
-        wanted = {names[sample // 4] for sample in flat(whole[step:])}
+        assert numbered.samples(resumed) == whole[step:]
+        wanted = {names[sample // 4] for sample in numbered.flat(whole[step:])}
         assert Counter(reader.opened) == Counter(wanted)
 
 
-def test_an_iteration_that_is_left_says_where_it_was_and_the_next_one_is_whole():
-    sampler = sampler_of([4] * 5, batch_size=3)
-    whole = epoch_of(sampler)
+def test_an_iteration_that_is_left_says_where_it_was():
+    sampler = numbered.sampler_of([4] * 5, batch_size=3)
+    whole = numbered.epoch_of(sampler)
     sampler.set_epoch(1)
     sampler.set_epoch(0)
     for _, _ in zip(range(3), sampler, strict=False):
         pass
     assert sampler.state_dict()["step"] in (3, 4)  # zip takes one more
-    assert samples(sampler) == whole
+    assert numbered.samples(sampler) == whole
 
 
-def test_the_same_epoch_again_keeps_the_position_and_another_one_begins_anew():
-    sampler = sampler_of([4] * 5, batch_size=3)
-    whole, other = epoch_of(sampler), epoch_of(sampler, 1)
+def test_the_same_epoch_keeps_the_position():
+    sampler = numbered.sampler_of([4] * 5, batch_size=3)
+    whole, other = numbered.epoch_of(sampler), numbered.epoch_of(sampler, 1)
     sampler.set_epoch(0)
     sampler.find_ckpt_position(2)
     sampler.set_epoch(0)
     assert sampler.state_dict()["step"] == 2
-    assert samples(sampler) == whole[2:]
+    assert numbered.samples(sampler) == whole[2:]
     sampler.find_ckpt_position(2)
     sampler.set_epoch(1)
     assert sampler.state_dict()["step"] == 0
-    assert samples(sampler) == other
+    assert numbered.samples(sampler) == other
 
 
 OTHERS = [
@@ -99,6 +88,7 @@ OTHERS = [
     {"pools": 2},
     {"rank": 1},
     {"num_replicas": 3},
+    {"drop_last": True},
     {"sizes": [4, 4, 5, 7]},
     {"sizes": [4, 5, 4]},
     {"order": [1, 0, 2, 3]},
@@ -106,9 +96,9 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("other", OTHERS, ids=str)
-def test_the_state_of_a_sampler_with_another_order_is_an_error(other, tmp_path):
+def test_the_state_of_another_order_is_an_error(other, tmp_path):
     def made(sizes=(4, 5, 4, 7), order=(), **options):
-        names = write_files(tmp_path, sizes)
+        names = numbered.write_files(tmp_path, sizes)
         names = [names[number] for number in order] or names
         options = {"num_replicas": 2, "rank": 0, "batch_size": 3, "shuffle_buffer": 5, **options}
         return PartialShuffleSampler(FileDataset(names), **options)
@@ -122,7 +112,7 @@ def test_the_state_of_a_sampler_with_another_order_is_an_error(other, tmp_path):
 def test_files_may_have_moved_to_another_folder(tmp_path):
     for folder in ("here", "there"):
         (tmp_path / folder).mkdir()
-    here, there = (FileDataset(write_files(tmp_path / folder, [3, 4])) for folder in ("here", "there"))
+    here, there = (FileDataset(numbered.write_files(tmp_path / folder, [3, 4])) for folder in ("here", "there"))
     state = PartialShuffleSampler(here).state_dict()
     PartialShuffleSampler(there).load_state_dict({**state, "step": 6})
 
@@ -130,8 +120,8 @@ def test_files_may_have_moved_to_another_folder(tmp_path):
 @pytest.mark.parametrize(
     "wrong", [{"epoch": -1}, {"step": -1}, {"step": 8}, {"step": 1.0}, {"epoch": "1"}], ids=str
 )
-def test_a_state_that_is_out_of_range_is_an_error_and_changes_nothing(wrong):
-    sampler = sampler_of([4] * 5, batch_size=3)
+def test_a_state_out_of_range_changes_nothing(wrong):
+    sampler = numbered.sampler_of([4] * 5, batch_size=3)
     state = sampler.state_dict()
     with pytest.raises(ValueError, match=next(iter(wrong))):
         sampler.load_state_dict({**state, "epoch": 2, "step": 1, **wrong})
@@ -140,32 +130,32 @@ def test_a_state_that_is_out_of_range_is_an_error_and_changes_nothing(wrong):
 
 @pytest.mark.parametrize("kind", [int, np.int64])
 def test_states_are_plain_whatever_kind_of_integers_there_were(kind):
-    names = {name: kind(4) for name in names_of([4] * 5)}
+    names = {name: kind(4) for name in numbered.names_of([4] * 5)}
     numbers = {"shuffle_buffer": 4, "batch_size": 3, "pools": 2, "seed": 5, "num_replicas": 2, "rank": 1}
-    dataset = FileDataset(list(names), CountingReader(), names)
+    dataset = FileDataset(list(names), numbered.CountingReader(), names)
     sampler = PartialShuffleSampler(dataset, **{name: kind(number) for name, number in numbers.items()})
     sampler.set_epoch(kind(3))
     sampler.find_ckpt_position(kind(2))
     state = json.loads(json.dumps(sampler.state_dict()))
-    plain = sampler_of([4] * 5, **numbers)
+    plain = numbered.sampler_of([4] * 5, **numbers)
     plain.load_state_dict(state)
-    assert samples(plain) == samples(sampler)
+    assert numbered.samples(plain) == numbered.samples(sampler)
 
 
 COPIES = {"deepcopy": copy.deepcopy, "pickle": lambda sampler: pickle.loads(pickle.dumps(sampler))}
 
 
 @pytest.mark.parametrize("copied", COPIES.values(), ids=COPIES)
-@given(**cases, epoch=EPOCHS, step=st.integers(0, 3))
+@given(**cases, epoch=numbered.EPOCHS, step=st.integers(0, 3))
 @settings(max_examples=15, deadline=None)
 def test_a_copy_of_a_sampler_returns_the_same_remaining_batches(sizes, options, file_buffer, epoch, step, copied):
-    whole = epoch_of(sampler_of(sizes, **options), epoch)
-    sampler = sampler_of(sizes, file_buffer=file_buffer, **options)
+    whole = numbered.epoch_of(numbered.sampler_of(sizes, **options), epoch)
+    sampler = numbered.sampler_of(sizes, file_buffer=file_buffer, **options)
     sampler.set_epoch(epoch)
     sampler.find_ckpt_position(min(step, len(whole)))
     other = copied(sampler)
     assert other.state_dict() == sampler.state_dict()
-    assert samples(other) == whole[step:]
-    assert samples(other) == whole
+    assert numbered.samples(other) == whole[step:]
+    assert numbered.samples(other) == whole
     assert sampler.state_dict()["step"] == min(step, len(whole))  # they go on each for itself
-    assert samples(sampler) == whole[step:]
+    assert numbered.samples(sampler) == whole[step:]

@@ -1,8 +1,12 @@
-"""Reading threads and a cache: the same batches, each file read once, and the next epoch's files in time."""
+"""Reading threads, a cache and invalid files: the same batches, each file read once, in time or left out."""
 
+import errno
+import gc
+import logging
 import os
 import tempfile
 import threading
+import time
 from collections import Counter
 
 import numpy as np
@@ -11,46 +15,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
+from compss_train.data.order import RowRange
 from compss_train.data.readers import NpzReader
 from compss_train.samplers import (
     DistributedSamplerViaLocallyShuffle,
     DistributedSamplerViaLocallyShuffleV2,
     PartialShuffleSampler,
 )
-from compss_train.samplers.loader import FileLoader
-from tests.samplers.numbered_files import (
-    LAYOUT,
-    REPLICAS,
-    CountingReader,
-    assert_threads_end,
-    epoch_of,
-    flat,
-    names_of,
-    sampler_of,
-    samples,
-    write_files,
-)
-from tests.samplers.sampler_cases import cases, some
-from tests.samplers.test_loader import read_all, wait_for, whole
+from compss_train.samplers.loader import FileLoader, FileReads
+from tests.samplers import numbered_files as numbered
+from tests.samplers.numbered_files import BUFFERS, LAYOUT, cases, some, until_error
 
 THREADS = st.integers(1, 4)
 
 
 def cached_loader(sizes, file_buffer, reader, folder, threads=1, upcoming=()):
-    dataset = FileDataset(names_of(sizes), reader, threads=threads, cache=folder)
+    dataset = FileDataset(numbered.names_of(sizes), reader, threads=threads, cache=folder)
     assert dataset.layout == LAYOUT
     reader.opened.clear()
     return FileLoader(dataset.part(range(len(sizes)), upcoming=upcoming), file_buffer)
 
 
-@given(**cases, threads=THREADS, num_replicas=REPLICAS, limit=st.sampled_from([None, 1, 5000, 10_000]))
+@given(**cases, threads=THREADS, num_replicas=numbered.REPLICAS, limit=st.sampled_from([None, 1, 5000, 10_000]))
 @some
 def test_order_and_bits_are_the_same(sizes, options, file_buffer, threads, num_replicas, limit):
     options |= {"num_replicas": num_replicas, "rank": num_replicas - 1}
-    plain = sampler_of(sizes, **options)
+    plain = numbered.sampler_of(sizes, **options)
     with tempfile.TemporaryDirectory() as folder:
         reading = {"threads": threads, "cache": folder, "cache_bytes": limit}
-        sampler = sampler_of(sizes, file_buffer=max(file_buffer, threads + 1), **reading, **options)
+        sampler = numbered.sampler_of(sizes, file_buffer=max(file_buffer, threads + 1), **reading, **options)
         for epoch in range(3):
             plain.set_epoch(epoch)
             sampler.set_epoch(epoch)
@@ -59,68 +52,72 @@ def test_order_and_bits_are_the_same(sizes, options, file_buffer, threads, num_r
                 for key, array in theirs.items():
                     np.testing.assert_array_equal(ours[key], array, strict=True)
         assert 1 <= sampler.reads.most_held <= max(file_buffer, threads + 1)
-    assert_threads_end()
+    numbered.assert_threads_end()
 
 
 @given(**cases, threads=THREADS, epochs=st.integers(1, 3))
 @some
 def test_each_file_is_read_once_in_all_epochs(sizes, options, file_buffer, threads, epochs):
-    reader = CountingReader()
+    reader = numbered.CountingReader()
     with tempfile.TemporaryDirectory() as folder:
-        dataset = FileDataset(names_of(sizes), reader, threads=threads, cache=folder)
+        dataset = FileDataset(numbered.names_of(sizes), reader, threads=threads, cache=folder)
         sampler = PartialShuffleSampler(dataset, file_buffer=max(file_buffer, threads + 1), **options)
         for epoch in range(epochs):
-            assert sorted(flat(epoch_of(sampler, epoch))) == list(range(sum(sizes)))
-        assert Counter(reader.opened) == Counter(names_of(sizes))
+            assert sorted(numbered.flat(numbered.epoch_of(sampler, epoch))) == list(range(sum(sizes)))
+        assert Counter(reader.opened) == Counter(numbered.names_of(sizes))
         assert sampler.reads.cached == sampler.reads.files - len(sizes) + 1  # the first was read in the constructor
-        again = PartialShuffleSampler(FileDataset(names_of(sizes), CountingReader(), cache=folder), **options)
-        assert flat(samples(again)) == flat(epoch_of(sampler))
+        again = PartialShuffleSampler(
+            FileDataset(numbered.names_of(sizes), numbered.CountingReader(), cache=folder), **options
+        )
+        assert numbered.flat(numbered.samples(again)) == numbered.flat(numbered.epoch_of(sampler))
         assert again.reads.cached == again.reads.files
 
 
 @given(**cases, threads=THREADS)
 @some
-def test_the_arrays_of_no_more_files_than_the_buffer_says_are_in_memory(sizes, options, file_buffer, threads):
-    reader, file_buffer = CountingReader(), max(file_buffer, threads + 1)
-    epoch_of(sampler_of(sizes, reader=reader, file_buffer=file_buffer, threads=threads, **options))
+def test_no_more_files_than_said_are_in_memory(sizes, options, file_buffer, threads):
+    reader, file_buffer = numbered.CountingReader(), max(file_buffer, threads + 1)
+    numbered.epoch_of(
+        numbered.sampler_of(sizes, reader=reader, file_buffer=file_buffer, threads=threads, **options)
+    )
     assert 1 <= reader.most_alive <= file_buffer
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_as_many_files_as_threads_are_read_at_the_same_time(threads):
-    plain, together = CountingReader(), threading.Barrier(threads)
+def test_as_many_files_as_threads_are_read_together(threads):
+    plain, together = numbered.CountingReader(), threading.Barrier(threads)
 
     def reader(filename, get_data=False):
         if get_data:
             together.wait(10)  # until all threads are reading
         return plain(filename, get_data)
 
-    dataset = FileDataset(names_of([3] * 8), reader, threads=threads)
+    dataset = FileDataset(numbered.names_of([3] * 8), reader, threads=threads)
     dataset.layout = LAYOUT
     loader = FileLoader(dataset.part(range(8)), file_buffer=threads + 1)
-    assert flat(read_all(loader, whole([3] * 8))) == list(range(24))
+    assert numbered.flat(read_all(loader, whole([3] * 8))) == list(range(24))
     assert len(plain.threads) == threads
-    assert_threads_end()
+    numbered.assert_threads_end()
 
 
-def test_the_files_of_the_next_epoch_come_while_the_last_rows_are_in_use(tmp_path):
-    sizes, reader = [3] * 8, CountingReader()
+def test_the_next_epochs_files_come_during_the_last_rows(tmp_path):
+    sizes, reader = [3] * 8, numbered.CountingReader()
     loader = cached_loader(sizes, 3, reader, tmp_path, upcoming=range(2, 8))
     with loader.open(whole(sizes)[:2], range(2, 8)) as arrays:
-        assert flat(rows["x"].tolist() for rows in arrays) == list(range(6))
+        assert numbered.flat(rows["x"].tolist() for rows in arrays) == list(range(6))
         wait_for(lambda: len(os.listdir(loader._part.cache.folder)) == 5)  # with the lock
-    assert_threads_end()
-    assert reader.opened == names_of(sizes)[1:4]  # the first is there, and only two are read ahead
+    numbered.assert_threads_end()
+    assert reader.opened == numbered.names_of(sizes)[1:4]  # the first is there, and only two are read ahead
     assert loader.reads.files == 2
     with loader.open(whole(sizes)[2:4]) as arrays:
-        assert flat(rows["x"].tolist() for rows in arrays) == list(range(6, 12))
+        assert numbered.flat(rows["x"].tolist() for rows in arrays) == list(range(6, 12))
     assert len(reader.opened) == 3
 
 
 def test_upcoming_files_that_are_bad_are_no_error_yet(tmp_path):
     sizes = [3] * 4
-    names = names_of(sizes)
-    loader = cached_loader(sizes, 4, CountingReader([names[2]]), tmp_path, upcoming=range(4))
+    names = numbered.names_of(sizes)
+    loader = cached_loader(sizes, 4, numbered.CountingReader([names[2]]), tmp_path, upcoming=range(4))
     with loader.open(whole(sizes)[:2], [2, 3]) as arrays:
         assert len(list(arrays)) == 2
         wait_for(lambda: len(os.listdir(loader._part.cache.folder)) == 4)
@@ -132,8 +129,8 @@ class Listing:
         self.files = files
 
 
-def test_samplers_take_them_for_lists_of_files_and_data_sets_have_their_own(tmp_path):
-    names = write_files(tmp_path, [4, 4, 4])
+def test_samplers_take_them_for_files_and_data_sets_have_theirs(tmp_path):
+    names = numbered.write_files(tmp_path, [4, 4, 4])
     dataset = FileDataset(names, threads=2, cache=tmp_path / "cache")
     options = {"threads": 3, "cache": tmp_path / "cache", "cache_bytes": 10**6}
     for kind in (PartialShuffleSampler, DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2):
@@ -148,17 +145,188 @@ def test_samplers_take_them_for_lists_of_files_and_data_sets_have_their_own(tmp_
             PartialShuffleSampler(dataset, **{name: value})
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"threads": 0}, "threads=0: give an integer of at least 1"),
-        ({"threads": 4, "file_buffer": 4}, "file_buffer=4: .*file_buffer of at least 5, or at most 3 threads"),
-        ({"threads": 2, "file_buffer": 1}, "threads=2, file_buffer=1: .*at least 3, or at most 1 threads"),
-        ({"cache_bytes": 100}, "cache_bytes=100: name a cache"),
-        ({"cache": "memory", "cache_bytes": 0}, "cache_bytes=0"),
-    ],
-    ids=str,
+def loader_of(sizes, file_buffer, reader=None, on_bad_file="raise", **options):
+    dataset = FileDataset(numbered.names_of(sizes), reader or numbered.CountingReader(), on_bad_file=on_bad_file)
+    dataset.layout = LAYOUT
+    return FileLoader(dataset.part(range(len(sizes))), file_buffer, **options)
+
+
+def whole(sizes):
+    return [RowRange(file, 0, size) for file, size in enumerate(sizes)]
+
+
+def read_all(loader, row_ranges):
+    with loader.open(row_ranges) as arrays:
+        return [None if rows is None else rows["x"].tolist() for rows in arrays]
+
+
+def wait_for(condition):
+    until = time.monotonic() + 10
+    while not condition():
+        assert time.monotonic() < until, "it never came to be"
+        time.sleep(0.001)
+
+
+@pytest.mark.parametrize("file_buffer", [1, 2, 4])
+def test_it_does_read_as_many_ahead_as_it_may(file_buffer):
+    reader = numbered.CountingReader()
+    loader = loader_of([3] * 8, file_buffer, reader)
+    with loader.open(whole([3] * 8)) as arrays:
+        first = next(arrays)
+        wait_for(lambda: len(reader.opened) == file_buffer)
+        assert first["x"].tolist() == [0, 1, 2]
+        assert loader.reads.most_held == file_buffer
+    assert len(reader.opened) == file_buffer  # and no more
+    numbered.assert_threads_end()
+
+
+def test_it_counts_what_was_there_and_what_it_waited():
+    reader = numbered.CountingReader()
+    slow = threading.Event()
+
+    def read(filename, get_data=False):
+        if get_data and filename.startswith("numbers://0-"):
+            assert slow.wait(10)
+        return reader(filename, get_data)
+
+    loader = loader_of([2, 3, 4], 4, read)
+    with loader.open(whole([2, 3, 4])) as arrays:
+        threading.Timer(0.05, slow.set).start()
+        next(arrays)
+        assert loader.reads.ahead == 0
+        assert 0.01 < loader.reads.seconds_waited < 10
+        wait_for(lambda: len(reader.opened) == 3 and not numbered.reading_threads())
+        waited = loader.reads.seconds_waited
+        assert len(list(arrays)) == 2
+    assert loader.reads.ahead == 2
+    assert loader.reads.seconds_waited - waited < 0.5
+    assert vars(loader.reads) == {
+        "files": 3,
+        "cached": 0,
+        "ahead": 2,
+        "seconds_waited": loader.reads.seconds_waited,
+        "most_held": loader.reads.most_held,
+    }
+    assert vars(FileReads()) == {"files": 0, "cached": 0, "ahead": 0, "seconds_waited": 0.0, "most_held": 0}
+
+
+@pytest.mark.parametrize("file_buffer", [1, 3])
+def test_no_file_is_skipped_for_an_error_of_the_machine(file_buffer):
+    names, reader = numbered.names_of([3] * 5), numbered.CountingReader()
+
+    def full(filename, get_data=False):
+        if get_data and filename == names[2]:
+            raise OSError(errno.ENFILE, "too many open files")
+        return reader(filename, get_data)
+
+    loader = loader_of([3] * 5, file_buffer, full, on_bad_file="skip")
+    with loader.open(whole([3] * 5)) as arrays:
+        assert [next(arrays)["x"][0] for _ in range(2)] == [0, 3]
+        with pytest.raises(OSError, match="too many open files") as caught:
+            next(arrays)
+    assert caught.value.__notes__ == [f"while reading {names[2]}"]
+    assert not loader.skipped
+    numbered.assert_threads_end()
+
+
+@pytest.mark.parametrize(("debug", "level"), [(False, logging.DEBUG), (True, logging.INFO)])
+def test_every_file_that_is_read_is_logged(caplog, debug, level):
+    caplog.set_level(logging.DEBUG, "compss_train.samplers")
+    read_all(loader_of([3, 4], 2, debug=debug), [RowRange(0, 1, 3), RowRange(1, 0, 4)])
+    assert [record.getMessage() for record in caplog.records] == [
+        "rows 1 to 3 of numbers://0-3",
+        "rows 0 to 4 of numbers://3-7",
+    ]
+    assert {record.levelno for record in caplog.records} == {level}
+
+
+@given(
+    sizes=st.lists(st.integers(1, 12), min_size=2, max_size=7),
+    options=numbered.OPTIONS,
+    file_buffer=BUFFERS,
+    data=st.data(),
 )
-def test_wrong_numbers_are_errors(options, message):
-    with pytest.raises(ValueError, match=message):
-        sampler_of([4, 5], **options)
+@some
+def test_a_broken_file_is_an_error_once_it_is_needed(sizes, options, file_buffer, data):
+    bad = data.draw(st.integers(0, len(sizes) - 1))
+    name = numbered.names_of(sizes)[bad]
+    whole = numbered.epoch_of(numbered.sampler_of(sizes, **options))
+    sampler = numbered.sampler_of(sizes, reader=numbered.CountingReader([name]), file_buffer=file_buffer, **options)
+    _, samples_in_order = numbered.samples_of_rank(sampler, sizes, 0)
+    first = samples_in_order.index(sum(sizes[:bad]))
+    size, number = (sampler.pools.size, sampler.pools.number) if sampler.shuffle else (sampler.batch_size, 1)
+    drawn = max(0, first // size - number + 1) * size  # before the pools have room for it
+    given_batches, error = until_error(sampler)
+    assert (error.file, error.reason) == (name, "cannot be read: OSError: the disk is gone")
+    assert given_batches == whole[: drawn // sampler.batch_size]
+    assert sampler.state_dict()["step"] == len(given_batches)
+    numbered.assert_threads_end()
+
+
+@given(**cases, bad=st.sets(st.integers(0, 6)), num_replicas=st.integers(1, 3))
+@some
+def test_invalid_files_are_skipped_on_request_without_other_changes(sizes, options, file_buffer, bad, num_replicas):
+    names = {numbered.names_of(sizes)[file] for file in bad if file < len(sizes)}
+    place = {"num_replicas": num_replicas, "rank": num_replicas - 1}
+    whole = numbered.epoch_of(numbered.sampler_of(sizes, **options, **place))
+
+    def made():
+        reader = numbered.CountingReader(names)
+        return numbered.sampler_of(
+            sizes, reader=reader, on_bad_file="skip", file_buffer=file_buffer, **options, **place
+        )
+
+    missing = {sample for name in names for sample in range(*map(int, name[len("numbers://") :].split("-")))}
+    wanted = [[sample for sample in batch if sample not in missing] for batch in whole]
+    sampler = made()
+    if num_replicas > 1 and not all(wanted):  # the ranks would not be in step any longer
+        for _ in range(2):
+            got, error = until_error(sampler, ValueError)
+            assert got == wanted[: wanted.index([])]
+            assert f"rank {sampler.rank} could read no sample of batch {len(got)}, unlike the other" in str(error)
+            assert any(name in str(error) for name in names)  # more of them may be met meanwhile
+            assert set(sampler.skipped) <= names
+        numbered.assert_threads_end()
+        return
+    for _ in range(2):
+        assert numbered.samples(sampler) == [batch for batch in wanted if batch]
+    files = {numbered.names_of(sizes)[part.file] for part in numbered.samples_of_rank(sampler, sizes, 0)[0]}
+    assert set(sampler.skipped) == names & files
+    assert len(sampler) == len(whole)
+    assert sampler.state_dict()["step"] == len(whole)
+    for step in range(len(whole) + 1):
+        resumed = made()
+        resumed.find_ckpt_position(step)
+        assert numbered.samples(resumed) == [batch for batch in wanted[step:] if batch]
+    iteration, resumed = iter(sampler), made()
+    for _ in iteration:
+        resumed.load_state_dict(sampler.state_dict())
+        assert numbered.samples(resumed) == [batch for batch in wanted[sampler.state_dict()["step"] :] if batch]
+
+
+def left_by_break(sampler):
+    for _ in sampler:
+        break
+
+
+def left_with_the_sampler(sampler):
+    held = [iter(sampler), sampler]
+    next(held[0])
+    held.append(held)  # only the garbage collector finds it
+
+
+@pytest.mark.parametrize("leave", [left_by_break, left_with_the_sampler])
+def test_an_iteration_that_is_left_leaves_no_thread(leave):
+    reader = numbered.CountingReader()
+    leave(numbered.sampler_of([2] * 200, reader=reader, file_buffer=3))
+    gc.collect()
+    numbered.assert_threads_end()
+    assert len(reader.opened) <= 4
+
+
+def test_threads_begin_with_the_first_batch_of_an_epoch():
+    sampler = numbered.sampler_of([2] * 20, file_buffer=3)
+    iteration = iter(sampler)
+    assert not numbered.reading_threads()
+    assert len(list(iteration)) == 40
+    numbered.assert_threads_end()

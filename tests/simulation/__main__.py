@@ -7,8 +7,7 @@ import torch
 
 from tests.simulation.engine import Fault
 from tests.simulation.known_results import KnownResults
-from tests.simulation.shrinking import pasted, shrunk
-from tests.simulation.simulate import Outcome, faults_of, simulate
+from tests.simulation.simulate import Outcome, faults_of, pasted, shrunk, simulate
 from tests.simulation.world import DEATHS
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from tests.helpers.documents import ROOT
+from tests.helpers.processes import ROOT
 from tests.simulation.__main__ import checked, failure
 from tests.simulation.known_results import KnownResults
 

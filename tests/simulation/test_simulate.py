@@ -1,18 +1,19 @@
 """A few seeds of what ``make simulate`` runs many of; what it has found; and how it reports."""
 
 import subprocess
-import sys
 from contextlib import suppress
 
 import pytest
 
-from tests.helpers.documents import ROOT
-from tests.simulation import __main__ as program
-from tests.simulation.engine import Fault
+from tests.helpers.processes import ROOT
+from tests.simulation import known_results
+from tests.simulation.engine import Fault, FaultPlan, ProcessDied, SimulatedEngine
 from tests.simulation.fibers import FiberEvents
+from tests.simulation.known_results import KnownResults
+from tests.simulation.online import simulate_online
 from tests.simulation.planting import PATCHES, main
-from tests.simulation.shrinking import pasted, shrunk
-from tests.simulation.simulate import faults_of, simulate
+from tests.simulation.scenarios import SCENARIOS
+from tests.simulation.simulate import faults_of, pasted, shrunk, simulate
 from tests.simulation.world import World
 
 
@@ -65,12 +66,6 @@ def test_a_simulation_that_fails_leaves_no_threads():
     assert not world.events._fibers
 
 
-def test_a_thread_may_exit():
-    with World(3, [], FiberEvents) as world:
-        world.events.start(lambda: sys.exit())
-        world.events.wait(lambda: False, 1.0)
-
-
 def test_the_coordinator_of_an_online_fit_is_killed_and_resumed():
     for seed, at in ((3, 90), (11, 150), (19, 300)):
         assert simulate(seed, [Fault("kill", "moment", at)]).fits == 2
@@ -113,15 +108,111 @@ def test_what_threads_have_ended_with_is_part_of_the_failure():
     assert "# threads ended with errors, the first with KeyError('lost')" in pasted(7, [], raised.value)
 
 
-def test_different_results_are_reported_with_a_seed_that_fails(monkeypatch, capsys):
-    def differing(seed, faults=None, run=None):
-        if seed == 5 and run is not None:
-            run._differences.append("a task has different results for the same inputs")
-            raise ValueError
-        return simulate(seed)
+WITH_MESSAGES = 3, 7
+"""Seeds that leave these when divided by 8 have messages: their tasks run."""
 
-    monkeypatch.setattr(program, "simulate", differing)
-    assert program.main(2, 5) == 1
-    shown = capsys.readouterr().out
-    assert "def test_seed_5" in shown
-    assert "# a task has different results" in shown
+RUNS: list[object] = []
+
+
+def doubled(values):
+    RUNS.append(values)
+    return [2 * value for value in values]
+
+
+def number_of_runs():
+    RUNS.append(None)
+    return len(RUNS)
+
+
+@pytest.fixture(autouse=True)
+def runs():
+    RUNS.clear()
+    return RUNS
+
+
+def results(known, task, *arguments):
+    engine = SimulatedEngine(run=known)
+    refs = [engine.publish(argument) for argument in arguments]
+    return engine.fetch([engine.submit(task, *refs)])[0]
+
+
+def test_some_known_tasks_run_all_the_same(runs):
+    known = KnownResults()
+    for _ in range(1 + 2 * known_results.CHECKED):
+        results(known, doubled, [1])
+    assert runs == 3 * [[1]]
+
+
+def test_different_results_for_the_same_inputs_are_an_error():
+    known = KnownResults()
+    for _ in range(known_results.CHECKED):
+        assert results(known, number_of_runs) == 1
+    known.check()
+    assert results(known, number_of_runs) == 1
+    with pytest.raises(RuntimeError, match=r"different results for the same inputs: \[\[2\], \[1\]\]"):
+        known.check()
+    known.check()
+
+
+def test_known_results_change_no_simulation(monkeypatch):
+    monkeypatch.setattr(known_results, "CHECKED", 2)
+    known = KnownResults()
+    for seed in (*range(12), *range(SCENARIOS * 8, SCENARIOS * 8 + 12)):
+        if seed % 8 not in WITH_MESSAGES:
+            assert simulate(seed, run=known) == simulate(seed)
+    known.check()
+    assert known.found > 50
+
+
+@pytest.mark.parametrize(
+    ("seed", "faults"),
+    [
+        # there are 2 checkpoints, and 1 were to be kept
+        (157, [Fault("kill", "disk", 25)]),
+        # ['.round-000000.vm.4194305.old'] are left in the folder of checkpoints
+        (558, [Fault("kill", "disk", 26)]),
+        # the checkpoint of round 0 was written, and there are those of []
+        (394, [Fault("kill", "event", 19), Fault("kill", "disk", 4)]),
+        # TimeoutError: tcp://127.0.0.1:40001 has not answered for 60.0 s; check that the server is running
+        (143, [Fault("jump", "event", 13, 1800.0)]),
+        # 200000 events have happened, and a thread still waits (for a task whose process died twice)
+        (50243, [Fault("mute", "task", 3), Fault("die", "message", 68)]),
+        # TimeoutError: the server has not answered for 60.0 s (two messages in a row that were late by 9,000 s)
+        (20002847, [Fault("late", "message", 1, 9000.0), Fault("late", "message", 0, 9000.0)]),
+        # TimeoutError (the answer overtook the handshake when the clock jumped)
+        (20015463, [Fault("jump", "event", 36, 1800.0)]),
+        # the checkpoint of round 0 was written, and there are those of [] (a killed program had not synced it)
+        (60, [Fault("kill", "disk", 20), Fault("kill", "disk", 23), Fault("full", "disk", 9)]),
+    ],
+    ids=lambda value: str(value) if isinstance(value, int) else "",
+)
+def test_a_seed_that_has_failed(seed, faults):
+    simulate(seed, faults)
+
+
+@pytest.mark.parametrize(("kind", "deadly"), [("mute", 1), ("twice", 2)])
+def test_a_process_that_dies_of_two_faults_at_once(kind, deadly):
+    runs = []
+
+    def task():
+        runs.append(len(runs) + 1)
+        if len(runs) == deadly:
+            raise ProcessDied
+        return "done"
+
+    engine = SimulatedEngine(1, faults=FaultPlan([Fault(kind, "task", 0)]))
+    assert engine.fetch([engine.submit(task)]) == ["done"]
+    assert runs == [1, 2]
+
+
+@pytest.mark.parametrize("seed", [11, 27])
+def test_a_worker_is_suspended_while_it_connects(seed):
+    # TimeoutError: timed out
+    simulate_online(seed, [Fault("jump", "moment", at, 50_000.0) for at in range(3, 12)])
+
+
+def test_connections_of_online_fits_that_break():
+    # ConnectionLostError: connection lost: the connection is closed
+    # the engine still holds ['result of simulate_and_send 3']
+    simulate_online(27, [Fault("cut", "message", 42, 0.0), Fault("cut", "message", 78, 0.0)])
+    simulate_online(252, [Fault("cut", "message", 5, 0.0)])

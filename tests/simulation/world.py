@@ -30,11 +30,7 @@ class World:
     """Everything that outlives the programs of a simulation."""
 
     def __init__(
-        self,
-        seed: int,
-        faults: Iterable[Fault],
-        kind: type[Events] = Events,
-        run: Runner = run_always,
+        self, seed: int, faults: Iterable[Fault], kind: type[Events] = Events, run: Runner = run_always
     ) -> None:
         self.plan = FaultPlan(faults)
         self.events = kind(seed, self.plan) if issubclass(kind, FiberEvents) else kind(seed)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.helpers.documents import ROOT
+from tests.helpers.processes import ROOT
 from tests.soak.disturbed import Disturbed
 from tests.soak.fits import EVERY, disturb_fit
 from tests.soak.online_program import STEPS

@@ -23,15 +23,15 @@ from compss_train import (
     EngineClosedError,
     LocalEngine,
     Merge,
-    WorkerLostError,
 )
 from compss_train.callbacks import Callback
 from compss_train.exceptions import WorkerTraceback
 from tests.engines import tasks
 from tests.helpers.callbacks import CallAt
-from tests.helpers.documents import ROOT
+from tests.helpers.kill_fits import kill_fits
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.helpers.processes import children, leftovers, session, wait_until
+from tests.helpers.shared_engine import result_of_process
 from tests.helpers.small_fits import STILL, fit, trainer_of
 
 
@@ -106,21 +106,6 @@ def test_a_stopped_workers_task_runs_elsewhere_with_the_same_bits(shared_local, 
     )
 
 
-@pytest.mark.slow
-def test_a_model_that_always_kills_its_process_is_an_error(tmp_path):
-    def die(x):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-    x, y = classification()
-    with DistributedTrainer(1, engine="local", seed=1) as trainer:
-        trainer.build(mlp(), SGD, "cross_entropy", transform=die)
-        with pytest.raises(
-            WorkerLostError,
-            match=r"task 'train\w*' was running 4 times when a process died, the last time with SIGKILL",
-        ):
-            trainer.fit(x, y, num_epochs=1, batch_size=5)
-
-
 class Explosive(nn.Module):
     """Raises on a sample that is there once, and takes half a second for all others."""
 
@@ -155,7 +140,7 @@ def test_an_exception_in_the_model_ends_everything():
     assert leftovers(os.getpid()) == files
 
 
-def test_the_serial_engine_leaves_exceptions_and_the_callers_threads_as_they_are():
+def test_the_serial_engine_leaves_exceptions_and_threads_alone():
     x, y = classification()
     x[3] = 666
     threads = torch.get_num_threads()
@@ -177,13 +162,7 @@ EMBEDDING = nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(4, 3))
 @pytest.mark.parametrize(
     ("net", "data", "error", "message", "note"),
     [
-        (
-            mlp(),
-            (X, Y + 1),
-            IndexError,
-            "Target 3 is out of bounds",
-            "go from 1 to 3: classes are numbered from 0",
-        ),
+        (mlp(), (X, Y + 1), IndexError, "Target 3 is out of bounds", "go from 1 to 3: classes are numbered from 0"),
         (EMBEDDING, (np.full((6, 1), 7), Y[:6]), IndexError, None, r"\A((?!classes)[\s\S])*\Z"),
         (
             mlp(),
@@ -279,7 +258,7 @@ SCRIPT = textwrap.dedent(
 
     x = BlockedTensor.from_array(np.ones((2000, 2000), np.float32), (4, 1))
     y = BlockedTensor.from_array(np.zeros(2000, np.int64), (4, 1))
-    trainer = DistributedTrainer({workers}, engine="local", seed=0, threads=1)
+    trainer = DistributedTrainer(1, engine="local", seed=0, threads=1)
     trainer.build(Net(), {{"optimizer": "adam", "lr": 0.01}}, "cross_entropy", transform=tell)
     trainer.fit(x, y, num_epochs={epochs}, batch_size=100, progress=False)
     print("finished", trainer.history[-1]["samples"])
@@ -292,8 +271,8 @@ def start(tmp_path) -> Iterator[Callable[..., subprocess.Popen]]:
     """Starts the script in a session of its own, which ends with the test however that ends."""
     script, begun = tmp_path / "script.py", []
 
-    def begin(pause: float, epochs: int, workers: int = 1) -> subprocess.Popen:
-        script.write_text(SCRIPT.format(pause=pause, epochs=epochs, workers=workers))
+    def begin(pause: float, epochs: int) -> subprocess.Popen:
+        script.write_text(SCRIPT.format(pause=pause, epochs=epochs))
         command = [sys.executable, str(script), str(tmp_path / "training")]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         begun.append(subprocess.Popen(command, start_new_session=True, **pipes))
@@ -315,7 +294,7 @@ def test_a_script_without_a_main_guard_trains_and_leaves_nothing(start):
 
 
 def test_ctrl_c_ends_everything_within_two_seconds(start, tmp_path):
-    process = start(pause=0.1, epochs=1000, workers=2)
+    process = start(pause=0.1, epochs=1000)
     wait_until((tmp_path / "training").exists, 60)
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the coordinator and all workers
     took = wait_until(lambda: process.poll() is not None and not session(process.pid), 10)
@@ -347,21 +326,13 @@ def test_workers_and_files_go_when_the_coordinator_is_killed(start, tmp_path):
     wait_until(lambda: not session(process.pid) and not leftovers(process.pid), 20)
 
 
-def killed(folder: Path, processes: int, every: int, kills: int, seconds: float) -> int:
-    """Return after how many different rounds it was killed."""
-    script = [sys.executable, "-m", "tests.helpers.kill_fits_program", folder, processes, every, kills, seconds]
-    done = subprocess.run(list(map(str, script)), cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    times, rounds = map(int, done.stdout.split())
-    assert times == kills
-    return rounds
-
-
 def test_killed_five_times_on_processes_and_without(tmp_path):
-    assert killed(tmp_path, processes=1, every=99, kills=5, seconds=0.02) > 2
+    times, rounds = result_of_process(kill_fits, tmp_path, 1, 99, 5, 0.02)
+    assert times == 5
+    assert rounds > 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("every", "kills", "seconds"), [(1, 30, 0.04), (99, 60, 0.02)])
 def test_killed_dozens_of_times(tmp_path, every, kills, seconds):
-    killed(tmp_path, 2, every, kills, seconds)
+    assert result_of_process(kill_fits, tmp_path, 2, every, kills, seconds)[0] == kills

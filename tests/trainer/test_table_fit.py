@@ -8,7 +8,7 @@ from torch import nn
 from compss_train import BlockedTensor, DistributedTrainer, FileDataset
 from compss_train.callbacks import Checkpoint
 from compss_train.data.readers import ImageFolderReader
-from tests.data.readers.checks import in_every
+from tests.data.readers.formats import in_every
 from tests.data.readers.table_files import TABLES, TYPED, lists
 from tests.helpers.file_fits import POOLS
 from tests.helpers.models import ADAM, assert_same_bits

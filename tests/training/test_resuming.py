@@ -9,12 +9,23 @@ import pytest
 import torch
 from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
 
-from compss_train import BufferSpec, FileDataset, Gradients, Merge, PartialShuffle, Samples, Schedule, SerialEngine
+from compss_train import (
+    BufferSpec,
+    FileDataset,
+    Gradients,
+    Merge,
+    PartialShuffle,
+    Samples,
+    Schedule,
+    TrainTransform,
+)
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints import list_checkpoints
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import MODES, SGD, Smoothed, assert_same_bits, mlp
 from tests.helpers.small_fits import X, Y, assert_alike, combined, contents, fit, trainer_of
+from tests.model.lr_schedules.schedulers import SCHEDULERS
+from tests.model.test_train_transform import mixup, noisy
 from tests.trainer.test_dataset_fits import Noisy, Stream
 from tests.training.checkpoints.trees import assert_same
 from tests.worker.test_plain_loop import WOLFE
@@ -79,6 +90,8 @@ VARIANTS = {
     "steps inside epochs": ({"schedule": Schedule(lambda epoch: 0.5**epoch, steps=4)}, BATCHES),
     "steps inside blocks": ({"schedule": Schedule(lambda epoch: 0.5**epoch, steps=4)}, BLOCKS),
     "a plateau": ({"schedule": PLATEAU}, {"num_epochs": 5}),
+    "a plateau by blocks": ({"schedule": PLATEAU, "gradients": Gradients(accumulate=2)}, BLOCKS),
+    "one cycle": ({"schedule": SCHEDULERS["one cycle"]}, {**MODES[1], "num_epochs": 5}),
     "several batches a step": ({"gradients": Gradients(clip_norm=0.5, accumulate=3)}, BLOCKS),
     "momentum reset": ({"optimizer": SGD}, combined(BLOCKS, merge=Merge(optimizer_state="reset"))),
     "rows in order": ({}, {"shuffle_block_data": False, "shuffle": None}),
@@ -109,6 +122,8 @@ VARIANTS = {
     "buffers of a worker's own": ({"net": Smoothed}, {}),
     "random transforms": ({"transform": noisy_by_all}, {"shuffle": "total"}),
     "random transforms, merges by batches": ({"transform": noisy_by_all}, BATCHES),
+    "augmentation of batches": ({"train_transform": mixup, "metric": None}, {"shuffle": "total", **BATCHES}),
+    "augmentation of samples": ({"train_transform": TrainTransform(noisy, by_sample=True)}, BATCHES),
     "samples that draw": ({}, {"data": (Noisy(),)}),
     "samples that draw, merges by batches": ({}, {"data": (Noisy(),), **BATCHES}),
     "a stream that draws": ({}, {"data": (Samples(Stream(noise=0.1), size=57),)}),
@@ -121,15 +136,14 @@ VARIANTS = {
 
 @pytest.mark.filterwarnings("ignore:9 workers share 7 blocks")
 @pytest.mark.parametrize("name", VARIANTS)
-def test_whatever_is_trained_and_how(tmp_path, engine, name):
-    """Resumed on the serial engine, and without a break on others."""
+def test_whatever_is_trained_and_how(tmp_path, shared_local, name):
+    """Resumed on the serial engine, and without a break on the local one."""
     build, options = VARIANTS[name]
-    if isinstance(engine, SerialEngine):
-        every_round_resumed(tmp_path, lambda engine: trainer_of(engine, **build), step=2, **options)
-    elif "seed" not in build:
-        there, here = trainer_of(engine, **build), trainer_of(**build)
-        assert_same_bits(fit(there, **options), fit(here, **options))
-        assert_alike(there, here)
+    whole = every_round_resumed(tmp_path, lambda engine: trainer_of(engine, **build), step=2, **options)
+    if "seed" not in build:
+        there = trainer_of(shared_local, **build)
+        fit(there, **options)
+        assert_alike(there, whole)
 
 
 @pytest.mark.parametrize(
@@ -335,12 +349,3 @@ def test_arrays_are_cut_as_when_the_fit_began(tmp_path):
             trainer.fit(X, Y, num_epochs=epochs, batch_size=4, callbacks=[Checkpoint(tmp_path)], resume=True)
         counted.append([record["samples"] for record in trainer.history])
     assert counted == [[len(X)] * 2, [len(X)] * 3, [len(X)] * 4]
-
-
-def test_a_preset_resumes_with_the_options_that_it_chose(tmp_path):
-    whole, again = trainer_of(), trainer_of()
-    options = {"num_epochs": 2, "batch_size": 6}
-    fit(whole, Checkpoint(tmp_path, keep=99), **combined(options, merge="auto"))
-    chosen = Merge(**whole.configuration["fit"]["merge"])
-    fit(again, resume=list_checkpoints(tmp_path)[1], merge=chosen, **options)
-    assert_alike(again, whole)

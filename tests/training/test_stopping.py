@@ -1,13 +1,14 @@
-"""Fits that end before their last round: by a callback, in time, or by SIGTERM; and what comes after."""
+"""Fits that are stopped: by a callback, from another thread, by Ctrl-C or by a signal."""
 
+import signal
 import threading
 import time
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
@@ -16,10 +17,9 @@ from compss_train import DistributedTrainer, Merge, SerialEngine
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.training.checkpoints import list_checkpoints
 from compss_train.training.stopping import Stopping
-from tests.helpers.callbacks import CallAt, EndCounter, InterruptAt, StopAfter
+from tests.helpers.callbacks import CallAt, EndCounter, InterruptAt, LookaheadEngine, StopAfter
 from tests.helpers.models import MODES, SGD, assert_same_bits, mlp
 from tests.helpers.processes import children
-from tests.helpers.serial_engines import LookaheadEngine
 from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
 
 BLOCKS = {**MODES[3], "num_epochs": 2}
@@ -242,24 +242,6 @@ class Slow(nn.Module):
         return self.net(x)
 
 
-def test_a_slow_fit_stops_in_time_and_goes_on(tmp_path):
-    def slow():
-        torch.manual_seed(0)
-        return Slow(0.01)
-
-    whole, rounds = trainer_of(net=slow), []
-    fit(whole, num_epochs=6)
-    while not rounds or rounds[-1] < 6:
-        trainer = trainer_of(net=slow)
-        started = time.monotonic()
-        fit(trainer, Checkpoint(tmp_path, 99), resume=True, max_time=0.5, num_epochs=6)
-        assert time.monotonic() - started < 0.5 + 1.5  # a round takes 0.15 seconds, and a checkpoint some time
-        rounds.append(len(trainer.history))
-    assert len(rounds) > 1
-    assert rounds == sorted(set(rounds))
-    assert_alike(trainer, whole)
-
-
 @pytest.mark.usefixtures("forked_processes")
 def test_processes_that_have_no_time_left_are_ended():
     before = children()
@@ -287,3 +269,76 @@ def test_after_ctrl_c_the_last_complete_round_is_told(capsys):
     with pytest.raises(KeyboardInterrupt):
         fit(trainer_of(), InterruptAt(2))
     assert capsys.readouterr().err == "compss_train: fit interrupted by Ctrl-C; last complete round: 1\n"
+
+
+@contextmanager
+def handler_of(handler):
+    before = signal.signal(signal.SIGTERM, handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def terminate(trainer):
+    signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.parametrize("hook", ["fit_start", "round_start", "round_end", "fit_end"])
+@pytest.mark.parametrize("engine", [SerialEngine, LookaheadEngine])
+def test_sigterm_ends_the_program_with_a_checkpoint(engine, tmp_path, capsys, hook):
+    stopped, whole, again, ended = trainer_of(engine()), trainer_of(), trainer_of(), EndCounter()
+    with handler_of(signal.SIG_DFL):
+        with pytest.raises(SystemExit) as caught:
+            fit(stopped, Checkpoint(tmp_path, every=99), ended, CallAt(hook, terminate, 0 if "fit" in hook else 1))
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert caught.value.code == 143
+    assert (ended.ends, ended.errors) == (1, 0)
+    done = {"fit_start": 0, "fit_end": 3}.get(hook, 2)
+    assert stopped.stopped == ("SIGTERM" if done < 3 else None)
+    assert len(stopped.history) == done
+    last = f"last complete round: {done - 1}" if done else "no round completed"
+    assert capsys.readouterr().err == f"compss_train: fit interrupted by SIGTERM; {last}\n"
+    assert list(list_checkpoints(tmp_path)) == ([done - 1] if done else [])
+    fit(whole)
+    fit(again, Checkpoint(tmp_path), resume=True)
+    assert_alike(again, whole)
+
+
+def test_sigterm_in_the_last_moment_is_not_lost():
+    stopping = Stopping()
+    with handler_of(signal.SIG_DFL):
+        with pytest.raises(SystemExit) as caught, stopping.on_sigterm():
+            signal.raise_signal(signal.SIGTERM)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert caught.value.code == 143
+
+
+def test_what_is_raised_when_sigterm_comes_goes_first():
+    """And the handler is as it was, as after any fit."""
+
+    def terminate_and_fail(trainer):
+        signal.raise_signal(signal.SIGTERM)
+        raise OSError("mine")
+
+    with handler_of(signal.SIG_DFL):
+        with pytest.raises(OSError, match="mine"):
+            fit(trainer_of(), CallAt("round_end", terminate_and_fail))
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        fit(trainer_of())
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_handler_of_the_programs_own_is_left_alone():
+    told = []
+
+    def own(number, frame):
+        told.append(number)
+
+    for handler in (own, signal.SIG_IGN):
+        trainer = trainer_of()
+        with handler_of(handler):
+            fit(trainer, CallAt("round_end", terminate))
+            assert signal.getsignal(signal.SIGTERM) is handler
+        assert (trainer.stopped, len(trainer.history)) == (None, 3)
+    assert told == [signal.SIGTERM]

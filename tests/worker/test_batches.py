@@ -109,12 +109,7 @@ def test_every_pass_has_every_sample_once(
         assert made == rarely
 
 
-@given(
-    size=st.integers(1, 6),
-    number=st.integers(1, 20),
-    threshold=st.integers(0, 15),
-    more=st.integers(0, 12),
-)
+@given(size=st.integers(1, 6), number=st.integers(1, 20), threshold=st.integers(0, 15), more=st.integers(0, 12))
 def test_a_firo_draws_from_the_threshold_on(size, number, threshold, more):
     """At each draw one batch more is held than at the one before, as far as there is room."""
     first = max(threshold, size)
@@ -134,7 +129,7 @@ def test_batches_of_a_firo_mix_blocks_and_epochs_differ():
 
 
 @pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
-def test_reads_of_any_size_from_memory_and_files_give_the_same(kind, tmp_path, monkeypatch):
+def test_reads_of_any_size_give_the_same(kind, tmp_path, monkeypatch):
     x, paths = numbers(60, 4), [tmp_path / f"{number}.npy" for number in range(4)]
     for path, block in zip(paths, x.blocks(), strict=True):
         np.save(path, block)

@@ -10,7 +10,7 @@ from torch import nn
 
 from compss_train import DistributedTrainer, Gradients, Merge
 from compss_train.engines.nodes import cores
-from compss_train.worker.state import changed_buffers
+from tests.helpers.callbacks import NoTasks
 from tests.helpers.models import (
     ADAM,
     SGD,
@@ -23,7 +23,6 @@ from tests.helpers.models import (
     state_arrays,
 )
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
-from tests.helpers.serial_engines import NoTasks
 from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, combined, fit, trainer_of
 
 
@@ -138,14 +137,6 @@ def test_buffers_outside_the_state_dict_belong_to_their_worker(merge, way):
     assert_same_bits(ours, looped(Smoothed(), lambda p: torch.optim.SGD(p, lr=0.1)))
 
 
-def test_a_buffer_also_in_the_state_dict_is_merged():
-    before, net = nn.BatchNorm1d(3), nn.BatchNorm1d(3)
-    for each in (before, net):
-        each.register_buffer("also", each.running_mean, persistent=False)
-    net(torch.from_numpy(np.ones((4, 3), np.float32)))
-    assert changed_buffers(net, before) is None
-
-
 def test_the_default_threads_are_those_of_a_plain_program(engine):
     trainer = DistributedTrainer(1, engine=engine, seed=3)
     threads = engine.threads or cores()
@@ -216,16 +207,6 @@ def test_a_new_optimizer_every_block_on_request(every, build):
             whole = fit(alone, data=block, num_epochs=1, num_batches_per_worker=3, merge=merge, **STILL)
             net.load_state_dict({name: torch.from_numpy(array) for name, array in whole.items()})
     assert_same_bits(ours, state_arrays(net))
-
-
-# Optimizers that evaluate the loss of a batch several times a step, such as LBFGS
-
-
-@pytest.mark.parametrize("merge", ["synchronous", "commutative", "parameter_server"])
-def test_several_workers_learn_with_line_searches(merge):
-    trainer = trainer_of(net=mlp, optimizer=WOLFE)
-    fit(trainer, merge=Merge(merge, optimizer_state="reset"))
-    assert trainer.history[-1]["loss"] < 0.7 * trainer.history[0]["loss"]
 
 
 class Never(torch.optim.SGD):

@@ -7,12 +7,18 @@ import numpy as np
 import pytest
 import torch
 
+from compss_train import BufferSpec, DistributedTrainer, FileDataset, Merge
+from compss_train.callbacks import Checkpoint
 from compss_train.data.order import transform_seed
-from compss_train.model.devices import pieces, random_state
+from compss_train.engines import SerialEngine
+from compss_train.model.devices import random_state
 from compss_train.worker import batches as batches_module
 from compss_train.worker.batches import placed_batches
+from compss_train.worker.inference import evaluate
 from compss_train.worker.source import source_of
-from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp
+from compss_train.worker.train import train_group
+from tests.helpers.file_fits import SIZES, write_files
+from tests.helpers.models import ADAM, SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, cut, plain_steps
 from tests.helpers.small_fits import fit, trainer_of
 from tests.worker.assignments import whole
@@ -46,7 +52,7 @@ def scaled(x):
     return x / 3
 
 
-RANDOM = [noisy, noisy_by_numpy, flipped, noisy_by_all, noisy_by_a_seed_of_its_own]
+RANDOM = [noisy_by_all, noisy_by_a_seed_of_its_own]
 
 
 def plain_loop(transform, epochs, blocks, batches_of_block, seed):
@@ -97,9 +103,6 @@ def test_an_error_of_the_transform_comes_with_its_batch():
     assert "batch of x with shape (6, 6)" in error.value.__notes__[0]
 
 
-# To a GPU, with a stand-in for its copies.
-
-
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_blocks_go_to_a_gpu_in_pieces(monkeypatch, shuffled):
     x, y = torch.arange(900.0).reshape(300, 3), torch.arange(300)
@@ -127,8 +130,112 @@ def test_blocks_go_to_a_gpu_in_pieces(monkeypatch, shuffled):
     assert len(to_gpu) < len(on_gpu)
 
 
-def test_a_batch_larger_than_a_piece_is_one():
-    rows = (torch.zeros(4, 2**20),)
-    assert list(pieces([(0, 3), (3, 4)], rows, "cuda")) == [[(0, 3)], [(3, 4)]]
-    assert list(pieces([(0, 1), (1, 2)], (torch.zeros(2, 3),), "cuda")) == [[(0, 1), (1, 2)]]
-    assert list(pieces([(0, 1), (1, 2)], (torch.zeros(2, 3),), "cpu")) == [[(0, 1)], [(1, 2)]]
+WORKERS = 13
+OUTER = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+class Places(SerialEngine):
+    """The serial engine, which lets workers train in groups as if it had several places."""
+
+    def __init__(self, number):
+        super().__init__()
+        self.number = number
+        self.submitted = []
+
+    def places(self, resources):
+        return self.number
+
+    def submit(self, function, *args, **options):
+        self.submitted.append((function, args))
+        return super().submit(function, *args, **options)
+
+
+class DearTasks(Places):
+    """An engine whose tasks cost so much that workers train in one task a place."""
+
+    traits = replace(SerialEngine.traits, task_seconds=1e6)
+
+
+def comparable(trainer):
+    names = ("loss", "accuracy", "samples", "worker_agreement")
+    return [[record.get(name) for name in names] for record in trainer.history]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"shuffle": "total"},
+        {"merge": Merge(every=2, unit="batches", outer_optimizer=OUTER, optimizer_state="average")},
+        {"buffer": BufferSpec("FIRO", 8), "merge": Merge(averaging="ema")},
+    ],
+    ids=["plain", "pieces", "outer", "buffer"],
+)
+def test_any_groups_give_the_same_bits(options):
+    x, y = classification(samples=156)
+    alone = trainer_of(Places(0), WORKERS)  # an engine that does not know its places
+    expected = alone.fit(x, y, num_epochs=2, batch_size=4, **options)
+    for engine in (Places(1), Places(2), DearTasks(2)):
+        grouped = trainer_of(engine, WORKERS)
+        assert_same_bits(grouped.fit(x, y, num_epochs=2, batch_size=4, **options), expected)
+        assert comparable(grouped) == comparable(alone)
+        tasks = sum(function is train_group for function, _ in engine.submitted)
+        assert tasks < WORKERS * len(grouped.history)
+
+
+def of_bad_files(trainer, folder, x, y):
+    write_files(folder, (x[: sum(SIZES)], y[: sum(SIZES)]))
+    dataset = FileDataset(f"{folder}/*.npz", on_bad_file="skip")
+    (folder / "1.npz").write_bytes(b"")
+    return trainer.fit(dataset, num_epochs=2, batch_size=5)
+
+
+def after_a_fit_of_some_workers(trainer, folder, x, y):
+    trainer.fit(*blocked(x[:20], y[:20], 4), num_epochs=1, batch_size=5)
+    return trainer.fit(x, y, num_epochs=1, batch_size=5)
+
+
+def after_a_fit_in_tasks_of_their_own(trainer, folder, x, y):
+    trainer.fit(*blocked(x, y, 1), num_epochs=2, batch_size=5, merge="commutative")
+    return trainer.fit(x, y, num_epochs=2, batch_size=5)
+
+
+def in_tasks_of_their_own(trainer, folder, x, y):
+    trainer.fit(x, y, num_epochs=2, batch_size=5)
+    return trainer.fit(*blocked(x, y, 1), num_epochs=2, batch_size=5, merge="commutative")
+
+
+@pytest.mark.filterwarnings("ignore:skipped", "ignore:13 workers share")
+@pytest.mark.parametrize(
+    "train", [of_bad_files, after_a_fit_of_some_workers, after_a_fit_in_tasks_of_their_own, in_tasks_of_their_own]
+)
+def test_states_and_votes_are_the_same_in_groups(tmp_path, train):
+    x, y = classification(samples=65)
+    alone, grouped = (train(trainer_of(Places(places), WORKERS), tmp_path, x, y) for places in (0, 1))
+    assert_same_bits(alone, grouped)
+
+
+@pytest.mark.parametrize("form", ["blocks", "files", "no targets"])
+def test_evaluation_has_the_same_bits_in_fewer_tasks(tmp_path, form):
+    write_files(tmp_path, classification(samples=sum(SIZES)))
+    x, y = classification(samples=130)
+    data = {"blocks": (x, y), "files": (FileDataset(f"{tmp_path}/*.npz"),), "no targets": (x,)}[form]
+    results = []
+    for places in (0, 1):
+        engine = Places(places)
+        trainer = DistributedTrainer(WORKERS, engine=engine, seed=0, threads=1)
+        mean = lambda output, target: output.square().mean()  # noqa: E731
+        trainer.build(awkward_net(), ADAM, mean if form == "no targets" else "cross_entropy")
+        results.append(trainer.evaluate(*data))
+        tasks = sum(function is evaluate for function, _ in engine.submitted)
+        workers = len(SIZES) if form == "files" else WORKERS
+        assert tasks == workers if places == 0 or workers < 6 else tasks < workers
+    assert results[0] == results[1]
+
+
+def test_a_checkpoint_resumes_with_other_groups(tmp_path):
+    x, y = classification(samples=130)
+    expected = trainer_of(Places(0), WORKERS).fit(x, y, num_epochs=4, batch_size=5)
+    trainer_of(Places(2), WORKERS).fit(x, y, num_epochs=2, batch_size=5, callbacks=[Checkpoint(tmp_path)])
+    resumed = trainer_of(Places(1), WORKERS).fit(x, y, num_epochs=4, batch_size=5, resume=tmp_path)
+    assert_same_bits(resumed, expected)

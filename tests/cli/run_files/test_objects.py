@@ -1,16 +1,20 @@
-"""Objects that run files name, and the arguments that sections give to functions of the package."""
+"""Run files, objects that they name, and the arguments that sections give to functions."""
 
 import functools
 import math
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 from compss_train import DistributedTrainer, Merge
 from compss_train.buffers import BufferSpec
-from compss_train.cli.fit import format_keys
+from compss_train.cli.run_files import RunFile, RunFileError, apply_settings, read_toml
 from compss_train.cli.run_files.objects import keywords_of, parameters_of, resolve
 from compss_train.cli.run_files.training import FIT
 
@@ -26,7 +30,7 @@ def test_strings_name_objects_and_tables_call_them():
     assert linear(out_features=4).out_features == 4
 
 
-def test_objects_are_resolved_at_any_depth_with_positional_arguments_and_keywords():
+def test_objects_are_resolved_at_any_depth_with_arguments():
     value = {"a": [1, {"b": "import:math:pi"}], "c": "import", "d": {"import": "builtins:list"}}
     assert resolve(value) == {"a": [1, {"b": math.pi}], "c": "import", "d": []}
     net = resolve({"import": "torch.nn:Sequential", "arguments": [{"import": "torch.nn:ReLU"}]})
@@ -43,15 +47,9 @@ def test_objects_are_resolved_at_any_depth_with_positional_arguments_and_keyword
         ("import:torch.nn:Linar", "torch.nn has no Linar; did you mean Linear?"),
         ("import:nowhere.at.all:x", "module nowhere was not found; install it, or put its file next to"),
         ({"import": "math:pi"}, 'cannot be called; for the object itself write "import:math:pi"'),
-        (
-            {"import": "torch.nn:Linear", "in_feature": 1},
-            "Linear: unknown argument in_feature; did you mean in_",
-        ),
+        ({"import": "torch.nn:Linear", "in_feature": 1}, "Linear: unknown argument in_feature; did you mean in_"),
         ({"import": "torch.nn:Linear", "in_features": 1}, "missing a required argument: 'out_features'"),
-        (
-            {"partial": "torch.nn:Linear", "size": 1},
-            "unknown argument size. The arguments are in_features",
-        ),
+        ({"partial": "torch.nn:Linear", "size": 1}, "unknown argument size. The arguments are in_features"),
         ({"import": "torch.nn:Linear", "partial": "a:b"}, "not both"),
         ({"import": "builtins:dict", "arguments": 3}, "arguments = 3: give an array of positional arguments"),
         ({"import": "torch.nn:Linear", "in_features": -1, "out_features": 1}, "calling torch.nn:Linear failed: "),
@@ -101,10 +99,7 @@ def test_sections_give_the_arguments_of_functions():
         ({"num_epochs": 3, "merge": {"evry": 2}}, "merge: unknown key evry; did you mean every?"),
         ({"num_epochs": 3, "merge": {"every": -1}}, "merge: every=-1: give an integer of at least 0"),
         ({"num_epochs": 3, "buffer": {"kind": "FIFO"}}, "buffer: capacity is missing"),
-        (
-            {"num_epochs": "import:operator:negg"},
-            "num_epochs: 'operator:negg': operator has no negg",
-        ),
+        ({"num_epochs": "import:operator:negg"}, "num_epochs: 'operator:negg': operator has no negg"),
     ],
 )
 def test_wrong_keys_are_an_error(table, message):
@@ -113,26 +108,53 @@ def test_wrong_keys_are_an_error(table, message):
     assert message in str(error.value)
 
 
-KEYS = {
-    "[trainer]": ["num_workers", "engine", "seed", "threads", "worker_timeout"],
-    "[data] and [validation], of arrays": ["x", "y", "weight", "blocks"],
-    "[data] and [validation], of a function, with its arguments as other keys": ["import", "blocks"],
-    "[validation], of a part of [data]": ["fraction"],
-    "[output]": ["folder", "checkpoint", "csv", "profile", "report", "tensorboard"],
-    "checkpoint, a table": ["every", "keep", "best", "mode", "overwrite"],
-    "early_stopping, a table": ["monitor", "patience", "min_delta", "mode", "restore_best"],
-}
-LINES = {
-    "[fit]": ["num_epochs (required) # int", "early_stopping = false # bool | dict", "callbacks = [] #"],
-    "[trainer]": ['num_workers = "none" # int | None'],
-    "merge, a table": ['unit = "none" # Optional[Literal['],
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)
+plain = st.one_of(texts, st.booleans(), st.integers(), st.floats(allow_nan=False), st.datetimes())
+values = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=4)
+
+
+@settings(max_examples=25)
+@given(st.dictionaries(texts, st.dictionaries(texts, values) | values))
+def test_a_dumped_file_has_all_values_seed_and_home(table):
+    run_file = RunFile(Path("run.toml"), Path("/home/me"), {**table, "output": {"folder": "runs", "csv": True}})
+    seeded = {**run_file.section("trainer"), "seed": 3}
+    expected = {**table, "trainer": seeded, "output": {"csv": True}, "home": "/home/me"}
+    assert tomllib.loads(run_file.dumps(3)) == expected
+
+
+SETTINGS = {
+    "fit.num_epochs=3": 3,
+    "fit.merge=commutative": "commutative",
+    'fit.merge="commutative"': "commutative",
+    "fit.a = true": True,
+    "fit.lr=1e-3": 0.001,
+    "fit.sizes=[1, 2]": [1, 2],
+    "fit.buffer={type='FIRO', size=3}": {"type": "FIRO", "size": 3},
+    "fit.import=import:a.b:c": "import:a.b:c",
+    "fit.text=a=b": "a=b",
+    "fit.two=1\nthree=2": "1\nthree=2",
 }
 
 
-def test_keys_are_printed_with_defaults_and_types():
-    sections = {}
-    for title, *lines in (block.splitlines() for block in format_keys().split("\n\n")):
-        sections[title] = [" ".join(line.split()) for line in lines]
-    assert {title: [line.split()[0] for line in sections[title]] for title in KEYS} == KEYS
-    for title, starts in LINES.items():
-        assert all(any(line.startswith(start) for line in sections[title]) for start in starts)
+def test_settings_are_toml_or_strings_and_leave_the_original_unchanged():
+    for setting, value in SETTINGS.items():
+        key = setting.partition("=")[0].strip().partition(".")[2]
+        assert apply_settings({"fit": {"x": 1}}, [setting]) == {"fit": {"x": 1, key: value}}
+    table = {"build": {"optimizer": {"lr": 1}}}
+    changed = apply_settings(table, ["build.optimizer.lr=2", "fit.buffer.capacity=3"])
+    assert changed == {"build": {"optimizer": {"lr": 2}}, "fit": {"buffer": {"capacity": 3}}}
+    assert table == {"build": {"optimizer": {"lr": 1}}}
+
+
+def test_wrong_settings_and_unreadable_files_are_errors(tmp_path):
+    for setting in ("fit.a", "a=1", "=1", ".a=1", "fit.=1", "fit..a=1"):
+        with pytest.raises(RunFileError, match=r"give SECTION.KEY=VALUE"):
+            apply_settings({}, [setting])
+    with pytest.raises(RunFileError, match="seed is 3 in the file, not a table"):
+        apply_settings({"trainer": {"seed": 3}}, ["trainer.seed.a=1"])
+    with pytest.raises(RunFileError, match=r"cannot read .*none.toml: No such file"):
+        read_toml(tmp_path / "none.toml")
+    for content, reason in ((b"a = ", "Invalid value"), (b"\xff", "decode")):
+        (tmp_path / "bad.toml").write_bytes(content)
+        with pytest.raises(RunFileError, match=rf"bad.toml is not valid TOML: .*{reason}"):
+            read_toml(tmp_path / "bad.toml")

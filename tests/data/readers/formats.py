@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 import struct
 import zipfile
 from collections.abc import Callable
@@ -11,8 +12,10 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pytest
 import torch
 
+from compss_train import BadFileError
 from compss_train.data.files import FileDataset
 from compss_train.data.order import RowRange
 from compss_train.data.readers import as_reader
@@ -117,3 +120,33 @@ def npz_bytes(save=np.savez, **arrays):
     file = io.BytesIO()
     save(file, **arrays)
     return file.getvalue()
+
+
+def in_every(formats):
+    return pytest.mark.parametrize("form", formats.values(), ids=formats)
+
+
+def names(path, reason=""):
+    """Expect an error that names the file."""
+    return pytest.raises(BadFileError, match=f"(?s)^{re.escape(str(path))} .*{reason}")
+
+
+def filled(shape, dtype=np.float32):
+    return (np.arange(np.prod(shape)) % 7 * 0.75 + 0.5).reshape(shape).astype(dtype)
+
+
+def same(read, saved):
+    read = read.numpy() if isinstance(read, torch.Tensor) else read
+    np.testing.assert_array_equal(read, saved, strict=True)
+
+
+def overwritten(path, array):
+    """Overwrite the array's bytes in the file."""
+    with open(path, "r+b") as file:
+        at = file.read().find(array.tobytes())
+        assert at > 0
+        file.seek(at)
+        file.write(bytes(255 - byte for byte in array.tobytes()))
+
+
+X, Y = filled((7, 3)), np.arange(7) * 1_000_003

@@ -1,13 +1,14 @@
 """The readers of .npz, .npy and .pt files: damage, pickles, names, and headers that are read without data."""
 
 import builtins
-import gc
 import os
 import pickle
+import sys
 import warnings
 import zipfile
 from dataclasses import replace
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -15,12 +16,22 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compss_train import BadFileError, FileDataset
-from compss_train.data.layout import Field, FileContentError
+from compss_train.data.layout import FileContentError
 from compss_train.data.order import RowRange
-from compss_train.data.readers import NpyReader, NpzReader, TorchReader, as_reader
+from compss_train.data.readers import Hdf5Reader, NpyReader, NpzReader, TorchReader, as_reader
 from compss_train.data.reading import bad_file_errors
-from tests.data.readers.checks import X, Y, filled, names, overwritten, same
-from tests.data.readers.formats import Bomb, npz_bytes, read_file, with_header
+from tests.data.readers.formats import (
+    Bomb,
+    X,
+    Y,
+    names,
+    npz_bytes,
+    overwritten,
+    read_file,
+    same,
+    save_hdf5,
+    with_header,
+)
 
 STORED, COMPRESSED = (npz_bytes(save, x=X, y=Y) for save in (np.savez, np.savez_compressed))
 
@@ -54,20 +65,10 @@ def flipped(tmp_path_factory):
 @pytest.mark.parametrize("content", [STORED, COMPRESSED], ids=["stored", "compressed"])
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(place=st.floats(0, 1, exclude_max=True), change=st.integers(1, 255) | st.binary(min_size=1, max_size=64))
-def test_a_flipped_byte_or_noise_in_an_npz_fails_or_changes_nothing(flipped, content, place, change):
+def test_a_damaged_npz_fails_or_is_read_as_before(flipped, content, place, change):
     at = int(place * len(content))
     noise = change if isinstance(change, bytes) else bytes([content[at] ^ change])
     reads_right_or_fails(flipped, content[:at] + noise + content[at + len(noise) :])
-
-
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_an_array_that_got_anothers_name_is_not_taken_for_it(flipped, save):
-    content = npz_bytes(save, z=Y, x=Y[::-1])
-    in_directory = content.rfind(b"x.npy")
-    renamed = content[:in_directory] + b"y" + content[in_directory + 1 :]
-    reads_right_or_fails(flipped, renamed, keys=["y"])
-    with names(flipped, "File name in directory .* differ"):
-        FileDataset(flipped)
 
 
 @pytest.mark.parametrize("again", ["x.npy", "x"])
@@ -83,33 +84,12 @@ def test_a_name_that_an_npz_holds_twice_is_an_error(tmp_path, again):
             NpzReader().read(str(path), 0, 7, keys)
 
 
-def test_a_checksum_detects_changed_data_in_an_npz(tmp_path):
-    np.savez(tmp_path / "f.npz", x=(array := filled((3_000, 3))), y=np.arange(3_000))
-    overwritten(path := str(tmp_path / "f.npz"), array)
-    assert FileDataset([path]).number_samples == 3_000
-    with names(path, r"is corrupt: 'x\.npy' does not match its checksum"):
-        read_file(path)
-    same(read_file(path, keys=["y"])["y"], np.arange(3_000))
-
-
 @pytest.mark.parametrize("name", ["f.npz", "f.npy"])
 @pytest.mark.parametrize("shape", ["(-2, 3)", "(3, 3)", "(99999999999999, 3)", "(2, 3, -1)"])
-def test_a_shape_that_its_data_is_not_of_is_an_error_before_data_is_read(tmp_path, name, shape):
+def test_a_shape_unlike_the_data_is_an_error_before_reading(tmp_path, name, shape):
     with_header(path := tmp_path / name, shape, bytes(48))
     with names(path):
         FileDataset([path])
-
-
-@pytest.mark.parametrize("shape", ["(1, 3)", "(2, 2)", "(2, 3, 2)", "()"])
-def test_an_npz_holds_exactly_the_data_of_its_shape(tmp_path, shape):
-    with_header(path := tmp_path / "f.npz", shape, bytes(48))
-    with names(path):
-        FileDataset([path])
-    with pytest.raises(FileContentError):
-        NpzReader().read(str(path), 0, 2)
-
-
-# What is read
 
 
 @pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
@@ -128,14 +108,6 @@ def test_a_header_of_some_length_is_read(tmp_path):
     np.savez(path := str(tmp_path / "f.npz"), x=np.zeros(3, dtype))
     assert NpzReader().describe(path).rows == 3
     assert NpzReader().read(path, 0, 3)[0]["x"].dtype == dtype
-
-
-def test_an_npz_may_have_numpys_names_and_those_of_files(tmp_path):
-    np.savez(tmp_path / "f.npz", X, **{"x.npy": X, "x": X + 1})
-    arrays = read_file(tmp_path / "f.npz")
-    assert list(arrays) == ["x.npy", "x", "arr_0"]
-    same(arrays["x"], X + 1)
-    same(arrays["x.npy"], X)
 
 
 @pytest.mark.parametrize("kind", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -169,7 +141,7 @@ class Slow:
         return self.file.readinto(memoryview(data)[:7])
 
 
-def test_an_npz_that_is_larger_than_one_read_is_read_whole(tmp_path, monkeypatch):
+def test_an_npz_larger_than_one_read_is_read_whole(tmp_path, monkeypatch):
     np.savez(path := str(tmp_path / "f.npz"), x=X)
     opened = builtins.open
     monkeypatch.setattr(builtins, "open", lambda *args, **options: Slow(opened(*args, **options)))
@@ -187,16 +159,7 @@ class Counted(zipfile.ZipExtFile):
         return got
 
 
-@pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-def test_counting_an_npz_takes_a_few_bytes_of_each_array(tmp_path, monkeypatch, save):
-    save(tmp_path / "f.npz", x=np.zeros((1_000, 1_000)), y=np.arange(1_000))
-    monkeypatch.setattr(zipfile, "ZipExtFile", Counted)
-    monkeypatch.setattr(Counted, "total", 0)
-    assert NpzReader().describe(str(tmp_path / "f.npz")).rows == 1_000
-    assert 0 < Counted.total < 10_000
-
-
-def test_an_npy_of_many_times_the_memory_is_counted_and_read_by_rows(tmp_path):
+def test_an_npy_larger_than_memory_is_read_by_rows(tmp_path):
     with_header(path := tmp_path / "f.npy", (2**30, 32), b"")
     os.truncate(path, path.stat().st_size + 2**38)
     assert NpyReader().describe(str(path)).rows == 2**30
@@ -205,21 +168,6 @@ def test_an_npy_of_many_times_the_memory_is_counted_and_read_by_rows(tmp_path):
     assert type(array) is np.ndarray
     assert array.flags.c_contiguous
     assert array.flags.owndata
-
-
-@pytest.mark.parametrize("content", [STORED, b"PK\x03\x04" + bytes(99)], ids=["whole", "broken"])
-def test_an_npz_under_the_name_of_an_npy_leaves_nothing_open(tmp_path, content):
-    (tmp_path / "f.npy").write_bytes(content)
-    gc.collect()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        with names(tmp_path / "f.npy"):
-            FileDataset([tmp_path / "f.npy"])
-        gc.collect()
-    assert not caught
-
-
-# Pickles
 
 
 def bombs(folder):
@@ -264,21 +212,6 @@ def test_an_array_of_objects_is_an_error_that_says_which(tmp_path, name):
     same(read_file(tmp_path / name, keys=["x"])["x"], np.arange(3))
 
 
-# Files of torch
-
-
-@pytest.mark.parametrize(
-    "dtype", [torch.bfloat16, torch.float16, torch.uint8, torch.bool, torch.complex64, torch.int16], ids=str
-)
-def test_tensors_stay_tensors_of_their_dtype(tmp_path, dtype):
-    tensor = torch.arange(10).reshape(5, 2).to(dtype)
-    torch.save({"x": tensor}, tmp_path / "f.pt")
-    read = read_file(tmp_path / "f.pt")["x"]
-    assert read.dtype is dtype
-    assert torch.equal(read, tensor)
-    assert FileDataset(tmp_path / "f.pt").layout == {"x": Field(str(dtype), (2,))}
-
-
 @pytest.mark.parametrize("of", [tuple, list])
 def test_a_tensor_is_x_and_a_pair_x_and_y(tmp_path, of):
     x, y = torch.arange(6.0).reshape(3, 2), torch.arange(3)
@@ -312,7 +245,7 @@ def test_a_pt_without_rows_by_name_is_an_error(tmp_path, reason):
         FileDataset(tmp_path / "f.pt")
 
 
-def test_a_pt_in_the_format_of_before_mapping_is_an_error(tmp_path):
+def test_a_pt_in_the_old_format_is_an_error(tmp_path):
     torch.save({"x": torch.zeros(3)}, tmp_path / "f.pt", _use_new_zipfile_serialization=False)
     with names(tmp_path / "f.pt", "mmap can only be used with files saved with"):
         FileDataset(tmp_path / "f.pt")
@@ -336,21 +269,84 @@ def test_parameters_views_and_expanded_tensors_are_read_as_plain_ones(tmp_path):
         assert torch.equal(read, saved[key][1:5])
 
 
-def test_entries_of_a_pt_that_are_not_selected_can_be_anything(tmp_path):
-    others = {"lr": 0.1, "nested": {"z": [1, 2]}, 3: torch.zeros(2), "meta": torch.zeros(2, device="meta")}
-    torch.save({"x": torch.from_numpy(X), "y": torch.from_numpy(Y), **others}, path := tmp_path / "f.pt")
-    arrays = read_file(path, keys=["y", "x"])
-    assert list(arrays) == ["y", "x"]
-    same(arrays["x"], X)
-    with names(path, "holds a dict under 'nested'; select the tensors with keys="):
-        FileDataset(path, keys=["x", "nested"])
+def test_data_sets_in_groups_are_called_by_their_path(tmp_path):
+    save_hdf5(path := str(tmp_path / "f.h5"), **{"a/b/x": X, "y": Y})
+    arrays = read_file(path)
+    assert set(arrays) == {"a/b/x", "y"}
+    same(arrays["a/b/x"], X)
+    with h5py.File(path, "r+") as file:  # which HDF5 would not open while someone reads it
+        file["y"][0] = 0
 
 
-def test_a_pt_file_is_mapped_to_be_counted_and_read(tmp_path, monkeypatch):
-    torch.save({"x": torch.arange(10)}, path := str(tmp_path / "f.pt"))
-    asked, load = [], torch.load
-    monkeypatch.setattr(torch, "load", lambda *args, **options: asked.append(options) or load(*args, **options))
-    TorchReader().describe(path)
-    TorchReader().read(path, 0, 2)
-    assert len(asked) == 2
-    assert all(options["mmap"] and options["weights_only"] for options in asked)
+def test_a_data_set_larger_than_memory_is_read_by_rows(tmp_path):
+    with h5py.File(path := str(tmp_path / "f.h5"), "w") as file:
+        file.create_dataset("x", (2**34, 32), np.float64, chunks=(4, 32))[2**33] = 7
+    assert Hdf5Reader().describe(path).rows == 2**34
+    assert Hdf5Reader().read(path, 2**33 - 1, 2**33 + 1)[0]["x"][:, 0].tolist() == [0, 7]
+
+
+def test_compressed_data_sets_are_read(tmp_path):
+    with h5py.File(path := str(tmp_path / "f.h5"), "w") as file:
+        file.create_dataset("x", data=X, compression="gzip", shuffle=True, fletcher32=True)
+    same(read_file(path)["x"], X)
+
+
+def test_the_checksum_of_a_data_set_is_checked(tmp_path):
+    with h5py.File(path := str(tmp_path / "f.h5"), "w") as file:
+        file.create_dataset("x", data=X, fletcher32=True)
+    overwritten(path, X)
+    assert FileDataset(path).sizes == (7,)
+    with names(path):
+        read_file(path)
+
+
+def test_named_types_and_null_data_sets_are_no_arrays(tmp_path):
+    save_hdf5(path := str(tmp_path / "f.h5"), x=X)
+    with h5py.File(path, "a") as file:
+        file["kind"] = np.dtype("f4")
+        file["group/kind"] = np.dtype("i4")
+        file["nothing"] = h5py.Empty("f4")
+    assert list(read_file(path)) == ["x"]
+    for key in ("kind", "nothing", "group"):
+        with names(path, f"has no array '{key}'; it has 'x'"):
+            FileDataset(path, keys=[key])
+
+
+def test_links_are_not_followed(tmp_path):
+    save_hdf5(str(tmp_path / "other.h5"), **{"a/z": X + 1})
+    save_hdf5(path := str(tmp_path / "f.h5"), **{"a/x": X})
+    with h5py.File(path, "a") as file:
+        file["hard"] = file["a/x"]
+        file["soft"] = h5py.SoftLink("/a/x")
+        file["external"] = h5py.ExternalLink("other.h5", "/a/z")
+        file["broken"] = h5py.SoftLink("/nowhere")
+        file["through"] = h5py.SoftLink("/elsewhere/z")
+        file["elsewhere"] = h5py.ExternalLink("other.h5", "/a")
+        file["a/external"] = h5py.ExternalLink("other.h5", "/a/z")
+    assert set(read_file(path)) == {"hard", "a/x"}
+    same(read_file(path)["hard"], X)
+    for key in ("soft", "external", "broken", "through", "elsewhere/z", "a/external"):
+        with names(path, "a link, which is not followed: copy the data here"):
+            read_file(path, keys=[key])
+
+
+def test_data_in_other_files_are_not_read(tmp_path):
+    save_hdf5(other := str(tmp_path / "other.h5"), z=X)
+    (tmp_path / "secret").write_bytes(X.tobytes())
+    with h5py.File(path := str(tmp_path / "f.h5"), "w") as file:
+        layout = h5py.VirtualLayout(X.shape, X.dtype)
+        layout[:] = h5py.VirtualSource(other, "z", X.shape)
+        file.create_virtual_dataset("virtual", layout)
+        file.create_dataset("raw", X.shape, X.dtype, external=[(str(tmp_path / "secret"), 0, X.nbytes)])
+    for key in ("virtual", "raw"):
+        with names(path, f"has '{key}', whose data are in another file, .*; copy them into this one"):
+            read_file(path, keys=[key])
+
+
+def test_without_h5py_the_error_names_the_extra(tmp_path, monkeypatch):
+    save_hdf5(path := str(tmp_path / "f.h5"), x=X)
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    for on_bad_file in ("raise", "skip"):
+        with pytest.raises(ModuleNotFoundError, match=r"pip install 'compss_train\[hdf5\]'") as caught:
+            FileDataset(path, on_bad_file=on_bad_file)
+        assert caught.value.name == "h5py"

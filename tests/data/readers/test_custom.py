@@ -7,8 +7,7 @@ import torch
 from compss_train import FileDataset
 from compss_train.data.order import RowRange
 from compss_train.data.readers import READERS, CustomReader, Hdf5Reader, NpzReader, Reader, as_reader
-from tests.data.readers.checks import X, Y, names, same
-from tests.data.readers.formats import read_bin, read_file
+from tests.data.readers.formats import X, Y, names, read_bin, read_file, same
 
 
 class Shifted(NpzReader):
@@ -23,19 +22,11 @@ class Shifted(NpzReader):
 
 
 @pytest.mark.parametrize("rows", [0, 2, 4, 7])
-def test_a_reader_that_returns_other_rows_than_requested_is_an_error_that_names_the_file(tmp_path, rows):
+def test_a_reader_of_other_rows_than_requested_is_an_error(tmp_path, rows):
     np.savez(path := tmp_path / "f.npz", x=X[:, 0], y=Y)
     part = FileDataset(path, Shifted(rows), keys=["y"]).part([0])
     with names(path, "was read incorrectly: 'y' lacks some of the rows 2 to 5"):
         part.read(RowRange(0, 2, 5))
-
-
-@pytest.mark.parametrize("number", [7, np.int64(7), np.uint8(7)])
-def test_any_integer_is_a_number(tmp_path, number):
-    (tmp_path / "f").touch()
-    dataset = FileDataset(tmp_path / "f", lambda filename, get_data=False: number)
-    assert dataset.sizes == (7,)
-    assert type(dataset.sizes[0]) is int
 
 
 @pytest.mark.parametrize(
@@ -83,7 +74,7 @@ def test_tensors_and_lists_are_arrays_too(tmp_path):
 
 @pytest.mark.parametrize("fails", [False, True], ids=["counting", "reading"])
 @pytest.mark.parametrize("kind", [ValueError, OSError, ZeroDivisionError, StopIteration])
-def test_what_a_reader_raises_is_the_cause_of_an_error_that_names_the_file(tmp_path, kind, fails):
+def test_what_a_reader_raises_is_the_cause_of_an_error(tmp_path, kind, fails):
     def reader(filename, get_data=False):
         if get_data == fails:
             raise error
@@ -113,19 +104,7 @@ def test_errors_that_are_no_fault_of_the_file_pass(tmp_path, error, fails):
     assert caught.value is error
 
 
-def test_names_of_another_kind_reach_the_reader_as_they_are(tmp_path, monkeypatch):
-    asked = []
-
-    def reader(filename, get_data=False):
-        asked.append((filename, get_data))
-        return ({"x": X}, 7) if get_data else 7
-
-    monkeypatch.chdir(tmp_path)
-    same(read_file("store://bucket/f", reader)["x"], X)
-    assert set(asked) == {("store://bucket/f", False), ("store://bucket/f", True)}
-
-
-def test_a_built_in_reader_of_a_store_that_is_not_known_says_so():
+def test_a_built_in_reader_of_an_unknown_store_says_so():
     with names("store://bucket/f.npz", "cannot be read: ValueError: Protocol not known: store"):
         FileDataset(["store://bucket/f.npz"])
 

@@ -9,7 +9,7 @@ import pytest
 from compss_train import FileDataset
 from compss_train.data.order import RowRange
 from compss_train.data.readers import ImageFolderReader
-from tests.data.readers.checks import names, same
+from tests.data.readers.formats import names, same
 from tests.data.readers.test_table import read_all
 
 Image = pytest.importorskip("PIL.Image")
@@ -86,7 +86,7 @@ def test_classes_that_are_given_are_those(folder):
         read_all(FileDataset(folder, classes={"y": ["dog", "cat"]}))
 
 
-def test_images_of_different_sizes_are_an_error_that_says_how_to_resize(folder):
+def test_the_error_of_different_sizes_says_how_to_resize(folder):
     save(folder / "cat" / "odd.png", pixels("odd", (5, 5, 3)))
     with names(folder, r"images of different sizes, .*resize them with reader=ImageFolderReader\(size="):
         read_all(FileDataset(folder, ImageFolderReader()))

@@ -12,7 +12,7 @@ from compss_train import BlockedTensor, FileDataset, PartialShuffleSampler
 from compss_train.data.layout import Field
 from compss_train.data.order import RowRange
 from compss_train.data.readers import CsvReader
-from tests.data.readers.checks import in_every, names, same
+from tests.data.readers.formats import in_every, names, same
 from tests.data.readers.table_files import ROWS, TABLES, TYPED, columns, lists, pa
 
 
@@ -141,7 +141,7 @@ WRONG = [
 
 @pytest.mark.parametrize(("held", "options", "reason"), WRONG)
 @in_every(TYPED)
-def test_columns_that_are_no_rows_of_numbers_are_errors_where_they_are_used(tmp_path, form, held, options, reason):
+def test_columns_that_are_no_numbers_are_errors_where_used(tmp_path, form, held, options, reason):
     path = form.saved(tmp_path, y=np.arange(len(held["x"])), **held)
     assert FileDataset(path, x="y", y=None).training_keys() == ("y",)
     with names(path, reason):
@@ -176,15 +176,6 @@ def test_only_tables_have_columns(tmp_path):
         FileDataset(str(tmp_path / "f.npz"), classes={"a": [1]})
 
 
-@pytest.mark.parametrize("content", [b"garbage" * 30, bytes(300), b"PAR1", b"ARROW1\0\0"])
-@in_every(TYPED)
-def test_a_file_of_something_else_is_an_error(tmp_path, form, content):
-    path = tmp_path / f"f{form.suffix}"
-    path.write_bytes(content)
-    with names(str(path)):
-        FileDataset([str(path)])
-
-
 @in_every({"parquet": TABLES["parquet"], "arrow": TABLES["arrow"], "feather": TABLES["feather, compressed"]})
 def test_a_file_cut_short_is_an_error(tmp_path, form):
     path = form.saved(tmp_path, **columns())
@@ -198,7 +189,7 @@ def test_a_file_cut_short_is_an_error(tmp_path, form):
 
 
 @in_every(TABLES)
-def test_blocks_and_classes_are_kept_in_an_index_and_a_cache(tmp_path, form):
+def test_blocks_and_classes_are_kept_in_index_and_cache(tmp_path, form):
     options = {"x": ["a", "b"], "y": "kind", "index": tmp_path / "index.json", "cache": tmp_path / "cache"}
     path = form.saved(tmp_path, **columns())
     first, dataset = FileDataset(path, **options), FileDataset(path, **options)
@@ -223,7 +214,7 @@ def test_csv_has_options(tmp_path):
         FileDataset(path, CsvReader(delimiter=";"), x=["b"])
 
 
-def test_numbers_of_other_dtypes_in_another_csv_file_are_the_same_in_one_array(tmp_path):
+def test_numbers_of_several_dtypes_become_one_array(tmp_path):
     (tmp_path / "1.csv").write_text("a,b,y\n1,2,0\n")
     (tmp_path / "2.csv").write_text("a,b,y\n1.5,2,1\n")
     same(read_all(FileDataset(str(tmp_path / "*.csv"), x=["a", "b"]))["x"], np.array([[1, 2], [1.5, 2]]))
@@ -243,7 +234,7 @@ def sampler(path, **options):
     return PartialShuffleSampler(FileDataset(path, **OPTIONS), shuffle_buffer=8, batch_size=5, seed=0, **options)
 
 
-def test_a_sampler_yields_each_row_once_and_resumes_within_row_groups(path):
+def test_a_sampler_yields_rows_once_and_resumes_within_groups(path):
     batches = list(sampler(path))
     assert sorted(x for batch in batches for x in batch["x"][:, 0]) == sorted(columns()["a"])
     interrupted, resumed = sampler(path), sampler(path)
@@ -257,10 +248,3 @@ def test_a_sampler_yields_each_row_once_and_resumes_within_row_groups(path):
 def test_a_table_whose_length_is_given_is_one_block(path):
     np.testing.assert_array_equal(BlockedTensor.from_files([path], key="a").collect(), columns()["a"])
     assert FileDataset([path], None, {path: ROWS}, **OPTIONS).sizes == (ROWS,)
-
-
-def test_a_damaged_table_is_skipped_where_that_is_wanted(path, tmp_path):
-    (damaged := tmp_path / "bad.parquet").write_bytes(b"PAR1 no more")
-    with pytest.warns(UserWarning, match=r"skipped .*bad\.parquet"):
-        dataset = FileDataset([path, str(damaged)], on_bad_file="skip", **OPTIONS)
-    assert (dataset.number_samples, list(dataset.skipped)) == (ROWS, [str(damaged)])

@@ -2,16 +2,17 @@
 
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train import WorkerLostError
-from compss_train.engines import calls, liveness
+from compss_train.engines import calls, liveness, local
 from compss_train.engines.local import scheduler
 from compss_train.engines.local.scheduler import CHECK_SECONDS, Watch
 from tests.engines import tasks
-from tests.engines.test_liveness import new_heartbeat
+from tests.engines.test_conformance import new_heartbeat
 
 
 class Process:
@@ -144,3 +145,14 @@ def test_a_hanging_task_is_shown_with_its_stack_and_ended(shared_local, tmp_path
     assert "task 'wait_for' has reported no batch for" in err
     assert "which is stopped" not in err
     assert "in wait_for" in err
+
+
+@pytest.mark.parametrize("timeout", [None, 20.0])
+@pytest.mark.parametrize("gpu", [False, True])
+def test_a_child_runs_functions_and_is_replaced(timeout, gpu, forked_processes, tmp_path):
+    ones = np.ones(50_000)
+    assert local.run_in_child(tasks.total, timeout, gpu, [ones, ones]).sum() == 100_000
+    assert local.run_in_child(tasks.die_once, timeout, gpu, tmp_path / "flag", 7) == 7
+    with pytest.raises(KeyError, match="broken"):
+        local.run_in_child(tasks.fail, timeout, gpu, "broken")
+    local._kept_child.cache_clear()

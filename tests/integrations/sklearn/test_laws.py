@@ -173,12 +173,6 @@ def test_n_iter_no_change_stops_with_the_best_parameters(options, monitored):
     assert_same_bits(state_arrays(estimator.module_), state_arrays(best.module_))
 
 
-def test_without_time_for_a_round_the_initial_parameters_stay():
-    estimator = classifier(net=mlp(), fit_options={"max_time": 1e-9}).fit(X, Y)
-    assert (estimator.n_iter_, estimator.history_) == (0, [])
-    assert_same_bits(state_arrays(estimator.module_), state_arrays(mlp()))
-
-
 @pytest.mark.parametrize(
     ("loss", "last"),
     [

@@ -2,11 +2,18 @@
 
 import numpy as np
 import pytest
+import torch
+from sklearn.base import clone
+from sklearn.model_selection import GridSearchCV, cross_val_score
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils import estimator_checks
+from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from compss_train import DistributedTrainer
 from tests.helpers.models import assert_close, assert_same_bits, classification, mlp, state_arrays
 from tests.helpers.tolerances import sgd_error
-from tests.integrations.sklearn.estimators import FAST_ADAM, classifier, regressor
+from tests.integrations.sklearn.estimators import FAST_ADAM, classifier, digits, regressor
 
 X, Y = classification()
 NAMES = np.array(["a", "b", "c"])[Y]
@@ -26,10 +33,7 @@ def test_sample_weights_are_those_of_the_trainer():
 
 @pytest.mark.parametrize(
     ("class_weight", "of_samples"),
-    [
-        ({"a": 3.0, "c": 0.5}, np.array([3.0, 1.0, 0.5])[Y]),
-        ("balanced", (len(Y) / (3 * np.bincount(Y)))[Y]),
-    ],
+    [({"a": 3.0, "c": 0.5}, np.array([3.0, 1.0, 0.5])[Y]), ("balanced", (len(Y) / (3 * np.bincount(Y)))[Y])],
 )
 def test_class_weights_equal_sample_weights(class_weight, of_samples):
     ours = classifier(class_weight=class_weight, optimizer=SGD).fit(X, NAMES)
@@ -45,11 +49,6 @@ def test_partial_fits_use_weights():
     only_one = np.eye(len(X))[3]
     assert_same_bits(fitted(only_one), fitted(only_one * 2))
     assert np.abs(fitted(only_one)["0.bias"] - fitted(None)["0.bias"]).max() > 1e-4
-
-
-def test_weights_of_held_out_samples_are_held_out():
-    estimator = classifier(validation_fraction=0.5).fit(X, Y, WEIGHTS + 1)
-    assert estimator.history_[0]["samples"] == 30
 
 
 @pytest.mark.parametrize(
@@ -70,3 +69,76 @@ def test_wrong_weights(options, weights, message):
 def test_balance_needs_all_samples():
     with pytest.raises(ValueError, match="class_weight='balanced' needs all samples at once; give a dict"):
         classifier(class_weight="balanced").partial_fit(X, Y, classes=[0, 1, 2])
+
+
+def test_cross_validation_of_a_pipeline():
+    x, y = digits(1797)
+    scores = cross_val_score(make_pipeline(StandardScaler(), classifier(optimizer=FAST_ADAM)), x, y, cv=3)
+    assert scores.mean() > 0.9
+
+
+EPOCHS, OPTIMIZER = "distributedclassifier__num_epochs", "distributedclassifier__optimizer"
+
+
+def search(grid, n_jobs=None, **options):
+    x, y = digits(300)
+    pipeline = make_pipeline(StandardScaler(), classifier(hidden=(20,), optimizer=FAST_ADAM, **options))
+    return GridSearchCV(pipeline, grid, cv=2, n_jobs=n_jobs, refit=False).fit(x, y)
+
+
+def test_a_grid_search_over_epochs_and_optimizers_or_their_options():
+    found = search({EPOCHS: [1, 4], OPTIMIZER: [{"optimizer": "sgd", "lr": 1e-5}, FAST_ADAM]})
+    assert found.best_params_ == {EPOCHS: 4, OPTIMIZER: FAST_ADAM}
+    assert found.best_score_ > 0.7  # sgd as slow as that guesses: 0.1
+    found = search({OPTIMIZER: ["sgd"], f"{OPTIMIZER}__lr": [1e-5, 0.1], f"{OPTIMIZER}__momentum": [0.5]})
+    assert found.best_params_ == {OPTIMIZER: "sgd", f"{OPTIMIZER}__lr": 0.1, f"{OPTIMIZER}__momentum": 0.5}
+
+
+def test_options_are_parameters():
+    estimator = classifier(optimizer="sgd", fit_options={"max_time": 60})
+    assert estimator.get_params()["fit_options__max_time"] == 60
+    estimator.set_params(optimizer__momentum=0.9, optimizer="adagrad", optimizer__lr=0.1, hidden=3)
+    assert estimator.optimizer == {"optimizer": "adagrad", "momentum": 0.9, "lr": 0.1}
+    again = clone(estimator)
+    assert again.get_params()["optimizer__lr"] == 0.1
+    assert again.set_params(build_options__precision="bf16").build_options == {"precision": "bf16"}
+    with pytest.raises(TypeError, match=r"optimizer=<class .* is not a dict; give a dict or a name, such as 'sgd'"):
+        again.set_params(optimizer=torch.optim.SGD, optimizer__lr=0.1)
+    with pytest.raises(ValueError, match="Invalid parameter 'hidden_size'"):
+        again.set_params(hidden_size=3)
+
+
+def test_a_grid_search_on_one_engine_finds_the_same(shared_local):
+    here, there = search({EPOCHS: [1, 4]}), search({EPOCHS: [1, 4]}, engine=shared_local)
+    np.testing.assert_array_equal(there.cv_results_["mean_test_score"], here.cv_results_["mean_test_score"])
+
+
+SMALL = {"optimizer": {"optimizer": "adam", "lr": 0.03}, "num_epochs": 4, "hidden": (20,)}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Small networks gain nothing from more, which wait for each other long where cores are shared."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+WEIGHTS_AS_REPETITIONS = "check_sample_weight_equivalence_on_dense_data"
+
+
+def expected_to_fail(estimator):
+    """Return the checks that cannot pass, and why."""
+    return {WEIGHTS_AS_REPETITIONS: "a sample of weight 2 is in one batch, one that comes twice may be in two"}
+
+
+@parametrize_with_checks([classifier(**SMALL), regressor(**SMALL)], expected_failed_checks=expected_to_fail)
+def test_scikit_learns_checks(estimator, check):
+    check(estimator)
+
+
+@pytest.mark.parametrize("make", [classifier, regressor])
+def test_weights_equal_repetitions_in_a_single_batch(make):
+    one_batch = make(num_workers=1, batch_size=1000, dtype="float64")
+    getattr(estimator_checks, WEIGHTS_AS_REPETITIONS)(type(one_batch).__name__, one_batch)

@@ -143,7 +143,7 @@ def test_merged_states_of_workers_equal_those_of_one(kind, metric, workers, seed
     assert value == close_to(expected)
 
 
-def test_the_state_of_the_given_metric_is_neither_used_nor_changed():
+def test_the_given_metrics_state_is_neither_used_nor_changed():
     given_one = MeanAbsoluteError()
     given_one.update(torch.ones(3), torch.zeros(3))
     measures = resolve_metrics(given_one)
@@ -189,6 +189,6 @@ def test_an_exception_of_a_metric_names_it():
 @pytest.mark.parametrize(
     ("returned", "description"), [(torch.ones(3), r"a tensor of shape \(3,\)"), ("good", "a str"), (None, "None")]
 )
-def test_a_metric_that_does_not_return_a_number_is_an_error(returned, description):
+def test_a_metric_that_returns_no_number_is_an_error(returned, description):
     with pytest.raises(TypeError, match=f"'own' was measured as {description}; measure single numbers, the means"):
         measured_number("own", returned)

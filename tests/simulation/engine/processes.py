@@ -32,13 +32,7 @@ class Processes:
     """``count`` processes that run the tasks of a graph, each when it ends, in the thread that lets time pass."""
 
     def __init__(
-        self,
-        count: int,
-        graph: TaskGraph,
-        values: Values,
-        events: Events,
-        faults: FaultPlan,
-        run: Runner,
+        self, count: int, graph: TaskGraph, values: Values, events: Events, faults: FaultPlan, run: Runner
     ) -> None:
         self.count, self._run_task = count, run
         self._graph, self._values, self._events, self._faults = graph, values, events, faults

@@ -1,7 +1,4 @@
-"""Kill processes with SIGKILL while they write checkpoints, check the files, and print how many were killed.
-
-It is a program of its own because it forks, which is unsafe in a process with threads.
-"""
+"""Kill processes with SIGKILL while they write checkpoints, check the files, and count how many were killed."""
 
 import os
 import random
@@ -92,8 +89,7 @@ def at_random(folder: Path, times: int) -> int:
     return times
 
 
-def main(folder: Path, times: int) -> None:
-    torch.set_num_threads(1)
+def killed_writes(folder: Path, times: int) -> tuple[int, int]:
     for number in (1, 2, 3):
         write_checkpoint(checkpoint_path(folder, number), content(number))
     calls = at_every_call(folder, lambda: write_checkpoint(checkpoint_path(folder, 4), content(4)), {1, 2, 3})
@@ -101,8 +97,4 @@ def main(folder: Path, times: int) -> None:
     calls += at_every_call(folder, lambda: write_checkpoint(checkpoint_path(folder, 4), content(104)), {1, 2, 3})
     calls += at_every_call(folder, lambda: prune_checkpoints(folder, {1, 2}), {1, 2})
     (folder / "random").mkdir()
-    print(calls, at_random(folder / "random", times))
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]))
+    return calls, at_random(folder / "random", times)

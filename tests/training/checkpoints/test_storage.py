@@ -4,18 +4,12 @@ import errno
 import hashlib
 import json
 import os
-import resource
 import stat
-import subprocess
-import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from compss_train import BadCheckpointError
@@ -23,9 +17,9 @@ from compss_train.model import saved_state
 from compss_train.model.saved_state import DTYPES, VERSION
 from compss_train.training import checkpoints as storage
 from compss_train.training.checkpoints import read_checkpoint, write_checkpoint
-from tests.training.checkpoints.trees import assert_same, texts, trees
-
-ROOT = Path(__file__).parents[3]
+from tests.helpers.shared_engine import result_of_process
+from tests.training.checkpoints.killed_writes import killed_writes
+from tests.training.checkpoints.trees import assert_same
 
 SMALL = {
     "history": [{"loss": 0.125, "worst": float("nan"), "round": 0}],
@@ -38,13 +32,6 @@ SMALL = {
 def good(tmp_path):
     write_checkpoint(tmp_path / "good", SMALL)
     return tmp_path / "good"
-
-
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.dictionaries(texts, trees, max_size=3))
-def test_content_is_restored(tmp_path, content):
-    write_checkpoint(tmp_path / "it", content)
-    assert_same(content, read_checkpoint(tmp_path / "it"))
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES, key=str), ids=str)
@@ -168,27 +155,6 @@ def test_the_error_says_what_is_damaged(good, tmp_path, monkeypatch):
     assert reason_of(tmp_path / "file").startswith("state.json cannot be read: [Errno 20]")
 
 
-@contextmanager
-def files_no_larger_than(size: int):
-    """Make the system refuse to let files grow, as a full disk does."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
-@pytest.mark.parametrize("content", [{"arrays": np.zeros(5000)}, {"text": "x" * 40_000}])
-def test_a_full_disk_keeps_the_existing_checkpoint(good, content):
-    for path in (good, good.parent / "new"):
-        with files_no_larger_than(10_000), pytest.raises(OSError, match="File too large") as caught:
-            write_checkpoint(path, content)
-        assert caught.value.filename == str(path)
-    assert os.listdir(good.parent) == ["good"]
-    assert not same_or_bad(good)
-
-
 SYSTEM = ["os.fsync", "pathlib.Path.mkdir", "pathlib.Path.write_text"]
 
 
@@ -220,19 +186,12 @@ def test_leftovers_of_a_process_with_the_same_id_are_replaced(good):
     assert os.listdir(good.parent) == []
 
 
-def run_killed_writes(folder: Path, times: int) -> list[int]:
-    script = [sys.executable, "-m", "tests.training.checkpoints.killed_writes", str(folder), str(times)]
-    done = subprocess.run(script, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return list(map(int, done.stdout.split()))
-
-
 def test_a_kill_at_any_system_call_leaves_no_partial_checkpoint(tmp_path):
-    calls, times = run_killed_writes(tmp_path, 10)
+    calls, times = result_of_process(killed_writes, tmp_path, 10)
     assert calls > 30
     assert times == 10
 
 
 @pytest.mark.slow
 def test_a_kill_at_any_time_leaves_no_partial_checkpoint(tmp_path):
-    assert run_killed_writes(tmp_path, 500)[1] == 500
+    assert result_of_process(killed_writes, tmp_path, 500)[1] == 500

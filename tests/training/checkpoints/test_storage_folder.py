@@ -1,19 +1,28 @@
 """Folders of checkpoints: the latest is found, an older good one suggested, and other files are left alone."""
 
 import os
+import random
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 
+from compss_train.model.devices import RandomState, random_state
 from compss_train.training.checkpoints import (
     checkpoint_path,
     list_checkpoints,
     prune_checkpoints,
+    read_checkpoint,
     read_latest_checkpoint,
     write_checkpoint,
 )
+from compss_train.training.training_state import Snapshot
+from compss_train.worker.state import WorkerState
+from tests.training.checkpoints.trees import assert_same
 
 
 @pytest.fixture
@@ -56,12 +65,6 @@ def test_the_latest_or_a_named_one_is_read(folder, foreign):
     assert read_latest_checkpoint(folder / "renamed") == (folder / "renamed", {"number": 9})
 
 
-def test_a_folder_of_checkpoints_may_have_the_name_of_one(folder):
-    inside = folder / "round-000077"
-    write_checkpoint(checkpoint_path(inside, 3), {"number": 3})
-    assert read_latest_checkpoint(inside) == (inside / "round-000003", {"number": 3})
-
-
 def test_pruning_keeps_the_given_rounds_and_other_files(folder, foreign):
     prune_checkpoints(folder, {10, None, 77})
     assert set(os.listdir(folder)) == {"round-000010", *foreign}
@@ -81,3 +84,41 @@ def test_pruning_removes_leftovers_of_dead_processes_of_this_machine(folder):
     prune_checkpoints(folder, before)
     assert list_checkpoints(folder) == before
     assert {name for name in os.listdir(folder) if name.startswith(".")} == set(kept)
+
+
+EMPTY = Snapshot(
+    parameters={}, workers=(), epoch=0, history=[], setting={}, progress=None, callbacks={}, schedule={}
+)
+
+
+def round_trip(snapshot, folder):
+    write_checkpoint(folder / "it", snapshot.to_dict())
+    return Snapshot.from_dict(read_checkpoint(folder / "it"))
+
+
+def drawn():
+    return torch.rand(3).tolist(), np.random.normal(size=3).tolist(), random.gauss(0, 1), random.random()
+
+
+def test_random_generators_are_restored(tmp_path):
+    with random_state(5, "cpu"):
+        drawn()  # an odd number of normals: numpy and Python keep the other one of each pair
+        state = RandomState.capture("cpu")
+        expected = drawn()
+    assert state.python[2] is not None
+    assert state.numpy["has_gauss"]
+    back = round_trip(replace(EMPTY, workers=(WorkerState(None, state),)), tmp_path).workers[0].random
+    with random_state(back, "cpu"):
+        assert drawn() == expected
+
+
+def test_seeds_and_gpu_states_are_restored(tmp_path):
+    with random_state(5, "cpu"):
+        on_gpu = replace(RandomState.capture("cpu"), cuda=torch.arange(16, dtype=torch.uint8))
+    workers = (WorkerState(None, 2**63 - 1), WorkerState({"state": {0: {"step": torch.tensor(1.0)}}}, on_gpu))
+    back = round_trip(replace(EMPTY, workers=workers), tmp_path).workers
+    assert back[0] == workers[0]
+    assert_same(back[1].optimizer, workers[1].optimizer)
+    assert torch.equal(back[1].random.cuda, on_gpu.cuda)
+    with random_state(back[1].random, "cpu"):  # a worker of a GPU continues on a CPU
+        assert torch.equal(RandomState.capture("cpu").cpu, on_gpu.cpu)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, FileDataset, Gradients, Merge, SerialEngine
+from compss_train import BlockedTensor, FileDataset, Merge, SerialEngine
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.engines.codec import encode
 from compss_train.exceptions import DivergedError
@@ -190,10 +190,3 @@ def test_what_diverges_is_an_error():
         DivergedError, match=r"the change of '0\.weight' in round 0 .* too large for Merge\(dtype='bf16'\)"
     ):
         fit(huge, data=(X.astype(np.float64), Y), merge=Merge(dtype="bf16"), batch_size=60)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_ignored_values_that_are_not_finite_are_merged(dtype):
-    options = {"optimizer": {"optimizer": "sgd", "lr": 1e38}, "net": mlp, "gradients": Gradients(on_nan="ignore")}
-    ends = fit(trainer_of(**options), merge=Merge(dtype=dtype))
-    assert not np.isfinite(ends["0.weight"]).any()

@@ -1,10 +1,7 @@
 """Kill a program that trains with checkpoints, start it again, and so on until it ends; then look at what it made.
 
-    python -m tests.helpers.kill_fits_program FOLDER PROCESSES EVERY KILLS SECONDS
-
 The first time, and then every so many times, it trains on so many processes, and else on the serial engine. It is
-killed so many times, each time after up to so many seconds, every third time with SIGTERM. This is a process of its
-own because each program is a fork of it.
+killed so many times, each time after up to so many seconds, every third time with SIGTERM.
 """
 
 import os
@@ -14,8 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import torch
 
 from compss_train import LocalEngine, SerialEngine
 from compss_train.callbacks import Checkpoint, EarlyStopping
@@ -75,15 +70,8 @@ def progress(folder: Path) -> int:
     return max(list_checkpoints(folder), default=-1)
 
 
-def import_all() -> None:
-    """Have torch import what it imports when it first trains, which takes seconds: once, not in every program."""
-    torch.set_num_threads(1)
-    weight = torch.nn.Parameter(torch.zeros(1))
-    torch.optim.Adam([weight]).step()
-
-
-def main(folder: Path, processes: int, every: int, kills: int, seconds: float) -> None:
-    import_all()
+def kill_fits(folder: Path, processes: int, every: int, kills: int, seconds: float) -> tuple[int, int]:
+    """Return how often it was killed, and after how many different rounds; each program is a fork of this one."""
     draw, reached, epochs = random.Random(), [-1], 4 + kills
     killed, whole = folder / "killed", folder / "whole"
     while len(reached) <= kills:
@@ -99,8 +87,4 @@ def main(folder: Path, processes: int, every: int, kills: int, seconds: float) -
         assert os.waitpid(left, 0)[1] == 0
     assert_same(contents(killed), contents(whole))
     assert not [path.name for path in killed.iterdir() if path.name.startswith(".")]
-    print(len(reached) - 1, len(set(reached)) - 1)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]), float(sys.argv[5]))
+    return len(reached) - 1, len(set(reached)) - 1
