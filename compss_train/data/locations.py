@@ -4,11 +4,15 @@ import glob
 import hashlib
 import json
 import os
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 from pathlib import PurePath
 from typing import Any, BinaryIO, TypeAlias
+
+from compss_train._utils.validation import warn_user
+from compss_train.data.layout import FileContentError
 
 FileNames: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
 
@@ -71,22 +75,47 @@ def is_folder(name: str) -> bool:
     return bool(system.isdir(path))
 
 
-def files_below(folder: str) -> Iterator[str]:
-    """Iterate over the files in subfolders of a folder: names relative to it, with slashes."""
+def files_below(folder: str, *, warn: bool = False) -> list[str]:
+    """Return the files in a folder and its subfolders: names relative to it, with slashes.
+
+    Links are followed, but each folder is listed once: links in a circle end. ``warn`` warns of folders that
+    were left out for this, and of links that lead out of the folder.
+    """
     if is_remote(folder):
         system, path = _file_system(folder)
         prefix = path.rstrip("/") + "/"
-        yield from (found.removeprefix(prefix) for found in system.find(path) if found.startswith(prefix))
-        return
-    for parent, folders, names in os.walk(folder, followlinks=True):
-        folders.sort()
-        inside = "" if parent == folder else os.path.relpath(parent, folder).replace(os.sep, "/") + "/"
-        yield from (inside + name for name in names)
+        return [found.removeprefix(prefix) for found in system.find(path) if found.startswith(prefix)]
+    root, listed, left = os.path.realpath(folder), set[tuple[int, int]](), deque([""])
+    names: list[str] = []
+    repeated: list[str] = []
+    outside: list[str] = []
+    while left:
+        inside = left.popleft()
+        status = os.stat(os.path.join(folder, inside))
+        if (status.st_dev, status.st_ino) in listed:
+            repeated.append(inside)
+            continue
+        listed.add((status.st_dev, status.st_ino))
+        with os.scandir(os.path.join(folder, inside)) as entries:
+            for entry in sorted(entries, key=attrgetter("name")):
+                name = inside + entry.name
+                if warn and entry.is_symlink() and not f"{os.path.realpath(entry)}/".startswith(f"{root}/"):
+                    outside.append(name)
+                if entry.is_dir():
+                    left.append(f"{name}/")
+                else:
+                    names.append(name)
+    if warn and repeated:
+        warn_user(f"{folder}: {len(repeated)} links to folders that are read already were left out: {repeated[0]}")
+    if warn and outside:
+        warn_user(f"{folder}: {len(outside)} links lead out of this folder, and are followed: {outside[0]}")
+    return names
 
 
 def open_binary(path: str, buffering: int = -1) -> BinaryIO | Any:
     """Open a local file, with this ``buffering``, or a remote one for reading."""
     if not is_remote(path):
+        _check_regular(path)
         return open(path, "rb", buffering=buffering)
     system, name = _file_system(path)
     return system.open(name, "rb")
@@ -96,10 +125,17 @@ def open_binary(path: str, buffering: int = -1) -> BinaryIO | Any:
 def openable(path: str) -> Iterator[str | BinaryIO | Any]:
     """Yield an argument for libraries that open files: a local file's path, or an open remote file."""
     if not is_remote(path):
+        _check_regular(path)
         yield path
         return
     with open_binary(path) as file:
         yield file
+
+
+def _check_regular(path: str) -> None:
+    """Raise ``FileContentError`` for a pipe, socket or device, which could block for ever."""
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise FileContentError("is no regular file")
 
 
 def file_stamp(file: str) -> list[int] | None:

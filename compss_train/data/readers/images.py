@@ -76,9 +76,13 @@ class ImageFolderReader(Reader):
         changed._listed = number, names
         return changed
 
-    def images(self, folder: str) -> list[str]:
-        """Return the names of the images in the order of their rows, from the folder: ``class/name``."""
-        found = sorted(name for name in files_below(folder) if name.count("/") and name.lower().endswith(SUFFIXES))
+    def images(self, folder: str, *, warn: bool = False) -> list[str]:
+        """Return the names of the images in the order of their rows, from the folder: ``class/name``.
+
+        ``warn`` warns of links that are left out, as folders are read once, or lead out of the folder.
+        """
+        names = files_below(folder, warn=warn)
+        found = sorted(name for name in names if name.count("/") and name.lower().endswith(SUFFIXES))
         if not found:
             raise FileContentError(
                 f"is a folder without images in subfolders, one a class ({', '.join(SUFFIXES)}); give its files, "
@@ -88,7 +92,7 @@ class ImageFolderReader(Reader):
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the number of images, their layout and the classes; reads one image unless a size is given."""
-        images = self.images(path)
+        images = self.images(path, warn=True)
         classes = tuple(self.classes.get("y") or _classes_of(images))
         sides = self.size or self._decode(path, images[0]).shape[1:]
         layout = {"x": Field("uint8", (CHANNELS[self.mode], *sides)), "y": Field("int64", ())}

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from compss_train import DistributedTrainer, FileDataset, PartialShuffleSampler
+from compss_train import BadFileError, DistributedTrainer, FileDataset, PartialShuffleSampler
 from compss_train.data.order import RowRange
 from compss_train.data.reading import bad_file_errors, layout_of
 from tests.data.readers.formats import FORMATS, NAMED, OWN, X, filled, in_every, names, overwritten, read_file, same
@@ -260,3 +260,10 @@ def test_an_unread_array_that_torch_cannot_hold_does_no_harm(tmp_path, kind):
     assert list(batch) == ["x"]
     with names(path, "holds .* in 'z', which torch cannot hold"):
         PartialShuffleSampler(FileDataset(path))
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".npz", ".pt", ".h5", ".parquet", ".csv"])
+def test_a_pipe_in_place_of_a_file_is_an_error(tmp_path, suffix):
+    os.mkfifo(tmp_path / f"x{suffix}")
+    with pytest.raises(BadFileError, match="is no regular file"):
+        FileDataset(tmp_path / f"x{suffix}").ensure_layout()
