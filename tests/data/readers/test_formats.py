@@ -266,4 +266,4 @@ def test_an_unread_array_that_torch_cannot_hold_does_no_harm(tmp_path, kind):
 def test_a_pipe_in_place_of_a_file_is_an_error(tmp_path, suffix):
     os.mkfifo(tmp_path / f"x{suffix}")
     with pytest.raises(BadFileError, match="is no regular file"):
-        FileDataset(tmp_path / f"x{suffix}").ensure_layout()
+        FileDataset(tmp_path / f"x{suffix}")
