@@ -84,6 +84,9 @@ class Connection(Closable):
         self.poller = zmq.Poller()
         """Finds messages and the loss of the connection; a caller may wait for other things as well."""
         self.poller.register(self._monitor, zmq.POLLIN)
+        self._sending = zmq.Poller()
+        """Finds room for a message, and the loss of the connection."""
+        self._sending.register(self._monitor, zmq.POLLIN)
         try:
             self._socket.connect(address.url)
         except zmq.ZMQError as error:  # of a path that is too long, for example
@@ -97,6 +100,7 @@ class Connection(Closable):
             self.close()
             raise ConnectionRefusedError(f"nobody listens at {self._url}")
         self.poller.register(self._socket, zmq.POLLIN)
+        self._sending.register(self._socket, zmq.POLLOUT)
         return bool(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
@@ -114,7 +118,7 @@ class Connection(Closable):
                 return
             except zmq.Again:  # the peer does not read, or is gone
                 self._check()
-                self._wait(_POLL_MILLISECONDS)
+                self._wait(self._sending, _POLL_MILLISECONDS)
 
     def receive(self, timeout: float | None = None) -> Message | None:
         """Wait for the next message; return ``None`` after ``timeout`` seconds without one.
@@ -129,7 +133,7 @@ class Connection(Closable):
             except zmq.Again:
                 self._check()
                 left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._wait(min(_POLL_MILLISECONDS, 1000 * left)) and not left:
+                if not self._wait(self.poller, min(_POLL_MILLISECONDS, 1000 * left)) and not left:
                     return None
                 continue
             if header.get("error") == WRONG_TOKEN:
@@ -137,9 +141,9 @@ class Connection(Closable):
             if header:  # otherwise the server asked whether this client is still there
                 return header, arrays
 
-    def _wait(self, milliseconds: float) -> bool:
-        """Wait for a message, or the loss of the connection; what has arrived before can still be received."""
-        ready = dict(self.poller.poll(math.ceil(milliseconds)))
+    def _wait(self, poller: zmq.Poller, milliseconds: float) -> bool:
+        """Wait for what a poller finds; what has arrived before the connection was lost can still be received."""
+        ready = dict(poller.poll(math.ceil(milliseconds)))
         self._lost = self._lost or self._monitor in ready
         return self._monitor in ready or self._socket in ready
 

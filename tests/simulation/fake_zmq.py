@@ -130,6 +130,10 @@ class Socket:
     def EVENTS(self) -> int:
         return FakeZmq.POLLIN if self.received else 0
 
+    @property
+    def is_writable(self) -> bool:
+        return self._link is not None and not self._link.ended
+
     def setsockopt(self, option: str, value: Any) -> None:
         pass
 
@@ -170,7 +174,7 @@ class Socket:
             if (link := self.links.get(identity)) is None:
                 raise ZMQError("no route to host")
             link.send(link.client, sent)
-        elif self._link is not None and not self._link.ended:
+        elif self.is_writable:
             self._link.send(self._link.server, [self.identity, *sent])
         else:
             raise Again
@@ -208,20 +212,22 @@ class Monitor:
 class Poller:
     def __init__(self, zmq: FakeZmq) -> None:
         self._zmq = zmq
-        self._sources: list[Any] = []
+        self._sources: list[tuple[Any, int]] = []
 
     def register(self, source: Any, flags: int) -> None:
-        self._sources.append(source)
+        self._sources.append((source, flags))
 
     def poll(self, milliseconds: float) -> list[tuple[Any, int]]:
-        def ready() -> bool:
-            return any(map(_readable, self._sources))
+        def found() -> list[tuple[Any, int]]:
+            return [(source, flags) for source, flags in self._sources if _is_ready(source, flags)]
 
-        self._zmq.wait(ready, milliseconds)
-        return [(source, FakeZmq.POLLIN) for source in self._sources if _readable(source)]
+        self._zmq.wait(lambda: bool(found()), milliseconds)
+        return found()
 
 
-def _readable(source: Any) -> bool:
+def _is_ready(source: Any, flags: int) -> bool:
+    if flags == FakeZmq.POLLOUT:
+        return bool(source.is_writable)
     if isinstance(source, int):
         return bool(select.select([source], [], [], 0)[0])
     return bool(source.EVENTS)
@@ -252,7 +258,7 @@ class FakeZmq:
     LAST_ENDPOINT = "LAST_ENDPOINT"
     RECONNECT_IVL = ROUTER_MANDATORY = RCVHWM = LINGER = HANDSHAKE_IVL = MAXMSGSIZE = "ignored"
     TCP_KEEPALIVE = TCP_KEEPALIVE_IDLE = TCP_KEEPALIVE_INTVL = TCP_KEEPALIVE_CNT = "ignored"
-    POLLIN = NOBLOCK = 1
+    POLLIN, POLLOUT, NOBLOCK = 1, 2, 1
     EVENT_HANDSHAKE_SUCCEEDED, EVENT_ACCEPTED, EVENT_DISCONNECTED = 1, 2, 4
     EVENT_CLOSED, EVENT_MONITOR_STOPPED = 8, 16
     EVENT_HANDSHAKE_FAILED_NO_DETAIL = EVENT_HANDSHAKE_FAILED_PROTOCOL = EVENT_HANDSHAKE_FAILED_AUTH = 32
