@@ -134,7 +134,7 @@ def openable(path: str) -> Iterator[str | BinaryIO | Any]:
 
 def _check_regular(path: str) -> None:
     """Raise ``FileContentError`` for a pipe, socket or device, which could block for ever."""
-    if os.path.exists(path) and not os.path.isfile(path):
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise FileContentError("is no regular file")
 
 

@@ -14,8 +14,8 @@ import torch
 
 from compss_train._utils.validation import check_count
 from compss_train.engines.base import Ref, Resources, Traits
+from compss_train.engines.local import store
 from compss_train.engines.local.scheduler import Scheduler
-from compss_train.engines.local.store import StoreFolders, store
 from compss_train.engines.local.task_graph import GraphEngine, GraphRef, Value
 from compss_train.engines.local.worker_process import WorkerProcess, interrupts_deferred
 from compss_train.engines.nodes import cores
@@ -56,7 +56,7 @@ class LocalEngine(GraphEngine):
         self._processes: list[WorkerProcess] = []
         with contextlib.ExitStack() as undo:  # if the start fails, or was interrupted
             with interrupts_deferred():
-                self._folders = StoreFolders()
+                self._folders = store.StoreFolders()
                 undo.callback(self._folders.remove)
                 self._folders.create()
                 self._scheduler = Scheduler(self._folders.paths)
@@ -109,7 +109,7 @@ class LocalEngine(GraphEngine):
         """Write the value to shared memory; of a memory-mapped array only the path is stored."""
         self._check_open()
         published = Value()
-        published.future.set_result(store(value, f"{next(self._numbers)}-published", self._folders.paths))
+        published.future.set_result(store.store(value, f"{next(self._numbers)}-published", self._folders.paths))
         return GraphRef(published)
 
     def _submit(
@@ -189,7 +189,9 @@ def _raise_first(futures: Iterable[Future[Any]]) -> None:
             raise error
 
 
-def _shut_down(scheduler: Scheduler, processes: list[WorkerProcess], folders: StoreFolders, owner: int) -> None:
+def _shut_down(
+    scheduler: Scheduler, processes: list[WorkerProcess], folders: store.StoreFolders, owner: int
+) -> None:
     if os.getpid() != owner:  # a forked child of the program does not own its copy of the engine
         return
     try:
