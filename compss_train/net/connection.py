@@ -14,8 +14,9 @@ from zmq.utils.monitor import recv_monitor_message
 from compss_train._utils import Closable
 from compss_train._utils.validation import host_and_port
 from compss_train.data.block import Block
+from compss_train.net import sockets
 from compss_train.net.messages import Header, Message, pack, unpack
-from compss_train.net.sockets import HANDSHAKE_FAILED, PRIVATE, WRONG_TOKEN, Context, client_socket, proof_of
+from compss_train.net.sockets import HANDSHAKE_FAILED, WRONG_TOKEN, Context
 
 _MAX_REFUSALS = 5
 """How often a handshake may fail before the token is wrong: a server that has many strangers closes connections."""
@@ -40,7 +41,7 @@ class Address:
     token: str = field(repr=False)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.url, str) or not self.url.startswith(PRIVATE):
+        if not isinstance(self.url, str) or not self.url.startswith(sockets.PRIVATE):
             host_and_port(self.url)
 
     def connect(
@@ -53,7 +54,7 @@ class Address:
         """
         connection = Connection(self, context, timeout)
         try:
-            proof = {"proof": proof_of(self.token)} if self.url.startswith(PRIVATE) else {}
+            proof = {"proof": sockets.proof_of(self.token)} if self.url.startswith(sockets.PRIVATE) else {}
             connection.send(greeting | proof)
         except BaseException:
             connection.close()
@@ -78,7 +79,7 @@ class Connection(Closable):
 
     def _open(self, address: Address, timeout: float) -> bool:
         """Connect; return False if the handshake has failed."""
-        self._socket = client_socket(self._context, address.url, address.token)
+        self._socket = sockets.client_socket(self._context, address.url, address.token)
         events = zmq.EVENT_HANDSHAKE_SUCCEEDED | HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
         self._monitor = self._socket.get_monitor_socket(events)
         self.poller = zmq.Poller()
@@ -155,7 +156,7 @@ class Connection(Closable):
         """Disconnect once everything sent has been transmitted; may be called again."""
         self._close_socket()
         if self._owns_context:
-            self._context.term()
+            sockets.end(self._context, LINGER_MILLISECONDS)
 
     def _close_socket(self) -> None:
         if not self._socket.closed:

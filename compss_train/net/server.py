@@ -153,7 +153,7 @@ class MessageServer(Closable):
         if not self.socket.closed:
             self.socket.disable_monitor()
             self._connections.join()
-            self._context.destroy(_LINGER_MILLISECONDS)
+            sockets.end(self._context, _LINGER_MILLISECONDS)
             self._folder.remove()
 
 

@@ -19,7 +19,7 @@ from compss_train._utils import Closable
 from compss_train.data.block import Block
 from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError
-from compss_train.net import Address, Connection, ConnectionLostError, Header
+from compss_train.net import Address, Connection, ConnectionLostError, Header, sockets
 from compss_train.net.connection import LINGER_MILLISECONDS
 
 Sample: TypeAlias = tuple[Block, ...]
@@ -253,4 +253,4 @@ class Stream(Closable):
             self._control.close()
         for worker in list(self._routes):
             self._disconnect(worker)
-        self._context.destroy(LINGER_MILLISECONDS)
+        sockets.end(self._context, LINGER_MILLISECONDS)
