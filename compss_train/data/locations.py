@@ -160,8 +160,11 @@ def file_stamp(file: str) -> list[int] | None:
 def _file_system(path: str) -> tuple[Any, str]:
     """Return the fsspec file system, with options from fsspec's configuration, and the name within it.
 
-    Raises ``ImportError``, which names the package to install, if the store needs one that is missing.
+    Raises ``ImportError``, which names the package to install, if the store needs one that is missing, and
+    ``ValueError`` for ``reference://``: a file of references chooses which other files are read.
     """
+    if any(part.partition("://")[0] == "reference" for part in path.split("::")):
+        raise ValueError(f"{path}: files of references are not read; name the files themselves")
     import fsspec
 
     found: tuple[Any, str] = fsspec.core.url_to_fs(path)

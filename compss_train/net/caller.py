@@ -1,5 +1,6 @@
 """Calls to a server that are executed exactly once, however often their connection breaks."""
 
+import os
 import secrets
 import threading
 import time
@@ -91,6 +92,8 @@ class Caller:
         self._refused = True
         """Whether each attempt to connect has failed, so that a refusal means a wrong token."""
         self._connection: Connection | None = None
+        self._process = os.getpid()
+        """The process that may use it: sockets cannot be used, nor closed, in a fork of it."""
         self._turn = threading.Lock()
         self._closed = False
 
@@ -111,6 +114,8 @@ class Caller:
         raises the error. Raises ``ValueError`` for a key and for arrays that no server accepts, ``TimeoutError`` if
         the server does not answer, and ``PermissionError`` for a wrong token; the last two close the client.
         """
+        if self._process != os.getpid():
+            raise ParameterServerClosedError("the client is another process's; make one here with connect(...)")
         descriptions, views = messages.pack_arrays(arrays)
         frames: list[bytes | zmq.Frame] = [self._frames.copy(view) for view in views]
         with self._turn:
@@ -211,6 +216,8 @@ class Caller:
 
     def close(self, *, wait: bool = True) -> None:
         """Disconnect, after all answers or immediately; may be called again. Raises the error of a call, if any."""
+        if self._process != os.getpid():
+            return
         with self._turn:
             if not self._closed and wait:
                 self._advance(lambda: not (self._sent or self._waiting))

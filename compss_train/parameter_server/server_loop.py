@@ -19,6 +19,7 @@ CallError: TypeAlias = tuple[str, str]
 """The name of an exception's class, and its message."""
 _MAX_BATCH = 32  # calls that are executed before pushes are answered, in one message
 _STOP_SECONDS = 0.05  # maximum delay until a stop is noticed
+_MAX_ERROR = 2**14  # characters of an error, which may name long keys
 
 
 @dataclass
@@ -118,8 +119,8 @@ class CallQueue:
 def _described(error: Exception) -> CallError:
     """Return an error as it is sent."""
     if isinstance(error, ValueError | TypeError | LookupError):
-        return "ValueError", str(error)
-    return "RuntimeError", f"{type(error).__name__}: {error}"
+        return "ValueError", str(error)[:_MAX_ERROR]
+    return "RuntimeError", f"{type(error).__name__}: {error}"[:_MAX_ERROR]
 
 
 class ServerLoop(Closable):
@@ -178,7 +179,9 @@ class ServerLoop(Closable):
                 else:
                     self._call(records, header, arrays)
             except Exception as error:
-                client.send({"numbers": [(header or {}).get("number")], "error": _described(error)})
+                number = (header or {}).get("number")
+                numbers = [number] if isinstance(number, int) else []  # other numbers are of no client of ours
+                client.send({"numbers": numbers, "error": _described(error)})
 
     def _greeted(self, client: Client, greeting: Header) -> None:
         """Continue the records of a client; a later generation of its name forgets the earlier ones.
@@ -228,7 +231,8 @@ class ServerLoop(Closable):
         elif request.count < calls.next:
             self._answer(request, calls.errors.get(request.count))
         else:
-            raise ValueError(f"call {request.count} of {request.key!r} came before call {calls.next}")
+            missing = f"call {request.count} of {request.key!r} came before call {calls.next}"
+            raise ValueError(f"{missing}; if the server was restarted, use a new client: connect(...)")
 
     def _change(self, request: _Request, calls: KeyCalls) -> None:
         try:
@@ -249,7 +253,7 @@ class ServerLoop(Closable):
             try:
                 entry.update([self._gradient(*numbered) for numbered in enumerate(request.arrays)])
             except Exception as error:
-                calls.errors[request.count] = "RuntimeError", f"{type(error).__name__}: {error}"
+                calls.errors[request.count] = "RuntimeError", f"{type(error).__name__}: {error}"[:_MAX_ERROR]
             number, call_error = calls.waiting.pop(request.count), calls.errors.get(request.count)
             if call_error is None:
                 self._executed[request.records].append(number)

@@ -4,6 +4,7 @@ A process is needed where threads of this one cannot be relied on. PyCOMPSs, for
 interpreter lock while its binding waits for a task.
 """
 
+import os
 import pickle
 import signal
 from contextlib import suppress
@@ -84,7 +85,8 @@ class ServingProcess(Closable):
         """End the process; may be called again."""
         self._pipe.close()  # which ends it
         self._process.join(_CLOSE_SECONDS)
-        self._process.terminate()
+        if self._process.exitcode is None:  # even if it is stopped; loky's processes have no kill()
+            os.kill(self._process.pid, signal.SIGKILL)
         self._process.join()
 
 

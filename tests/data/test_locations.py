@@ -2,6 +2,7 @@
 
 import http.server
 import io
+import json
 import threading
 import uuid
 import zipfile
@@ -190,6 +191,15 @@ def test_a_missing_package_of_a_store_is_explained(monkeypatch, name):
     monkeypatch.setattr(fsspec.core, "url_to_fs", missing)
     with pytest.raises(ImportError, match="install gcsfs"):
         FileDataset(name, on_bad_file="skip")
+
+
+def test_a_file_that_names_other_files_is_not_read(tmp_path):
+    np.savez(tmp_path / "secret.npz", x=X, y=Y)
+    references = tmp_path / "references.npz"
+    references.write_text(json.dumps({"a.npz": [str(tmp_path / "secret.npz")]}))
+    for name in (f"reference://a.npz::{references}", f"simplecache::reference://*.npz::{references}"):
+        with pytest.raises(ValueError, match="files of references are not read"):
+            FileDataset(name)
 
 
 class Files(http.server.SimpleHTTPRequestHandler):

@@ -2,7 +2,9 @@
 
 import contextlib
 import multiprocessing
+import os
 import pickle
+import signal
 import socket
 import sys
 import threading
@@ -14,9 +16,10 @@ import torch
 import zmq
 
 from compss_train import Merge
+from compss_train.exceptions import ParameterServerClosedError
 from compss_train.net.messages import pack, unpack
 from compss_train.net.sockets import LOOPBACK, client_socket, proof_of
-from compss_train.parameter_server import connect, serve
+from compss_train.parameter_server import connect, serve, serve_apart
 from tests.helpers.shared_engine import other_process
 
 
@@ -125,6 +128,8 @@ GREETING = {"client": "other", "generation": 0}
         pack({"call": "push"}, [np.ones(2)]),
         pack(PUSH | {"more": 1}, [np.ones(2)]),
         pack(PUSH, [np.ones(3)]),
+        pack(PUSH | {"number": "x" * (2**20 - 200)}),
+        pack(PUSH | {"call": "pull", "key": "\n" * 500_000}),
     ],
     ids=lambda message: bytes(message[0])[:80].decode(errors="replace"),
 )
@@ -174,6 +179,38 @@ def test_a_server_that_ends_is_an_error_for_waiting_clients(serving):
     with pytest.raises(TimeoutError):
         client.pull("w")
     client.close()
+
+
+def test_a_server_that_was_restarted_needs_new_clients(tcp_serving):
+    with connect(tcp_serving.address, tcp_serving.token) as client:
+        client.init("w", [np.zeros(2)])
+        tcp_serving.close()
+        with serve(tcp_serving.address, token=tcp_serving.token):
+            client.push("w", [np.ones(2)])
+            with pytest.raises(ValueError, match="if the server was restarted, use a new client"):
+                client.pull("w")
+
+
+def test_a_fork_can_end_and_cannot_use_the_clients_of_its_parent(serving, client):
+    client.init("w", [np.zeros(2)])
+    if (child := os.fork()) == 0:
+        try:
+            with pytest.raises(ParameterServerClosedError, match="the client is another process's"):
+                client.pull("w")
+            client.close()
+        finally:
+            os._exit(sys.exc_info()[0] is not None)
+    assert os.waitpid(child, 0)[1] == 0
+    assert client.pull("w")[0].tolist() == [0.0, 0.0]
+
+
+def test_a_server_process_that_is_stopped_is_killed():
+    server = serve_apart()
+    process = server._process.pid
+    os.kill(process, signal.SIGSTOP)
+    server.close()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
 
 
 def test_an_address_in_use_is_an_error(tcp_serving):

@@ -17,6 +17,7 @@ from typing import Any
 from compss_train._utils.imports import FOLDER_MODULES, FolderModules
 from compss_train.cli.run_files import RunFile, RunFileError
 from compss_train.cli.run_files.objects import CALL, PARTIAL, PREFIX, load_object
+from compss_train.reports import formatting
 
 HARMLESS = ("torch.nn", "torch.optim", "compss_train")
 """Packages whose classes execute nothing but what their arguments say."""
@@ -43,7 +44,8 @@ def check_trust(file: RunFile, *, trusted: bool) -> None:
                 "--trust if it does nothing but what it should"
             )
     if names:
-        print(f"compss-train: {file.path} {what} (--trust to hide this)", file=sys.stderr)
+        line = formatting.printable(f"compss-train: {file.path} {what} (--trust to hide this)")
+        print(line.replace("\n", "\\n"), file=sys.stderr)
 
 
 def named_objects(value: Any) -> list[str]:
@@ -93,6 +95,8 @@ def modules_beside(home: Path, names: Iterable[str]) -> list[str]:
         if other is not None and _places(other) == _places(spec):
             continue  # the folder is on the path of Python
         if other is not None or name in sys.stdlib_module_names:
+            if spec.origin is None:
+                continue  # a folder without __init__.py, such as the one that wandb writes to, replaces no module
             place = "in Python's library" if other is None or other.origin is None else f"in {other.origin}"
             raise RunFileError(
                 f"{home / name} has the name of a module {place}; rename it, also where it is imported"
@@ -122,6 +126,9 @@ def working_directory(file: RunFile) -> Iterator[None]:
     names = modules_beside(file.home, named_objects(file.table))
     finder = FolderModules(str(file.home), names)
     variables = {FOLDER_MODULES: json.dumps([finder.folder, finder.names]), "PYTHONSAFEPATH": "1"}
+    for name in ("PYTHONPATH", "LD_LIBRARY_PATH"):
+        if path := os.environ.get(name):  # an empty entry is the current folder, as in ":/usr/local/lib"
+            variables[name] = os.pathsep.join(map(os.path.abspath, path.split(os.pathsep)))
     before = {name: os.environ.pop(name, None) for name in variables}
     os.environ.update(variables)
     sys.meta_path.append(finder)

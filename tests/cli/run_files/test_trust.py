@@ -49,6 +49,14 @@ def test_modules_with_the_name_of_another_are_an_error(folder, name):
             modules_beside(folder, names)
 
 
+def test_folders_of_data_with_the_name_of_a_module_are_none(folder):
+    (folder / "nets.py").write_text("import numpy, profile\nfrom data import x\n")
+    (folder / "profile.py").unlink()
+    for name in ("numpy", "profile", "data"):
+        (folder / name).mkdir()
+    assert modules_beside(folder, ["nets:net"]) == ["data", "nets"]
+
+
 def test_only_these_can_be_imported_from_the_folder(folder, monkeypatch):
     run = read_run_file(written(folder, "nets:net"))
     (folder / "unnamed.py").touch()
@@ -74,6 +82,14 @@ def test_all_but_classes_of_layers_and_optimizers_are_named(folder, capsys):
     assert capsys.readouterr().err == ""
 
 
+def test_names_cannot_hide_the_line_that_names_them(folder, capsys):
+    check_trust(read_run_file(written(folder, "numpy:load", r"x:\u001b[2K\r\n")), trusted=False)
+    said = capsys.readouterr().err
+    assert "numpy:load" in said
+    assert said.count("\n") == 1
+    assert not {"\x1b", "\r"} & {*said}
+
+
 @pytest.mark.parametrize("name", ["torch.serialization:os.system", "torch.nn.functional:torch._C.sys.exit"])
 def test_names_do_not_leave_their_package(name):
     with pytest.raises(ValueError, match=r"leaves torch: name the module \w+ itself|has no"):
@@ -94,7 +110,7 @@ def test_files_named_as_modules_of_torch_and_python_are_not_run(tmp_path):
         done = subprocess.run(
             line,
             cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": f":{ROOT}"},  # begins with the current folder
             capture_output=True,
             text=True,
             check=False,
