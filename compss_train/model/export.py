@@ -1,9 +1,12 @@
 """Exporting a network to a file for other programs: its parameters, or the network as ONNX."""
 
 import inspect
+import io
+import logging
 import os
 import warnings
 from collections.abc import Callable
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import Any
 
@@ -106,10 +109,12 @@ def _write_onnx(net: _TransformedNet, batch: Any, path: Path) -> None:
     net.template = nested.template_of(batch)
     arguments = [*inspect.signature(net.net.forward).parameters] if isinstance(batch, tuple | list) else []
     fit_arguments = isinstance(batch, tuple | list) and len(arguments) >= len(batch)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the exporter and its packages
-        with torch.no_grad():
-            output = net(*inputs)
+    with torch.no_grad():
+        output = net(*inputs)
+    disabled = logging.root.manager.disable
+    with warnings.catch_warnings(), redirect_stderr(io.StringIO()):  # pages of the exporter and its packages
+        warnings.simplefilter("ignore")
+        logging.disable(logging.ERROR)
         try:
             torch.onnx.export(
                 net,
@@ -131,3 +136,5 @@ def _write_onnx(net: _TransformedNet, batch: Any, path: Path) -> None:
                 "torch cannot export this network to ONNX, which has no Python code that depends on values of x: "
                 f"{type(cause).__name__}{first_line}"
             ) from error
+        finally:
+            logging.disable(disabled)

@@ -43,7 +43,8 @@ class WeightedSum:
 
     def add(self, value: Tensor | float, weight: int) -> None:
         """Add the mean of a batch."""
-        self._values.append(torch.as_tensor(value).detach().reshape(()))
+        tensor = value if isinstance(value, Tensor) else torch.tensor(float(value), dtype=torch.float64)
+        self._values.append(tensor.detach().reshape(()))
         self._weights.append(weight)
         self.weight += weight
         if len(self._values) == _MAX_PENDING:

@@ -226,10 +226,8 @@ def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> None:
     path = Path(path)
     if path.suffix == ".safetensors":
         arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
-        metadata = {_SHA256: sha256_of(arrays)}
-        path.write_bytes(
-            safetensors.numpy.save(arrays, metadata)
-        )  # save_file's files are readable by their owner only
+        data = safetensors.numpy.save(arrays, {_SHA256: sha256_of(arrays)})
+        path.write_bytes(data)  # save_file's files are readable by their owner only
     elif path.suffix == ".npz":
         np.savez(path, **{name: np.asarray(array) for name, array in parameters.items()})  # type: ignore[arg-type]
     else:

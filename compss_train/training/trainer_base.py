@@ -75,7 +75,7 @@ class TrainerBase:
     ) -> None:
         """Set the network and how it is trained. Starts no process; a second call starts over with the new network.
 
-        params.Parameters
+        Parameters
         ----------
         net:
             Any module; its current parameters are the initial ones. It is copied, never modified. For training

@@ -73,7 +73,7 @@ class Learner:
 
     ``fit`` and ``fit_online`` share it; they differ only in where batches come from and where results go.
 
-    params.Parameters
+    Parameters
     ----------
     training_spec:
         The network and how it is trained; not modified.

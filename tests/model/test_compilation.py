@@ -157,11 +157,12 @@ def test_exported_parameters_are_the_whole_state_dict(tmp_path, suffix):
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_failed_export_keeps_the_existing_file(tmp_path, session):
+def test_a_failed_export_keeps_the_existing_file(tmp_path, session, capfd):
     path = tmp_path / "model.onnx"
     path.write_text("before")
     with pytest.raises(ValueError, match="has no Python code that depends on values of x"):
         export(path, Deciding(), np.zeros((2, 6), np.float32))
+    assert capfd.readouterr() == ("", "")  # no pages of the exporter
     with pytest.raises(ValueError, match=r"give example=x\[:2\]"):
         export(path, mlp())
     with pytest.raises(ValueError, match="the example has no samples"):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -108,6 +109,13 @@ def test_numbers_of_no_samples_do_not_count():
 
 
 OUTPUT = torch.tensor([[0.1, 0.9], [0.8, 0.2], [0.3, 0.7]])
+
+
+@pytest.mark.parametrize("value", [Fraction(1, 3), 1 / 3, np.float64(1 / 3), 2**24 + 1, True])
+def test_any_number_is_measured_in_double_precision(value):
+    accumulator = MetricAccumulator(resolve_metrics({"own": lambda output, target: value}))
+    accumulator.add(1, torch.zeros(()), torch.zeros(1), torch.zeros(1))
+    assert accumulator.measured().metrics == {"own": float(value)}
 
 
 @pytest.mark.parametrize("name", ["accuracy", "categorical_accuracy"])
