@@ -3,6 +3,7 @@
 import csv
 import gzip
 import io
+import itertools
 import json
 import os
 import time
@@ -19,7 +20,7 @@ from compss_train.training.trainer_base import TrainerBase
 
 
 class _HistoryFile(Callback):
-    """A file to which each round is appended as a line when it ends; existing lines stay."""
+    """A file of one run, to which each round is appended as a line when it ends."""
 
     prefix: ClassVar[str]
     """The beginning of every such file, of which a program may have been killed in the middle."""
@@ -38,8 +39,9 @@ class _HistoryFile(Callback):
         Raises ``BlockingIOError`` if another fit writes to it, of this program or another one, and ``ValueError``
         if it has other contents.
 
-        In a resumed fit, rounds after the checkpoint are removed, as they are trained again. So is an incomplete
-        last line, left by a program that was killed.
+        Rounds after those that the trainer has, as after the checkpoint of a resumed fit, are removed: they are
+        trained again. So is an incomplete last line, left by a program that was killed. A file with rounds of
+        another run is renamed, with a warning.
         """
         files.check_writable(self.path)
         self._lock.acquire()
@@ -51,14 +53,21 @@ class _HistoryFile(Callback):
             )
         lines = text.split("\n")[:-1]
         rounds, kept = [self._round_of(line, lines[0]) for line in lines], len(lines)
-        if trainer.resumed_from is not None:
-            while kept and rounds[kept - 1][0] >= len(trainer.history):
-                kept -= 1
-            number, ended = rounds[kept - 1] if kept else (-1, None)
-            if number < 0 or str(ended) != str(trainer.history[number]["ended"]):
-                kept = len(lines)  # the last ones are of another run
-        if (rest := "".join(f"{line}\n" for line in lines[:kept])) != text:
+        while kept and rounds[kept - 1][0] >= len(trainer.history):
+            kept -= 1
+        number, ended = rounds[kept - 1] if kept else (-1, None)
+        is_own = number >= 0 and str(ended) == str(trainer.history[number]["ended"])
+        if (found := sum(number >= 0 for number, _ in rounds)) and not is_own:
+            self._set_aside(found)
+        elif (rest := "".join(f"{line}\n" for line in lines[:kept])) != text:
             files.write_atomic(self.path, rest)
+
+    def _set_aside(self, rounds: int) -> None:
+        names = (self.path.with_name(f"{self.path.stem}.{n}{self.path.suffix}") for n in itertools.count(1))
+        aside = next(name for name in names if not name.exists())
+        self.path.rename(aside)
+        self.path.touch()
+        validation.warn_user(f"{self.path} had {rounds} rounds of another run, which are in {aside.name} now")
 
     def on_fit_end(self, trainer: TrainerBase) -> None:
         """Let others write to the file."""
@@ -83,7 +92,7 @@ class _HistoryFile(Callback):
 class JsonLines(_HistoryFile):
     """Appends the record of each round to a file as one line of JSON, which ``History.load`` reads.
 
-    Several runs may append to the same file one after another.
+    A file of another run is renamed when a fit begins: ``history.1.jsonl``.
     """
 
     prefix: ClassVar[str] = '{"round": '

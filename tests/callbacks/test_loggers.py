@@ -5,13 +5,14 @@ import itertools
 import json
 import math
 import os
+import shutil
 from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-from compss_train.callbacks import Callback, Csv, JsonLines, Report, TensorBoard
+from compss_train.callbacks import Callback, Checkpoint, Csv, JsonLines, Report, TensorBoard
 from compss_train.reports.history import History
 from compss_train.reports.records import flatten
 from tests.helpers.callbacks import StopAfter
@@ -110,25 +111,35 @@ def test_a_resumed_fit_replaces_rounds_after_the_checkpoint(tmp_path, logger, cu
     path.write_bytes(path.read_bytes()[: -cut or None])  # killed while it wrote
     call_hooks(logger(path), records, resumed_from=3)
     assert rounds_of(path) == [0, 1, 2, 3, 4, 5]
-    call_hooks(logger(path), records_of(2))  # another run
-    assert rounds_of(path) == [*range(6), *range(6)]
 
 
 @pytest.mark.parametrize("logger", FILES)
-def test_a_resumed_fit_keeps_rounds_of_other_runs(tmp_path, logger):
-    path, mine = path_of(tmp_path, logger), records_of(2)
-    call_hooks(logger(path), records_of(1, 8))
-    call_hooks(logger(path), mine[:4])
-    call_hooks(logger(path), mine, resumed_from=2)
-    assert rounds_of(path) == [*range(8), *range(6)]
-    other = path_of(tmp_path / "other", logger)
-    call_hooks(logger(other), records_of(1, 8))
-    call_hooks(logger(other), mine, resumed_from=3)  # the first that this run writes there
-    assert rounds_of(other) == [*range(8), 3, 4, 5]
-    later = path_of(tmp_path / "later", logger)
-    call_hooks(logger(later), records_of(1, 7), resumed_from=4)  # a run that began to write in the middle
-    call_hooks(logger(later), mine, resumed_from=2)
-    assert rounds_of(later) == [4, 5, 6, 2, 3, 4, 5]
+@pytest.mark.parametrize("resumed_from", [None, 2])
+def test_rounds_of_another_run_are_set_aside(tmp_path, logger, resumed_from):
+    path = path_of(tmp_path, logger)
+    for run in range(3):
+        expected = {path.name: list(range(resumed_from if resumed_from and run else 0, 6))}
+        for earlier in range(run):
+            name = f"history.{earlier + 1}{path.suffix}"
+            expected[name] = list(range(resumed_from if resumed_from and earlier else 0, 6))
+        if run:
+            with pytest.warns(UserWarning, match=rf"had \d rounds of another run, which are in history\.{run}\."):
+                call_hooks(logger(path), records_of(run), resumed_from)
+        else:
+            call_hooks(logger(path), records_of(run))
+        assert {file.name: rounds_of(file) for file in tmp_path.iterdir()} == expected
+
+
+@pytest.mark.parametrize("logger", FILES)
+def test_a_kill_before_the_first_checkpoint_costs_no_history(tmp_path, logger):
+    path = path_of(tmp_path, logger)
+    checkpoint, log = Checkpoint(tmp_path / "checkpoints", every=5), logger(path)
+    fit(trainer_of(), checkpoint, log, StopAfter(1), num_epochs=3)
+    shutil.rmtree(tmp_path / "checkpoints")
+    with pytest.warns(UserWarning, match="another run"):
+        fit(trainer_of(), checkpoint, log, num_epochs=3, resume=True)
+    assert rounds_of(path) == [0, 1, 2]
+    assert rounds_of(path.with_name(f"history.1{path.suffix}")) == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -155,7 +166,7 @@ def test_a_line_that_was_cut_is_replaced(tmp_path, logger, left):
     path = path_of(tmp_path, logger)
     call_hooks(logger(path), records_of(1, 3))
     path.write_bytes(path.read_bytes()[:left])
-    call_hooks(logger(path), records_of(1)[2 if left < 0 else 0 :])
+    call_hooks(logger(path), records_of(1), 2 if left < 0 else None)
     assert rounds_of(path) == [*range(6)]
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
 

@@ -272,6 +272,7 @@ class _RunFiles(callbacks.JsonLines):
 
     def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Write the configuration and the rounds that are already complete; remove outdated parameters."""
+        super().on_fit_start(trainer, total_samples)
         folder = self._run.folder
         write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
         write_atomic(folder.configuration, json.dumps(trainer.configuration, indent=1))
@@ -282,8 +283,10 @@ class _RunFiles(callbacks.JsonLines):
 
     def on_fit_end(self, trainer: TrainerBase) -> None:
         """Record that the run is complete, or why it has stopped."""
+        super().on_fit_end(trainer)
         self.status = loggers.status_of(trainer)
 
     def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
         """Record the exception."""
+        super().on_exception(trainer, error)
         self.status = loggers.status_of(trainer, error)
