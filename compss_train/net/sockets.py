@@ -73,7 +73,11 @@ def end(context: Context, milliseconds: int) -> None:
     is left behind then.
     """
     thread = threading.Thread(target=context.destroy, args=(milliseconds,), name="end of a context", daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:  # at the end of a program Python 3.12 starts none
+        context.destroy(milliseconds)
+        return
     thread.join(milliseconds / 1000 + _END_SECONDS)
 
 

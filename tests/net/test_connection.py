@@ -203,6 +203,20 @@ def test_a_send_to_a_server_that_does_not_read_waits_and_ends_with_it(echo):
         sending.result()
 
 
+def _cannot_start(thread):
+    raise RuntimeError
+
+
+def test_a_connection_is_closed_where_no_thread_can_be_started(monkeypatch):
+    """As at the end of a program in Python 3.12."""
+    with MessageServer(LOOPBACK, "token") as server:
+        connection = server.address.connect({})
+        with monkeypatch.context() as patch:
+            patch.setattr("threading.Thread.start", _cannot_start)
+            connection.close()
+        assert connection._context.closed
+
+
 def test_receive_returns_none_after_its_timeout(echo):
     assert echo.client.receive(0) is echo.client.receive(0.02) is None
     echo.peer.send({})  # only asks whether the client is there
