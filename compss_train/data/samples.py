@@ -114,7 +114,9 @@ class Samples:
         return x, y[0] if y else None
 
     def select(self, numbers: Sequence[int]) -> Samples:
-        """Return these samples of a map-style data set only, by number."""
+        """Return these samples of a map-style data set only, by number; raise ``TypeError`` for another one."""
+        if self.is_stream:
+            raise TypeError(f"the samples of {self} have no numbers to select them by; give a map-style data set")
         selected = copy(self)
         own = is_hugging_face(self.dataset)
         selected.dataset = self.dataset.select(numbers) if own else Subset(self.dataset, numbers)

@@ -307,6 +307,11 @@ def test_what_cannot_be_trained_is_an_error(message):
     assert re.search(message, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])]))
 
 
+def test_samples_of_a_stream_cannot_be_selected():
+    with pytest.raises(TypeError, match=r"Samples\(Stream, unknown number of samples\) have no numbers"):
+        Samples(Stream()).select([1])
+
+
 @pytest.mark.filterwarnings("ignore:.*float64 becomes float32")
 def test_frames_are_arrays():
     pandas = pytest.importorskip("pandas")
