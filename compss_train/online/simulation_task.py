@@ -21,6 +21,8 @@ from compss_train.net import Address
 from compss_train.online.sender import as_sample
 from compss_train.online.stream import Sample, Stream
 
+IMPORT_SECONDS = 300.0
+"""How long imports of the simulation's modules may take, if its timeout is shorter."""
 _END = object()
 _TICK = 0.25
 _GRACE = 2.0
@@ -66,8 +68,10 @@ def _interrupt(reason: str) -> None:
 
 def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: Watchdog) -> None:
     """Send all samples; the watchdog times their computation, not the wait until they are sent."""
+    with watchdog.computing(IMPORT_SECONDS):
+        function, argument = pickle.loads(simulate), pickle.loads(value)
     with watchdog.computing():
-        samples = iter(pickle.loads(simulate)(pickle.loads(value)))
+        samples = iter(function(argument))
     try:
         while True:
             with watchdog.computing():
@@ -101,6 +105,8 @@ class Watchdog(Closable):
 
     def __init__(self, stream: Stream, timeout: float | None) -> None:
         self._stream, self._timeout = stream, timeout
+        self._limit = 0.0
+        """The timeout in force."""
         self._deadline: float | None = None
         self._closed = threading.Event()
         self._watched_thread = threading.get_ident()
@@ -108,14 +114,15 @@ class Watchdog(Closable):
         self._thread.start()
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
-        """Apply the timeout to the block."""
+    def computing(self, least: float = 0.0) -> Iterator[None]:
+        """Apply the timeout to the block, or ``least`` if that is longer."""
         if self._timeout is None:
             yield
             return
-        self._deadline = time.monotonic() + self._timeout
+        self._limit = max(self._timeout, least)
+        self._deadline = time.monotonic() + self._limit
         # For a solver that never releases the interpreter lock.
-        faulthandler.dump_traceback_later(self._timeout + _GRACE, exit=True, file=sys.__stderr__ or 2)
+        faulthandler.dump_traceback_later(self._limit + _GRACE, exit=True, file=sys.__stderr__ or 2)
         try:
             yield
         finally:
@@ -135,7 +142,7 @@ class Watchdog(Closable):
     def _report(self) -> None:
         frame = sys._current_frames().get(self._watched_thread)
         with suppress(OSError):
-            self._stream.notify({"timeout": self._timeout, "stack": "".join(traceback.format_stack(frame))})
+            self._stream.notify({"timeout": self._limit, "stack": "".join(traceback.format_stack(frame))})
 
     def close(self) -> None:
         """Stop watching."""

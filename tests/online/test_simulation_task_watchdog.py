@@ -10,7 +10,7 @@ import pytest
 from tests.buffers.kinds import until
 
 CHILD = """
-import ctypes, json, os, subprocess, sys, threading, time
+import ctypes, json, os, pickle, subprocess, sys, threading, time
 from compss_train.online import simulation_task as watchdog
 
 watchdog._TICK, watchdog._GRACE = 0.02, 1.5
@@ -57,6 +57,18 @@ def takes_less_than_the_limit(stream):
             with dog.computing():
                 time.sleep(0.15)
 
+class Imported:
+    def __reduce__(self):
+        return imported, ()
+
+def imported():
+    time.sleep(0.7)
+    return lambda number: []
+
+def imports_for_longer_than_the_limit(stream):
+    with watchdog.Watchdog(stream, 0.2) as dog:
+        watchdog._send_all(pickle.dumps(Imported()), pickle.dumps(0), stream, dog)
+
 def is_closed(stream):
     with watchdog.Watchdog(stream, 0.1) as dog:
         pass
@@ -89,6 +101,7 @@ EXITS = {
     "waits_after_the_end": 1,
     "ends_after_the_end": 0,
     "takes_less_than_the_limit": 0,
+    "imports_for_longer_than_the_limit": 0,
     "is_closed": 0,
     "has_programs": 1,
 }
