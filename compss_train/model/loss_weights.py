@@ -99,6 +99,9 @@ def class_weights(weights: Tensor, output: object, target: Tensor, ignore_index:
         first, last = (int(bound) for bound in indices.aminmax()) if indices.numel() else (0, 0)
         if first < 0 or last >= len(weights):
             raise ValueError(f"class_weight has {len(weights)} classes, and targets go from {first} to {last}")
+        one_each = shape is not None and shape.numel() == target.numel()  # the probability of the second class
+        if shape is not None and not one_each and len(shape) == target.dim() + 1 and len(weights) not in shape[1:]:
+            raise ValueError(f"class_weight has {len(weights)} classes, and the network outputs of {tuple(shape)}")
         selected: Tensor = weights[indices]
         return selected
     if len(weights) == 2 and shape is not None and shape.numel() == target.numel():

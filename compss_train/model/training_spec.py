@@ -245,6 +245,11 @@ class ModelReplica:
                     f"The targets of the batch go {bounds}: classes are numbered from 0, and the network needs an "
                     "output for each."
                 )
+            if str(error).startswith("Expected more than 1 value per channel"):
+                error.add_note(
+                    "BatchNorm needs two samples in each batch: choose a batch_size that leaves no batch of one, "
+                    "or GroupNorm or LayerNorm."
+                )
             raise
 
 

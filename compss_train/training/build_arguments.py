@@ -25,17 +25,24 @@ class BuildArguments:
     lr_schedule: LrSchedule | None = field(default=None, repr=False)
 
 
+_TOO_DEEP = "contains itself, or is nested too deeply for Python"
+
+
 def check_network(net: object) -> None:
     """Raise ``TypeError`` unless ``net`` is a module of dense tensors, ``ValueError`` if none is trainable."""
     if not isinstance(net, nn.Module):
         hint = "; call the class to make one" if isinstance(net, type) else ""
         raise TypeError(f"net must be a torch.nn.Module, not {type(net).__name__}{hint}")
+    try:
+        tensors = net.state_dict(keep_vars=True)
+    except RecursionError:
+        raise ValueError(f"the network, a {type(net).__name__}, {_TOO_DEEP}") from None
     if not any(True for _ in net.parameters()):
         raise ValueError(f"{type(net).__name__} has no parameters, so there is nothing to train")
     if not any(parameter.requires_grad for parameter in net.parameters()):
         raise ValueError(f"all parameters of {type(net).__name__} are frozen; set requires_grad on some")
     compilation.check_not_compiled(net)
-    for name, tensor in net.state_dict(keep_vars=True).items():
+    for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and not is_lazy(tensor):
             check_dense(f"{name!r} of the network", tensor)
 
@@ -84,6 +91,8 @@ def check_picklable(**values: object) -> None:
     """Raise ``TypeError`` for the first value that cannot be pickled, naming the attribute."""
     for name, value in values.items():
         if (error := _pickling_error(value)) is not None:
+            if isinstance(error, RecursionError) or "recursion" in str(error):
+                raise TypeError(f"{name} {_TOO_DEEP}, and cannot be sent to other processes")
             where = _culprit(name, value) or name
             raise TypeError(
                 f"{where} cannot be pickled, so it cannot be sent to other processes ({error}); "

@@ -60,7 +60,7 @@ def restore(workplace: Workplace, folder: str | os.PathLike[str], *, best: bool 
     if best:
         path = checkpoints.checkpoint_path(path.parent, _best_round(path, content))
         content = checkpoints.read_checkpoint(path)
-    snapshot = Snapshot.from_dict(content)
+    snapshot = Snapshot.from_dict(content, path)
     check_trainer((path, snapshot), workplace, fit="fits continue")
     load(snapshot, workplace)
 
@@ -83,7 +83,7 @@ def find_checkpoint(resume: str | os.PathLike[str] | bool, callbacks: Sequence[C
             f"resume={resume!r}: give a folder of checkpoints, or True for that of the Checkpoint callback"
         )
     path, content = checkpoints.read_latest_checkpoint(folder, warn=True)
-    return path, Snapshot.from_dict(content)
+    return path, Snapshot.from_dict(content, path)
 
 
 def resumed(fit: FitOfEpochs, workplace: Workplace) -> FitOfEpochs:

@@ -7,12 +7,14 @@ In a fit the states of the workers of each group are one value of the engine: wh
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any, Self, TypeAlias
 
 import numpy as np
 
 from compss_train.data.partitioning import Position
 from compss_train.engines import Engine, Ref
+from compss_train.exceptions import BadCheckpointError
 from compss_train.model.devices import RandomState
 from compss_train.model.parameters import Parameters
 from compss_train.worker.state import GroupState, WorkerState
@@ -119,12 +121,28 @@ class Snapshot:
         return {**vars(self), "workers": [worker_to_dict(state) for state in self.workers], "progress": progress}
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Self:
-        """Return the snapshot from its plain values."""
-        saved = content["progress"]
-        progress = None if saved is None else Progress(**{**saved, "reached": Position(**saved["reached"])})
-        workers = tuple(worker_from_dict(state) for state in content["workers"])
-        return cls(**{**content, "workers": workers, "progress": progress})
+    def from_dict(cls, content: Mapping[str, Any], path: Path) -> Self:
+        """Return the snapshot from its plain values, which were read from a checkpoint.
+
+        Raises ``BadCheckpointError`` for values that no trainer has written, although their checksum is right.
+        """
+        try:
+            for name, kind in _KINDS.items():
+                if not isinstance(content[name], kind):
+                    raise TypeError(f"{name} is a {type(content[name]).__name__}")
+            if content["epoch"] < 0 or not all(isinstance(record, dict) for record in content["history"]):
+                raise ValueError("epoch is negative, or history has other items than records")
+            saved = content["progress"]
+            progress = None if saved is None else Progress(**{**saved, "reached": Position(**saved["reached"])})
+            workers = tuple(worker_from_dict(state) for state in content["workers"])
+            return cls(**{**content, "workers": workers, "progress": progress})
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise BadCheckpointError(path, f"its state is not that of a trainer: {error}") from error
+
+
+_KINDS: dict[str, Any] = {"parameters": dict, "workers": list, "epoch": int, "history": list, "setting": dict}
+_KINDS |= {"progress": dict | None, "callbacks": dict, "schedule": dict, "merge": dict}
+"""The types of what a checkpoint holds."""
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -224,6 +224,11 @@ def test_samples_and_classes_multiply():
     ("output", "target", "message"),
     [
         (torch.rand(2, 3), torch.tensor([0, 3]), "class_weight has 3 classes, and targets go from 0 to 3"),
+        (
+            torch.rand(2, 2),
+            torch.tensor([0, 1]),
+            r"3 classes, and the network outputs of \(2, 2\)",
+        ),
         (torch.rand(2, 3), torch.tensor([-1, 1]), "class_weight has 3 classes, and targets go from -1 to 1"),
         (
             torch.rand(2, 3),

@@ -71,7 +71,7 @@ def test_a_callback_stops_an_endless_fit_and_rounds_alternate(local, tmp_path):
     rounds = len(trainer.history)
     assert rounds >= 4
     assert recorder.calls == [(hook, number) for number in range(rounds) for hook in ("start", "end")]
-    snapshot = Snapshot.from_dict(read_latest_checkpoint(tmp_path)[1])
+    snapshot = Snapshot.from_dict(read_latest_checkpoint(tmp_path)[1], tmp_path)
     assert_same_bits(snapshot.parameters, trainer.get_parameters())
     assert (len(snapshot.history), snapshot.progress) == (rounds, None)
 

@@ -222,6 +222,19 @@ def with_buffer(buffer):
     return net
 
 
+def nested(levels):
+    net = mlp()
+    for _ in range(levels):
+        net = nn.Sequential(net)
+    return net
+
+
+def in_a_circle():
+    net = nn.Sequential(mlp())
+    net.append(net)
+    return net
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
@@ -229,6 +242,17 @@ def with_buffer(buffer):
         ({"net": nn.Linear(2, 2).requires_grad_(False)}, ValueError, "all parameters of Linear are frozen"),
         ({"net": nn.Linear}, TypeError, "must be a torch.nn.Module, not type; call the class"),
         ({"net": None}, TypeError, "must be a torch.nn.Module, not NoneType"),
+        (
+            {"net": nested(3000)},
+            ValueError,
+            "a Sequential, contains itself, or is nested too deeply for Python",
+        ),
+        (
+            {"net": nested(400)},
+            TypeError,
+            "net contains itself, or is nested too deeply for Python, and cannot be sent",
+        ),
+        ({"net": in_a_circle()}, ValueError, "the network, a Sequential, contains itself, or is nested too deeply"),
         ({"net": nn.LazyLinear(3)}, ValueError, "lazy"),
         ({"optimizer": {"optimizer": "sgd", "lr": -1.0}}, ValueError, "Invalid learning rate"),
         ({"optimizer": {"optimizer": "lion", "lr": 1.0}}, ValueError, "unknown optimizer 'lion'"),

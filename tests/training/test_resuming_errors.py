@@ -241,6 +241,15 @@ def test_checkpoints_that_cannot_be_used_name_a_good_one(own, monkeypatch):
         assert assert_refused(refusing(), BadCheckpointError, message, resume=place).good is None
 
 
+@pytest.mark.parametrize("value", [-5, None, "x", [1]])
+@pytest.mark.parametrize("part", ["parameters", "workers", "epoch", "setting", "callbacks", "merge", "history"])
+def test_a_good_checksum_of_other_content_is_an_error(own, part, value):
+    path = own / "round-000002"
+    storage.write_checkpoint(path, {**storage.read_checkpoint(path), part: value})
+    message = "round-000002 cannot be used: its state is not that of a trainer: "
+    assert_refused(refusing(), BadCheckpointError, message, resume=path)
+
+
 def test_a_folder_with_checkpoints_of_another_run(own):
     names = sorted(os.listdir(own))
     message = rf"{own} has checkpoints of another run, or .* \(round 2\); give fit resume=True"

@@ -115,6 +115,8 @@ class TableReader(Reader):
         chosen = select_keys(keys, [*self.groups, *(name for name in columns if name not in grouped)])
         if missing := [name for name in self._columns(chosen) if name not in columns]:
             raise FileContentError(f"has no column {quote_names(missing)}; it has {quote_names(columns)}")
+        if several := [name for name in self._columns(chosen) if columns.count(name) > 1]:
+            raise FileContentError(f"has several columns {quote_names(several)}; give each a name of its own")
         return chosen
 
     def _field(self, table: Table, key: str) -> Field:

@@ -248,3 +248,10 @@ def test_a_sampler_yields_rows_once_and_resumes_within_groups(path):
 def test_a_table_whose_length_is_given_is_one_block(path):
     np.testing.assert_array_equal(BlockedTensor.from_files([path], key="a").collect(), columns()["a"])
     assert FileDataset([path], None, {path: ROWS}, **OPTIONS).sizes == (ROWS,)
+
+
+def test_two_columns_of_one_name_are_an_error(tmp_path):
+    parquet, values = pytest.importorskip("pyarrow.parquet"), [pa.array([1.0, 2.0])] * 3
+    parquet.write_table(pa.table(values, names=["a", "a", "y"]), tmp_path / "t.parquet")
+    with names(tmp_path / "t.parquet", "has several columns 'a'; give each a name of its own"):
+        FileDataset(tmp_path / "t.parquet", x=["a"], y="y")

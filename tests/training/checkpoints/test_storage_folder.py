@@ -93,7 +93,7 @@ EMPTY = Snapshot(
 
 def round_trip(snapshot, folder):
     write_checkpoint(folder / "it", snapshot.to_dict())
-    return Snapshot.from_dict(read_checkpoint(folder / "it"))
+    return Snapshot.from_dict(read_checkpoint(folder / "it"), folder)
 
 
 def drawn():
