@@ -1,7 +1,6 @@
 """``compss-train report``, ``plot``, ``compare``, ``runs`` and ``advise``: what the histories of runs say."""
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -141,7 +140,7 @@ def read_configuration(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = records.from_json(path.read_bytes())
         sections = [found[name] for name in ("trainer", "build", "fit", "versions", "machine") if name in found]
         if not all(isinstance(section, dict) for section in (found, *sections)):
             raise TypeError("its sections are no tables")

@@ -51,14 +51,16 @@ def measured_cost(history: Sequence[Record]) -> RoundCost:
         raise ValueError("its workers do not merge in rounds: name a run with merge='synchronous'")
     later = [number for number, record in enumerate(history) if record["epoch"] > history[0]["epoch"]]
     kept = later or list(range(min(1, len(history) - 1), len(history)))
-    kept = [number for number in kept if history[number]["workers"]]  # early ones of many workers have none
+    totals = round_totals(worker_intervals(history))
+    kept = [number for number in kept if number in totals]  # early ones of many workers have no entries
+    if not kept:
+        raise ValueError("its rounds have no times of workers")
     rounds = [history[number] for number in kept]
     workers, processes = max(len(each["workers"]) for each in rounds), _processes(rounds)
     samples, seconds = (fmean(each[name] for each in rounds) for name in ("samples", "seconds"))
     busy = fmean(sum(own["seconds"] for own in each["workers"]) for each in rounds)
     tasks = ceil(workers / processes)
     training = tasks / workers * busy
-    totals = round_totals(worker_intervals(history))
     merging = fmean(totals[number]["merging"] / len(history[number]["workers"]) for number in kept)
     merging = min(merging, max(0.0, seconds - training))
     return RoundCost(

@@ -216,10 +216,10 @@ def _worker_panel(history: Sequence[Record], xs: Sequence[float]) -> Panel:
     curves: dict[int, Curve] = {}
     for x, record in zip(xs, history, strict=True):
         for own in record["workers"]:
-            if "loss" in own:
+            if isinstance(loss := own.get("loss"), int | float):
                 curve = curves.setdefault(own["worker"], Curve(f"worker {own['worker']}", [], []))
                 curve.xs.append(x)
-                curve.ys.append(float(own["loss"]))
+                curve.ys.append(float(loss))
     return Panel("loss by worker", [curves[worker] for worker in sorted(curves)])
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from compss_train._utils import files, imports, validation
 from compss_train.exceptions import BadFileError
-from compss_train.reports.records import Record, is_record
+from compss_train.reports.records import Record, from_json, is_record
 from compss_train.reports.timeline import round_rows, worker_rows
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def _records(path: Path) -> Iterator[Record]:
     for number, line in enumerate(lines, 1):
         record = None
         with suppress(ValueError, RecursionError):
-            record = json.loads(line, parse_int=lambda text: int(text) if len(text) < 300 else float(text))
+            record = from_json(line)
         if is_record(record):
             yield record
         elif number == len(lines) and not line.endswith(b"\n"):

@@ -1,5 +1,6 @@
 """Records of the history: the names of their fields, and records flattened to rows of a table."""
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, TypeGuard
@@ -27,6 +28,11 @@ _TIMES = ("seconds", "samples_per_second", "fit_started", "ended", "started")
 _HUGE = 1e15
 """More than any count or Unix time; NaN is not below it either."""
 _COUNTS = ("round", "epoch", "samples", "batches", "worker")
+
+
+def from_json(text: str | bytes) -> Any:
+    """Return the value of JSON text, in which integers that no float can hold are infinite."""
+    return json.loads(text, parse_int=lambda digits: int(digits) if len(digits) < 300 else float(digits))
 
 
 def is_record(value: object) -> TypeGuard[Record]:
