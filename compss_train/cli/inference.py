@@ -68,7 +68,8 @@ def export(options: argparse.Namespace) -> int:
                 example = x.part([0], (key,)).read(order.RowRange(0, 0, min(2, x.sizes[0])))[key]
             else:
                 example = block.load_block(next(as_blocked(x, 1).blocks()))[:2]
-        trainer.export(target, example)
+        with _rejected_samples("exported with"):
+            trainer.export(target, example)
     print(f"written to {options.output}")
     return 0
 

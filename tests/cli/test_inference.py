@@ -272,3 +272,12 @@ def test_shard_writes_strings_of_columns_that_are_named_as_classes(tmp_path, cap
         "y": [2, 1, 2, 0, 2],
         "note": [2, 1, 2, 0, 2],
     }
+
+
+@pytest.mark.parametrize("example", [np.zeros((4, 9), np.float32), np.zeros((4, 5), np.int64)])
+def test_an_example_that_does_not_suit_the_network_is_an_error(fitted, command, example):
+    pytest.importorskip("onnxscript")
+    np.save("wrong.npy", example)
+    said = command("export", fitted, "--input", "wrong.npy", "-o", "n.onnx", code=2).err
+    assert "these samples cannot be exported" in said
+    assert not Path("n.onnx").exists()

@@ -208,6 +208,21 @@ def rows(output):
     return {int(cells[0].rstrip("*")): cells for cells in lines}
 
 
+def test_names_with_escape_sequences_do_nothing_to_a_terminal(fitted, command):
+    fitted.rename(fitted.with_name("small\x1b[2J"))
+    listed = command("runs", "runs").out
+    assert r"small\x1b[2J" in listed
+    assert "\x1b" not in listed + command("report", "none\x1b[2J", code=2).err
+
+
+@pytest.mark.parametrize("line", ["fit small.toml", "predict runs/small --input x.npy", "shard x.npy --rows 5"])
+def test_an_empty_output_is_an_unset_variable(fitted, command, line):
+    assert (
+        "--output: is empty; is a variable of the shell not set?"
+        in command(*line.split(), "--output", "", code=2).err
+    )
+
+
 def test_a_history_says_what_a_round_takes(tmp_path, command):
     measured = tmp_path / "history.jsonl"
     History(steady_run(30, 6)).save(measured)
