@@ -17,12 +17,13 @@ from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer
 from compss_train.callbacks import Callback
-from compss_train.engines.compss.runtime import runtime_options
+from compss_train.engines.compss.runtime import JVM_OPTIONS
 
 
 def working_folders():
     """Return the folders of the workers' files, from the project file of the application."""
-    project = Path(runtime_options()["compss.project.file"])
+    (file,) = re.findall(r"-Dcompss.project.file=(.*)", Path(os.environ[JVM_OPTIONS]).read_text())
+    project = Path(file)
     return re.findall(r"<WorkingDir>(.*?)</WorkingDir>", project.read_text())
 
 
