@@ -68,7 +68,8 @@ class _OwnPickle:
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         _Pickler(stream, kept=kept, buffer_callback=buffers.append).dump(kept)
-        data = pickle.PickleBuffer(stream.getbuffer())
+        # Through an array: a memoryview in a reference cycle may crash Python before 3.12.7 (gh-77894).
+        data = pickle.PickleBuffer(np.frombuffer(stream.getbuffer(), np.uint8))
         digest = hashlib.sha256()
         for part in (data, *buffers):
             digest.update(part.raw())
