@@ -15,7 +15,7 @@ from loky.backend.process import LokyProcess
 
 from compss_train import LocalEngine, WorkerLostError
 from compss_train._utils import files
-from compss_train.engines import Resources, calls
+from compss_train.engines import Resources, calls, codec
 from compss_train.engines.base import ONE_CPU
 from compss_train.engines.local.store import store
 from compss_train.exceptions import EngineClosedError
@@ -391,6 +391,21 @@ def test_an_engine_that_is_garbage_collected_ends_its_processes():
     del engine
     gc.collect()
     assert_ended(paths, processes)
+
+
+class Kept:
+    loaded_once = True
+
+    def __init__(self, number):
+        self.array = np.full(10, number)
+
+
+def test_encoded_values_in_a_reference_cycle_are_collected():
+    for number in range(50):  # Python before 3.12.7 crashes where a memoryview with exports is among them
+        cycle = [*codec.dumps([Kept(number), np.zeros(10)])]
+        cycle.append(cycle)
+        del cycle
+        assert gc.collect() > 0
 
 
 def test_sizes_must_be_positive():
