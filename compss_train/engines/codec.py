@@ -68,8 +68,9 @@ class _OwnPickle:
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         _Pickler(stream, kept=kept, buffer_callback=buffers.append).dump(kept)
-        # Through an array: a memoryview in a reference cycle may crash Python before 3.12.7 (gh-77894).
-        data = pickle.PickleBuffer(np.frombuffer(stream.getbuffer(), np.uint8))
+        # An array: a memoryview that has been exported, in a reference cycle, crashes Python before 3.12.7 (gh-77894).
+        content: Any = np.frombuffer(stream.getbuffer(), np.uint8)
+        data = pickle.PickleBuffer(content)
         digest = hashlib.sha256()
         for part in (data, *buffers):
             digest.update(part.raw())
