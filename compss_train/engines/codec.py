@@ -68,7 +68,7 @@ class _OwnPickle:
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         _Pickler(stream, kept=kept, buffer_callback=buffers.append).dump(kept)
-        # An array: a memoryview that has been exported, in a reference cycle, crashes Python before 3.12.7 (gh-77894).
+        # An array: in a reference cycle, an exported memoryview crashes Python before 3.12.7 (gh-77894).
         content: Any = np.frombuffer(stream.getbuffer(), np.uint8)
         data = pickle.PickleBuffer(content)
         digest = hashlib.sha256()
