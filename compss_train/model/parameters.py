@@ -221,17 +221,22 @@ def halve(current: Parameters, trained: Parameters) -> Parameters:
     }
 
 
-def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> None:
-    """Write the arrays to a ``.safetensors`` or ``.npz`` file, chosen by the suffix, with a checksum."""
+def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> str | None:
+    """Write the arrays to a ``.safetensors`` or ``.npz`` file, chosen by the suffix.
+
+    Returns the SHA-256 that a ``.safetensors`` file has in its metadata; ``.npz`` has checksums of its own.
+    """
     path = Path(path)
     if path.suffix == ".safetensors":
         arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
-        data = safetensors.numpy.save(arrays, {_SHA256: sha256_of(arrays)})
+        sha256 = sha256_of(arrays)
+        data = safetensors.numpy.save(arrays, {_SHA256: sha256})
         path.write_bytes(data)  # save_file's files are readable by their owner only
-    elif path.suffix == ".npz":
-        np.savez(path, **{name: np.asarray(array) for name, array in parameters.items()})  # type: ignore[arg-type]
-    else:
+        return sha256
+    if path.suffix != ".npz":
         raise ValueError(f"cannot save parameters to {path.name!r}; use the suffix .safetensors or .npz")
+    np.savez(path, **{name: np.asarray(array) for name, array in parameters.items()})  # type: ignore[arg-type]
+    return None
 
 
 def load(path: str | Path) -> Parameters:

@@ -18,7 +18,6 @@ from compss_train.callbacks import checks, loggers
 from compss_train.cli import run_files
 from compss_train.cli.run_files import Errors, RunFile, RunFileError, RunFolder, Table, data, objects
 from compss_train.model import parameters
-from compss_train.model.saved_state import sha256_of
 from compss_train.trainer import DistributedTrainer
 from compss_train.training import checkpoints, fit_options
 from compss_train.training.merge import Merge
@@ -226,10 +225,8 @@ def train(run: TrainingRun) -> DistributedTrainer:
             if results.started:
                 sha256 = None
                 if trainer.history:
-                    final = trainer.get_parameters()
-                    sha256 = sha256_of(final)
                     with atomic_path(run.folder.parameters) as path:
-                        parameters.save(path, final)
+                        sha256 = parameters.save(path, trainer.get_parameters())
                 run.folder.write_state(results.status, sha256)  # last: a run is complete when its files are
     return trainer
 
