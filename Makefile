@@ -2,12 +2,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 COMPSS := $(shell command -v runcompss)
+# The release of PyTorch: pinned, oldest or newest of those that pyproject.toml allows.
+TORCH ?= pinned
 FASHION_MNIST ?= /usr/share/datasets/fashion-mnist
 
 SEEDS ?= 300
 FIRST ?= 0
 
-.PHONY: demo test simulate lint docs tutorials bench clean
+TORCH_pinned :=
+TORCH_oldest := s/^torch==.*/torch==$(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).*/
+TORCH_newest := /^torch==/d
+
+.PHONY: demo test simulate lint docs tutorials wheel bench clean
 
 demo: $(VENV)/installed
 	@if [ -d "$(FASHION_MNIST)" ]; then \
@@ -42,12 +48,22 @@ tutorials: $(VENV)/installed
 	cd build/tutorials && PYTHONWARNINGS=ignore:IProgress ../../$(BIN)/jupyter execute \
 		--NotebookClient.record_timing=False --inplace *.ipynb && cp *.ipynb ../../docs/tutorials
 
+# The wheel in a fresh environment, outside the checkout; then each extra.
+wheel:
+	rm -rf build/wheel dist && $(PYTHON) -m venv build/wheel
+	build/wheel/bin/pip install --quiet build && build/wheel/bin/python -m build --outdir dist
+	rm -rf build/wheel && $(PYTHON) -m venv build/wheel && mkdir build/wheel/empty
+	build/wheel/bin/pip install --quiet --constraint constraints.txt dist/*.whl
+	cp packaging/try_wheel.py build/wheel && cd build/wheel/empty && ../bin/python ../try_wheel.py train
+	cd build/wheel/empty && ../bin/python ../try_wheel.py extras $$(ls $(CURDIR)/dist/*.whl) --constraint $(CURDIR)/constraints.txt
+
 bench: $(VENV)/installed
 	for bench in benchmarks/[a-z]*.py; do $(BIN)/python $$bench || exit 1; done
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[apps,docs,test,lint]'
+	sed -e '$(TORCH_$(TORCH))' constraints.txt > $(VENV)/constraints.txt
+	$(BIN)/pip install --quiet --constraint $(VENV)/constraints.txt --editable '.[apps,docs,test,lint]'
 	touch $@
 
 clean:

@@ -1,0 +1,95 @@
+"""Try an installed wheel: train, run the command, and check that what each extra installs can be imported.
+
+``make wheel`` calls it with the Python of a fresh environment that holds the wheel and nothing else, from an empty
+folder, so that no file of the checkout can help::
+
+    python try_wheel.py train              # five lines, the doctor, the example of `compss-train fit`
+    python try_wheel.py extras WHEEL       # installs each extra of the wheel in turn, and imports its packages
+"""
+
+import re
+import subprocess
+import sys
+from importlib import import_module, metadata
+from pathlib import Path
+
+TRAIN = """
+import numpy as np
+from torch import nn
+
+import compss_train
+
+rng = np.random.default_rng(0)
+x = rng.normal(size=(4000, 20)).astype(np.float32)
+y = (x[:, :3].sum(axis=1) > 0).astype(np.int64)
+trainer = compss_train.DistributedTrainer(num_workers=2, seed=0)
+trainer.build(nn.Linear(20, 2), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy", "accuracy")
+trainer.fit(x, y, num_epochs=5, batch_size=50, progress=False)
+accuracy = trainer.evaluate(x, y)["accuracy"]
+if accuracy < 0.9:
+    raise SystemExit(f"five epochs reached an accuracy of {accuracy:.3f}; at least 0.9 was expected")
+print(f"trained by compss_train {compss_train.__version__} in {compss_train.__file__}: accuracy {accuracy:.3f}")
+"""
+
+ENGINE_MISSING = 1
+"""Exit code of ``compss-train doctor`` where COMPSs is not installed."""
+
+
+def run(*command: str, accept: tuple[int, ...] = (0,)) -> str:
+    """Run a command, and return what it prints; end this program if it fails."""
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode not in accept:
+        raise SystemExit(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}")
+    return done.stdout
+
+
+def train() -> None:
+    """Train five lines in a script, then the example of the command."""
+    script = Path("five_lines.py")
+    script.write_text(TRAIN)
+    print(run(sys.executable, str(script)), end="")
+    command = str(Path(sys.executable).with_name("compss-train"))
+    print(run(command, "doctor", accept=(0, ENGINE_MISSING)), end="")
+    example = Path("example.toml")
+    example.write_text(run(command, "fit", "--example"))
+    run(command, "fit", str(example), "--output", "run")
+    run(command, "evaluate", "run", "--json")
+    print("compss-train fit --example: trained and evaluated")
+
+
+def extras(wheel: str) -> None:
+    """Install each extra of the wheel, and import every module of the packages that it names."""
+    distribution = metadata.distribution("compss_train")
+    required = distribution.requires or []
+    for extra in distribution.metadata.get_all("Provides-Extra") or []:
+        run(sys.executable, "-m", "pip", "install", "--quiet", *sys.argv[3:], f"{wheel}[{extra}]")
+        marker = re.compile(rf"extra\s*==\s*['\"]{extra}['\"]")
+        names = [re.split(r"[\s\[<>=!~;]", line, maxsplit=1)[0] for line in required if marker.search(line)]
+        checked = [module for name in names for module in modules_of(name)]
+        for module in checked:
+            import_module(module)
+        print(f"{extra}: {', '.join(checked)}")
+
+
+def modules_of(name: str) -> list[str]:
+    """Return the top-level modules of an installed distribution: those with a file of their own in it."""
+    normal = re.sub(r"[-_.]+", "-", name).lower()
+    modules = sorted(
+        module
+        for module, names in metadata.packages_distributions().items()
+        if normal in {re.sub(r"[-_.]+", "-", each).lower() for each in names}
+        and module.isidentifier()
+        and not module.startswith("_")
+    )
+    if not modules and not name.startswith("types-"):  # stubs have no module to import
+        raise SystemExit(f"{name} is not installed, or has no module")
+    return modules
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["train"]:
+        train()
+    elif sys.argv[1:2] == ["extras"] and len(sys.argv) > 2:
+        extras(sys.argv[2])
+    else:
+        raise SystemExit(__doc__)

@@ -1,0 +1,56 @@
+"""Recipes and workflows agree with ``pyproject.toml`` and the Makefile."""
+
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+import compss_train
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CORE = dict(re.fullmatch(r"([\w-]+)>=([\d.]+)", line).groups() for line in PROJECT["dependencies"])
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+
+
+def test_conda_recipe_has_the_dependencies_and_the_version():
+    text = (ROOT / "packaging/conda/meta.yaml").read_text()
+    version = re.search(r'set version = "(.+)"', text).group(1)
+    lines = (line for line in text.splitlines() if not line.startswith("{%"))
+    recipe = yaml.safe_load(re.sub(r"\{\{ \w+ }}", "x", "\n".join(lines)))
+    run = dict(line.split(" >=") for line in recipe["requirements"]["run"])
+    assert version == compss_train.__version__
+    assert run.pop("python") == PROJECT["requires-python"].removeprefix(">=")
+    assert run.pop("pytorch") == CORE["torch"]
+    assert run == {name: least for name, least in CORE.items() if name != "torch"}
+
+
+def test_spack_recipe_has_the_dependencies_and_the_version():
+    text = (ROOT / "packaging/spack/packages/py-compss-train/package.py").read_text()
+    compile(text, "package.py", "exec")
+    depends = dict(re.findall(r'depends_on\("py-([\w-]+)@([\d.]+):"\)', text))
+    assert f'version("{compss_train.__version__}")' in text
+    assert f'"python@{PROJECT["requires-python"].removeprefix(">=")}:"' in text
+    assert {name: depends.pop(name) for name in CORE} == CORE
+    assert set(depends) == {"setuptools"}
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "compss_train.def"])
+def test_images_install_extras_that_exist(name):
+    text = (ROOT / "packaging" / name).read_text()
+    lists = re.findall(r"EXTRAS=([\w,]+)|\.whl\)\[([\w,]+)]", text)
+    extras = {extra for pair in lists for part in pair for extra in part.split(",") if extra}
+    assert extras
+    assert extras <= set(PROJECT["optional-dependencies"])
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_call_targets_of_the_makefile(path):
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    jobs = yaml.safe_load(path.read_text())["jobs"]
+    commands = [step["run"] for job in jobs.values() for step in job.get("steps", []) if "run" in step]
+    called = {command.split()[1] for command in commands if command.startswith("make ")}
+    assert called <= targets
+    assert called or path.stem == "release"
