@@ -27,7 +27,7 @@ from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described_fit
-from compss_train.training.inference import Inference
+from compss_train.training.inference import VALIDATION, Inference
 from compss_train.training.merging.on_arrival import GlobalParameters
 from compss_train.training.planning import validation_source
 from compss_train.training.rounds import MERGE_SECONDS
@@ -108,7 +108,7 @@ class OnlineFit:
             self._server.listen_for_senders(simulations.address, str(simulations.token))
         evaluation: Evaluation | None = None
         if fit.validation is not None:
-            inference = Inference(session, fit.validation, on_cpu=True)
+            inference = Inference(session, fit.validation, on_cpu=True, task=VALIDATION)
             evaluation = Evaluation(inference, self._server.address, fit.stopping)
             evaluation.start(model.parameters, notify=False)  # finds mismatches before other tasks start
             evaluation.result(measures)

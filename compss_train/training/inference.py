@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import numpy as np
@@ -11,12 +11,15 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import check_count, warn_user
+from compss_train.data.block import RemoteBlock
 from compss_train.data.block_passes import BlockPass, blocks_of
 from compss_train.data.order import Batching, split_points
 from compss_train.engines.base import ONE_CPU, Ref
 from compss_train.exceptions import EngineClosedError
 from compss_train.model.metrics import Measured
+from compss_train.model.parameters import Parameters
 from compss_train.model.weighted_mean import ranges_for_costs
+from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.data_source import DataSource
 from compss_train.training.workplace import Session, Workplace
 from compss_train.worker.inference import evaluate, predict
@@ -25,6 +28,9 @@ from compss_train.worker.work import Reading, Work
 EVALUATION_BATCH = 1024
 """Samples in a batch of an evaluation or prediction."""
 
+VALIDATION = "validation_data"
+"""Describes evaluations on the validation data in errors."""
+
 INFERENCE_FILES = 2
 """Maximum number of files in memory during evaluation and prediction: one is read while the other is used."""
 
@@ -32,12 +38,20 @@ INFERENCE_FILES = 2
 class Inference:
     """Submits the evaluation and prediction tasks of one data set, by default in its own or in large batches.
 
-    ``on_cpu`` gives each task a CPU, whatever devices the session's workers use.
+    ``on_cpu`` gives each task a CPU, whatever devices the session's workers use; ``task`` describes the tasks in
+    errors.
     """
 
     def __init__(
-        self, session: Session, source: DataSource, batch_size: int | None = None, *, on_cpu: bool = False
+        self,
+        session: Session,
+        source: DataSource,
+        batch_size: int | None = None,
+        *,
+        on_cpu: bool = False,
+        task: str | None = None,
     ) -> None:
+        self._task = task
         self.engine, self.data = session.engine, session.publish(source)
         self._resources = ONE_CPU if on_cpu else session.resources
         devices = ["cpu"] if on_cpu else session.devices
@@ -47,7 +61,7 @@ class Inference:
         """The blocks of each worker, with its device."""
         self._seconds = session.sample_seconds * source.number_samples / 3
         """Rough estimate of the time, in seconds, that a core needs to evaluate all samples."""
-        size = batch_size or source.batch_size or EVALUATION_BATCH
+        size = batch_size or batch_size_for(source)
         structure = replace(source.structure, bucketed=False)
         self._reading = Reading(batching=Batching(size=size), structure=structure)
         self._tasks: dict[int, list[tuple[Any, ...]]] = {}
@@ -70,9 +84,28 @@ class Inference:
             most = max(INFERENCE_FILES, files.threads + 1)
             own = replace(own, files=replace(files, file_buffer=most, **reading))
         return values, [
-            Work(tuple(BlockPass(number, 0, self._sizes[number]) for number in numbers), own, device=device)
+            Work(
+                tuple(BlockPass(number, 0, self._sizes[number]) for number in numbers),
+                own,
+                device=device,
+                task=self._task,
+            )
             for device, numbers in parts
         ]
+
+    def try_first_batch(self, parameters: Parameters) -> None:
+        """Wait for a task that evaluates these parameters on one batch of samples, and raise its errors."""
+        source = self.data.source
+        work = first_batch(source, 0, batch_size_for(source), self._task)
+        values, reading = self.data.inputs(work.reading, [0])
+        works, published = (
+            [work._replace(reading=reading, device=self._parts[0][0])],
+            self.engine.publish(parameters),
+        )
+        first = self.data.training_spec, published
+        ref = self.engine.submit(evaluate, *first, values, works, resources=self._resources)
+        self.engine.fetch([ref])
+        self.engine.delete([ref, published])
 
     def submit(self, function: Callable[..., Any], parameters: Ref, work: Work, *more: Any) -> Ref:
         """Submit a task on the blocks or files that a worker passes over, on the first worker's device."""
@@ -96,6 +129,23 @@ class Inference:
         batches = [output for outputs, _ in results for output in outputs]
         columns = zip(*map(leaves, batches), strict=True)
         return rebuilt(batches[0], [_joined(column) for column in columns])
+
+
+def batch_size_for(source: DataSource) -> int:
+    """Return the samples in a batch of an evaluation or prediction."""
+    return source.batch_size or EVALUATION_BATCH
+
+
+def first_batch(source: DataSource, number: int, size: int, task: str | None) -> Work:
+    """Return the work on the first samples of a block or file, ``size`` at most, as one batch."""
+    reading = source.reading_of([number], Reading(batching=Batching(1), structure=source.structure))
+    return Work((BlockPass(number, 0, min(size, source.sizes[number])),), reading, task=task)
+
+
+def is_for_tasks(source: DataSource, built: BuildArguments) -> bool:
+    """Return whether only tasks can evaluate the model on these samples: on GPUs, or where the blocks are."""
+    blocks = chain.from_iterable(column.blocks() for column in source.columns)
+    return built.num_gpu > 0 or any(isinstance(block, RemoteBlock) for block in blocks)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from compss_train._utils.validation import warn_user
-from compss_train.data import block_passes, order, partitioning
+from compss_train.data import partitioning
 from compss_train.exceptions import DivergedError
 from compss_train.model import loss_weights
 from compss_train.model import parameters as params
@@ -19,9 +19,10 @@ from compss_train.training.fit_options import FitOptions
 from compss_train.training.stopping import Stopping
 from compss_train.training.trained_model import FitOfEpochs, TrainedModel
 from compss_train.training.workplace import Workplace
+from compss_train.worker.inference import evaluate
 from compss_train.worker.state import WorkerState, check_averageable
 from compss_train.worker.train import train
-from compss_train.worker.work import Reading, Step, Work
+from compss_train.worker.work import Step
 
 
 def planned_fit(
@@ -57,6 +58,7 @@ def planned_fit(
     validation = validation_source(workplace, validation_data)
     if validation is not None:
         data_source.check_same_classes(data, validation)
+        _evaluate_first_batch(validation, model)
     check_outer_optimizer(chosen.merge.outer_optimizer, spec.net)
     if chosen.merge.optimizer_state == "average":
         check_averageable(spec.net, spec.optimizer)
@@ -108,6 +110,18 @@ def try_fit(fit: FitOfEpochs, model: TrainedModel) -> None:
         _train_first_batch(fit, model)
 
 
+def _evaluate_first_batch(data: data_source.DataSource, model: TrainedModel) -> None:
+    """Evaluate a copy of the model on one batch of the validation data, in this process on the CPU.
+
+    Streams are left out, as some can be read once only. ``RoundRunner`` checks what only tasks can evaluate.
+    """
+    if data.is_stream or inference.is_for_tasks(data, model.built):
+        return
+    work = inference.first_batch(data, 0, inference.batch_size_for(data), inference.VALIDATION)
+    spec = replace(model.built.training_spec, samples=data.reader)
+    evaluate(spec, model.parameters, data.load(0), [work])
+
+
 def _train_first_batch(fit: FitOfEpochs, model: TrainedModel) -> None:
     """Train a copy of the model on one batch, in this process on the CPU; raise the errors of a fit."""
     data, options = fit.data, fit.options
@@ -116,9 +130,7 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel) -> None:
     skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]
-        reading = data.reading_of([number], Reading(batching=order.Batching(1), structure=data.structure))
-        passes = (block_passes.BlockPass(number, 0, size),)
-        work = Work(passes, reading, Step(check_outputs=True), task="the first batch")
+        work = inference.first_batch(data, number, size, "the first batch")._replace(step=Step(check_outputs=True))
         with suppress(*skipped_errors):
             measured = train(
                 spec, model.parameters, WorkerState(None, model.seed), work, data.load(number)

@@ -12,7 +12,7 @@ from compss_train.exceptions import BadFileError, EngineClosedError
 from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured
 from compss_train.reports.records import Record, per_second
-from compss_train.training.inference import Inference, skipped_batches, warn_of_problems
+from compss_train.training.inference import VALIDATION, Inference, is_for_tasks, skipped_batches, warn_of_problems
 from compss_train.training.merging import Merger, SubmittedRound, agreement
 from compss_train.training.merging.on_arrival import CommutativeMerger, ServerMerger
 from compss_train.training.merging.synchronous import SynchronousMerger
@@ -42,7 +42,11 @@ class RoundRunner:
         self._fit, self._model, self._engine = fit, model, session.engine
         self._schedule = model.built.lr_schedule
         self._workers = WorkerGroup(session, fit, model)
-        self._validation = None if fit.validation is None else Inference(session, fit.validation)
+        self._validation: Inference | None = None
+        if fit.validation is not None:
+            self._validation = Inference(session, fit.validation, task=VALIDATION)
+            if is_for_tasks(fit.validation, model.built) and not fit.validation.is_stream:
+                self._validation.try_first_batch(model.parameters)
         merge = fit.options.merge
         self._merger = MERGERS[str(merge.kind)](session, merge, model.parameters)
         self._measures = model.built.training_spec.measures

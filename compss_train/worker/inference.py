@@ -29,7 +29,12 @@ def evaluate(
 
     ``values`` are the blocks of all of them. Measurements have the same bits whatever else the task evaluates.
     """
-    return [_evaluate(training_spec, parameters, values, work) for work in works]
+    try:
+        return [_evaluate(training_spec, parameters, values, work) for work in works]
+    except Exception as error:
+        if works[0].task is not None:
+            error.add_note(f"This was an evaluation of {works[0].task}.")
+        raise
 
 
 def _evaluate(training_spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work) -> Measured:

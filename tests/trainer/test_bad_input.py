@@ -21,7 +21,7 @@ from compss_train import (
     write_files,
 )
 from compss_train.callbacks import Checkpoint, JsonLines, ProgressBar
-from tests.helpers.callbacks import NoTasks
+from tests.helpers.callbacks import CopyingEngine, NoTasks
 from tests.helpers.models import ADAM, SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 
 
@@ -362,6 +362,28 @@ def test_a_network_for_other_data_is_the_fits_error(net, x, y):
     trainer = trainer_of(net, engine="serial", workers=1)
     expected = error_of(trainer.fit, x, y, **FIT, shuffle=None, shuffle_block_data=False)
     assert error_of(trainer_of(net, workers=1).check_fit, x, y, **FIT) == expected
+
+
+@pytest.mark.parametrize(
+    "validation",
+    [(X[:, :2], Y), (X, Y + 1), (X.astype(np.complex64), Y)],
+    ids=["fewer columns", "labels from 1", "another dtype"],
+)
+@pytest.mark.parametrize("method", ["fit", "check_fit"])
+def test_validation_data_are_tried_before_any_task(validation, method):
+    with pytest.raises((RuntimeError, IndexError)) as caught:
+        getattr(trainer_of(), method)(X, Y, validation_data=validation, **FIT)
+    assert "This was an evaluation of validation_data." in caught.value.__notes__
+
+
+def test_where_only_tasks_can_evaluate_validation_data_are_tried_before_training(monkeypatch):
+    monkeypatch.setattr(CopyingEngine, "check_gpus", staticmethod(lambda num_gpu: None))
+    monkeypatch.setattr(CopyingEngine, "device", lambda *_: "cpu")
+    engine = CopyingEngine()
+    with pytest.raises(RuntimeError, match="mat1 and mat2") as caught:
+        trainer_of(engine=engine, num_gpu=1).fit(X, Y, validation_data=(X[:, :2], Y), **FIT)
+    assert "This was an evaluation of validation_data." in caught.value.__notes__
+    assert engine.submitted == ["evaluate"]
 
 
 def test_a_nan_loss_is_found_unless_batches_are_skipped():
