@@ -1,7 +1,6 @@
 """``Buffer``, the base class of all buffers: waiting threads, stored samples, the end of reception, checkpoints."""
 
 import queue
-import threading
 from abc import abstractmethod
 from typing import Any, ClassVar
 
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 from compss_train._utils.validation import check_count, check_seed
 from compss_train.buffers.queue_interface import QueueInterface, deadline
 from compss_train.buffers.samples import SampleBatch
-from compss_train.buffers.storage import NO_SLOTS, SampleStore, Slots
+from compss_train.buffers.storage import SampleStore, Slots
 from compss_train.exceptions import BufferDrainedError, BufferFullError, ReceptionOverError
 
 UNLIMITED = 2**62
@@ -62,9 +61,6 @@ class Buffer(QueueInterface):
             )
         self._random = np.random.default_rng(None if seed is None else check_seed(seed))
         self._store = SampleStore(capacity, pin_memory and torch.cuda.is_available())
-        # Samples are copied without the lock, which would otherwise be held most of the time.
-        self._in_flight = 0  # samples that have a slot and are being written to it
-        self._active_reads: list[threading.Lock] = []  # one, held, for each get that is copying samples
         self._reception_over = False
 
     # The methods that kinds of buffers implement or override; all are called with the lock held.
@@ -82,8 +78,8 @@ class Buffer(QueueInterface):
         """Choose samples to get; return their slots, and the slots of samples that are removed."""
 
     @abstractmethod
-    def _add(self, slots: Slots) -> None:
-        """Add the samples that were written to these slots."""
+    def _add(self, slots: Slots, incoming: SampleBatch, start: int) -> None:
+        """Add the samples from number ``start`` on, which are in these slots."""
 
     @abstractmethod
     def _restore(self, slots: Slots, state: dict[str, Any]) -> None:
@@ -101,35 +97,25 @@ class Buffer(QueueInterface):
 
     def _allows_gets(self) -> bool:
         """Return whether the threshold is reached."""
-        return self._all_received() or self._count() >= self.threshold
+        return self._reception_over or self._count() >= self.threshold
 
     def _room(self) -> int:
         """Return the number of samples that can be put without waiting."""
         return self._store.num_free
 
-    def _reserve(self, incoming: SampleBatch, start: int, number: int) -> Slots:
-        """Return slots for some of the samples, evicting others if this kind of buffer does so."""
-        return self._store.allocate(number)
+    def _evict(self, number: int) -> None:
+        """Make room for ``number`` samples, which is at most ``_room``."""
 
     def _check(self, incoming: SampleBatch, start: int) -> None:
         """Raise ``ValueError`` unless the samples from number ``start`` on can be stored."""
         self._store.check(incoming)
-
-    def _abandon(self, slots: Slots) -> None:
-        """Free slots that were reserved, but not written."""
-        self._store.free(slots)
-
-    def _evict(self, slots: Slots) -> None:
-        """Free slots that a get may still be copying; their contents are not dropped, but overwritten later."""
-        self._store.count_removals(slots)
-        self._store.free(slots)
 
     def _deadlock_reason(self) -> str | None:
         """Return why a put without room would wait forever, or ``None``."""
         return None
 
     def _read(self, slots: Slots, single: bool) -> Any:
-        """Return a batch of the samples in the drawn slots, or the ``single`` one; called without the lock."""
+        """Return a batch of the samples in the drawn slots, or the ``single`` one."""
         return self._store.read(slots, single)
 
     # Putting
@@ -153,48 +139,24 @@ class Buffer(QueueInterface):
 
     def _incoming(self, samples: Any, *, single: bool) -> SampleBatch:
         """Return one sample or several in the form in which they are stored."""
-        template = self._store.template
-        return SampleBatch.from_sample(samples, template) if single else SampleBatch.from_batch(samples, template)
+        return SampleBatch.from_sample(samples) if single else SampleBatch.from_batch(samples)
 
     def _put(self, incoming: SampleBatch, until: float | None) -> None:
-        stored, number = 0, len(incoming)
-        while stored < number:
-            stored += self._put_some(incoming, stored, until)
-
-    def _put_some(self, incoming: SampleBatch, start: int, until: float | None) -> int:
-        """Wait for room, and store as many samples from number ``start`` on as fit; return how many."""
-        slots, written = NO_SLOTS, False
-        try:
+        stored = 0
+        while stored < len(incoming):
             with self._lock:
-                number = min(self._await_room(incoming, start, until), len(incoming) - start)
-                reads = self._active_reads.copy() if number > self._store.num_free else []
-                slots = self._reserve(incoming, start, number)
-                self._in_flight += len(slots)
-            _join_reads(reads)  # they may be copying evicted samples
-            self._store.write(slots, incoming, start)
-            written = True
-        finally:  # an interrupted put must not leave gets waiting for its samples
-            if len(slots):
-                with self._lock:
-                    self._in_flight -= len(slots)
-                    if written:
-                        self._add(slots)
-                        self._store.samples_put += len(slots)
-                    else:
-                        self._abandon(slots)
-                    self._notify()
-        return len(slots)
+                number = min(self._await_room(incoming, stored, until), len(incoming) - stored)
+                if number > self._store.num_free:
+                    self._evict(number)
+                self._add(self._store.put(incoming, stored, number), incoming, stored)
+                self._notify()
+            stored += number
 
     def _await_room(self, incoming: SampleBatch, stored: int, until: float | None) -> int:
         """Wait until samples can be put without waiting; return their number."""
+        self._wait(lambda: self._reception_over or self._room() > 0 or self._deadlock_reason() is not None, until)
         self._check(incoming, stored)
         room = self._room()
-        if not room and not self._reception_over:
-            self._wait(
-                lambda: self._reception_over or self._room() > 0 or self._deadlock_reason() is not None, until
-            )
-            self._check(incoming, stored)  # again: another state may have been loaded meanwhile
-            room = self._room()
         if self._reception_over:
             raise ReceptionOverError("no samples can be put: reception is over", stored)
         if not room:
@@ -227,40 +189,25 @@ class Buffer(QueueInterface):
         return self._get(size, deadline(block, timeout), single=False)
 
     def _get(self, size: int, until: float | None, *, single: bool) -> Any:
-        removed: Slots = NO_SLOTS
-        reads: list[threading.Lock] = []
-        with (read := threading.Lock()):  # held until the samples are copied and the slots released
-            try:
-                with self._lock:
-                    slots, removed = self._draw(self._await_samples(size, until))
-                    self._store.count_gets(slots)
-                    self._store.count_removals(removed)
-                    reads = self._active_reads.copy() if len(removed) else []
-                    self._active_reads.append(read)
-                    self._notify()
-                return self._read(slots, single)
-            finally:
-                if len(removed):
-                    _join_reads(reads)  # earlier gets may be copying these samples, too
-                    with self._lock:
-                        self._store.release(removed)
-                        self._notify()
-                if read in self._active_reads:
-                    self._active_reads.remove(read)
+        with self._lock:
+            slots, removed = self._draw(self._await_samples(size, until))
+            self._store.count_gets(slots)
+            batch = self._read(slots, single)
+            self._store.remove(removed)
+            self._notify()
+            return batch
 
     def _await_samples(self, size: int, until: float | None) -> int:
         """Wait until ``size`` samples, or the last ones, are available; return their number."""
-        if (available := self._available()) >= size:
-            return size
-        self._wait(lambda: self._available() >= size or self._all_received(), until)
+        self._wait(lambda: self._available() >= size or self._reception_over, until)
         available = self._available()
-        if self._all_received() and not available:
-            raise BufferDrainedError("no samples are left: reception is over")
-        if available < size and not self._all_received():
+        if available < size and not self._reception_over:
             raise queue.Empty(
                 f"{size} samples were not available in time; {available} are available now: {self._count()} are "
                 f"held, and the threshold is {self.threshold}"
             )
+        if not available:
+            raise BufferDrainedError("no samples are left: reception is over")
         return min(size, available)
 
     # The end of reception
@@ -275,10 +222,6 @@ class Buffer(QueueInterface):
     def reception_over(self) -> bool:
         """Whether ``signal_reception_over`` was called."""
         return self._reception_over
-
-    def _all_received(self) -> bool:
-        """Return whether reception is over and all puts have finished."""
-        return self._reception_over and not self._in_flight
 
     # Contents and counts
 
@@ -321,7 +264,7 @@ class Buffer(QueueInterface):
             return self._store.times_got(self._held_slots())
 
     def _count_tasks(self) -> int:
-        is_drained = self._all_received() and not self._available()
+        is_drained = self._reception_over and not self._available()
         return self.samples_got + (0 if is_drained else self._count_unseen())
 
     # Checkpoints
@@ -329,8 +272,7 @@ class Buffer(QueueInterface):
     def state_dict(self) -> dict[str, Any]:
         """Return the state from which a buffer made with the same arguments continues with the same draws.
 
-        It excludes samples whose put has not returned yet. Samples are stored as in batches; everything else
-        consists of numbers, strings, lists and dicts.
+        Samples are stored as in batches; everything else consists of numbers, strings, lists and dicts.
         """
         with self._lock:
             return {
@@ -348,24 +290,14 @@ class Buffer(QueueInterface):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace this buffer's contents with those of ``state_dict``; samples returned before count as done.
 
-        Raises ``ValueError`` for the state of a buffer of another kind, capacity or threshold, ``RuntimeError``
-        while another thread puts or gets samples.
+        Raises ``ValueError`` for the state of a buffer of another kind, capacity or threshold.
         """
         for name, own in self._identity().items():
             if state.get(name) != own:
                 raise ValueError(f"this is the state of a buffer with {name} {state.get(name)}, not {own}")
         with self._lock:
-            if self._in_flight or self._active_reads:
-                raise RuntimeError("another thread puts or gets samples; call load_state_dict when it has finished")
             self._restore(self._store.load_state_dict(state), state)
             self._reception_over = state["over"]
             self._random.bit_generator.state = state["random"]
             self._tasks_done = self.samples_got
             self._notify()
-
-
-def _join_reads(reads: list[threading.Lock]) -> None:
-    """Wait until these gets have copied their samples."""
-    for read in reads:
-        with read:
-            pass

@@ -27,7 +27,7 @@ class FIFO(Buffer):
     def _available(self) -> int:
         return len(self._queue)
 
-    def _add(self, slots: Slots) -> None:
+    def _add(self, slots: Slots, incoming: SampleBatch, start: int) -> None:
         self._queue.extend(slots.tolist())
 
     def _draw(self, size: int) -> tuple[Slots, Slots]:
@@ -54,7 +54,7 @@ class PartitionedBuffer(Buffer):
     def _count_unseen(self) -> int:
         return self._samples.unseen
 
-    def _add(self, slots: Slots) -> None:
+    def _add(self, slots: Slots, incoming: SampleBatch, start: int) -> None:
         self._samples.add(slots)
 
     def _remove(self, positions: Slots) -> Slots:
@@ -95,7 +95,7 @@ class FIRO(PartitionedBuffer):
         return super()._count_unseen() if self._remaining_passes == self.passes else 0
 
     def _deadlock_reason(self) -> str | None:
-        if self.passes == 1 or self._room() or self._in_flight:
+        if self.passes == 1 or self._room():
             return None
         return (
             f"the buffer is full with {self.capacity} samples, and with several passes samples stay until all "
@@ -103,7 +103,7 @@ class FIRO(PartitionedBuffer):
         )
 
     def _available(self) -> int:
-        if self._all_received():
+        if self._reception_over:
             return self._samples.unseen + (self._remaining_passes - 1) * self._samples.held
         return self._samples.held if self._allows_gets() and self.passes == 1 else 0
 
@@ -147,19 +147,18 @@ class Reservoir(PartitionedBuffer):
     def _room(self) -> int:
         return self._store.num_free + self._samples.seen
 
-    def _reserve(self, incoming: SampleBatch, start: int, number: int) -> Slots:
-        if (lacking := number - self._store.num_free) > 0:
-            seen = choose_distinct(self._random, self._samples.seen, lacking, ordered=False)
-            self._evict(self._remove(self._samples.unseen + seen))
-        return self._store.allocate(number)
+    def _evict(self, number: int) -> None:
+        lacking = number - self._store.num_free
+        seen = choose_distinct(self._random, self._samples.seen, lacking, ordered=False)
+        self._store.remove(self._remove(self._samples.unseen + seen))
 
     def _available(self) -> int:
-        if self._all_received():
+        if self._reception_over:
             return self._samples.held
         return UNLIMITED if self._samples.held and self._allows_gets() else 0
 
     def _draw(self, size: int) -> tuple[Slots, Slots]:
-        if self._all_received():
+        if self._reception_over:
             slots = self._remove(choose_distinct(self._random, self._samples.held, size))
             return slots, slots
         positions = self._choose(size)
@@ -208,7 +207,7 @@ class BatchReservoir(Reservoir):
     def is_ready(self) -> bool:
         """Return whether a batch is available without waiting."""
         with self._lock:
-            return self._available() >= (1 if self._all_received() else self.batch_size)
+            return self._available() >= (1 if self._reception_over else self.batch_size)
 
     def _identity(self) -> dict[str, Any]:
         return {**super()._identity(), "batch_size": self.batch_size}

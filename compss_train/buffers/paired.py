@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count
 from compss_train.buffers.base import UNLIMITED, Buffer
-from compss_train.buffers.samples import SampleBatch, map_leaves
+from compss_train.buffers.samples import SampleBatch
 from compss_train.buffers.storage import Slots
 
-_EMPTY, _RESERVED = -1, -2  # in place of a slot: no sample, and a sample that is being written
+_EMPTY = -1
+"""No sample, in place of a slot."""
 
 
 class TimeStep(NamedTuple):
@@ -64,7 +65,6 @@ class SimPairedReservoir(Buffer):
         self.sweep_size = check_count("sweep_size", sweep_size)
         self.nb_time_steps = check_count("nb_time_steps", nb_time_steps, least=2)
         self._samples = Trajectories(capacity, sweep_size, nb_time_steps, self._random)
-        self._pending: dict[int, tuple[int, int]] = {}  # simulation and step of slots that are being written
 
     # Putting
 
@@ -95,7 +95,7 @@ class SimPairedReservoir(Buffer):
         return self._store.num_free + self._samples.evictable()
 
     def _deadlock_reason(self) -> str | None:
-        if self._room() or self._in_flight or self._samples.has_pair():
+        if self._room() or self._samples.has_pair():
             return None
         return (
             f"all {self.capacity} samples held are of different simulations, so that no pair can be formed; use a "
@@ -108,24 +108,13 @@ class SimPairedReservoir(Buffer):
             if self._samples.has(simulation, step):
                 raise ValueError(f"time step {step} of simulation {simulation} is held already")
 
-    def _reserve(self, incoming: SampleBatch, start: int, number: int) -> Slots:
+    def _evict(self, number: int) -> None:
         while self._store.num_free < number:
-            self._evict(np.array([self._samples.evict()], np.intp))
-        slots = self._store.allocate(number)
-        keys = incoming.keys[start : start + number].tolist()
-        for slot, (simulation, step) in zip(slots.tolist(), keys, strict=True):
-            self._samples.place(simulation, step, _RESERVED)
-            self._pending[slot] = simulation, step
-        return slots
+            self._store.remove(np.array([self._samples.evict()], np.intp))
 
-    def _add(self, slots: Slots) -> None:
-        for slot in slots.tolist():
-            self._samples.add(*self._pending.pop(slot), slot)
-
-    def _abandon(self, slots: Slots) -> None:
-        for slot in slots.tolist():
-            self._samples.place(*self._pending.pop(slot), _EMPTY)
-        super()._abandon(slots)
+    def _add(self, slots: Slots, incoming: SampleBatch, start: int) -> None:
+        for slot, (simulation, step) in zip(slots.tolist(), incoming.keys[start:].tolist(), strict=False):
+            self._samples.add(simulation, step, slot)
 
     # Getting
 
@@ -147,7 +136,7 @@ class SimPairedReservoir(Buffer):
         while len(pairs) < size and self._samples.has_pair():
             simulation, pair = self._samples.choose_pair()
             pairs.append(pair)
-            if self._all_received():
+            if self._reception_over:
                 # Of three time steps one stays as the partner of the third.
                 gone = pair[:1] if self._samples.held[simulation] == 3 else pair
                 for slot in gone.tolist():
@@ -156,15 +145,12 @@ class SimPairedReservoir(Buffer):
         return np.array(pairs, np.intp), np.array(removed, np.intp)
 
     def _read(self, slots: Slots, single: bool) -> tuple[TimeStep, ...]:
-        pairs = self._time_steps(slots[:, 0].copy()), self._time_steps(slots[:, 1].copy())
-        if not single:
-            return pairs
-        first = map_leaves(lambda rows: rows[0] if isinstance(rows, list) else rows[0, ...], pairs)
-        return tuple(TimeStep(int(each.simulation), int(each.step), each.data) for each in first)
-
-    def _time_steps(self, slots: Slots) -> TimeStep:
-        keys = self._samples.keys[slots]
-        return TimeStep(keys[:, 0].copy(), keys[:, 1].copy(), self._store.read(slots))
+        steps = []
+        for own in slots.T.copy():
+            simulations, numbers = self._samples.keys[own].T.copy()
+            step = TimeStep(simulations, numbers, self._store.read(own, single))
+            steps.append(TimeStep(int(simulations[0]), int(numbers[0]), step.data) if single else step)
+        return tuple(steps)
 
     def _identity(self) -> dict[str, Any]:
         own = {"sweep_size": self.sweep_size, "nb_time_steps": self.nb_time_steps}
@@ -207,7 +193,7 @@ class Trajectories:
 
     def __init__(self, capacity: int, num_simulations: int, num_steps: int, random: np.random.Generator) -> None:
         self._num_steps, self._random = num_steps, random
-        self._slots: dict[int, Slots] = {}  # of the simulations with samples that are held or being written
+        self._slots: dict[int, Slots] = {}  # of the simulations with samples that are held
         self.keys = np.zeros((capacity, 2), np.int64)
         """Simulation and time step of the sample in each slot."""
         self._seen = np.zeros(capacity, np.bool_)  # whether the sample in each slot has been in a pair
@@ -225,7 +211,7 @@ class Trajectories:
         return bool((self.held > 1).any())
 
     def has(self, simulation: int, step: int) -> bool:
-        """Return whether a time step is held or being written."""
+        """Return whether a time step is held."""
         return simulation in self._slots and bool(self._slots[simulation][step] != _EMPTY)
 
     def held_slots(self) -> Slots:
@@ -233,18 +219,11 @@ class Trajectories:
         slots = np.concatenate([np.empty(0, np.intp), *(self._slots[number] for number in sorted(self._slots))])
         return slots[slots >= 0]
 
-    def place(self, simulation: int, step: int, slot: int) -> None:
-        """Set the slot of a time step: ``_RESERVED`` while its sample is being written, ``_EMPTY`` for none."""
-        if simulation not in self._slots:
-            self._slots[simulation] = np.full(self._num_steps, _EMPTY, np.intp)
-        slots = self._slots[simulation]
-        slots[step] = slot
-        if slot == _EMPTY and (slots == _EMPTY).all():
-            del self._slots[simulation]
-
     def add(self, simulation: int, step: int, slot: int) -> None:
         """Add an unseen sample."""
-        self.place(simulation, step, slot)
+        if simulation not in self._slots:
+            self._slots[simulation] = np.full(self._num_steps, _EMPTY, np.intp)
+        self._slots[simulation][step] = slot
         self.keys[slot], self._seen[slot] = (simulation, step), False
         for counts in (self.held, self.unseen, self._arrived):
             counts[simulation] += 1
@@ -252,8 +231,10 @@ class Trajectories:
     def remove(self, slot: int) -> None:
         """Remove the sample in a slot."""
         simulation, step = self.keys[slot].tolist()
-        self.place(simulation, step, _EMPTY)
+        self._slots[simulation][step] = _EMPTY
         self.held[simulation] -= 1
+        if not self.held[simulation]:
+            del self._slots[simulation]
         self.unseen[simulation] -= not self._seen[slot]
 
     # Drawing pairs

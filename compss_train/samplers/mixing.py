@@ -12,7 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from compss_train.buffers.samples import SampleBatch, leaves, map_leaves
+from compss_train._utils.nested import leaves, rebuilt
+from compss_train.buffers.samples import SampleBatch
 from compss_train.buffers.storage import ColumnStorage
 from compss_train.data.block import concatenate
 from compss_train.samplers.pools import Numbers, Pools, SlotPlan
@@ -130,13 +131,11 @@ class SlotStore:
     def write(self, slots: Numbers, chunk: SampleBatch, rows: Numbers) -> None:
         """Copy rows of a chunk, given by ascending numbers, into slots."""
         if self._storage is None:
-            self._storage = ColumnStorage(self._capacity, chunk.template)
+            self._storage = ColumnStorage(self._capacity, chunk)
         if self._any_missing:
             self._missing[slots] = False
-        start = int(rows[0])
-        if int(rows[-1]) - start >= len(rows):  # not consecutive
-            chunk, start = SampleBatch(chunk.template, [part[rows] for part in chunk.rows]), 0
-        self._storage.write(slots, chunk, start)
+        consecutive = int(rows[-1]) - int(rows[0]) < len(rows)
+        self._storage.write(slots, chunk, slice(rows[0], rows[-1] + 1) if consecutive else rows)
 
     def mark_missing(self, slots: Numbers) -> None:
         """Mark slots whose samples could not be read."""
@@ -155,5 +154,4 @@ def concatenate_rows(parts: Sequence[Rows | None]) -> Rows | None:
     present = [part for part in parts if part is not None]
     if len(present) <= 1:
         return present[0] if present else None
-    columns = iter([concatenate(list(blocks)) for blocks in zip(*map(leaves, present), strict=True)])
-    return map_leaves(lambda _: next(columns), present[0])
+    return rebuilt(present[0], map(concatenate, zip(*map(leaves, present), strict=True)))

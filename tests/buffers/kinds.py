@@ -103,10 +103,10 @@ def until_waiting(buffer):
 
 
 class Hold:
-    """Replaces a method: blocks its next call until ``release``, then executes it or raises ``error``."""
+    """Replaces a method: blocks its next call until ``release``, then executes it."""
 
-    def __init__(self, owner, name, error=None):
-        self._owner, self._name, self._error = owner, name, error
+    def __init__(self, owner, name):
+        self._owner, self._name = owner, name
         self._method = getattr(owner, name)
         self._entered, self._released = threading.Event(), threading.Event()
         setattr(owner, name, self)
@@ -115,8 +115,6 @@ class Hold:
         setattr(self._owner, self._name, self._method)
         self._entered.set()
         assert self._released.wait(DEADLINE)
-        if self._error is not None:
-            raise self._error
         return self._method(*args)
 
     def entered(self):

@@ -73,7 +73,7 @@ def test_a_snapshot_and_repeated_streams_give_each_sample_once(make_stub, kind, 
 def test_a_snapshot_waits_for_a_pending_put(make_stub):
     stub = make_stub(make("FIFO", 9))
     send_stream(stub, 0, 2)
-    hold = Hold(stub.buffer._store, "write")
+    hold = Hold(stub.buffer._store, "put")
     running = Thread(send_stream, stub, 1, 3)
     hold.entered()
     snapshot = Thread(stub.receiver.snapshot)

@@ -161,9 +161,9 @@ def test_changing_a_batch_changes_no_other(sizes, options, file_buffer):
 def test_the_memory_of_pools_serves_the_next_epoch(monkeypatch):
     made = []
 
-    def storage(capacity, template):
+    def storage(capacity, chunk):
         made.append(capacity)
-        return ColumnStorage(capacity, template)
+        return ColumnStorage(capacity, chunk)
 
     monkeypatch.setattr("compss_train.samplers.mixing.ColumnStorage", storage)
     sampler = numbered.sampler_of([4] * 9, shuffle_buffer=6, pools=2)
