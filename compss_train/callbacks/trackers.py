@@ -48,7 +48,8 @@ class _Tracker(Callback):
 
     def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Start a run, or continue an earlier fit's; the tracker's errors are raised."""
-        self.run_id = self._start(trainer.configuration, len(trainer.history))
+        configuration = {part: value for part, value in trainer.configuration.items() if part != "details"}
+        self.run_id = self._start(configuration, len(trainer.history))
         self._logs = True
 
     def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import cloudpickle
@@ -13,6 +14,7 @@ from compss_train._utils.validation import check_dense
 from compss_train.model import compilation, optimizers
 from compss_train.model.schedule import LrSchedule, Schedule
 from compss_train.model.training_spec import TrainingSpec
+from compss_train.training.details import Details, details
 
 
 @dataclass(frozen=True)
@@ -23,6 +25,20 @@ class BuildArguments:
     num_gpu: int
     schedule: Schedule | None = None
     lr_schedule: LrSchedule | None = field(default=None, repr=False)
+
+    @cached_property
+    def objective(self) -> Details:
+        """The details of the network and the loss."""
+        spec = self.training_spec
+        return details("net", spec.net, tensors=False) | details("loss", spec.loss)
+
+    @cached_property
+    def surroundings(self) -> Details:
+        """The details of the other objects of ``build`` that change what a fit computes or measures."""
+        spec, found = self.training_spec, details("schedule", self.schedule)
+        for name in ("transform", "train_transform", "collate", "training_step", "validation_step"):
+            found |= details(name, getattr(spec, name))
+        return found | details("metric", spec.measures.metrics)
 
 
 _TOO_DEEP = "contains itself, or is nested too deeply for Python"

@@ -19,6 +19,7 @@ from torch import nn
 
 from compss_train._utils import __version__
 from compss_train.training.build_arguments import BuildArguments
+from compss_train.training.details import stable_name
 
 MOST_ITEMS = 100
 """Maximum number of items of a list or dict; larger ones are described by their size."""
@@ -72,11 +73,6 @@ def _named(value: Any) -> str:
     except Exception as error:  # a description is no reason to end a fit
         return f"{type(value).__qualname__}, whose repr raises {type(error).__name__}"
     return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "…"
-
-
-def stable_name(name: str) -> str:
-    """Return the name of a function or class; this package's names omit the module, which may change."""
-    return re.sub(r"^compss_train\.(?:\w+\.)*(?=\w+(?:\(|$))", "compss_train.", name)
 
 
 def described_fields(value: Any, depth: int = 0) -> dict[str, Any]:

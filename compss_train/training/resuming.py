@@ -1,6 +1,7 @@
 """Resuming: the checkpoint that a fit starts from, if it matches; the state of a trainer in one and back."""
 
 import os
+import platform
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -61,7 +62,8 @@ def restore(workplace: Workplace, folder: str | os.PathLike[str], *, best: bool 
         path = checkpoints.checkpoint_path(path.parent, _best_round(path, content))
         content = checkpoints.read_checkpoint(path)
     snapshot = Snapshot.from_dict(content, path)
-    check_trainer((path, snapshot), workplace, fit="fits continue")
+    check_trainer((path, snapshot), workplace)
+    warn_of_differences((path, snapshot), workplace, fit="fits continue")
     load(snapshot, workplace)
 
 
@@ -91,8 +93,9 @@ def resumed(fit: FitOfEpochs, workplace: Workplace) -> FitOfEpochs:
     if fit.checkpoint is None:
         return fit
     model, (path, snapshot) = workplace.model, fit.checkpoint
-    saved = check_fit(fit.checkpoint, fit, workplace)
     check_trainer(fit.checkpoint, workplace)
+    saved = check_fit(fit.checkpoint, fit, workplace)
+    warn_of_differences(fit.checkpoint, workplace, fit="the fit resumes")
     last = snapshot.history[-1] if snapshot.history else {}
     own = bool(model.history) and model.history[-1]["ended"] == last.get("ended")
     check_end(path, saved, fit.options, own=own)
@@ -135,8 +138,7 @@ def _setting(workplace: Workplace) -> dict[str, Any]:
     model, built = workplace.model, workplace.model.built
     training_spec = built.training_spec
     optimizer, groups = _optimizer(model)
-    transforms = "transform", "train_transform", "collate", "training_step"
-    compared = "precision", "memory_format", "compile", *transforms
+    compared = "precision", "memory_format", "compile"
     return {
         "optimizer": optimizer,
         "optimizer_options": [{name: _plain(value) for name, value in group.items()} for group in groups],
@@ -145,8 +147,9 @@ def _setting(workplace: Workplace) -> dict[str, Any]:
         "threads": workplace.threads,
         "num_gpu": built.num_gpu,
         **{name: described(getattr(training_spec, name)) for name in compared},
-        "schedule": described(built.schedule),
+        **built.surroundings,
         **described_fields(training_spec.gradients),
+        "python": platform.python_version().rpartition(".")[0],
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
@@ -168,7 +171,7 @@ def _described(fit: FitOfEpochs, model: TrainedModel) -> dict[str, Any]:
     return {
         **merge,
         **{name: _plain(value) for name, value in options.items()},
-        "loss": described(training_spec.loss),
+        **model.built.objective,
         "class_weight": training_spec.class_weight,
         "sample_weight": "given" if fit.data.structure.weighted else None,
         "bucket_by_length": fit.data.structure.bucketed,
@@ -196,8 +199,8 @@ CHANGEABLE_OPTIONS = ("num_epochs", "preset")
 """Options of ``fit`` that may change when it is resumed; the options that a preset chooses may not."""
 
 
-def check_trainer(checkpoint: Checkpoint, workplace: Workplace, *, fit: str = "the fit resumes") -> None:
-    """Raise ``ValueError`` for another network, optimizer or seed; warn of differences that change results."""
+def check_trainer(checkpoint: Checkpoint, workplace: Workplace) -> None:
+    """Raise ``ValueError`` for another network, optimizer or seed."""
     (path, snapshot), seed = checkpoint, workplace.model.given_seed
     saved, setting = snapshot.setting, _setting(workplace)
     layouts = [_layout(snapshot.parameters), _layout(workplace.model.parameters)]
@@ -215,7 +218,13 @@ def check_trainer(checkpoint: Checkpoint, workplace: Workplace, *, fit: str = "t
         )
     if seed is not None and seed != saved["seed"]:
         raise ValueError(f"{path} is of a fit with seed={saved['seed']}, and this trainer has seed={seed}")
-    others = {name: saved[name] for name in setting if name not in ("optimizer_options", "seed")}
+
+
+def warn_of_differences(checkpoint: Checkpoint, workplace: Workplace, *, fit: str) -> None:
+    """Warn of settings that change results."""
+    path, snapshot = checkpoint
+    saved, setting = snapshot.setting, _setting(workplace)
+    others = {name: value for name, value in saved.items() if name not in ("optimizer_options", "seed")}
     groups = zip(saved["optimizer_options"], setting["optimizer_options"], strict=True)
     differences = [
         (f"group {number}'s " if len(setting["optimizer_options"]) > 1 else "") + difference

@@ -15,6 +15,7 @@ from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described_build
+from compss_train.training.details import Details
 from compss_train.training.fit_options import FitOptions
 from compss_train.training.stopping import Stopping
 from compss_train.training.training_state import Snapshot, TrainingState
@@ -107,6 +108,11 @@ class TrainedModel:
     def described(self) -> dict[str, Any] | None:
         """The arguments of ``build`` as values that JSON can hold, or ``None`` before it was called."""
         return None if self._built is None else described_build(self._built)
+
+    @property
+    def details(self) -> Details | None:
+        """What tells apart the objects of ``build``, or ``None`` before it was called."""
+        return None if self._built is None else {**self._built.objective, **self._built.surroundings}
 
     def ready(self, method: str) -> BuildArguments:
         """Return ``built``; raise ``RuntimeError`` during a fit."""

@@ -235,6 +235,7 @@ class TrainerBase:
         """The arguments of the trainer, ``build`` and the last fit, and versions, as values that JSON can hold.
 
         ``build`` and ``fit`` are ``None`` before they are called. Functions are given by name, arrays by shape.
+        ``details`` has the attributes of the network, the loss and other objects, by dotted names.
         """
         return {
             "trainer": {
@@ -245,6 +246,7 @@ class TrainerBase:
             },
             "build": self._model.described,
             "fit": self._model.last_fit,
+            "details": self._model.details,
             "versions": description.versions(),
             "machine": description.described_machine(),
         }

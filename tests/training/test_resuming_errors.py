@@ -19,7 +19,7 @@ from tests.helpers.small_fits import RefusingTransform, X, Y, assert_alike, fit,
 from tests.training.checkpoints.trees import assert_same
 
 pytestmark = pytest.mark.filterwarnings(
-    r"ignore:.*transform was None, and is <tests\.helpers\.small_fits\.RefusingTransform"
+    r"ignore:.*transform was None, and is tests\.helpers\.small_fits\.RefusingTransform"
 )
 
 
@@ -110,6 +110,12 @@ def test_a_checkpoint_of_another_trainer_is_refused(folder, name):
     assert trainer.history == []
 
 
+def dropping():
+    net = awkward_net()
+    net[3].p = 0.5
+    return net
+
+
 OTHER_FITS = {
     "batches": (
         {"num_batches_per_worker": 2},
@@ -127,6 +133,8 @@ OTHER_FITS = {
     "buffer": ({"buffer": BufferSpec("FIFO", 16)}, r"buffer was None, and is BufferSpec\(.*FIFO.*16.*\)"),
     "weights": ({"sample_weight": np.ones(57)}, "sample_weight was None, and is given"),
     "loss": ({"loss": "soft_cross_entropy"}, r"loss was \S*cross_entropy, and is \S*categorical_cross_entropy"),
+    "argument": ({"loss": nn.CrossEntropyLoss(label_smoothing=0.3)}, r"loss was \S*cross_entropy, and is \S*Loss"),
+    "dropout": ({"net": dropping}, "net.3.p was 0.3, and is 0.5"),
     "classes": ({"class_weight": [1, 2, 3]}, r"class_weight was None, and is \(1.0, 2.0, 3.0\)"),
 }
 
@@ -134,7 +142,7 @@ OTHER_FITS = {
 @pytest.mark.parametrize("name", OTHER_FITS)
 def test_all_that_differs_is_named_with_both_values(folder, name):
     options, told = OTHER_FITS[name]
-    build = {key: options[key] for key in options if key in ("loss", "class_weight")}
+    build = {key: options[key] for key in options if key in ("loss", "net", "class_weight")}
     fitted = {key: options[key] for key in options if key not in build}
     parts = "".join(f"(?=.*{part})" for part in told.split("; "))
     message = rf"^{parts}{re.escape(str(folder))}/round-000002 is the checkpoint of another fit: .*trainer.restore$"

@@ -1,0 +1,103 @@
+"""Two objects have the same details if they were made from the same arguments, and else others."""
+
+import copy
+import functools
+import pickle
+import subprocess
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train.model import losses
+from compss_train.training.details import CODE, MOST_ITEMS, details
+from tests.helpers.models import awkward_net
+
+
+class Weighted:
+    def __init__(self, weight, names=("a",)):
+        self.weight, self.names, self.itself = weight, set(names), self
+
+    def __call__(self, output, target):
+        return self.weight * (output - target).square().mean()
+
+    def method(self, output, target):
+        return self(output, target)
+
+
+class Body(nn.Module):
+    def __init__(self, width=8, dropout=0.1):
+        super().__init__()
+        self.width, self.layers = width, nn.ModuleList([nn.Dropout(dropout), nn.Linear(4, width)])
+        self.activation = torch.relu
+        self.cache = torch.zeros(3)
+        self.register_buffer("mask", torch.ones(width), persistent=False)
+
+
+def closing_over(value):
+    return lambda output, target: value * (output - target).abs().mean()
+
+
+@pytest.mark.parametrize(
+    ("make", "others", "differing"),
+    [
+        (nn.CrossEntropyLoss, [{"label_smoothing": 0.3}, {"label_smoothing": 0.05}], ["it.label_smoothing"]),
+        (nn.CrossEntropyLoss, [{"weight": torch.ones(3)}, {"weight": torch.arange(3.0)}], ["it.weight"]),
+        (Weighted, [{"weight": 1}, {"weight": 5}], ["it.weight"]),
+        (Weighted, [{"weight": 1, "names": "ab"}, {"weight": 1, "names": "bc"}], ["it.names.0", "it.names.1"]),
+        (lambda weight: Weighted(weight).method, [{"weight": 1}, {"weight": 5}], ["it.self.weight"]),
+        (lambda weight: Weighted(np.array(weight)), [{"weight": [1]}, {"weight": [5]}], ["it.weight"]),
+        (Body, [{"dropout": 0.1}, {"dropout": 0.5}], ["it.layers.0.p"]),
+        (Body, [{"width": 8}, {"width": 16}], ["it.width", "it.layers.1.out_features"]),
+        (closing_over, [{"value": 2}, {"value": 3}], ["it.value"]),
+        (functools.partial, [{"p": 1}, {"p": 2}], ["it.p"]),
+    ],
+)
+def test_what_differs_is_found_and_nothing_else(make, others, differing):
+    make = functools.partial(make, torch.add) if make is functools.partial else make
+    one, other = (details("it", make(**options), tensors=make is not Body) for options in others)
+    assert [name for name in {**one, **other} if one.get(name) != other.get(name)] == differing
+    for made in (make(**others[0]), copy.deepcopy(make(**others[0]))):
+        assert details("it", made, tensors=make is not Body) == one
+
+
+def test_functions_of_one_name_differ_by_their_code():
+    assert details("it", lambda x: x + 1) == details("it", lambda x: x + 1)
+    one, other = details("it", lambda x: x + 1), details("it", lambda x: x + 2)
+    assert [name for name in one if one[name] != other[name]] == [f"it.{CODE}"]
+    moved = cloudpickle.loads(cloudpickle.dumps(closing_over(2)))
+    assert details("it", moved) == details("it", closing_over(2))
+    assert details("it", losses.dice) == {"it": "compss_train.dice"}  # later versions may write it differently
+
+
+def test_a_network_is_described_without_its_values_and_caches():
+    net = awkward_net()
+    before = details("net", net, tensors=False)
+    with torch.no_grad():
+        next(net.parameters()).add_(1)
+    net.eval()
+    assert details("net", net, tensors=False) == before
+    assert details("net", pickle.loads(pickle.dumps(net)), tensors=False) == before
+    body = Body()
+    before = details("net", body, tensors=False)
+    body.cache = body.mask = torch.ones(2)
+    assert details("net", body, tensors=False) == before
+    assert before["net.activation"] == details("net", Body(), tensors=False)["net.activation"]
+
+
+def test_many_values_are_one_hash():
+    one, other = details("it", list(range(MOST_ITEMS + 1))), details("it", list(range(1, MOST_ITEMS + 2)))
+    assert list(one) == ["it.all"]
+    assert one != other
+
+
+def test_the_details_are_those_of_another_process():
+    program = (
+        "from compss_train.training.details import details\n"
+        "print(details('it', lambda x: x in {'a', 'b', 'c', 'd'}), details('it', {'a', 'b', 'c', 'd'}))"
+    )
+    texts = {subprocess.check_output([sys.executable, "-c", program]) for _ in range(3)}
+    assert len(texts) == 1
