@@ -1,6 +1,7 @@
 """``compss-train report``, ``plot``, ``compare``, ``runs`` and ``advise``: what the histories of runs say."""
 
 import argparse
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 from compss_train._utils.files import write_atomic
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import check_count
-from compss_train.cli.run_files import RunFolder, check_parent_folder
+from compss_train.cli.run_files import RunFolder, check_parent_folder, read_toml
 from compss_train.exceptions import BadFileError
 from compss_train.reports import advice, comparison, formatting, html, records
 from compss_train.reports.history import History, save_figure
@@ -44,7 +45,7 @@ def plot(options: argparse.Namespace) -> int:
 def compare(options: argparse.Namespace) -> int:
     """Print the table; write a page if the named file ends in .html, else an image, and print its path."""
     compared, output = read_compared(options.runs), options.output
-    print(_format_table(comparison.comparison_table(compared)))
+    print(_format_table(comparison.comparison_table(compared), fit=True))
     if output is None:
         return 0
     check_parent_folder(output)
@@ -83,15 +84,22 @@ def read_compared(paths: Sequence[Path]) -> list[comparison.ComparedRun]:
 
 def _compared(path: Path, history: History, configuration: Mapping[str, Any]) -> comparison.ComparedRun:
     state = (RunFolder(path).state() or "unknown") if path.is_dir() else ""
-    return comparison.ComparedRun(name=str(path), history=history, configuration=configuration, state=state)
+    file = RunFolder(path).run_file
+    run_file = read_toml(file, "") if configuration and file.exists() else {}
+    return comparison.ComparedRun(
+        name=str(path), history=history, configuration=configuration, state=state, run_file=run_file
+    )
 
 
-def _format_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Return rows as aligned columns, each with its name."""
+def _format_table(rows: Sequence[Mapping[str, str]], *, fit: bool = False) -> str:
+    """Return rows as aligned columns, each with its name; with ``fit`` as lines if only these fit the terminal."""
     names = list(dict.fromkeys(name for row in rows for name in row))
     lines = [names, *([row.get(name, "-") for name in names] for row in rows)]
     cells = [[formatting.printable(cell) for cell in line] for line in lines]
-    return "\n".join(text.rstrip() for text in formatting.columns(cells))
+    texts, turned = (formatting.columns(table) for table in (cells, list(zip(*cells, strict=True))))
+    if fit and len(texts[0]) > max(len(turned[0]), shutil.get_terminal_size().columns):
+        texts = turned
+    return "\n".join(text.rstrip() for text in texts)
 
 
 def advise(options: argparse.Namespace) -> int:

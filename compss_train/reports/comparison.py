@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import zip_longest
 from statistics import median
@@ -15,8 +15,13 @@ from compss_train.reports.records import Record, best_value, flatten, measured_n
 MISSING = "-"
 """What tables show for a setting that a run does not have."""
 SEED = "trainer.seed"
-_OF_EACH_RUN = ("fit.started", "fit.callbacks", "fit.profile", "machine.host")
-"""Settings that differ without a reason."""
+_OF_EACH_RUN = ("fit.started", "fit.callbacks", "fit.profile", "machine.host", "build.net", "home")
+"""Settings that differ without a reason, and the text of the network, whose attributes are compared one by one."""
+PARAMETERS = "build.parameters"
+"""The number of parameters of the network."""
+DETAILS = "details."
+MOST_DETAILS = 5
+"""Maximum number of attributes of objects that a comparison names."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -28,11 +33,16 @@ class ComparedRun:
     configuration: Mapping[str, Any]
     """``trainer.configuration``; empty if unknown."""
     state: str = ""
+    run_file: Mapping[str, Any] = field(default_factory=dict)
+    """The contents of the run file, which sets ``build``; empty for a run without one."""
 
     @cached_property
     def settings(self) -> dict[str, str]:
-        """The settings by dotted names, such as ``build.optimizer.arguments.lr``."""
-        cells = flatten(dict(self.configuration))
+        """The settings by dotted names, such as ``build.optimizer.lr``."""
+        given = flatten(dict(self.run_file))
+        made = flatten(dict(self.configuration))
+        cells = {name: value for name, value in made.items() if not (given and name.startswith("build."))} | given
+        cells |= {PARAMETERS: made[PARAMETERS]} if PARAMETERS in made else {}
         return {name: number(value) for name, value in cells.items() if name.partition("[")[0] not in _OF_EACH_RUN}
 
     @cached_property
@@ -57,9 +67,19 @@ class SeedGroup:
 
 
 def differing(runs: Sequence[ComparedRun]) -> list[str]:
-    """Return the names of the settings that are not the same in all runs."""
-    names = dict.fromkeys(name for run in runs for name in run.settings)
-    return [name for name in names if len({run.settings.get(name, MISSING) for run in runs}) > 1]
+    """Return the names of the settings that are not the same in all runs.
+
+    Attributes of objects are named, up to ``MOST_DETAILS``, where no setting of the run files says why they differ.
+    """
+    every = dict.fromkeys(name for run in runs for name in run.settings)
+    names = [name for name in every if len({run.settings.get(name, MISSING) for run in runs}) > 1]
+    explained = [
+        prefix
+        for section, prefix in (("network.", f"{DETAILS}net"), ("build.", DETAILS))
+        if any(name.startswith(section) and name != PARAMETERS for name in names)
+    ]
+    attributes = [name for name in names if name.startswith(DETAILS) and not name.startswith(tuple(explained))]
+    return [name for name in names if not name.startswith(DETAILS)] + attributes[:MOST_DETAILS]
 
 
 def grouped(runs: Iterable[ComparedRun]) -> list[SeedGroup]:
@@ -117,7 +137,7 @@ def comparison_table(runs: Sequence[ComparedRun]) -> list[dict[str, str]]:
 
 def _row(run: ComparedRun, names: Sequence[str], measured: Sequence[str]) -> dict[str, str]:
     row = {"run": run.name, **({"state": run.state} if run.state else {})}
-    last = [name.rpartition(".")[2] for name in names]
+    last = [name.removeprefix(DETAILS) if name.startswith(DETAILS) else name.rpartition(".")[2] for name in names]
     for name, short in zip(names, last, strict=True):  # by the last part of its name, if no other has the same
         row[short if last.count(short) == 1 else name] = run.settings.get(name, MISSING)
     seconds, samples = sum(curves.training_seconds(run.history)), sum(record["samples"] for record in run.history)

@@ -89,7 +89,9 @@ def page(
         subtitle=_subtitle(history, configuration),
         refresh_seconds=REFRESH_SECONDS if refresh else None,
         run=_run(history) if history else None,
-        configuration={part: value for part, value in configuration.items() if value is not None and part != "details"},
+        configuration={
+            part: value for part, value in configuration.items() if value is not None and part != "details"
+        },
     )
     return text
 

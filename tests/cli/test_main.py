@@ -168,7 +168,8 @@ def test_runs_are_plotted_alone_and_together(fitted, command, tmp_path):
     assert "<svg" in (tmp_path / "curves.svg").read_text()
 
 
-def test_runs_are_listed_and_compared(run_file, fitted, command, tmp_path):
+def test_runs_are_listed_and_compared(run_file, fitted, command, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
     other = tmp_path / "runs" / "other"
     command("fit", run_file, "--output", other, settings=["build.optimizer.lr=0.1"])
     header, *rows = command("runs").out.splitlines()
@@ -178,6 +179,13 @@ def test_runs_are_listed_and_compared(run_file, fitted, command, tmp_path):
     names = table[0].split()
     assert names[:4] == ["run", "state", "lr", "rounds"]
     assert [line.split()[names.index("lr")] for line in table[1:]] == ["0.05", "0.1"]
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = command("compare", "runs/small", "runs/other").out.splitlines()
+    assert [line.split() for line in lines[:3]] == [
+        ["run", "runs/small", "runs/other"],
+        ["state", "complete", "complete"],
+        ["lr", "0.05", "0.1"],
+    ]
     assert "2 runs compared in c.html" in command("compare", fitted, other, "-o", "c.html").out
     assert (tmp_path / "c.html").read_text().count("<figure") >= 3
     assert "2 runs compared in c.png\n" in command("compare", fitted, fitted / "history.jsonl", "-o", "c.png").out

@@ -39,6 +39,35 @@ def test_what_differs_is_named_and_nothing_else():
     assert [row["max_time"] for row in rows] == ["-", "-", "60"]
 
 
+def of_file(name, network, details, parameters, net="Sequential(\n  (0): Linear()\n)", **build):
+    return ComparedRun(
+        name=name,
+        history=[record(0, loss=1.0)],
+        configuration={
+            "trainer": {"seed": 0},
+            "build": {"net": net, "parameters": parameters, "optimizer": "SGD"},
+            "details": details,
+        },
+        run_file={"home": name, "network": network, "build": build},
+    )
+
+
+def test_networks_are_compared_by_what_the_run_files_say_of_them():
+    shapes = [{"net": "Sequential", "net.0.out_features": width, "net.1.in_features": width} for width in (8, 16)]
+    runs = [of_file("a", {"width": 8}, shapes[0], 100), of_file("b", {"width": 16}, shapes[1], 200, net="other")]
+    assert differing(runs) == ["network.width", "build.parameters"]
+    assert [row["width"] for row in comparison_table(runs)] == ["8", "16"]
+    others = [of_file("a", {}, {"loss.p": 1}, 100, loss=0.1), of_file("b", {}, {"loss.p": 2}, 100, loss=0.2)]
+    assert differing(others) == ["build.loss"]
+
+
+def test_attributes_are_named_where_the_run_files_are_the_same():
+    made = [{f"net.{layer}.p": p for layer in range(9)} for p in (0.1, 0.5)]
+    runs = [of_file("a", {"width": 8}, made[0], 100), of_file("b", {"width": 8}, made[1], 100)]
+    assert differing(runs) == [f"details.net.{layer}.p" for layer in range(5)]
+    assert [row["net.0.p"] for row in comparison_table(runs)] == ["0.1", "0.5"]
+
+
 def test_tables_have_the_last_and_best_value_of_validation():
     row = comparison_table([run("a", [3.0, 1.0, 2.0])])[0]
     assert (row["val_loss"], row["best val_loss"], row["rounds"], row["epochs"]) == ("2", "1, round 1", "3", "3")
