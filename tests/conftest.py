@@ -12,7 +12,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import settings
@@ -87,6 +87,25 @@ def shared_local() -> Iterator[SharedEngine]:
     engine.end()
 
 
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """A Ray cluster of two nodes."""
+    from tests.helpers.ray_cluster import two_nodes
+
+    with two_nodes() as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="session")
+def shared_ray(ray_cluster: Any) -> Iterator[Engine]:
+    """One engine on the two nodes."""
+    from tests.helpers.ray_cluster import SharedRayEngine
+
+    engine = SharedRayEngine()
+    yield engine
+    engine.end()
+
+
 @pytest.fixture
 def forked_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The processes of a test's own local engines start within a moment."""
@@ -122,4 +141,4 @@ def engine(request: pytest.FixtureRequest) -> Engine:
         from tests.simulation.engine import SimulatedEngine
 
         return SimulatedEngine()
-    return CompssEngine() if request.param == "compss" else request.getfixturevalue("shared_local")
+    return CompssEngine() if request.param == "compss" else request.getfixturevalue(f"shared_{request.param}")

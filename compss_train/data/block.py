@@ -66,14 +66,38 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
         ) from error
 
 
+class MappedMemory(np.ndarray[Any, Any]):
+    """Bytes of memory that processes share, on which an engine makes read-only arrays."""
+
+
 def as_tensor(block: Block) -> torch.Tensor:
-    """Return the block as a tensor that shares its memory; read-only memory is copied."""
+    """Return the block as a tensor that shares its memory; read-only memory is copied, unless engines mapped it."""
     if not isinstance(block, np.ndarray):
         return block  # type: ignore[return-value]  # Ragged has what is asked of tensors that are only cut
     # torch shares memory with writable arrays only. A tensor on read-only memory would make it writable.
     plain = np.asarray(block)
-    is_shared = plain.flags.writeable and min(plain.strides, default=0) >= 0
-    return torch.from_numpy(plain if is_shared else np.array(plain))
+    is_shared = (plain.flags.writeable or _is_mapped(plain)) and min(plain.strides, default=0) >= 0
+    return shared_tensor(plain if is_shared else np.array(plain))
+
+
+def _is_mapped(array: Any) -> bool:
+    while isinstance(array, np.ndarray) and not isinstance(array, MappedMemory):
+        array = array.base
+    return isinstance(getattr(array, "obj", array), MappedMemory)  # a memoryview of it
+
+
+class _Writable:
+    """Lets torch, which knows no read-only tensors, share the memory of a read-only array."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+        self.array = array
+
+
+def shared_tensor(array: NDArray[Any]) -> torch.Tensor:
+    """Return a tensor that shares the memory of an array; nobody may write to it if the array is read-only."""
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:

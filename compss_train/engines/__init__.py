@@ -1,4 +1,5 @@
-"""Engines: where tasks run. ``serial`` in this process, ``local`` on worker processes, ``compss`` under COMPSs.
+"""Engines: where tasks run. ``serial`` in this process, ``local`` on worker processes, ``compss`` under COMPSs,
+``ray`` on a cluster of Ray.
 
 The names in ``__init__.pyi`` are imported on first use: writing COMPSs's configuration needs no torch.
 """

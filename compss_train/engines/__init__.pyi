@@ -4,6 +4,7 @@ from compss_train.engines.base import Resources as Resources
 from compss_train.engines.base import Traits as Traits
 from compss_train.engines.compss.engine import CompssEngine as CompssEngine
 from compss_train.engines.local import LocalEngine as LocalEngine
+from compss_train.engines.ray import RayEngine as RayEngine
 from compss_train.engines.selection import ENGINES as ENGINES
 from compss_train.engines.selection import engine_class as engine_class
 from compss_train.engines.serial import SerialEngine as SerialEngine

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import pickle
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -71,6 +72,13 @@ def intra_op_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@dataclass(frozen=True, slots=True)
+class Placeholder:
+    """Represents one of the task's inputs among the arguments of a call."""
+
+    index: int
+
+
 def map_args(args: Sequence[Any], function: Callable[[Any], Any]) -> tuple[Any, ...]:
     """Return a task's arguments, each replaced by ``function(argument)``; lists are mapped item by item."""
     return tuple(
@@ -81,6 +89,11 @@ def map_args(args: Sequence[Any], function: Callable[[Any], Any]) -> tuple[Any, 
     )
 
 
+def filled(args: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
+    """Return a task's arguments with its inputs in place of the placeholders."""
+    return map_args(args, lambda value: inputs[value.index] if isinstance(value, Placeholder) else value)
+
+
 def results_of(function: Callable[..., Any], args: Sequence[Any], returns: int) -> list[Any]:
     """Call a task's function; return its result, or the items of the tuple that it returns for several results."""
     result = function(*args)
@@ -89,6 +102,26 @@ def results_of(function: Callable[..., Any], args: Sequence[Any], returns: int) 
     if len(result) != returns:
         raise ValueError(f"{name_of(function)} returned {len(result)} results, but returns={returns}")
     return list(result)
+
+
+def select_gpu(devices: str, runtime: str) -> None:
+    """Make the GPU that a runtime bound to this task the current device.
+
+    Runtimes set CUDA_VISIBLE_DEVICES, which CUDA reads once per process, but processes serve many tasks. So here
+    CUDA sees all devices and each task selects its own; if it was initialized earlier with fewer, the last one.
+    """
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        try:
+            if not torch.cuda.is_available():
+                raise RuntimeError(
+                    f"{runtime} bound GPU {devices} of {socket.gethostname()} to this task, but torch sees no GPU "
+                    "there; install a CUDA build of torch on the nodes, or use num_gpu=0"
+                )
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+        finally:  # COMPSs deletes the variable after the task, and its process would fail without it
+            os.environ["CUDA_VISIBLE_DEVICES"] = devices
+    torch.cuda.set_device(min(int(devices.split(",")[0]), torch.cuda.device_count() - 1))
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -17,16 +17,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import FunctionType
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from compss_train.data.block import flat_bytes
+from compss_train.data.block import flat_bytes, shared_tensor
 
 Bytes: TypeAlias = NDArray[np.uint8]
+Buffer: TypeAlias = memoryview | bytes | bytearray
 
 _PACKAGE = "compss_train."
 _ALIGNMENT = 64
@@ -110,7 +111,7 @@ def _reduce_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def _rebuild_tensor(raw: Bytes, dtype: torch.dtype, shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
-    flat = torch.from_numpy(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
+    flat = shared_tensor(raw).view(dtype) if raw.size else torch.empty(0, dtype=dtype)
     inverse = [order.index(dimension) for dimension in range(len(order))]
     return flat.view(shape).permute(inverse)
 
@@ -175,3 +176,40 @@ def decode(data: Bytes) -> Any:
         end = start + length
         parts.append(data[start:end])
     return pickle.loads(parts[0].data, buffers=parts[1:])
+
+
+class SerializedValue:
+    """A value as a pickle and the buffers of its arrays, which PyCOMPSs and Ray store unchanged.
+
+    Values are serialized inside tasks, where errors can be caught. This also works for classes and functions of the
+    main script, which PyCOMPSs's own pickles cannot transfer to another process. Each instance is a separate
+    object, since COMPSs distinguishes values by identity.
+    """
+
+    __slots__ = ("__weakref__", "buffers", "data")
+
+    def __init__(self, data: Buffer, buffers: Sequence[Buffer]) -> None:
+        self.data = data
+        self.buffers = buffers
+
+    @classmethod
+    def of(cls, value: object) -> Self:
+        """Serialize a value; the memory of its arrays is shared until they are written."""
+        return cls(*dumps(value))
+
+    @property
+    def nbytes(self) -> int:
+        """The size in bytes."""
+        return sum(memoryview(buffer).nbytes for buffer in (self.data, *self.buffers))
+
+    def load(self) -> Any:
+        """Return the value; its arrays are views of the buffers."""
+        return pickle.loads(self.data, buffers=self.buffers)
+
+    def assign(self, other: "SerializedValue") -> None:
+        """Take over the content of another instance: PyCOMPSs's tasks update objects in place."""
+        self.data, self.buffers = other.data, other.buffers
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
+        buffers = [pickle.PickleBuffer(buffer) for buffer in self.buffers]
+        return SerializedValue, (pickle.PickleBuffer(self.data), buffers)

@@ -38,7 +38,7 @@ class Session:
         self._spec = built.training_spec.without_weights()
         self.training_spec = engine.publish(self._spec)
         self.devices = [engine.device(worker, num_gpu) for worker in range(workers)]
-        self.resources = Resources(cpus=threads, gpus=int(num_gpu > 0))
+        self.resources = Resources(cpus=threads, gpus=1 / -(-workers // num_gpu) if num_gpu else 0)
         weights = sum(parameter.numel() for parameter in built.training_spec.net.parameters())
         self.sample_seconds = FLOPS_OF_WEIGHT / FLOPS_PER_SECOND * weights
         """Rough estimate of the time, in seconds, that a core trains on a sample."""

@@ -4,13 +4,14 @@ import copy
 import os
 import pickle
 import socket
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
 import torch
 
 from compss_train import EngineClosedError, LocalEngine, SerialEngine
-from compss_train.engines import Resources, liveness
+from compss_train.engines import RayEngine, Resources, liveness
 from compss_train.engines.liveness import Heartbeat
 from tests.engines import tasks
 from tests.simulation.engine import SimulatedEngine
@@ -152,7 +153,8 @@ def test_tasks_do_not_see_each_others_changes_of_arguments(engine):
     if isinstance(engine, SerialEngine):
         pytest.skip("the serial engine hands out the values themselves")
     array = engine.publish(np.zeros(20_000))
-    assert engine.fetch([engine.submit(tasks.scribble, array) for _ in range(4)]) == [20_000] * 4
+    with pytest.raises(ValueError, match="read-only") if isinstance(engine, RayEngine) else nullcontext():
+        assert engine.fetch([engine.submit(tasks.scribble, array) for _ in range(4)]) == [20_000] * 4
     assert not fetch(engine, array).any()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from unittest.mock import patch
 
 from compss_train.engines.codec import Bytes, decode, dumps
-from compss_train.engines.local.task_graph import Task
+from compss_train.engines.task_graph import Task
 from tests.simulation.engine.values import HeldValue
 from tests.simulation.stand_ins import EPOCH
 
@@ -71,7 +71,7 @@ def _bits(results: Sequence[Bytes]) -> list[bytes]:
 
 def _key(task: Task, inputs: Sequence[Any]) -> bytes:
     """Return a digest of a task's function, inputs and number of results."""
-    data, buffers = dumps((task.function, task.cpus, len(task.outputs), _with_digests(inputs)))
+    data, buffers = dumps((task.function, task.resources.cpus, len(task.outputs), _with_digests(inputs)))
     digest = blake2b(data)
     for buffer in buffers:
         digest.update(buffer)

@@ -1,19 +1,22 @@
 """The COMPSs engine: tasks of PyCOMPSs on the nodes of its runtime."""
 
 import importlib
+import math
 import os
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from types import ModuleType
 from typing import Any, ClassVar, Self
 
 from compss_train.data.block import Block, BlockDescription, RemoteBlock, describe
-from compss_train.engines.base import Engine, Ref, Resources, Traits, map_refs
-from compss_train.engines.calls import Failure
+from compss_train.engines.base import Engine, Ref, Resources, Traits, check_fit, check_size, map_refs
+from compss_train.engines.calls import Failure, Placeholder
+from compss_train.engines.codec import SerializedValue
 from compss_train.engines.compss import runtime
-from compss_train.engines.compss.task_body import Call, LostInputError, Placeholder, SerializedValue
+from compss_train.engines.compss.task_body import Call, LostInputError
 from compss_train.engines.local import run_in_child
 from compss_train.engines.nodes import Node
 from compss_train.exceptions import EngineClosedError
@@ -116,7 +119,7 @@ class CompssEngine(Engine):
     ) -> Sequence[Ref]:
         """Submit a task of PyCOMPSs."""
         self._check_open()
-        runtime.check_size(resources, self._nodes)
+        check_size(resources, self._nodes)
         gpu = bool(resources.gpus)
         in_child = resources.own_process or (self._timeout is not None and not gpu)
         run, *start = (run_in_child, function, self._timeout, gpu) if in_child else (function,)
@@ -177,7 +180,11 @@ class CompssEngine(Engine):
     def reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError`` if these tasks do not fit on the nodes together."""
         self._check_open()
-        runtime.check_fit(tasks, self._nodes)
+        check_fit(
+            [replace(task, gpus=math.ceil(task.gpus)) for task in tasks],
+            self._nodes,
+            "declare more (runcompss/laptop.sh --units, compss-train configure --units)",
+        )
 
     @contextmanager
     def watched(self, timeout: float | None) -> Iterator[None]:

@@ -5,13 +5,11 @@ import importlib
 import os
 import signal
 import sys
-from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType
 
-from compss_train.engines.base import Resources
 from compss_train.engines.compss.configuration import UNREADABLE, read_nodes
 from compss_train.engines.nodes import Node
 from compss_train.exceptions import WorkerLostError
@@ -117,44 +115,6 @@ def declared_nodes() -> list[Node]:
         return []
 
 
-def check_fit(tasks: Sequence[Resources], nodes: Sequence[Node]) -> None:
-    """Raise ``ValueError`` if the tasks cannot run together, on the nodes if they are known: COMPSs would wait.
-
-    Places the largest tasks first. For tasks of very different sizes there may be another placement; COMPSs is no
-    more likely to find it.
-    """
-    for task in set(tasks):
-        check_size(task, nodes)
-    if not nodes:
-        return
-    free = [[node.gpus, node.cpus] for node in sorted(nodes, key=lambda node: (node.gpus, node.cpus))]
-    for task in sorted(tasks, key=lambda task: (task.gpus, task.cpus), reverse=True):
-        room = next((node for node in free if node[0] >= task.gpus and node[1] >= task.cpus), None)
-        if room is None:
-            needed = _amount(sum(task.cpus for task in tasks), sum(task.gpus for task in tasks))
-            declared = ", ".join(f"{node.name} {_amount(node.cpus, node.gpus)}" for node in nodes)
-            raise ValueError(
-                f"{len(tasks)} tasks have to run at the same time and need {needed}, but they do not fit on the "
-                f"resources that COMPSs was started with: {declared}. Use fewer workers, simulators or threads, or "
-                "declare more (runcompss/laptop.sh --units, compss-train configure --units)"
-            )
-        room[0] -= task.gpus
-        room[1] -= task.cpus
-
-
-def check_size(task: Resources, nodes: Sequence[Node]) -> None:
-    """Raise ``ValueError`` if a task needs more than any node has, since COMPSs would never run it."""
-    if task.gpus > 1:
-        raise ValueError(f"a task asks for {task.gpus} GPUs; tasks of the compss engine take at most one")
-    largest = max((node.cpus for node in nodes if node.gpus >= task.gpus), default=0)
-    if nodes and task.cpus > largest:
-        kind = "the largest node with a GPU" if task.gpus else "the largest node"
-        raise ValueError(
-            f"a task asks for {task.cpus} CPUs and {kind} has {largest}; use fewer threads "
-            "(DistributedTrainer(threads=), or ComputingUnits in the environment) or larger nodes"
-        )
-
-
 def lost_task_error() -> WorkerLostError:
     """Return the error for a value that the runtime will never have."""
     return WorkerLostError(
@@ -165,7 +125,3 @@ def lost_task_error() -> WorkerLostError:
         "without torch or compss_train. With runcompss --log_level=debug the output of tasks is in the files "
         "job*.err of the application's folder below ~/.COMPSs (runcompss --log_dir)"
     )
-
-
-def _amount(cpus: int, gpus: int) -> str:
-    return f"{cpus} computing units" + (f" and {gpus} GPUs" if gpus else "")

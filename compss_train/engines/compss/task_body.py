@@ -8,61 +8,17 @@ of its results, and each task that gets a ``Failure`` as an input also returns i
 from __future__ import annotations
 
 import os
-import pickle
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeAlias
-
-import torch
+from typing import Any
 
 from compss_train.data.block import as_block, is_future
-from compss_train.engines import calls, codec
+from compss_train.engines import calls
+from compss_train.engines.codec import SerializedValue
 from compss_train.engines.compss import runtime
 from compss_train.exceptions import WorkerLostError
-
-Buffer: TypeAlias = memoryview | bytes | bytearray
-
-
-class SerializedValue:
-    """A value as a pickle and the buffers of its arrays, which PyCOMPSs writes to a file unchanged.
-
-    Values are serialized inside tasks, where errors can be caught. This also works for classes and functions of the
-    main script, which PyCOMPSs's own pickles cannot transfer to another process. Each instance is a separate
-    object, since the runtime distinguishes values by identity.
-    """
-
-    __slots__ = ("__weakref__", "buffers", "data")
-
-    def __init__(self, data: Buffer, buffers: Sequence[Buffer]) -> None:
-        self.data = data
-        self.buffers = buffers
-
-    @classmethod
-    def of(cls, value: object) -> SerializedValue:
-        """Serialize a value; the memory of its arrays is shared until they are written."""
-        return cls(*codec.dumps(value))
-
-    def load(self) -> Any:
-        """Return the value; its arrays are views of the buffers."""
-        return pickle.loads(self.data, buffers=self.buffers)
-
-    def assign(self, other: SerializedValue) -> None:
-        """Take over the content of another instance: PyCOMPSs's tasks update objects in place."""
-        self.data, self.buffers = other.data, other.buffers
-
-    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
-        buffers = [pickle.PickleBuffer(buffer) for buffer in self.buffers]
-        return SerializedValue, (pickle.PickleBuffer(self.data), buffers)
-
-
-@dataclass(frozen=True, slots=True)
-class Placeholder:
-    """Represents one of the task's inputs among the arguments of a call."""
-
-    index: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +73,9 @@ def _prepare_worker() -> None:
 
 def _run(results: int, cpus: int, call: Call, inputs: Sequence[Any]) -> list[SerializedValue]:
     values = [_load_input(item) for item in inputs]
-    args = calls.map_args(call.args, lambda value: values[value.index] if isinstance(value, Placeholder) else value)
+    args = calls.map_args(
+        call.args, lambda value: values[value.index] if isinstance(value, calls.Placeholder) else value
+    )
     with bound_resources(cpus, call.gpu):
         made = calls.results_of(call.function, args, results)
     return [SerializedValue.of(item) for item in made]
@@ -176,26 +134,8 @@ def bound_resources(cpus: int, gpu: bool) -> Iterator[None]:
         with suppress(OSError):  # the thread has just ended
             os.sched_setaffinity(int(thread), cores)
     if gpu and (devices := os.environ.get("COMPSS_BINDED_GPUS")) is not None:
-        _select_gpu(devices)  # else the runtime binds nothing: the user's CUDA_VISIBLE_DEVICES applies
+        calls.select_gpu(
+            devices, "COMPSs"
+        )  # else the runtime binds nothing: the user's CUDA_VISIBLE_DEVICES applies
     with calls.intra_op_threads(cpus):
         yield
-
-
-def _select_gpu(devices: str) -> None:
-    """Make the GPU that COMPSs bound the current device.
-
-    COMPSs sets CUDA_VISIBLE_DEVICES, which CUDA reads once per process, but its processes serve many tasks. So here
-    CUDA sees all devices and each task selects its own; if it was initialized earlier with fewer, the last one.
-    """
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-        try:
-            if not torch.cuda.is_available():
-                raise RuntimeError(
-                    f"COMPSs bound GPU {devices} of {socket.gethostname()} to this task, but torch sees no GPU "
-                    "there; install a CUDA build of torch on the nodes, or use num_gpu=0"
-                )
-            torch.cuda.init()  # type: ignore[no-untyped-call]
-        finally:  # COMPSs deletes the variable after the task, and its process would fail without it
-            os.environ["CUDA_VISIBLE_DEVICES"] = devices
-    torch.cuda.set_device(min(int(devices.split(",")[0]), torch.cuda.device_count() - 1))

@@ -16,7 +16,8 @@ from pycompss.api.on_failure import on_failure
 from pycompss.api.parameter import COLLECTION_IN, COMMUTATIVE, IN_DELETE
 from pycompss.api.task import task
 
-from compss_train.engines.compss.task_body import TASK_NAMES, SerializedValue, run_task, run_update, task_name
+from compss_train.engines.codec import SerializedValue
+from compss_train.engines.compss.task_body import TASK_NAMES, run_task, run_update, task_name
 
 Task = Callable[..., Any]
 

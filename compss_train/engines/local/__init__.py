@@ -4,8 +4,7 @@ import contextlib
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from multiprocessing.util import Finalize
 from typing import Any, ClassVar, Self
@@ -14,15 +13,12 @@ import torch
 
 from compss_train._utils.validation import check_count
 from compss_train.engines.base import Ref, Resources, Traits
+from compss_train.engines.graph_engine import GraphEngine
 from compss_train.engines.local import store
 from compss_train.engines.local.scheduler import Scheduler
-from compss_train.engines.local.task_graph import GraphEngine, GraphRef, Value
 from compss_train.engines.local.worker_process import WorkerProcess, interrupts_deferred
 from compss_train.engines.nodes import cores
 from compss_train.exceptions import EngineClosedError
-
-_CHECK_SECONDS = 1.0
-"""How often a waiting ``fetch`` checks that the scheduler still runs."""
 
 
 class LocalEngine(GraphEngine):
@@ -41,6 +37,7 @@ class LocalEngine(GraphEngine):
 
     name: ClassVar[str] = "local"
     threads: int
+    _scheduler: Scheduler
     traits: ClassVar[Traits] = Traits(shared_memory=True)
 
     def __init__(self, processes: int, threads: int = 1, preload: Sequence[str] = ()) -> None:
@@ -105,12 +102,9 @@ class LocalEngine(GraphEngine):
         """Return what the processes have reported."""
         return sum(process.heartbeat.samples for process in list(self._processes))
 
-    def publish(self, value: object) -> Ref:
+    def _store(self, value: object) -> store.StoredValue:
         """Write the value to shared memory; of a memory-mapped array only the path is stored."""
-        self._check_open()
-        published = Value()
-        published.future.set_result(store.store(value, f"{next(self._numbers)}-published", self._folders.paths))
-        return GraphRef(published)
+        return store.store(value, f"{next(self._numbers)}-published", self._folders.paths)
 
     def _submit(
         self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
@@ -121,33 +115,6 @@ class LocalEngine(GraphEngine):
             raise ValueError(f"a task asks for {resources.cpus} CPUs and this engine has {self.cpus}")
         self._widest = max(self._widest, resources.cpus)
         return super()._submit(function, args, returns, resources, priority)
-
-    def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
-        """Wait, and raise as soon as a task has failed; large arrays are mapped from shared memory, not copied."""
-        self._check_open()
-        futures = [self._read(ref).future for ref in refs]
-        while (state := wait(futures, _CHECK_SECONDS, FIRST_EXCEPTION)).not_done:
-            _raise_first(state.done)
-            self._check_open()
-        _raise_first(state.done)
-        return [future.result().load() for future in futures]
-
-    def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
-        """Return the value; the newest one if it is being updated commutatively."""
-        self._check_open()
-        local = self._own(ref)
-        while local.updates is not None and (newest := local.updates.newest) is not None:
-            with contextlib.suppress(FileNotFoundError):  # the next update has just replaced it
-                return newest.future.result().load()
-        future = local.value.future
-        wait([future], timeout)
-        return future.result().load() if future.done() and future.exception() is None else None
-
-    def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
-        """Wait for the tasks."""
-        self._check_open()
-        done, missing = wait([self._read(ref).future for ref in refs], timeout, FIRST_EXCEPTION)
-        return not missing or any(future.exception() is not None for future in done)
 
     @contextlib.contextmanager
     def watched(self, timeout: float | None) -> Iterator[None]:
@@ -164,9 +131,6 @@ class LocalEngine(GraphEngine):
             self._scheduler.finish_running()
         self.end_processes()
 
-    def _post(self, function: Callable[..., None], *args: Any) -> None:
-        self._scheduler.post(function, *args)
-
     def _grow(self, processes: int, cpus: int) -> None:
         """Add processes and CPUs; negative numbers add none."""
         added = [WorkerProcess(self.threads, self._folders.paths, self._preload) for _ in range(processes)]
@@ -181,12 +145,6 @@ class LocalEngine(GraphEngine):
     def _check_open(self) -> None:
         if not (self.end_processes.alive and self._scheduler.alive):
             raise EngineClosedError("this local engine was shut down; make a new one")
-
-
-def _raise_first(futures: Iterable[Future[Any]]) -> None:
-    for future in futures:
-        if (error := future.exception()) is not None:
-            raise error
 
 
 def _shut_down(

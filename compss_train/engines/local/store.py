@@ -30,6 +30,11 @@ class StoredValue:
             return decode(map_file(self.path))
         return decode(np.frombuffer(bytearray(self.inline or b""), np.uint8))
 
+    def discard(self) -> None:
+        """Remove the file; processes that have mapped it keep its contents."""
+        if self.path is not None:
+            discard(self.path)
+
 
 def loaded(argument: Any) -> Any:
     """Return the value of a stored argument of a task, and any other argument unchanged."""
@@ -69,10 +74,9 @@ def written(chunks: Sequence[memoryview], name: str, folders: Sequence[str]) -> 
     raise ValueError("values need a folder for their files")
 
 
-def discard(path: str | None) -> None:
-    """Remove a file if it exists; processes that have mapped it keep its contents."""
-    if path is not None:
-        Path(path).unlink(missing_ok=True)
+def discard(path: str) -> None:
+    """Remove a file if it exists."""
+    Path(path).unlink(missing_ok=True)
 
 
 def discard_all(names: Sequence[str], folders: Sequence[str]) -> None:

@@ -1,6 +1,5 @@
 """The local engine's worker processes: a loky executor each in the coordinator, and what runs in the process."""
 
-import faulthandler
 import math
 import os
 import secrets
@@ -20,15 +19,9 @@ from loky.backend.context import LokyContext
 
 from compss_train.engines import calls, liveness
 from compss_train.engines.local.store import StoredValue, discard_all, loaded, store, written
+from compss_train.engines.watch import STACK_SIGNAL, read_stack, write_stacks
 
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
-
-STACK_SIGNAL = signal.SIGUSR1
-"""The signal at which a worker process writes the stack of its task to a file."""
-
-
-_STACK_SECONDS, _STACK_CHECKS = 0.1, 5
-"""Seconds between checks for a process's stack, and the number of checks before it counts as stopped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +58,7 @@ def initialize(parent: int, preload: Sequence[str], heartbeat_path: str) -> None
     process_executor._MEMORY_LEAK_CHECK_DELAY = math.inf
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
     liveness.report_to(liveness.Heartbeat(heartbeat_path))
-    stack_file = os.open(_stack_path(heartbeat_path), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
+    write_stacks(_stack_path(heartbeat_path))
 
 
 def _stack_path(heartbeat_path: str) -> str:
@@ -158,15 +150,7 @@ class WorkerProcess:
 
     def stack(self) -> str:
         """Return the stack of the running task; empty if the process does not write it because it is stopped."""
-        path = Path(_stack_path(self.heartbeat.path))
-        with suppress(OSError):
-            os.truncate(path, 0)
-            self._send(STACK_SIGNAL)
-            for _ in range(_STACK_CHECKS):
-                time.sleep(_STACK_SECONDS)
-                if text := path.read_text(errors="replace"):
-                    return text
-        return ""
+        return read_stack(Path(_stack_path(self.heartbeat.path)), lambda: self._send(STACK_SIGNAL))
 
     def _send(self, number: signal.Signals) -> None:
         if pid := self.pid:

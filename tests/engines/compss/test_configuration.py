@@ -17,10 +17,11 @@ import pytest
 import torch
 
 import compss_train
-from compss_train.engines.calls import Failure
+from compss_train.engines.calls import Failure, Placeholder
+from compss_train.engines.codec import SerializedValue
 from compss_train.engines.compss import configuration, task_body
 from compss_train.engines.compss.configuration import WorkerNode, loopback_nodes, project_xml, write
-from compss_train.engines.compss.task_body import Placeholder, SerializedValue, bound_resources, run_task
+from compss_train.engines.compss.task_body import bound_resources, run_task
 from compss_train.engines.nodes import Node, physical_cores
 from compss_train.worker.train import train_group
 from tests.engines import tasks

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train import WorkerLostError
-from compss_train.engines import calls, liveness, local
-from compss_train.engines.local import scheduler
-from compss_train.engines.local.scheduler import CHECK_SECONDS, Watch
+from compss_train.engines import calls, liveness, local, watch
+from compss_train.engines.task_graph import Task
+from compss_train.engines.watch import CHECK_SECONDS, Watch
 from tests.engines import tasks
 from tests.engines.test_conformance import new_heartbeat
 
@@ -40,7 +40,7 @@ class Watched:
         self.now = 0.0
         self.watch = Watch(lambda: self.now)
         self.process = Process(folder)
-        self.task = scheduler.Task(number=0, function=len, args=(), outputs=[])
+        self.task = Task(number=0, function=len, args=(), outputs=[])
         self.watch.begin(timeout)
         self.watch.started(self.task, self.process)
 
@@ -64,7 +64,7 @@ def test_warned_once_after_ten_times_the_longest_silence(tmp_path_factory, gaps,
     watched = Watched(tmp_path_factory.mktemp("beats"))
     said = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scheduler, "_say", said.append)
+        patch.setattr(watch, "_say", said.append)
         longest = 0
         for gap in gaps:
             if gap >= max(30, 10 * longest):

@@ -7,8 +7,9 @@ from concurrent.futures import Future
 from typing import Any, ClassVar, Self
 
 from compss_train.engines.base import Ref, Resources, Traits
+from compss_train.engines.graph_engine import GraphEngine
 from compss_train.engines.local.store import StoredValue
-from compss_train.engines.local.task_graph import GraphEngine, GraphRef, TaskGraph, Value
+from compss_train.engines.task_graph import TaskGraph
 from compss_train.exceptions import EngineClosedError
 from tests.simulation.engine.events import Events
 from tests.simulation.engine.faults import FaultPlan
@@ -46,7 +47,7 @@ class SimulatedEngine(GraphEngine):
         self.faults = faults or FaultPlan()
         self.traits = Traits(shared_memory=shares_memory)  # of the class in real engines
         self.values = Values()
-        self._graph = TaskGraph(self.values.free)
+        self._graph = TaskGraph()
         self._processes = Processes(processes, self._graph, self.values, self.events, self.faults, run)
         self._numbers = itertools.count()
         self._open = True
@@ -56,12 +57,9 @@ class SimulatedEngine(GraphEngine):
         """Return an engine with a process for each worker."""
         return cls(num_workers)
 
-    def publish(self, value: object) -> Ref:
+    def _store(self, value: object) -> StoredValue:
         """Store the value; no process holds it alone."""
-        self._check_open()
-        published = Value()
-        published.future.set_result(self.values.store(encoded(value), "published value"))
-        return GraphRef(published)
+        return self.values.store(encoded(value), "published value")
 
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Let time pass until all values are there, or one has failed."""

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 from compss_train.engines.calls import MAX_RUNS, Failure, intra_op_threads, map_args, name_of, results_of
 from compss_train.engines.codec import Bytes
 from compss_train.engines.local.store import loaded
-from compss_train.engines.local.task_graph import Task, TaskGraph
+from compss_train.engines.task_graph import Task, TaskGraph
 from compss_train.exceptions import WorkerLostError
 from tests.simulation.engine.events import Events
 from tests.simulation.engine.faults import CoordinatorKilled, FaultPlan, ProcessDied
@@ -137,5 +137,5 @@ def run_always(task: Task, inputs: Sequence[Any], run: Callable[[], list[Bytes]]
 def _results(task: Task, stored: Sequence[Any]) -> list[Bytes]:
     """Run a task on new copies of its arguments, and encode its results."""
     args = map_args(stored, loaded)
-    with intra_op_threads(task.cpus):
+    with intra_op_threads(task.resources.cpus):
         return [encoded(result) for result in results_of(task.function, args, len(task.outputs))]

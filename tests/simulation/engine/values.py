@@ -25,6 +25,10 @@ class HeldValue(StoredValue):
         """Return a new copy of the value; raise ``WorkerLostError`` if its process has vanished."""
         return decode(self.encoded().copy())
 
+    def discard(self) -> None:
+        """Free the value."""
+        del self.held[str(self.path)]
+
     def encoded(self) -> Bytes:
         """Return the encoded value; raise ``WorkerLostError`` if its process has vanished."""
         name = str(self.path)
@@ -57,18 +61,13 @@ class Values:
             self._holders[name] = process
         return HeldValue(name, self.held)
 
-    def free(self, name: str) -> None:
-        """Free a value."""
-        del self.held[name]
-        self._holders.pop(name, None)
-
     def forget(self, answer: Sequence[HeldValue] | Failure) -> None:
         """Free what a task has returned, if it has not failed."""
         for value in answer if not isinstance(answer, Failure) else ():
-            self.free(str(value.path))
+            value.discard()
 
     def lose(self, process: int) -> None:
         """Lose the values that a process has made."""
         for name, holder in self._holders.items():
-            if holder == process:
+            if holder == process and name in self.held:
                 self.held[name] = None

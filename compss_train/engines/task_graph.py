@@ -1,28 +1,36 @@
 """The graph of tasks and the values that they wait for: when tasks are ready, and which values are still needed.
 
-``TaskGraph`` belongs to one thread, a scheduler's; ``GraphEngine`` submits to it for the coordinator.
+``TaskGraph`` belongs to one thread; ``graph_engine`` has the engines that submit to it.
 """
 
 from __future__ import annotations
 
 import heapq
-from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
-from compss_train.engines.base import Engine, Ref, Resources, map_refs
+from compss_train.engines.base import ONE_CPU, Resources
 from compss_train.engines.calls import map_args
-from compss_train.engines.local.store import StoredValue, discard
+
+
+class Stored(Protocol):
+    """A value where an engine keeps it."""
+
+    def load(self) -> Any:
+        """Return the value."""
+
+    def discard(self) -> None:
+        """Free the value, which nobody reads any more."""
 
 
 @dataclass(eq=False, slots=True)
 class Value:
     """A value that is written once. All attributes but ``future`` belong to the graph's thread."""
 
-    future: Future[StoredValue] = field(default_factory=Future)
+    future: Future[Stored] = field(default_factory=Future)
     waiting: list[Task] = field(default_factory=list)
     """Tasks that cannot start before this value is available."""
     readers: int = 0
@@ -58,7 +66,7 @@ class Task:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     outputs: list[Value]
-    cpus: int = 1
+    resources: Resources = ONE_CPU
     priority: bool = False
     updates: Updates | None = None
     missing: int = 0
@@ -88,9 +96,7 @@ class Task:
 class TaskGraph:
     """Queue tasks whose inputs are available, pass failures on, and free values. For one thread at a time."""
 
-    def __init__(self, discard: Callable[[str], None] = discard) -> None:
-        self._discard = discard
-        """Removes the file of a value."""
+    def __init__(self) -> None:
         self._ready: list[Task] = []
         self._woken: deque[tuple[Task, BaseException | None]] = deque()
         """Tasks with an input that has arrived, and the input's error if it has failed."""
@@ -120,13 +126,13 @@ class TaskGraph:
 
     def next_ready(self, cpus: int) -> Task | None:
         """Remove and return the first ready task; ``None`` without one or if it needs more than ``cpus`` CPUs."""
-        return heapq.heappop(self._ready) if self._ready and self._ready[0].cpus <= cpus else None
+        return heapq.heappop(self._ready) if self._ready and self._ready[0].resources.cpus <= cpus else None
 
     def requeue(self, task: Task) -> None:
         """Queue a task that was running when its process died."""
         heapq.heappush(self._ready, task)
 
-    def complete(self, task: Task, results: Sequence[StoredValue]) -> None:
+    def complete(self, task: Task, results: Sequence[Stored]) -> None:
         """Set a task's results."""
         if task.updates is not None and not task.updates.closed:
             self._keep(task.updates, task.outputs[0])
@@ -211,15 +217,15 @@ class TaskGraph:
             value.readers -= 1
             self._free(value)
 
-    def _settle(self, value: Value, outcome: StoredValue | BaseException) -> None:
+    def _settle(self, value: Value, outcome: Stored | BaseException) -> None:
         if value.future.done():  # abandoned before
             return
         self._unresolved.discard(value)
         error = outcome if isinstance(outcome, BaseException) else None
-        if isinstance(outcome, StoredValue):
-            value.future.set_result(outcome)
-        else:
+        if isinstance(outcome, BaseException):
             value.future.set_exception(outcome)
+        else:
+            value.future.set_result(outcome)
         self._woken.extend((task, error) for task in value.waiting)
         value.waiting = []
         if value.twin is not None:
@@ -233,87 +239,5 @@ class TaskGraph:
         if value.original is not None:
             value.original.readers -= 1
             self._free(value.original)
-        elif value.future.exception() is None and (path := value.future.result().path) is not None:
-            self._discard(path)
-
-
-class GraphRef(Ref):
-    """A reference: its current value, and the updates that will replace it."""
-
-    __slots__ = ("updates", "value")
-
-    def __init__(self, value: Value) -> None:
-        self.value = value
-        self.updates: Updates | None = None
-
-
-class GraphEngine(Engine):
-    """Queues tasks in a graph; ``_post`` changes it in the thread that owns it, or immediately."""
-
-    _graph: TaskGraph
-    _numbers: Iterator[int]
-    """Of tasks, in the order of their submission."""
-
-    @abstractmethod
-    def _post(self, function: Callable[..., None], *args: Any) -> None:
-        """Call a method of the graph, in the thread that it belongs to."""
-
-    def _submit(
-        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
-    ) -> Sequence[Ref]:
-        """Queue the task."""
-        self._check_open()
-        task = Task(
-            number=next(self._numbers),
-            function=function,
-            args=map_refs(args, self._read),
-            outputs=[Value() for _ in range(returns)],
-            cpus=resources.cpus,
-            priority=priority,
-        )
-        self._post(self._graph.add, task)
-        return [GraphRef(value) for value in task.outputs]
-
-    def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
-        """Queue the update, with priority."""
-        self._check_open()
-        ref = self._own(target)
-        if ref.updates is None:
-            ref.updates = Updates(ref.value)
-            self._post(self._graph.begin, ref.updates)
-        task = Task(
-            number=next(self._numbers),
-            function=function,
-            args=(ref.updates, *map_refs(args, self._read)),
-            outputs=[Value()],
-            priority=True,
-            updates=ref.updates,
-        )
-        self._post(self._graph.add, task)
-        return GraphRef(task.outputs[0])
-
-    def delete(self, refs: Sequence[Ref]) -> None:
-        """Free the values once all submitted tasks have read them."""
-        self._check_open()
-        for ref in refs:
-            self._post(self._graph.delete, self._read(ref))
-
-    def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
-        """Return the references whose task has ended; for commutative updates, the task of the first value."""
-        self._check_open()
-        return [ref for ref in refs if self._own(ref).value.future.done()]
-
-    def _read(self, ref: Ref) -> Value:
-        """Return the value that readers get from now on: after all updates submitted so far."""
-        own = self._own(ref)
-        if own.updates is not None:
-            updates, own.updates = own.updates, None
-            self._post(self._graph.delete, own.value)
-            own.value = updates.result
-            self._post(self._graph.close, updates)
-        return own.value
-
-    def _own(self, ref: Ref) -> GraphRef:
-        if not isinstance(ref, GraphRef):
-            raise TypeError(f"{ref!r} is not a reference of the {self.name} engine")
-        return ref
+        elif value.future.exception() is None:
+            value.future.result().discard()

@@ -1,0 +1,201 @@
+"""Engines with a graph of tasks: ``GraphEngine`` submits tasks, ``GraphThread`` starts those that are ready."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from compss_train.engines.base import Engine, Ref, Resources, map_refs
+from compss_train.engines.task_graph import Stored, Task, TaskGraph, Updates, Value
+from compss_train.exceptions import EngineClosedError
+
+_CHECK_SECONDS = 1.0
+"""How often a waiting ``fetch`` checks that the engine still runs."""
+
+
+class GraphThread:
+    """A thread with a graph of tasks, which it starts as soon as they are ready.
+
+    Other threads communicate with it by ``post`` only.
+    """
+
+    def __init__(self) -> None:
+        self.graph = TaskGraph()
+        self._events: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="compss_train scheduler", daemon=True)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def post(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a function in this thread."""
+        self._events.put(partial(function, *args))
+
+    def stop(self) -> None:
+        """End the thread; waiting for a value that is still missing raises ``EngineClosedError``."""
+        self._stopping = True
+        self._events.put(None)
+        if threading.current_thread() is not self._thread:  # garbage collection may call this in the thread itself
+            self._thread.join()
+        self.graph.abandon(EngineClosedError("the engine was shut down before this task had run"))
+
+    @abstractmethod
+    def _start_ready(self) -> None:
+        """Start the tasks that are ready and have room."""
+
+    def _check(self) -> float | None:
+        """Do what is due from time to time; return the seconds until the next time, or ``None``."""
+        return None
+
+    def _run(self) -> None:
+        try:
+            while True:
+                try:
+                    event = self._events.get(timeout=self._check())
+                except Empty:  # it is time for the next check
+                    continue
+                if event is None:
+                    return
+                event()
+                self.graph.wake()
+                if not self._stopping:
+                    self._start_ready()
+        except BaseException as error:  # a bug must not leave callers waiting
+            self.graph.abandon(error)
+            raise
+
+
+class GraphRef(Ref):
+    """A reference: its current value, and the updates that will replace it."""
+
+    __slots__ = ("updates", "value")
+
+    def __init__(self, value: Value) -> None:
+        self.value = value
+        self.updates: Updates | None = None
+
+
+class GraphEngine(Engine):
+    """Queues tasks in a graph; ``_post`` changes it in the thread that owns it, or immediately."""
+
+    _scheduler: GraphThread
+    _graph: TaskGraph
+    _numbers: Iterator[int]
+    """Of tasks, in the order of their submission."""
+
+    def _post(self, function: Callable[..., None], *args: Any) -> None:
+        """Call a method of the graph, in the thread that it belongs to."""
+        self._scheduler.post(function, *args)
+
+    @abstractmethod
+    def _store(self, value: object) -> Stored:
+        """Store a published value."""
+
+    def publish(self, value: object) -> Ref:
+        """Store the value, for tasks that read it without copying it."""
+        self._check_open()
+        published = Value()
+        published.future.set_result(self._store(value))
+        return GraphRef(published)
+
+    def _submit(
+        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
+    ) -> Sequence[Ref]:
+        """Queue the task."""
+        self._check_open()
+        task = Task(
+            number=next(self._numbers),
+            function=function,
+            args=map_refs(args, self._read),
+            outputs=[Value() for _ in range(returns)],
+            resources=resources,
+            priority=priority,
+        )
+        self._post(self._graph.add, task)
+        return [GraphRef(value) for value in task.outputs]
+
+    def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
+        """Wait, and raise as soon as a task has failed."""
+        self._check_open()
+        futures = [self._read(ref).future for ref in refs]
+        while (state := wait(futures, _CHECK_SECONDS, FIRST_EXCEPTION)).not_done:
+            _raise_first(state.done)
+            self._check_open()
+        _raise_first(state.done)
+        return [future.result().load() for future in futures]
+
+    def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
+        """Return the value; the newest one if it is being updated commutatively."""
+        self._check_open()
+        own = self._own(ref)
+        while own.updates is not None and (newest := own.updates.newest) is not None:
+            with contextlib.suppress(FileNotFoundError):  # the next update has just replaced it
+                return newest.future.result().load()
+        future = own.value.future
+        wait([future], timeout)
+        return future.result().load() if future.done() and future.exception() is None else None
+
+    def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
+        """Wait for the tasks."""
+        self._check_open()
+        done, missing = wait([self._read(ref).future for ref in refs], timeout, FIRST_EXCEPTION)
+        return not missing or any(future.exception() is not None for future in done)
+
+    def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
+        """Queue the update, with priority."""
+        self._check_open()
+        ref = self._own(target)
+        if ref.updates is None:
+            ref.updates = Updates(ref.value)
+            self._post(self._graph.begin, ref.updates)
+        task = Task(
+            number=next(self._numbers),
+            function=function,
+            args=(ref.updates, *map_refs(args, self._read)),
+            outputs=[Value()],
+            priority=True,
+            updates=ref.updates,
+        )
+        self._post(self._graph.add, task)
+        return GraphRef(task.outputs[0])
+
+    def delete(self, refs: Sequence[Ref]) -> None:
+        """Free the values once all submitted tasks have read them."""
+        self._check_open()
+        for ref in refs:
+            self._post(self._graph.delete, self._read(ref))
+
+    def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
+        """Return the references whose task has ended; for commutative updates, the task of the first value."""
+        self._check_open()
+        return [ref for ref in refs if self._own(ref).value.future.done()]
+
+    def _read(self, ref: Ref) -> Value:
+        """Return the value that readers get from now on: after all updates submitted so far."""
+        own = self._own(ref)
+        if own.updates is not None:
+            updates, own.updates = own.updates, None
+            self._post(self._graph.delete, own.value)
+            own.value = updates.result
+            self._post(self._graph.close, updates)
+        return own.value
+
+    def _own(self, ref: Ref) -> GraphRef:
+        if not isinstance(ref, GraphRef):
+            raise TypeError(f"{ref!r} is not a reference of the {self.name} engine")
+        return ref
+
+
+def _raise_first(futures: Iterable[Future[Any]]) -> None:
+    for future in futures:
+        if (error := future.exception()) is not None:
+            raise error

@@ -1,0 +1,158 @@
+"""The Ray engine: tasks on the nodes of a cluster, values in its object store. Only this package imports ray."""
+
+import importlib
+import itertools
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from compss_train.engines.base import Ref, Resources, Traits, check_fit, check_size
+from compss_train.engines.codec import SerializedValue
+from compss_train.engines.graph_engine import GraphEngine
+from compss_train.engines.nodes import Node
+from compss_train.engines.ray import cluster
+from compss_train.engines.task_graph import Stored
+from compss_train.exceptions import EngineClosedError
+from compss_train.model.devices import CPU, gpu
+
+if TYPE_CHECKING:
+    from compss_train.engines.ray.submitter import Submitter
+
+_END_SECONDS = 5.0
+"""Seconds that agents have to answer."""
+
+
+class RayEngine(GraphEngine):
+    """Run tasks on the nodes of the Ray cluster at ``RAY_ADDRESS``, by default of a new one on this machine.
+
+    A program that has called ``ray.init`` uses that cluster, and is left in it. ``modules`` are modules, or paths
+    of modules and packages, that nodes without a shared file system need; what is in the main script or in a
+    notebook is sent in any case. Tasks must not write to large arrays and tensors that they are given: the
+    processes of a node share their memory.
+
+    Tasks whose process or node is lost run again, up to 4 times in all, and values that were on a lost node are
+    made again. Nodes may join and leave at any time.
+
+    Raises ``ModuleNotFoundError`` without ray, ``ConnectionError`` if there is no cluster at the address, and
+    ``ValueError`` for an address of Ray Client (``ray://``).
+    """
+
+    name: ClassVar[str] = "ray"
+    traits: ClassVar[Traits] = Traits(shared_memory=True, task_seconds=0.004)
+    _engines: ClassVar[int] = 0
+    """The number of engines that use the cluster."""
+    _joined: ClassVar[bool] = False
+    """Whether this class has joined the cluster, and leaves it with the last engine."""
+    _scheduler: "Submitter"
+
+    def __init__(self, modules: Sequence[str | ModuleType] = ()) -> None:
+        self._join(modules)
+        # It imports ray, which need not be installed.
+        submitter = importlib.import_module("compss_train.engines.ray.submitter")
+        self._put: Callable[[SerializedValue], Stored] = submitter.StoredValue.put
+        self._scheduler = submitter.Submitter()
+        self._graph = self._scheduler.graph
+        self._numbers = itertools.count()
+        RayEngine._engines += 1
+        self._close = weakref.finalize(self, _shut_down, self._scheduler, os.getpid())
+
+    @classmethod
+    def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
+        """Return an engine; the arguments are not used."""
+        return cls()
+
+    @classmethod
+    def _join(cls, modules: Sequence[str | ModuleType] = ()) -> None:
+        RayEngine._joined |= cluster.join(modules)
+
+    @classmethod
+    def nodes(cls) -> Sequence[Node]:
+        """Return the nodes of the cluster; joins the one at ``RAY_ADDRESS``, but starts none."""
+        ray = cluster.import_ray()
+        if not ray.is_initialized() and not os.environ.get(cluster.ADDRESS):
+            return super().nodes()
+        cls._join()
+        return [*cluster.nodes_by_id().values()]
+
+    @classmethod
+    def default_workers(cls, threads: int) -> int:
+        """Return how many tasks of ``threads`` threads fit on the nodes."""
+        nodes = cls.nodes()
+        alone = len(nodes) == 1 and nodes[0].name == "localhost"
+        return super().default_workers(threads) if alone else max(1, sum(node.cpus // threads for node in nodes))
+
+    @classmethod
+    def device(cls, worker: int, num_gpu: int) -> str:
+        """Return the CPU, or the GPU that Ray assigns to a task."""
+        return gpu() if num_gpu else CPU
+
+    def _store(self, value: object) -> Stored:
+        """Put the value into the object store of the coordinator's node."""
+        return self._put(SerializedValue.of(value))
+
+    def _submit(
+        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
+    ) -> Sequence[Ref]:
+        """Queue the task; raise ``ValueError`` if it is larger than every node."""
+        self._check_open()
+        check_size(resources, self._scheduler.nodes)
+        return super()._submit(function, args, returns, resources, priority)
+
+    def keep(self, refs: Sequence[Ref]) -> None:
+        """Fetch the values and put them again, unless that was done a moment ago."""
+        self._check_open()
+        self._post(self._scheduler.keep, [own.value for own in map(self._own, refs) if own.updates is None])
+
+    def places(self, resources: Resources) -> int:
+        """Return how many such tasks fit on the nodes that are there now."""
+        return sum(node.cpus // resources.cpus for node in self._scheduler.nodes)
+
+    def reserve(self, tasks: Sequence[Resources]) -> None:
+        """Raise ``ValueError`` if these tasks do not fit on the nodes together."""
+        self._check_open()
+        check_fit(tasks, self._scheduler.nodes, "let more nodes join (ray start --address=...)")
+
+    @contextmanager
+    def watched(self, timeout: float | None) -> Iterator[None]:
+        """Warn, with the process's state and stack, after 30 s or 10 times the longest silence on its node."""
+        self._post(self._scheduler.watch, True, timeout)
+        try:
+            yield
+        finally:
+            self._post(self._scheduler.watch, False, None)
+
+    def trained_samples(self) -> int | None:
+        """Return what the processes of all nodes have reported; ``None`` if a node does not answer."""
+        with suppress(cluster.import_ray().exceptions.RayError):
+            return int(sum(self._scheduler.ask_agents("samples", _END_SECONDS)))
+        return None
+
+    def shutdown(self, *, kill: bool = False) -> None:
+        """Free the values; end the cluster if this class has started it, or leave it, with the last engine."""
+        if self._close.alive and not kill:
+            self._scheduler.finish_running()
+        self._close()
+
+    def _check_open(self) -> None:
+        if not (self._close.alive and self._scheduler.alive):
+            raise EngineClosedError("this Ray engine was shut down; make a new one")
+
+
+def _shut_down(submitter: "Submitter", owner: int) -> None:
+    if os.getpid() != owner:  # a forked child of the program does not own its copy of the engine
+        return
+    ray = cluster.import_ray()
+    submitter.stop()
+    RayEngine._engines -= 1
+    if ray.is_initialized():
+        submitter.cancel_running()
+        with suppress(ray.exceptions.RayError):
+            submitter.ask_agents("close", _END_SECONDS)
+        submitter.agents.clear()
+        if RayEngine._joined and not RayEngine._engines:
+            ray.shutdown()
+    if not RayEngine._engines:
+        RayEngine._joined = False

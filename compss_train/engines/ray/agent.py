@@ -1,0 +1,193 @@
+"""What runs on Ray's nodes: the body of tasks, and an agent a node, which merges and watches its processes."""
+
+import os
+import pickle
+import shutil
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager, suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import ray
+
+from compss_train.data.block import MappedMemory
+from compss_train.engines import calls, liveness
+from compss_train.engines.codec import SerializedValue
+from compss_train.engines.watch import STACK_SIGNAL, Watch, read_stack, write_stacks
+
+COPIED_BYTES = 100_000
+"""Ray sends values up to about this size in messages; the arrays in them are copied, and may be changed."""
+
+LOOK_SECONDS = 1.0
+"""Seconds between looks for processes that have started or died, where no task is watched."""
+
+_NEW = ".new"
+_STACK = ".stack"
+
+
+def load(value: SerializedValue) -> Any:
+    """Return a value; large arrays are read-only views of the memory that the node's processes share."""
+    small = value.nbytes <= COPIED_BYTES
+    buffers = [
+        bytearray(buffer) if small else np.frombuffer(buffer, np.uint8).view(MappedMemory)
+        for buffer in value.buffers
+    ]
+    return pickle.loads(value.data, buffers=buffers)
+
+
+def run_task(call: SerializedValue, cpus: int, results: int, *inputs: SerializedValue) -> list[Any]:
+    """Run a task; return its serialized results and the id of its node, or ``None`` for each and a ``Failure``.
+
+    A failure is a result, since Ray would wrap an exception, and runs a task again only if its process dies.
+    """
+    try:
+        function, args = call.load()
+        args = calls.filled(args, [load(value) for value in inputs])
+        with _reporting(f"task {calls.name_of(function)!r}"), calls.intra_op_threads(cpus):
+            if gpus := ray.get_gpu_ids():
+                calls.select_gpu(str(gpus[0]), "Ray")
+            made = calls.results_of(function, args, results)
+            return [*map(SerializedValue.of, made), ray.get_runtime_context().get_node_id()]
+    except BaseException as error:  # SystemExit too: the process serves other tasks
+        return [*[None] * results, calls.Failure.of(error)]
+
+
+@contextmanager
+def _reporting(doing: str) -> Iterator[None]:
+    heartbeat = _heartbeat()
+    heartbeat.describe(doing)
+    try:
+        with liveness.reporting_to(heartbeat):
+            yield
+    finally:
+        heartbeat.describe("")
+
+
+@cache
+def _heartbeat() -> liveness.Heartbeat:
+    """Prepare this process for tasks, once; return where they report."""
+    calls.prepare_process()
+    process = psutil.Process()
+    path = _folder() / f"{process.pid}-{process.create_time()}"
+    write_stacks(f"{path}{_STACK}")
+    (new := path.with_suffix(_NEW)).write_bytes(bytes(liveness.SIZE))
+    return liveness.Heartbeat(str(new.rename(path)))
+
+
+@cache
+def _folder() -> Path:
+    """Return the folder where the processes of a program report on this node."""
+    context = ray.get_runtime_context()
+    folder = Path(tempfile.gettempdir(), f"compss_train-{context.get_node_id()}-{context.get_job_id()}")
+    folder.mkdir(mode=0o700, exist_ok=True)
+    return folder
+
+
+class _Process:
+    """A process of Ray's that runs tasks, as its agent sees it: the watch's process and its task in one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.heartbeat = liveness.Heartbeat(str(path))
+        self.ready: Future[int] = Future()
+        self.timed_out = False
+        self.busy = False
+        pid, _, created = path.name.partition("-")
+        self.pid, self._created = int(pid), float(created)
+        self.ready.set_result(self.pid)
+
+    def alive(self) -> bool:
+        """Whether the process runs, and is the same one: another may have got its number."""
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            return bool(process.create_time() == self._created and process.status() != psutil.STATUS_ZOMBIE)
+        return False
+
+    def kill(self) -> None:
+        """Kill the process; Ray runs its task again."""
+        self._send(signal.SIGKILL)
+
+    def stack(self) -> str:
+        """Return the stack of the running task; empty if the process does not write it because it is stopped."""
+        return read_stack(Path(f"{self.path}{_STACK}"), lambda: self._send(STACK_SIGNAL))
+
+    def _send(self, number: signal.Signals) -> None:
+        if self.alive():
+            os.kill(self.pid, number)
+
+
+class Agent:
+    """Runs the short tasks of a node that others wait for, and watches the processes of its long ones.
+
+    It keeps nothing that a new agent would lack, apart from the samples of processes that have died.
+    """
+
+    def __init__(self, watched: bool, timeout: float | None) -> None:
+        self._lock = threading.Lock()
+        self._watch = Watch()
+        self._processes: dict[str, _Process] = {}
+        self._open = True
+        self._samples = 0
+        """What processes that have died had trained."""
+        self.watch(watched, timeout)
+        threading.Thread(target=self._look_always, daemon=True).start()
+
+    def run(self, *task: Any) -> list[Any]:
+        """Run a task as ``run_task`` does."""
+        return run_task(*task)
+
+    def watch(self, watched: bool, timeout: float | None) -> None:
+        """Watch tasks from now on, or no more."""
+        with self._lock:
+            if watched:
+                self._watch.begin(timeout)
+            else:
+                self._watch.end()
+
+    def samples(self) -> int:
+        """Return how many samples the node's processes have trained."""
+        with self._lock:
+            return self._samples + sum(process.heartbeat.samples for process in self._processes.values())
+
+    def close(self) -> None:
+        """Watch no more, and remove the files of the reports."""
+        with self._lock:
+            self._open = False
+            shutil.rmtree(_folder(), ignore_errors=True)
+
+    def _look_always(self) -> None:
+        while True:
+            with self._lock:
+                if not self._open:
+                    return
+                self._look()
+                seconds = self._watch.check()
+            time.sleep(LOOK_SECONDS if seconds is None else seconds)
+
+    def _look(self) -> None:
+        """Find processes that have started, died, or begun or ended a task."""
+        for path in _folder().iterdir():
+            if path.suffix not in (_NEW, _STACK) and path.name not in self._processes:
+                self._processes[path.name] = _Process(path)
+        for name, process in list(self._processes.items()):
+            alive = process.alive()
+            busy = alive and process.heartbeat.doing != ""
+            if busy != process.busy:
+                process.busy = busy
+                if busy:
+                    self._watch.started(process, process)
+                else:
+                    self._watch.ended(process)
+            if not alive:
+                self._samples += process.heartbeat.samples
+                del self._processes[name]
+                process.path.unlink(missing_ok=True)
+                Path(f"{process.path}{_STACK}").unlink(missing_ok=True)

@@ -1,0 +1,224 @@
+"""Ready tasks become Ray's: on the processes of any node, or in the agent of one; and their results values."""
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any, TypeAlias
+
+import ray
+from ray.exceptions import OutOfMemoryError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from compss_train.engines import calls
+from compss_train.engines.codec import SerializedValue
+from compss_train.engines.graph_engine import GraphThread
+from compss_train.engines.nodes import Node
+from compss_train.engines.ray import agent, cluster
+from compss_train.engines.task_graph import Task, Value
+from compss_train.exceptions import WorkerLostError
+
+NODES_SECONDS = 5.0
+"""Seconds between looks for nodes that have joined or left."""
+
+KEEP_SECONDS, KEEP_SHARE = 2.0, 0.05
+"""Values are kept at most so often, and in at most this share of the time."""
+
+ANY_CPUS = 10**9
+"""Ray has the tasks that are ready, and starts those that fit on its nodes."""
+
+Lineage: TypeAlias = tuple[Any, ...]
+"""The objects from which Ray makes a value again whose node is lost, as nested tuples."""
+
+
+class StoredValue:
+    """A value in Ray's object store.
+
+    Ray remembers by which tasks it was made, to make it again. But Ray frees an object that was put when nobody has
+    a reference to it, and could not put it again, so ``lineage`` has those references.
+    """
+
+    __slots__ = ("lineage", "node", "ref")
+
+    def __init__(self, ref: Any, node: str, lineage: Lineage | None = None) -> None:
+        self.ref = ref
+        self.node = node
+        self.lineage = (ref,) if lineage is None else lineage
+
+    @classmethod
+    def put(cls, value: SerializedValue) -> "StoredValue":
+        """Store a value where the coordinator is."""
+        return cls(ray.put(value), ray.get_runtime_context().get_node_id())
+
+    def load(self) -> Any:
+        """Return the value; large arrays are read-only views of shared memory."""
+        try:
+            return agent.load(ray.get(self.ref))
+        except RayError as error:
+            raise lost_error("a value", error) from error
+
+    def keep(self) -> None:
+        """Fetch and put the value: from now on the coordinator has it, and nothing before it is needed any more."""
+        self.ref = ray.put(ray.get(self.ref))
+        self.lineage = (self.ref,)
+
+    def discard(self) -> None:
+        """Drop the references."""
+        self.ref, self.lineage = None, ()
+
+
+class Submitter(GraphThread):
+    """Submits tasks that are ready. Ray places them, and runs them again if their process or node is lost.
+
+    Tasks with priority, which others wait for, run in the agent of the node that has most of their inputs.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._run_task = ray.remote(agent.run_task)
+        options: Any = {
+            "num_cpus": 0,
+            "max_restarts": -1,
+            "max_task_retries": -1,
+            "concurrency_groups": {"watch": 1},
+        }
+        self._new_agent = ray.remote(**options)(agent.Agent)
+        self.agents: dict[str, Any] = {}
+        """The agents by their nodes. Ray moves those of nodes that are lost; they may have to make values again."""
+        self.nodes: Sequence[Node] = ()
+        """The nodes that are there."""
+        self._ids: Sequence[str] = ()
+        """Their ids."""
+        self.here: str = ray.get_runtime_context().get_node_id()
+        """The id of the coordinator's node."""
+        self._next_look = 0.0
+        self._watched: tuple[bool, float | None] = (False, None)
+        self._running: dict[Task, Any] = {}
+        """The last result of each running task: its node, or a failure."""
+        self._wanted: set[Value] = set()
+        """Values to be kept that are not available yet."""
+        self._next_keep = 0.0
+        self._look_for_nodes()
+        self._thread.start()
+
+    def watch(self, watched: bool, timeout: float | None) -> None:
+        """Let the agents watch their nodes, or no more."""
+        self._watched = (watched, timeout)
+        self._call_agents("watch", watched, timeout)
+
+    def ask_agents(self, method: str, seconds: float) -> list[Any]:
+        """Call a method of the agents, which may be running tasks; return what all answer in so many seconds."""
+        answers: list[Any] = ray.get(self._call_agents(method), timeout=seconds)
+        return answers
+
+    def _call_agents(self, method: str, *args: Any) -> list[Any]:
+        agents = [self.agents[node] for node in self._ids]
+        return [getattr(each, method).options(concurrency_group="watch").remote(*args) for each in agents]
+
+    def keep(self, values: Sequence[Value]) -> None:
+        """Keep values as soon as they are available, unless others were kept a moment ago."""
+        if time.monotonic() < self._next_keep:
+            return
+        self._next_keep = time.monotonic() + KEEP_SECONDS
+        for value in values:
+            if value.future.done():
+                self._keep(value)
+            else:
+                self._wanted.add(value)
+
+    def _keep(self, value: Value) -> None:
+        stored = None if value.future.exception() else value.future.result()
+        if isinstance(stored, StoredValue) and stored.ref is not None and stored.lineage != (stored.ref,):
+            began = time.monotonic()
+            stored.keep()
+            self._next_keep += (time.monotonic() - began) / KEEP_SHARE
+
+    def finish_running(self) -> None:
+        """Start no more tasks, and wait for the running ones."""
+        self._stopping = True
+        running = list(self._running.values())
+        ray.wait(running, num_returns=len(running) or 1) if running else None
+
+    def cancel_running(self) -> None:
+        """End the processes of running tasks."""
+        for task, status in list(self._running.items()):
+            if not task.priority:
+                ray.cancel(status, force=True)
+
+    def _check(self) -> float | None:
+        if self._next_look <= time.monotonic():
+            self._look_for_nodes()
+        return self._next_look - time.monotonic()
+
+    def _look_for_nodes(self) -> None:
+        """Let every node have an agent."""
+        nodes = cluster.nodes_by_id()
+        self.nodes, self._ids = [*nodes.values()], [*nodes]
+        for node in self._ids:
+            if node not in self.agents:
+                place = NodeAffinitySchedulingStrategy(node, soft=True)
+                self.agents[node] = self._new_agent.options(scheduling_strategy=place).remote(*self._watched)
+        self._next_look = time.monotonic() + NODES_SECONDS
+
+    def _start_ready(self) -> None:
+        while (task := self.graph.next_ready(ANY_CPUS)) is not None:
+            self._start(task)
+
+    def _start(self, task: Task) -> None:
+        inputs: list[StoredValue] = []
+
+        def placeholder(argument: Any) -> Any:
+            if not isinstance(argument, Value):
+                return argument
+            inputs.append(argument.future.result())  # type: ignore[arg-type]
+            return calls.Placeholder(len(inputs) - 1)
+
+        call: Any = SerializedValue.of((task.function, calls.map_args(task.args, placeholder)))
+        lineage = tuple([each.lineage for each in inputs])
+        if call.nbytes > agent.COPIED_BYTES:  # Ray would put it, and free it too early
+            call = ray.put(call)
+            lineage = (call, *lineage)
+        resources, returns = task.resources, len(task.outputs) + 1
+        args = call, resources.cpus, len(task.outputs), *[each.ref for each in inputs]
+        options: dict[str, Any] = {"num_returns": returns, "name": calls.name_of(task.function)}
+        if task.priority and not resources.gpus:
+            refs = self.agents[self._node_near(inputs)].run.options(**options).remote(*args)
+        else:
+            amounts = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
+            refs = self._run_task.options(**options, **amounts, max_retries=calls.MAX_RUNS - 1).remote(*args)
+        *results, status = refs
+        self._running[task] = status
+        status.future().add_done_callback(lambda done: self.post(self._finish, task, results, lineage, done))
+
+    def _node_near(self, inputs: Sequence[StoredValue]) -> str:
+        """Return the node that has most of these values, by default the coordinator's."""
+        counts = Counter(each.node for each in inputs if each.node in self._ids)
+        return counts.most_common(1)[0][0] if counts else self.here
+
+    def _finish(self, task: Task, results: Sequence[Any], lineage: Lineage, done: "Future[Any]") -> None:
+        del self._running[task]
+        error = done.exception()
+        if error is not None:
+            self.graph.fail(task, lost_error(f"task {calls.name_of(task.function)!r}", error))
+        elif isinstance(answer := done.result(), calls.Failure):
+            self.graph.fail(task, answer.exception())
+        else:
+            self.graph.complete(task, [StoredValue(ref, answer, lineage) for ref in results])
+            for value in self._wanted.intersection(task.outputs):
+                self._keep(value)
+            self._wanted.difference_update(task.outputs)
+
+
+def lost_error(what: str, error: BaseException) -> WorkerLostError:
+    """Return the error for a task or value that Ray has lost."""
+    text = " ".join(str(error).split())
+    if isinstance(error, OutOfMemoryError):
+        return WorkerLostError(
+            f"{what} was ended by Ray's memory monitor, since its node ran out of memory: {text}. Use smaller "
+            "blocks or batches, or fewer workers a node (threads=)"
+        )
+    return WorkerLostError(
+        f"Ray lost {what}, and cannot make it again, after {calls.MAX_RUNS} attempts or because its inputs are "
+        f"lost, too: {text}. If memory ran out, use smaller blocks or batches. fit(resume=) continues from a "
+        "checkpoint"
+    )
