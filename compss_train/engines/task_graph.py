@@ -222,10 +222,10 @@ class TaskGraph:
             return
         self._unresolved.discard(value)
         error = outcome if isinstance(outcome, BaseException) else None
-        if isinstance(outcome, BaseException):
-            value.future.set_exception(outcome)
-        else:
+        if not isinstance(outcome, BaseException):
             value.future.set_result(outcome)
+        else:
+            value.future.set_exception(outcome)
         self._woken.extend((task, error) for task in value.waiting)
         value.waiting = []
         if value.twin is not None:
