@@ -24,10 +24,11 @@ demo: $(VENV)/installed
 	fi
 
 # Applications of COMPSs take all cores, and have the machine to themselves; without COMPSs these tests are skipped
-# among all others. Tests are compiled once, wherever they are run.
+# among all others. Tests are compiled once, wherever they are run. They wait for a third of their time, so that three
+# at a time keep two cores busy.
 test: $(VENV)/installed
 	$(if $(COMPSS),$(BIN)/python -m pytest tests/compss)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 2 --dist worksteal $(if $(COMPSS),--ignore tests/compss)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(if $(COMPSS),--ignore tests/compss)
 
 # Fits with faults, from the seed FIRST on; a seed that fails is printed as a test.
 simulate: $(VENV)/installed

@@ -1,14 +1,8 @@
-"""The apps as a user runs them.
-
-Starting a process with torch takes seconds, so that only what needs one of its own has one (``run``); the rest
-runs the same scripts in this process (``here``).
-"""
+"""The apps as a user runs them, in this process: starting one with torch takes seconds."""
 
 import gzip
 import json
 import re
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -16,15 +10,9 @@ import pytest
 
 from compss_train.model import parameters
 from tests.apps.conftest import assert_one_line_error, assert_wrong_option, idx
-from tests.helpers.processes import ROOT
 
 QUICK = ("--epochs", "2", "--engine", "serial")
 INTERRUPTED = 130
-
-
-def run(app, *options):
-    command = [sys.executable, str(ROOT / "apps" / f"{app}.py"), *map(str, options)]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60)
 
 
 def history(folder):
@@ -70,15 +58,6 @@ def test_fashion_mnist_learns_from_idx_files(here, images, tmp_path, model):
     assert history(tmp_path)[-1]["samples"] == 240
     assert float(re.search(r"test accuracy ([\d.]+)%", done.stdout)[1]) > 90
     assert parameters.load(tmp_path / "parameters.safetensors")
-
-
-def test_fashion_mnist_takes_all_options_at_once(here, images, tmp_path):
-    options = "--precision bf16 --memory-format channels_last --model cnn --seed 3 --lr 0.01"
-    merging = "--merge commutative --merge-unit blocks --shuffle total --batches 3"
-    given = (*options.split(), *merging.split(), "--data", images, "--output", tmp_path)
-    done = here("fashion_mnist", *QUICK, *given)
-    assert done.returncode == 0, done.stderr
-    assert len(history(tmp_path)) == 8
 
 
 def test_missing_data_say_how_to_get_them(here, images, tmp_path):

@@ -123,7 +123,7 @@ def test_a_stream_of_simulations_side_by_side_never_gets_stuck(sims, steps, capa
     # The last step of a simulation must find a partner, or it stays unseen and takes its place for good.
     buffer, random = reservoir(capacity, capacity // 2, steps=steps), np.random.default_rng(0)
     running, started, put, got = {slot: (slot, 0) for slot in range(sims)}, sims, set(), set()
-    while len(put) < 2000:
+    while len(put) < 700:
         slot = int(random.integers(sims))
         simulation, number = running[slot]
         try:
@@ -248,7 +248,7 @@ def test_samples_that_do_not_fit_are_refused_and_change_nothing(sample, error, m
 
 def test_simulations_without_samples_take_no_memory():
     buffer = reservoir(6, sweep_size=10_000, steps=4)
-    for simulation in range(300):
+    for simulation in range(100):
         for number in range(4):
             while True:
                 try:
@@ -258,5 +258,5 @@ def test_simulations_without_samples_take_no_memory():
                     buffer.get()
         buffer.get()
     assert len(buffer._samples._slots) <= 6
-    assert set(buffer.simulation_uses()) == set(range(300))
+    assert set(buffer.simulation_uses()) == set(range(100))
     assert sum(buffer.simulation_uses().values()) == buffer.time_differences().sum() == buffer.samples_got / 2

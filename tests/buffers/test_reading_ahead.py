@@ -33,23 +33,6 @@ def test_every_item_is_loaded_once_and_in_order_on_request(items, threads, more,
     assert_threads_end()
 
 
-def test_results_wait_for_those_before_them():
-    first = threading.Event()
-    second_done = threading.Event()
-
-    def load(item):
-        if item == 0:
-            assert first.wait(10)
-        else:
-            second_done.set()
-        return item
-
-    with ReadAhead([0, 1], load, threads=2) as loaded:
-        assert second_done.wait(10)
-        first.set()
-        assert list(loaded) == [0, 1]
-
-
 def test_results_without_order_come_as_they_are_ready():
     gate = threading.Event()
 

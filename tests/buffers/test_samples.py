@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train.buffers import FIFO, TimeStep
-from tests.buffers.kinds import ALL, PLAIN, make
+from compss_train.buffers import FIFO
+from tests.buffers.kinds import ALL, PLAIN, make, sample
 
 Point = namedtuple("Point", "x y")
 Turned = namedtuple("Turned", "y x")
@@ -204,20 +204,23 @@ X, Y = torch.tensor(1.0), torch.tensor(2.0)
     ids=["length", "dimensions", "0-d", "dtype", "array", "tuple", "object", "tensor", "longer tuple",
          "dict for tuple", "other key", "missing key", "other namedtuple", "tuple for namedtuple"],
 )  # fmt: skip
-@pytest.mark.parametrize("kind", ALL)
-def test_samples_unlike_the_first_are_refused_and_change_nothing(kind, first, other):
-    def sample(step, data):
-        return TimeStep(0, step, data) if kind == "SimPairedReservoir" else data
+def test_samples_unlike_the_first_are_refused_and_change_nothing(first, other):
+    for kind in ALL:
+        buffer = make(kind, 6)
+        buffer.put(sample(buffer, 0, first))
+        for call, data in (
+            (buffer.put, sample(buffer, 1, other)),
+            (buffer.put_many, samples_of(buffer, first, other)),
+        ):
+            with pytest.raises(ValueError, match=r"a sample of .* among samples of .*: a buffer stacks samples"):
+                call(data)
+        assert (len(buffer), buffer.samples_put) == (1, 1)
+        buffer.put_many(samples_of(buffer, first, first))
+        assert len(buffer) == 3
 
-    buffer = make(kind, 6)
-    buffer.put(sample(0, first))
-    calls = [lambda: buffer.put(sample(1, other)), lambda: buffer.put_many([sample(1, first), sample(2, other)])]
-    for call in calls:
-        with pytest.raises(ValueError, match=r"a sample of .* among samples of .*: a buffer stacks samples"):
-            call()
-    assert (len(buffer), buffer.samples_put) == (1, 1)
-    buffer.put_many([sample(1, first), sample(2, first)])
-    assert len(buffer) == 3
+
+def samples_of(buffer, *data):
+    return [sample(buffer, number, each) for number, each in enumerate(data, 1)]
 
 
 def test_the_keys_of_a_dict_may_come_in_any_order():

@@ -259,20 +259,6 @@ def alive(engine):
     return [pid for pid in workers(engine) if not is_gone(pid)]
 
 
-def test_the_process_that_was_fastest_gets_the_next_task(shared_local, tmp_path):
-    scheduler, processes = shared_local._scheduler, shared_local._processes
-    for fast in processes:
-        for process in processes:
-            process.speed = float(process is fast)
-        pid = shared_local.fetch([shared_local.submit(_own_pid)])[0]
-        assert pid == fast.pid
-        wait_until(lambda: len(scheduler._idle) == len(processes))
-
-
-def _own_pid():
-    return os.getpid()
-
-
 def test_an_update_whose_process_dies_is_made_once(shared_local, tmp_path):
     target = shared_local.publish(0)
     made = [shared_local.commute(target, _plus_but_die_once, n, tmp_path / "flag") for n in range(4)]

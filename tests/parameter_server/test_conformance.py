@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train.net import caller
 from compss_train.parameter_server import LocalParameterServer, ParameterServerClosedError, connect, serve
 
 SGD = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
@@ -177,22 +176,6 @@ def test_the_use_of_the_java_interface(make):
         assert all(torch.equal(replica, expected) for replica in replicas)
         [pulled] = server.pull("weight")
         assert torch.equal(pulled, expected)
-
-
-def test_a_pull_by_a_new_client_is_one_request(monkeypatch):
-    """Each task of a fit is a new client, which pulls every layer."""
-    calls, call_once = [], caller.Caller.call
-
-    def counted(self, call, *args, **options):
-        calls.append(call)
-        return call_once(self, call, *args, **options)
-
-    with serve() as serving, connect(serving.address, serving.token) as first:
-        first.init("w", [np.zeros(2), np.ones(3), np.zeros(2)])
-        monkeypatch.setattr(caller.Caller, "call", counted)
-        with connect(serving.address, serving.token) as second:
-            assert len(second.pull("w")) == 3
-            assert calls == ["hello", "pull"]
 
 
 def test_a_key_may_hold_several_arrays(server):

@@ -4,6 +4,7 @@ import threading
 from collections import Counter
 from itertools import chain
 from math import ceil
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -48,7 +49,8 @@ def test_the_order_is_that_of_samples_mixed_one_after_another(
     rank = data.draw(st.integers(0, num_replicas - 1))
     sampler = numbered.sampler_of(sizes, num_replicas=num_replicas, rank=rank, file_buffer=file_buffer, **options)
     sampler.set_epoch(epoch)
-    batches = list(sampler)
+    with mock.patch("compss_train.samplers.mixing._REFILL", data.draw(st.sampled_from([1, 3, 1024]))):
+        batches = list(sampler)
     order = numbered.flat(numbered.samples(batches))
     assert order == numbered.expected_order(sampler, sizes, epoch)
     whole = numbered.arrays_of(0, sum(sizes))
@@ -197,6 +199,35 @@ def test_tensors_come_as_tensors_and_only_keys_asked_for(tmp_path):
     for batch in batches:
         assert list(batch) == ["z", "x"]
         assert torch.equal(batch["z"], batch["x"].bfloat16()[:, None])
+
+
+def columns_of(start, stop):
+    x = torch.arange(start, stop)
+    return {
+        "x": x,
+        "image": x.double()[:, None, None].expand(-1, 2, 3),
+        "flag": (x % 2 == 0).numpy(),
+        "complex": (x + 1j * x).to(torch.complex64),
+        "half": x.bfloat16(),
+        "nothing": np.empty((stop - start, 0), np.float32),
+        "backwards": np.arange(stop - 1, start - 1, -1)[::-1],
+        "by columns": np.asfortranarray(x.numpy()[:, None] * np.ones((1, 3))),
+    }
+
+
+def test_dtypes_shapes_and_layouts_come_back_as_they_were():
+    def reader(filename, get_data=False):
+        start, stop = map(int, filename.removeprefix("numbers://").split("-"))
+        return (columns_of(start, stop), stop - start) if get_data else stop - start
+
+    dataset, whole = FileDataset(numbered.names_of([5, 9, 2, 6]), reader), columns_of(0, 22)
+    for size in (3, 7, 50):  # parts of pools, and several joined
+        for batch in PartialShuffleSampler(dataset, shuffle_buffer=6, pools=2, batch_size=size):
+            assert list(batch) == list(whole)
+            for key, column in whole.items():
+                expected = column[batch["x"].numpy()]
+                assert type(batch[key]) is type(expected)
+                torch.testing.assert_close(*map(torch.as_tensor, (batch[key], expected)), rtol=0, atol=0)
 
 
 @pytest.fixture

@@ -114,16 +114,6 @@ def test_the_next_epochs_files_come_during_the_last_rows(tmp_path):
     assert len(reader.opened) == 3
 
 
-def test_upcoming_files_that_are_bad_are_no_error_yet(tmp_path):
-    sizes = [3] * 4
-    names = numbered.names_of(sizes)
-    loader = cached_loader(sizes, 4, numbered.CountingReader([names[2]]), tmp_path, upcoming=range(4))
-    with loader.open(whole(sizes)[:2], [2, 3]) as arrays:
-        assert len(list(arrays)) == 2
-        wait_for(lambda: len(os.listdir(loader._part.cache.folder)) == 4)
-    assert not loader.skipped
-
-
 class Listing:
     def __init__(self, files):
         self.files = files

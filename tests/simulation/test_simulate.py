@@ -157,11 +157,11 @@ def test_different_results_for_the_same_inputs_are_an_error():
 def test_known_results_change_no_simulation(monkeypatch):
     monkeypatch.setattr(known_results, "CHECKED", 2)
     known = KnownResults()
-    for seed in (*range(12), *range(SCENARIOS * 8, SCENARIOS * 8 + 12)):
+    for seed in (*range(7), *range(SCENARIOS * 8, SCENARIOS * 8 + 7)):
         if seed % 8 not in WITH_MESSAGES:
             assert simulate(seed, run=known) == simulate(seed)
     known.check()
-    assert known.found > 50
+    assert known.found > 25
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,10 @@ VARIANTS = {
     "rows in order": ({}, {"shuffle_block_data": False, "shuffle": None}),
     "FIFO": ({}, {"buffer": BufferSpec("FIFO", 16), **BLOCKS}),
     "FIRO": ({}, {"buffer": BufferSpec("FIRO", 24, threshold=9), **BLOCKS}),
+    "passes in a total shuffle": (
+        {},
+        {"buffer": BufferSpec("FIRO", 57, threshold=9, passes=2), "shuffle": "total"},
+    ),
     "pools": ({}, {**BLOCKS, "shuffle": PartialShuffle(11, pools=2)}),
     "merges by batches from a FIFO": ({"workers": 2}, {"buffer": BufferSpec("FIFO", 16), **BATCHES}),
     "all at once": (

@@ -1,6 +1,5 @@
 """Batches, with a buffer and without: every sample once a pass, the same ones whenever workers merge."""
 
-import functools
 import itertools
 import threading
 import warnings
@@ -12,11 +11,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from torch import nn
 
-from compss_train import BlockedTensor, BufferSpec, FileDataset, Merge, PartialShuffle, SerialEngine
+from compss_train import BlockedTensor, BufferSpec, FileDataset, Merge, PartialShuffle
 from compss_train.callbacks import Checkpoint, WorkerCallback
 from compss_train.worker import source
 from tests.helpers.callbacks import StopAfter
-from tests.helpers.models import MODES, assert_same_bits, awkward_net, blocked, mlp
+from tests.helpers.models import assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
 from tests.helpers.small_fits import STILL, X, Y, combined, fit, trainer_of
 
@@ -146,31 +145,13 @@ def test_reads_of_any_size_give_the_same(kind, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative", Merge(every=4, unit="batches")])
 @pytest.mark.parametrize("buffer", [BufferSpec("Reservoir", 16), BufferSpec("BatchReservoir", 16)], ids=str)
-def test_a_reservoir_trains_every_sample_at_least_once(engine, buffer, merge):
-    trainer = trainer_of(engine, workers=2, net=mlp)
+def test_a_reservoir_trains_every_sample_at_least_once(buffer, merge):
+    trainer = trainer_of(workers=2, net=mlp)
     fit(trainer, num_epochs=2, batch_size=4, buffer=buffer, merge=merge)
     assert sum(record["samples"] for record in trainer.history) == 2 * 57
     assert sum(worker["samples"] for record in trainer.history for worker in record["workers"]) >= 2 * 57
     made, _ = batches_of(numbers(57, 7), workers=2, num_epochs=1, batch_size=4, buffer=buffer, merge=merge)
     assert set(flat(flat(made))) == set(range(57))
-
-
-@functools.cache
-def on_serial(buffer, mode, shuffle):
-    """Return a fit with a buffer and a mode, by their numbers."""
-    trainer = trainer_of(SerialEngine())
-    fit(trainer, batch_size=4, buffer=BUFFERS[buffer], shuffle=shuffle, **MODES[mode])
-    return trainer
-
-
-@pytest.mark.parametrize("buffer", range(3), ids=map(str, BUFFERS))
-@pytest.mark.parametrize("shuffle", ["blocks", "total", None])
-def test_a_queue_gives_every_engine_the_same_bits(engine, buffer, shuffle):
-    for number, mode in enumerate(MODES):
-        ours, theirs = trainer_of(engine), on_serial(buffer, number, shuffle)
-        fit(ours, batch_size=4, buffer=BUFFERS[buffer], shuffle=shuffle, **mode)
-        assert_same_bits(ours.get_parameters(), theirs.get_parameters())
-        assert [record["loss"] for record in ours.history] == [record["loss"] for record in theirs.history]
 
 
 def test_a_fifo_on_one_worker_is_the_plain_loop(engine):
@@ -182,11 +163,11 @@ def test_a_fifo_on_one_worker_is_the_plain_loop(engine):
 
 @pytest.mark.parametrize("shuffle", ["blocks", "total", None])
 @pytest.mark.parametrize("buffer", [None, *BUFFERS], ids=str)
-def test_one_worker_learns_the_same_however_often_it_merges(engine, shuffle, buffer):
+def test_one_worker_learns_the_same_however_often_it_merges(shuffle, buffer):
     one = trainer_of(workers=1)
     expected = fit(one, shuffle=shuffle, buffer=buffer)
     for merge in (Merge(every=3, unit="batches"), Merge(every=0)):
-        other = trainer_of(engine, workers=1)
+        other = trainer_of(workers=1)
         assert_same_bits(fit(other, shuffle=shuffle, buffer=buffer, merge=merge), expected)
         assert [state.buffer for state in other.snapshot().workers] == [None]
 

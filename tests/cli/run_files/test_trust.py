@@ -104,18 +104,17 @@ def test_files_named_as_modules_of_torch_and_python_are_not_run(tmp_path):
         (home / f"{name}.py").write_text(SPY.format(marker=str(marker)))
     (home / "my_net.py").write_text("import torch\n\nclass Net(torch.nn.Linear):\n    pass\n")
     (home / "run.toml").write_text(RUN)
-    program = "import sys; sys.path.remove(''); from compss_train.cli import main; sys.exit(main())"
-    for command in (["fit", home / "run.toml"], ["evaluate", home / "runs" / "run"]):
-        line = [sys.executable, "-c", program, *map(str, command)]
-        done = subprocess.run(
-            line,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": f":{ROOT}"},  # begins with the current folder
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
+    program = "import sys; sys.path.remove(''); from compss_train.cli import main; "
+    program += "sys.exit(main(['fit', sys.argv[1]]) or main(['evaluate', sys.argv[2]]))"
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(home / "run.toml"), str(home / "runs" / "run")],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f":{ROOT}"},  # begins with the current folder
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
     assert not marker.exists(), marker.read_text()
     assert "runs compss_train.cli.fit:spirals, my_net:Net, with my_net from" in done.stderr
 

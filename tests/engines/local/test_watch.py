@@ -115,13 +115,6 @@ def test_nothing_is_ended_after_this_program_was_stopped_itself(folder):
     assert not watched.process.killed
 
 
-def test_the_start_of_a_process_is_no_silence(folder):
-    watched = Watched(folder, timeout=5)
-    watched.process.ready = Future()
-    watched.pass_(100)
-    assert not watched.process.killed
-
-
 def test_nothing_is_checked_where_nothing_runs_or_nobody_watches(folder):
     watched = Watched(folder)
     assert watched.watch.check() is not None
