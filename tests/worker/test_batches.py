@@ -15,7 +15,7 @@ from compss_train import BlockedTensor, BufferSpec, FileDataset, Merge, PartialS
 from compss_train.callbacks import Checkpoint, WorkerCallback
 from compss_train.worker import source
 from tests.helpers.callbacks import StopAfter
-from tests.helpers.models import assert_same_bits, awkward_net, blocked, mlp
+from tests.helpers.models import MODES, assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
 from tests.helpers.small_fits import STILL, X, Y, combined, fit, trainer_of
 
@@ -145,13 +145,22 @@ def test_reads_of_any_size_give_the_same(kind, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative", Merge(every=4, unit="batches")])
 @pytest.mark.parametrize("buffer", [BufferSpec("Reservoir", 16), BufferSpec("BatchReservoir", 16)], ids=str)
-def test_a_reservoir_trains_every_sample_at_least_once(buffer, merge):
-    trainer = trainer_of(workers=2, net=mlp)
+def test_a_reservoir_trains_every_sample_at_least_once(engine, buffer, merge):
+    trainer = trainer_of(engine, workers=2, net=mlp)
     fit(trainer, num_epochs=2, batch_size=4, buffer=buffer, merge=merge)
     assert sum(record["samples"] for record in trainer.history) == 2 * 57
     assert sum(worker["samples"] for record in trainer.history for worker in record["workers"]) >= 2 * 57
     made, _ = batches_of(numbers(57, 7), workers=2, num_epochs=1, batch_size=4, buffer=buffer, merge=merge)
     assert set(flat(flat(made))) == set(range(57))
+
+
+def test_a_queue_gives_every_engine_the_same_bits(engine):
+    for buffer, shuffle, mode in zip(BUFFERS, ("blocks", "total", None), MODES[1:], strict=True):
+        ours, theirs = trainer_of(engine), trainer_of()
+        for trainer in (ours, theirs):
+            fit(trainer, batch_size=4, buffer=buffer, shuffle=shuffle, **mode)
+        assert_same_bits(ours.get_parameters(), theirs.get_parameters())
+        assert [record["loss"] for record in ours.history] == [record["loss"] for record in theirs.history]
 
 
 def test_a_fifo_on_one_worker_is_the_plain_loop(engine):
