@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from itertools import accumulate
 
 import numpy as np
@@ -48,7 +47,7 @@ def gather(x: BlockedTensor, y: BlockedTensor, share: WorkerAssignment) -> None:
     begins = tuple(accumulate(x.sizes[:-1], initial=0))
     starts = tuple(begins[number] for number in numbers)
     options = FitOptions(num_epochs=1, batch_size=BATCH, shuffle_block_data=not total)
-    work = Work(share, replace(options.reading(DataSource(x=x), SEED), blocks=numbers, starts=starts))
+    work = Work(options.for_workers(DataSource(x=x), SEED), share, blocks=numbers, starts=starts)
     xs, ys = list(x.blocks()), list(y.blocks())
     source = source_of(work, [column[number] for column in (xs, ys) for number in numbers])
     for _ in placed_batches(work, source, "cpu"):

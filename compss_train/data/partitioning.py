@@ -7,15 +7,14 @@ shuffle: as many samples as n blocks have on average), n batches a worker, or th
 do not change the batches: a worker trains the same ones as in a round of whole epochs.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, chain, count, pairwise, zip_longest
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count
 from compss_train.data import block_passes
@@ -258,44 +257,3 @@ def epochs_of_rounds(epochs: range, merge_every: MergeEvery) -> Iterator[range]:
 def units_between_merges(epoch: int, merge_every: MergeEvery) -> int:
     """Return the number of units between merges; raise ``ValueError`` if a function returns less than 1."""
     return check_count(f"every({epoch})", merge_every(epoch)) if callable(merge_every) else merge_every
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pieces:
-    """What a task cuts from a chunk, some consecutive blocks: a piece for each group that needs some of its rows.
-
-    In a total shuffle this replaces tasks that would read whole blocks to get at some rows.
-    """
-
-    rows: NDArray[Any]
-    """Numbers of the samples within the chunk, piece by piece, ascending in each."""
-    bounds: NDArray[Any]
-    """The start of each piece in ``rows``, then the end of the last one."""
-    groups: list[int]
-    """The group of workers that needs each piece, in ascending order."""
-
-
-def cut_into_pieces(
-    samples: Sequence[NDArray[Any]], chunk_starts: Sequence[int]
-) -> tuple[list[Pieces], list[NDArray[Any]]]:
-    """Return the pieces of each chunk for groups that train on these samples, and the samples' new numbers.
-
-    Chunks begin at the samples ``chunk_starts``. The new numbers, for each group, are the positions of its samples
-    among the rows of its pieces, chunk after chunk.
-    """
-    flat = np.concatenate([*samples, np.empty(0, np.int64)])
-    lengths, limit = [len(each) for each in samples], int(flat.max(initial=0)) + 1
-    owners = np.repeat(np.arange(len(samples)), lengths)
-    # Each sample once a group, although a group may pass over it several times; group after group.
-    distinct, numbers = np.unique(owners * limit + flat, return_inverse=True)
-    groups, kept = np.divmod(distinct, limit)
-    numbers = numbers.reshape(-1) - np.searchsorted(groups, owners)
-    starts = np.asarray(chunk_starts)
-    chunk = np.searchsorted(starts, kept, side="right") - 1
-    order = np.argsort(chunk, kind="stable")
-    rows, groups, chunk = kept[order] - starts[chunk[order]], groups[order], chunk[order]
-    pieces = []
-    for first, stop in pairwise(np.searchsorted(chunk, np.arange(len(starts) + 1))):
-        begins = first + np.flatnonzero(np.diff(groups[first:stop], prepend=-1))
-        pieces.append(Pieces(rows[first:stop], np.append(begins, stop) - first, groups[begins].tolist()))
-    return pieces, np.split(numbers, np.cumsum(lengths)[:-1])

@@ -38,7 +38,7 @@ from compss_train.worker.batches import Batch, PlacedBatch
 from compss_train.worker.learner import Learner
 from compss_train.worker.server_exchange import ServerAddress
 from compss_train.worker.state import GroupState, WorkerState
-from compss_train.worker.work import Reading, Step, Work
+from compss_train.worker.work import Work, WorkOptions
 
 _ALL_ADDRESSES = "0.0.0.0"
 _MAX_TRACEBACK = 2**17
@@ -230,9 +230,8 @@ class OnlineWorker:
         self._exchange = job.server_address.exchange
         self._base = self._exchange.pull(self._server)
         work = Work(
-            block_passes=(),
-            reading=Reading(batching=Batching(size=job.options.batch_size), seed=job.seed),
-            step=Step(check_outputs=True),
+            WorkOptions(batching=Batching(size=job.options.batch_size), seed=job.seed),
+            check_outputs=True,
             worker=number,
             device=device,
             task=f"worker {number}",

@@ -26,7 +26,7 @@ from compss_train.engines.codec import is_on_file
 from compss_train.model.devices import random_state
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.build_arguments import check_picklable
-from compss_train.worker.work import Reading
+from compss_train.worker.work import Work
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -130,13 +130,13 @@ class DataSource:
         dataset.check_dtypes(keys)
         return replace(self, keys=keys, weight=weight)
 
-    def reading_of(self, numbers: Sequence[int], reading: Reading, upcoming: Sequence[int] = ()) -> Reading:
-        """Return ``reading`` for a task on some blocks or files.
+    def work_on(self, numbers: Sequence[int], work: Work, upcoming: Sequence[int] = ()) -> Work:
+        """Return ``work`` in a task on these blocks or files.
 
-        ``upcoming`` are the files of the worker's next task, which this task reads ahead if there is a cache.
+        ``upcoming`` are the files of the workers' next tasks, which this task reads ahead if there is a cache.
         """
         files = None if self.dataset is None else self.dataset.part(numbers, self.keys, upcoming)
-        return replace(reading, blocks=tuple(numbers), files=files)
+        return work._replace(blocks=tuple(numbers), files=files)
 
     def load(self, number: int) -> list[Block]:
         """Return the columns of a block, for a task in this process; none for files."""
@@ -318,12 +318,9 @@ class PublishedData:
         """The number of the first sample of each block or file."""
         return tuple(accumulate(self.source.sizes[:-1], initial=0))
 
-    def inputs(
-        self, reading: Reading, numbers: Sequence[int], upcoming: Sequence[int] = ()
-    ) -> tuple[list[Ref], Reading]:
-        """Return the values for a task on these blocks or files, and its reading of them; see ``reading_of``."""
-        values = [column[number] for column in self._columns for number in numbers]
-        return values, self.source.reading_of(numbers, reading, upcoming)
+    def values(self, numbers: Sequence[int]) -> list[Ref]:
+        """Return the values for a task on these blocks; none for files."""
+        return [column[number] for column in self._columns for number in numbers]
 
     def holding(self, samples: NDArray[Any]) -> tuple[int, ...]:
         """Return the numbers of the blocks that hold these samples, ascending; all if few would be left out."""

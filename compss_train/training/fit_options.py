@@ -13,7 +13,8 @@ from compss_train.samplers import PartialShuffle
 from compss_train.samplers.loader import check_threads
 from compss_train.training import merge as merges
 from compss_train.training.data_source import DataSource
-from compss_train.worker.work import Reading
+from compss_train.worker.callbacks import WorkerCallback
+from compss_train.worker.work import WorkOptions
 
 ShuffleLike: TypeAlias = Literal["blocks", "total"] | PartialShuffle | None
 """What ``fit(shuffle=...)`` takes."""
@@ -119,9 +120,9 @@ class FitOptions:
             return every * block
         return every * (self.batch_size or -(-block // (self.num_batches_per_worker or 1)))
 
-    def reading(self, source: DataSource, seed: int) -> Reading:
-        """Return how workers read these samples; the default pool size is that of the largest block."""
-        return Reading(
+    def for_workers(self, source: DataSource, seed: int, callbacks: Sequence[WorkerCallback] = ()) -> WorkOptions:
+        """Return what workers need to know; the default pool size is that of the largest block of ``source``."""
+        return WorkOptions(
             batching=self.batching,
             shuffle_block_data=self.shuffle_block_data,
             pools=self.shuffle.of_blocks(source.sizes) if isinstance(self.shuffle, PartialShuffle) else None,
@@ -129,6 +130,9 @@ class FitOptions:
             seed=seed,
             structure=source.structure,
             may_skip=source.may_skip,
+            optimizer_state=self.merge.optimizer_state or "keep",
+            dtype=self.merge.dtype,
+            callbacks=callbacks,
         )
 
     def with_preset(self, sizes: Sequence[int], num_workers: int, spec: TrainingSpec) -> Self:

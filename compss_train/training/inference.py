@@ -23,7 +23,7 @@ from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.data_source import DataSource
 from compss_train.training.workplace import Session, Workplace
 from compss_train.worker.inference import evaluate, predict
-from compss_train.worker.work import Reading, Work
+from compss_train.worker.work import Work, WorkOptions
 
 EVALUATION_BATCH = 1024
 """Samples in a batch of an evaluation or prediction."""
@@ -51,7 +51,6 @@ class Inference:
         on_cpu: bool = False,
         task: str | None = None,
     ) -> None:
-        self._task = task
         self.engine, self.data = session.engine, session.publish(source)
         self._resources = ONE_CPU if on_cpu else session.resources
         devices = ["cpu"] if on_cpu else session.devices
@@ -63,7 +62,7 @@ class Inference:
         """Rough estimate of the time, in seconds, that a core needs to evaluate all samples."""
         size = batch_size or batch_size_for(source)
         structure = replace(source.structure, bucketed=False)
-        self._reading = Reading(batching=Batching(size=size), structure=structure)
+        self._work = Work(WorkOptions(batching=Batching(size=size), structure=structure), task=task)
         self._tasks: dict[int, list[tuple[Any, ...]]] = {}
         """The values and the work of each evaluation task, with the number of places that they were made for."""
 
@@ -79,40 +78,33 @@ class Inference:
 
     def _task_on(self, parts: Sequence[tuple[str, range]], **reading: Any) -> tuple[list[Ref], list[Work]]:
         """Return the values of a task on the blocks or files of several workers, and the work for each of them."""
-        values, own = self.data.inputs(self._reading, [number for _, numbers in parts for number in numbers])
-        if (files := own.files) is not None:  # a reading thread holds one each
+        blocks = [number for _, numbers in parts for number in numbers]
+        work = self.data.source.work_on(blocks, self._work)
+        if (files := work.files) is not None:  # a reading thread holds one each
             most = max(INFERENCE_FILES, files.threads + 1)
-            own = replace(own, files=replace(files, file_buffer=most, **reading))
-        return values, [
-            Work(
-                tuple(BlockPass(number, 0, self._sizes[number]) for number in numbers),
-                own,
-                device=device,
-                task=self._task,
+            work = work._replace(files=replace(files, file_buffer=most, **reading))
+        return self.data.values(blocks), [
+            work._replace(
+                block_passes=tuple(BlockPass(number, 0, self._sizes[number]) for number in numbers), device=device
             )
             for device, numbers in parts
         ]
 
     def try_first_batch(self, parameters: Parameters) -> None:
         """Wait for a task that evaluates these parameters on one batch of samples, and raise its errors."""
-        source = self.data.source
-        work = first_batch(source, 0, batch_size_for(source), self._task)
-        values, reading = self.data.inputs(work.reading, [0])
-        works, published = (
-            [work._replace(reading=reading, device=self._parts[0][0])],
-            self.engine.publish(parameters),
-        )
-        first = self.data.training_spec, published
-        ref = self.engine.submit(evaluate, *first, values, works, resources=self._resources)
+        source, device = self.data.source, self._parts[0][0]
+        works = [first_batch(source, 0, batch_size_for(source), self._work.task)._replace(device=device)]
+        first = self.data.training_spec, (published := self.engine.publish(parameters))
+        ref = self.engine.submit(evaluate, *first, self.data.values([0]), works, resources=self._resources)
         self.engine.fetch([ref])
         self.engine.delete([ref, published])
 
     def submit(self, function: Callable[..., Any], parameters: Ref, work: Work, *more: Any) -> Ref:
         """Submit a task on the blocks or files that a worker passes over, on the first worker's device."""
-        values, reading = self.data.inputs(work.reading, blocks_of(work.block_passes))
-        work = work._replace(reading=reading, device=self._parts[0][0])
-        first = self.data.training_spec, parameters
-        ref: Ref = self.engine.submit(function, *first, values, work, *more, resources=self._resources)
+        blocks = blocks_of(work.block_passes)
+        work = self.data.source.work_on(blocks, work)._replace(device=self._parts[0][0])
+        first = self.data.training_spec, parameters, self.data.values(blocks)
+        ref: Ref = self.engine.submit(function, *first, work, *more, resources=self._resources)
         return ref
 
     def predict(self, parameters: Ref) -> Any:
@@ -138,8 +130,9 @@ def batch_size_for(source: DataSource) -> int:
 
 def first_batch(source: DataSource, number: int, size: int, task: str | None) -> Work:
     """Return the work on the first samples of a block or file, ``size`` at most, as one batch."""
-    reading = source.reading_of([number], Reading(batching=Batching(1), structure=source.structure))
-    return Work((BlockPass(number, 0, min(size, source.sizes[number])),), reading, task=task)
+    options = WorkOptions(batching=Batching(1), structure=source.structure)
+    first = BlockPass(number, 0, min(size, source.sizes[number]))
+    return source.work_on([number], Work(options, (first,), task=task))
 
 
 def is_for_tasks(source: DataSource, built: BuildArguments) -> bool:

@@ -17,7 +17,7 @@ from compss_train.training.data_source import DataSource
 from compss_train.training.inference import inference
 from compss_train.training.workplace import Workplace
 from compss_train.worker.train import losses_by_rate
-from compss_train.worker.work import Reading, Work
+from compss_train.worker.work import Work, WorkOptions
 
 SMOOTHING = 0.9
 """The decay of the moving average of the losses."""
@@ -97,8 +97,8 @@ def range_test(workplace: Workplace, data: DataSource, batch_size: int, rates: l
     epochs = range(math.ceil(len(rates) / batches))
     block_passes = tuple(BlockPass(block, epoch, data.sizes[block]) for epoch in epochs for block in blocks)
     batching = Batching(size=batch_size)
-    reading = Reading(batching=batching, shuffle_block_data=True, seed=seed, structure=data.structure)
-    work = Work(block_passes, reading, task="the learning-rate finder")
+    options = WorkOptions(batching=batching, shuffle_block_data=True, seed=seed, structure=data.structure)
+    work = Work(options, block_passes, task="the learning-rate finder")
     with inference(workplace, data, batch_size) as (tasks, parameters):
         ref = tasks.submit(losses_by_rate, parameters, work, rates)
         losses = tasks.engine.fetch([ref])[0]

@@ -22,7 +22,6 @@ from compss_train.training.workplace import Workplace
 from compss_train.worker.inference import evaluate
 from compss_train.worker.state import WorkerState, check_averageable
 from compss_train.worker.train import train
-from compss_train.worker.work import Step
 
 
 def planned_fit(
@@ -130,7 +129,7 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel) -> None:
     skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]
-        work = inference.first_batch(data, number, size, "the first batch")._replace(step=Step(check_outputs=True))
+        work = inference.first_batch(data, number, size, "the first batch")._replace(check_outputs=True)
         with suppress(*skipped_errors):
             measured = train(
                 spec, model.parameters, WorkerState(None, model.seed), work, data.load(number)

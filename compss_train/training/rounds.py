@@ -19,7 +19,7 @@ from compss_train.training.merging.synchronous import SynchronousMerger
 from compss_train.training.stopping import TICK
 from compss_train.training.trained_model import FitOfEpochs, TrainedModel
 from compss_train.training.training_state import MergeState, States, TrainingState, fetch_states
-from compss_train.training.worker_group import WorkerGroup
+from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session, Workplace
 from compss_train.worker.state import GroupState
 
@@ -41,7 +41,7 @@ class RoundRunner:
     def __init__(self, fit: FitOfEpochs, model: TrainedModel, session: Session) -> None:
         self._fit, self._model, self._engine = fit, model, session.engine
         self._schedule = model.built.lr_schedule
-        self._workers = WorkerGroup(session, fit, model)
+        self._workers = Workers(session, fit, model)
         self._validation: Inference | None = None
         if fit.validation is not None:
             self._validation = Inference(session, fit.validation, task=VALIDATION)

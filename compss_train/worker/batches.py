@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, islice, pairwise
+from itertools import groupby, islice
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import torch
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train.buffers import Buffer, BufferSpec
 from compss_train.buffers.reading_ahead import batches_through
-from compss_train.data.block import Block, gather
 from compss_train.data.block_passes import BlockPass, Draws, Place, WorkerAssignment, batch_sizes
 from compss_train.data.order import Batching, bucketed_order, buffer_seed, partial_shuffle_generator, row_order
 from compss_train.data.sample_reading import SampleReader
@@ -25,13 +24,10 @@ from compss_train.data.streams import StreamReader
 from compss_train.model.devices import is_gpu, pieces, to_device
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
-from compss_train.worker.source import Columns, PlacedColumns, Source, columns_of, training_order
+from compss_train.worker.source import Columns, PlacedColumns, Source, training_order
 from compss_train.worker.work import Work
 
 _BURST = 8  # batches made at a time
-
-Piece: TypeAlias = tuple[Block, ...]
-"""Rows of a block of x, with the same rows of y and of the weights."""
 
 
 class Batch(NamedTuple):
@@ -80,19 +76,6 @@ class CarriedBuffer:
     """The state after a task; ``None`` for an empty buffer."""
 
 
-def split_rows(
-    blocks: Sequence[Any], starts: Sequence[int], rows: NDArray[Any], bounds: NDArray[Any]
-) -> tuple[Piece, ...] | Piece:
-    """Return pieces of consecutive blocks, whose rows begin at ``bounds``; a task of a total shuffle.
-
-    ``blocks`` are the blocks of x, which begin at ``starts``, then of y and of the weights; or tuples of all.
-    Returns a tuple of pieces, or the piece itself if there is only one.
-    """
-    gathered = [gather(rows, starts, column) for column in columns_of(blocks, len(starts))]
-    pieces = tuple(tuple(column[start:stop] for column in gathered) for start, stop in pairwise(bounds.tolist()))
-    return pieces if len(pieces) > 1 else pieces[0]
-
-
 def placed_batches(
     work: Work,
     source: Source,
@@ -107,15 +90,15 @@ def placed_batches(
     if isinstance(samples, StreamReader) and not samples.counted:
         yield from _until_the_end(work, source, samples)
         return
-    reading = work.reading
-    if reading.pools is not None:
-        placed = _partially_shuffled(work, reading.pools, source, device)
-    elif reading.buffer is not None:
-        placed = buffered_batches(work, reading.buffer, source, device, buffer or CarriedBuffer())
+    options = work.options
+    if options.pools is not None:
+        placed = _partially_shuffled(work, options.pools, source, device)
+    elif options.buffer is not None:
+        placed = buffered_batches(work, options.buffer, source, device, buffer or CarriedBuffer())
     else:
         placed = _block_by_block(work, source, device)
     for place, columns in placed:
-        yield place, Batch(*reading.structure.parts(columns))
+        yield place, Batch(*options.structure.parts(columns))
 
 
 def batches_in_epoch(work: Work, epoch: int) -> int:
@@ -123,10 +106,10 @@ def batches_in_epoch(work: Work, epoch: int) -> int:
     if work.draws is not None:
         return len(work.draws.sizes)
     block_passes = tuple(block_pass for block_pass in work.block_passes if block_pass.epoch == epoch)
-    reading = work.reading
-    if reading.pools is not None or reading.buffer is not None:
-        return len(batch_sizes(block_passes, reading.batching))
-    return sum(len(batch_bounds(block_pass, reading.batching)) for block_pass in block_passes)
+    options = work.options
+    if options.pools is not None or options.buffer is not None:
+        return len(batch_sizes(block_passes, options.batching))
+    return sum(len(batch_bounds(block_pass, options.batching)) for block_pass in block_passes)
 
 
 def _block_by_block(work: Work, source: Source, device: str) -> Iterator[PlacedColumns]:
@@ -144,7 +127,7 @@ def _until_the_end(work: Work, source: Source, stream: StreamReader) -> Iterator
     """Iterate over batches of a stream's sample numbers until the stream ends."""
     with source.rows(work.block_passes) as columns_of_passes:
         for block_pass, (number,) in zip(work.block_passes, filter(None, columns_of_passes), strict=True):
-            batch = Batch(number.expand(work.reading.batching.size or 1).contiguous())
+            batch = Batch(number.expand(work.options.batching.size or 1).contiguous())
             position = 0
             while not (position and stream.has_ended(int(number), block_pass.epoch)):
                 yield Place(block_pass.epoch, block_pass.block, position), batch
@@ -153,12 +136,12 @@ def _until_the_end(work: Work, source: Source, stream: StreamReader) -> Iterator
 
 def _cut(block_pass: BlockPass, work: Work, rows: Columns, device: str) -> Iterator[tuple[int, Columns]]:
     """Iterate over the batches of a pass, each with the number of its first sample."""
-    bucketed = work.reading.structure.bucketed
+    bucketed = work.options.structure.bucketed
     numbers = (
-        _by_length(block_pass, work, rows) if bucketed else training_order(block_pass, work.reading.shuffle_seed)
+        _by_length(block_pass, work, rows) if bucketed else training_order(block_pass, work.options.shuffle_seed)
     )
     order = None if numbers is None else torch.from_numpy(numbers)
-    for piece in pieces(batch_bounds(block_pass, work.reading.batching), rows, device):
+    for piece in pieces(batch_bounds(block_pass, work.options.batching), rows, device):
         (first, _), (_, stop) = piece[0], piece[-1]
         moved = to_device(_in_order(rows, order, first, stop), device)
         if len(piece) == 1:
@@ -171,10 +154,10 @@ def _cut(block_pass: BlockPass, work: Work, rows: Columns, device: str) -> Itera
 def _by_length(block_pass: BlockPass, work: Work, rows: Columns) -> NDArray[Any]:
     """Return the order of a pass with samples of similar lengths in each batch."""
     whole = replace(block_pass, skip=0, size=block_pass.whole, rest=0)
-    order = row_order(work.reading.seed, block_pass.epoch, block_pass.block, block_pass.whole)
+    order = row_order(work.options.seed, block_pass.epoch, block_pass.block, block_pass.whole)
     lengths = next(column.lengths for column in rows if hasattr(column, "lengths"))  # of Ragged
-    bounds, place = batch_bounds(whole, work.reading.batching), (block_pass.epoch, block_pass.block)
-    ordered = bucketed_order(order, lengths.numpy(), bounds, work.reading.seed, *place)
+    bounds, place = batch_bounds(whole, work.options.batching), (block_pass.epoch, block_pass.block)
+    ordered = bucketed_order(order, lengths.numpy(), bounds, work.options.seed, *place)
     return ordered[block_pass.skip : block_pass.skip + block_pass.size]
 
 
@@ -218,8 +201,8 @@ def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -
             [block_pass.size for block_pass in block_passes],
             partial(_rows_of, source, block_passes),
             pools=pools,
-            random=partial_shuffle_generator(work.reading.seed, epoch, first.block, first.first),
-            batch_sizes=batch_sizes(block_passes, work.reading.batching),
+            random=partial_shuffle_generator(work.options.seed, epoch, first.block, first.first),
+            batch_sizes=batch_sizes(block_passes, work.options.batching),
             store=store,
         )
         for batch in batches:
@@ -237,7 +220,7 @@ def buffered_batches(
     batches of a worker. If an epoch has several rounds of batches, it is carried from one to the next.
     """
     for draws, block_passes in _draws(work, spec):
-        seed = buffer_seed(work.reading.seed, draws.epoch, draws.origin)
+        seed = buffer_seed(work.options.seed, draws.epoch, draws.origin)
         limited = spec.limited(draws.total, draws.largest)
         buffer = limited.make(draws.largest, seed, pin_memory=is_gpu(device))
         if not draws.is_first and carried.before is not None:
@@ -261,7 +244,7 @@ def _draws(work: Work, spec: BufferSpec) -> Iterator[tuple[Draws, WorkerAssignme
         return
     for _, group in groupby(work.block_passes, lambda block_pass: block_pass.epoch):
         block_passes = tuple(group)
-        yield Draws.of_epoch(block_passes, work.reading.batching, spec.put_counts), block_passes
+        yield Draws.of_epoch(block_passes, work.options.batching, spec.put_counts), block_passes
 
 
 class _Rows:

@@ -99,7 +99,7 @@ class Learner:
         self.replica = training_spec.replica(parameters, work.device, training=True)
         self.net = self.replica.training_spec.net
         restore_buffers(self.net, state.buffers, work.device)
-        reset = work.step.optimizer_state == "reset"
+        reset = work.options.optimizer_state == "reset"
         self.optimizer = optimizer_of(self.replica, None if reset else state.optimizer)
         if moments and not reset and state.optimizer is None:
             load_moments(self.optimizer, moments)
@@ -107,13 +107,13 @@ class Learner:
         self.stepper = OptimizerStepper(
             self.replica,
             self.optimizer,
-            check_outputs=work.step.check_outputs,
+            check_outputs=work.check_outputs,
             batches=state.batches,
             scaler=state.scaler,
         )
-        context = WorkerContext(worker=work.worker, round=work.step.round, model=self.net, optimizer=self.optimizer)
-        self._callbacks = CallbackRunner(work.step.callbacks, context, self._accumulator, state.callbacks)
-        self._tracer = Tracer(work.device, wanted=work.worker in work.step.traced)
+        context = WorkerContext(worker=work.worker, round=work.round, model=self.net, optimizer=self.optimizer)
+        self._callbacks = CallbackRunner(work.options.callbacks, context, self._accumulator, state.callbacks)
+        self._tracer = Tracer(work.device, wanted=work.traced)
         self.skipped = 0
         """Number of batches skipped since the last training step."""
 
@@ -133,12 +133,12 @@ class Learner:
 
     def prepared(self, placed: Iterator[PlacedBatch]) -> Iterator[PlacedBatch]:
         """Iterate over batches prepared for the training step."""
-        reading = self._work.reading
-        return prepared(placed, self.replica, reading.seed, ragged=reading.structure.ragged)
+        options = self._work.options
+        return prepared(placed, self.replica, options.seed, ragged=options.structure.ragged)
 
     def _train_epoch(self, epoch: int, batches: Iterator[PlacedBatch]) -> int:
         drawn = 0
-        anew = self._work.step.optimizer_state == "reset_blocks"
+        anew = self._work.options.optimizer_state == "reset_blocks"
         timed = (self._work.hyperparameters or {}).get(epoch, ())  # by a learning-rate schedule
         planned = batches_in_epoch(self._work, epoch) if len(timed) > 1 else 0
         changes = {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}

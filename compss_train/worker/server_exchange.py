@@ -192,7 +192,7 @@ def train_and_exchange(
     """
     trained, after, measured = train_alone(training_spec, parameters, state, values, works, moments)
     (work,) = works
-    with server_address.connect(f"worker {work.worker}", generation=work.step.round) as server:
+    with server_address.connect(f"worker {work.worker}", generation=work.round) as server:
         share = measured[0].given / samples
         server_address.exchange.push_change(server, work.worker, parameters, trained, share)  # type: ignore[arg-type]
         return server_address.exchange.pull(server), after, measured

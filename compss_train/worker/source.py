@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, replace
+from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -17,13 +18,16 @@ from compss_train.data.order import RowRange, row_order
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
 from compss_train.samplers.loader import FileLoader
-from compss_train.worker.work import Reading, Work
+from compss_train.worker.work import Work
 
 Columns: TypeAlias = tuple[torch.Tensor, ...]
 """Rows of the columns of x, then of y and of the weights if the data have them."""
 
 PlacedColumns: TypeAlias = tuple[Place, Columns]
 """The columns of a batch, and its place."""
+
+Piece: TypeAlias = tuple[Block, ...]
+"""Rows of a block of x, with the same rows of y and of the weights."""
 
 Order: TypeAlias = NDArray[Any] | None
 """The training order of a pass, as indices into its stored rows; ``None`` if they are already in order."""
@@ -69,10 +73,9 @@ class Source(ABC):
 
 def source_of(work: Work, values: Sequence[Any]) -> Source:
     """Return the source of the batches of a worker: the values that its task received, or files."""
-    reading = work.reading
-    if reading.files is not None:
-        return FileSource(replace(reading.files, upcoming=work.upcoming), work)
-    return BlockSource(columns_of(values, len(reading.blocks)), reading)
+    if work.files is not None:
+        return FileSource(replace(work.files, upcoming=work.upcoming), work)
+    return BlockSource(columns_of(values, len(work.blocks)), work)
 
 
 def columns_of(values: Sequence[Any], number: int) -> list[Sequence[Block]]:
@@ -85,12 +88,25 @@ def columns_of(values: Sequence[Any], number: int) -> list[Sequence[Block]]:
     return [values[start : start + number] for start in range(0, len(values), number or 1)]
 
 
+def split_rows(
+    blocks: Sequence[Any], starts: Sequence[int], rows: NDArray[Any], bounds: NDArray[Any]
+) -> tuple[Piece, ...] | Piece:
+    """Return pieces of consecutive blocks, whose rows begin at ``bounds``; a task of a total shuffle.
+
+    ``blocks`` are the blocks of x, which begin at ``starts``, then of y and of the weights; or tuples of all.
+    Returns a tuple of pieces, or the piece itself if there is only one.
+    """
+    gathered = [gather(rows, starts, column) for column in columns_of(blocks, len(starts))]
+    pieces = tuple(tuple(column[start:stop] for column in gathered) for start, stop in pairwise(bounds.tolist()))
+    return pieces if len(pieces) > 1 else pieces[0]
+
+
 class BlockSource(Source):
     """Blocks of x, y and weights, in memory or in mapped files."""
 
-    def __init__(self, columns: Sequence[Sequence[Block]], reading: Reading) -> None:
+    def __init__(self, columns: Sequence[Sequence[Block]], work: Work) -> None:
         self._columns = columns
-        self._reading = reading
+        self._work, self._shuffle_seed = work, work.options.shuffle_seed
 
     @contextmanager
     def rows(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterator[Columns]]:
@@ -103,11 +119,11 @@ class BlockSource(Source):
         return tuple(map(as_tensor, self._stored(block_pass)))
 
     def _gathered(self, samples: NDArray[Any]) -> Columns:
-        return tuple(gather(samples, self._reading.starts, blocks) for blocks in self._columns)
+        return tuple(gather(samples, self._work.starts, blocks) for blocks in self._columns)
 
     def _stored(self, block_pass: BlockPass) -> list[Block]:
-        number = self._reading.blocks.index(block_pass.block)
-        rows = stored_rows(block_pass, self._reading.shuffle_seed)
+        number = self._work.blocks.index(block_pass.block)
+        rows = stored_rows(block_pass, self._shuffle_seed)
         return [blocks[number][rows] for blocks in self._columns]
 
     @contextmanager
@@ -130,7 +146,7 @@ class BlockSource(Source):
     def _parts(self, block_passes: Sequence[BlockPass], step: int) -> Iterator[tuple[BlockPass, Order, slice]]:
         """Iterate over parts of passes of ``step`` samples, each with the training order of its pass."""
         for block_pass in block_passes:
-            order = training_order(block_pass, self._reading.shuffle_seed)
+            order = training_order(block_pass, self._shuffle_seed)
             for start in range(0, block_pass.size, step):
                 yield block_pass, order, slice(start, min(start + step, block_pass.size))
 
@@ -155,7 +171,7 @@ class FileSource(Source):
     def __init__(self, part: FilePart, work: Work) -> None:
         self._loader = FileLoader(part, part.file_buffer)
         self._keys = part.keys or ()
-        self._shuffle_seed = work.reading.shuffle_seed
+        self._shuffle_seed = work.options.shuffle_seed
         self._upcoming = [*(block_pass.block for block_pass in work.block_passes), *part.upcoming]
         """The files of the upcoming passes, in this task and the next."""
         self._left_out = 0

@@ -45,7 +45,7 @@ def train(
 ) -> Result:
     """Train a model copy on the batches of a worker; accumulated gradients are applied at the end of each epoch.
 
-    ``values`` are the blocks or pieces that ``work.reading`` describes, and ``moments`` the optimizer state for a
+    ``values`` are the blocks or pieces that ``work`` describes, and ``moments`` the optimizer state for a
     worker that has none.
     """
     liveness.describe(f"{work.name}, which compiles its network," if training_spec.compile else work.name)
@@ -67,7 +67,7 @@ def train(
                 "so that nothing was learnt; lower the learning rate, or check the data"
             )
         trained, after = learner.finish(measured), learner.state()
-        if work.step.optimizer_state == "average":
+        if work.options.optimizer_state == "average":
             trained, after = trained | moments_of(learner.optimizer), replace(after, optimizer=None)
         before = {**parameters, **(moments or {})}
         sent, error = _compressed(training_spec, work, before, trained, state, measured)
@@ -87,7 +87,7 @@ def _compressed(
 
     A worker without samples does not contribute, so its error is unchanged. Moments decay and need no feedback.
     """
-    dtype = work.step.dtype
+    dtype = work.options.dtype
     if dtype is None or not measured.given:
         return after, None if dtype is None else state.error
     changes, errors = compress_arrays(before, after, training_spec.names.weights, dtype, state.error)
@@ -102,8 +102,8 @@ def _compressed(
 
 def _given(work: Work, drawn: int, left_out: int) -> int:
     """Return the number of samples that the worker was to train; a reservoir's repetitions do not count."""
-    if work.draws is not None and work.reading.buffer is not None:
-        return drawn if work.reading.buffer.draws_in_step else min(drawn, work.draws.samples)
+    if work.draws is not None and work.options.buffer is not None:
+        return drawn if work.options.buffer.draws_in_step else min(drawn, work.draws.samples)
     return sum(block_pass.size for block_pass in work.block_passes) - left_out
 
 
@@ -128,7 +128,7 @@ def train_group(
             training_spec, parameters, after[work.position], work, values, moments
         )
         own.change = squared_distance(parameters, trained, training_spec.names.distinct_weights)
-        count = own.given if work.reading.may_skip else work.samples
+        count = own.given if work.options.may_skip else work.samples
         sums = _with_complete_nodes([*sums, PartialSum.of_worker(trained, count, work.worker, own)], work.worker)
     return partial_sum(sums), tuple(after)
 
@@ -172,8 +172,8 @@ def losses_by_rate(
 
     With several parameter groups, the rate applies to the first one, and the others keep their ratio to it.
     """
-    with random_state(work.reading.seed, work.device):
-        learner = Learner(training_spec, parameters, WorkerState(None, work.reading.seed), work)
+    with random_state(work.options.seed, work.device):
+        learner = Learner(training_spec, parameters, WorkerState(None, work.options.seed), work)
         options = [group["lr"] for group in learner.optimizer.param_groups]
         placed = placed_batches(
             work, source_of(work, values), learner.replica.columns_device, samples=training_spec.samples

@@ -18,8 +18,8 @@ OptimizerState = Literal["keep", "average", "reset", "reset_blocks"]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Reading:
-    """How workers read their batches: the same for all workers of a task."""
+class WorkOptions:
+    """How workers make batches and train on them: the same for all workers and rounds of a fit."""
 
     batching: Batching
     """How blocks are cut into batches."""
@@ -34,13 +34,11 @@ class Reading:
     """Which columns are x, y and weights."""
     may_skip: bool = False
     """Whether workers may skip files, and so have fewer samples than planned."""
-    blocks: tuple[int, ...] = ()
-    """The numbers of the blocks among the task's values: blocks of x, then of y and of weights in the same order,
-    or blocks with all columns. Empty if the values are pieces of blocks, with all columns."""
-    starts: tuple[int, ...] = ()
-    """Number of the first sample of each block or piece if passes list their samples; else empty."""
-    files: FilePart | None = None
-    """The files of all workers, instead of values."""
+    optimizer_state: OptimizerState = "keep"
+    """What happens to the state of the optimizer when workers merge."""
+    dtype: MergeDtype | None = None
+    """The dtype that changes of the weights are compressed to, or ``None``."""
+    callbacks: Sequence[WorkerCallback] = ()
 
     @property
     def shuffle_seed(self) -> int | None:
@@ -48,47 +46,41 @@ class Reading:
         return self.seed if self.shuffle_block_data else None
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class Step:
-    """How workers train on their batches: the same for all workers of a round."""
-
-    round: int = 0
-    """Number of the round."""
-    optimizer_state: OptimizerState = "keep"
-    """What happens to the state of the optimizer when workers merge."""
-    dtype: MergeDtype | None = None
-    """The dtype that changes of the weights are compressed to, or ``None``."""
-    check_outputs: bool = False
-    """Whether to check the outputs of the first batch against the loss, as in the first round of a fit."""
-    callbacks: Sequence[WorkerCallback] = ()
-    traced: frozenset[int] = frozenset()
-    """The workers that ``torch.profiler`` traces."""
-
-
 class Work(NamedTuple):
     """What one worker does in one round; a tuple, as the coordinator makes thousands of them."""
 
-    block_passes: WorkerAssignment
+    options: WorkOptions
+    block_passes: WorkerAssignment = ()
     """The passes over blocks that the worker makes, or what it puts into a buffer for its ``draws``."""
-    reading: Reading
-    step: Step = Step()
+    round: int = 0
     worker: int = 0
     position: int = 0
     """The worker's index within its group, whose states are one value."""
     device: str = "cpu"
+    blocks: tuple[int, ...] = ()
+    """The numbers of the blocks among the task's values: blocks of x, then of y and of weights in the same order,
+    or blocks with all columns. Empty if the values are pieces of blocks, with all columns."""
+    starts: tuple[int, ...] = ()
+    """Number of the first sample of each block or piece if passes list their samples; else empty."""
+    files: FilePart | None = None
+    """The files of all workers of the task, instead of values."""
+    upcoming: tuple[int, ...] = ()
+    """The files that the worker reads ahead for the next round."""
     draws: Draws | None = None
     """The batches to draw from a buffer that merges do not empty."""
     hyperparameters: Mapping[int, TimedHyperparameters] | None = None
     """The optimizer's hyperparameters by epoch; ``None`` without a learning-rate schedule."""
-    upcoming: tuple[int, ...] = ()
-    """The files that the worker reads ahead for the next round."""
+    check_outputs: bool = False
+    """Whether to check the outputs of the first batch against the loss, as in the first round of a fit."""
+    traced: bool = False
+    """Whether ``torch.profiler`` traces the worker."""
     task: str | None = None
     """A description of the task if it is not a round of a fit."""
 
     @property
     def name(self) -> str:
         """The round and the worker, for messages."""
-        return self.task or f"round {self.step.round} on worker {self.worker}"
+        return self.task or f"round {self.round} on worker {self.worker}"
 
     @property
     def samples(self) -> int:

@@ -19,7 +19,7 @@ from compss_train.data.order import (
     sample_order,
     worker_seed,
 )
-from compss_train.data.partitioning import cut_into_pieces
+from compss_train.training.total_shuffle import cut_into_pieces
 from tests.samplers.numbered_files import EPOCHS, SIZES
 
 seeds = st.integers(0, 2**40)

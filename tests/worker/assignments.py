@@ -2,9 +2,9 @@
 
 from compss_train.data.block_passes import BlockPass
 from compss_train.data.order import Batching
-from compss_train.worker.work import Reading, Work
+from compss_train.worker.work import Work, WorkOptions
 
 
 def whole(x, size):
     """Return the work on all samples of a block in their order."""
-    return Work((BlockPass(0, 0, len(x)),), Reading(batching=Batching(size=size), blocks=(0,)))
+    return Work(WorkOptions(batching=Batching(size=size)), (BlockPass(0, 0, len(x)),), blocks=(0,))

@@ -116,7 +116,7 @@ def test_blocks_go_to_a_gpu_in_pieces(monkeypatch, shuffled):
     monkeypatch.setattr("compss_train.model.devices._PIECE_BYTES", 20 * 50)  # 50 samples
     work = whole(x, 20)
     if shuffled:
-        work = work._replace(reading=replace(work.reading, seed=5, shuffle_block_data=True))
+        work = work._replace(options=replace(work.options, seed=5, shuffle_block_data=True))
     on_gpu, on_cpu = (
         [batch for _, batch in placed_batches(work, source_of(work, [x, y]), device)]
         for device in ("cuda:1", "cpu")

@@ -22,7 +22,7 @@ from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.training.merge import Merge, MergeKind
 from compss_train.training.training_state import NOTHING_KEPT, MergeState, States
-from compss_train.training.worker_group import WorkerGroup
+from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session
 
 
@@ -77,7 +77,7 @@ class Merger(ABC):
         """What is kept besides the parameters."""
 
     @abstractmethod
-    def submit(self, workers: WorkerGroup) -> SubmittedRound:
+    def submit(self, workers: Workers) -> SubmittedRound:
         """Submit the training and merging of the round that the workers have started."""
 
     def settled(self, submitted: SubmittedRound) -> Parameters:

@@ -24,7 +24,7 @@ from compss_train.model.optimizers import OptimizerSpec
 from compss_train.training.merge import Merge
 from compss_train.training.merging import Merger, SubmittedRound
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
-from compss_train.training.worker_group import WorkerGroup
+from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session
 from compss_train.worker.server_exchange import Exchange, ServerAddress, read_parameters, train_and_exchange
 from compss_train.worker.train import train_alone
@@ -41,7 +41,7 @@ class ArrivalMerger(Merger):
         self._moments = self.state.moments
         self._bases: dict[int, Ref] = {}
 
-    def submit(self, workers: WorkerGroup) -> SubmittedRound:
+    def submit(self, workers: Workers) -> SubmittedRound:
         """Train each worker from its own base, and merge it."""
         counts = workers.round.counts
         total, active = sum(counts), [worker for worker, count in enumerate(counts) if count]
@@ -59,7 +59,7 @@ class ArrivalMerger(Merger):
         )
 
     @abstractmethod
-    def _train(self, workers: WorkerGroup, worker: int, base: Ref, total: int, active: int) -> Ref:
+    def _train(self, workers: Workers, worker: int, base: Ref, total: int, active: int) -> Ref:
         """Train one of the ``active`` workers, which have ``total`` samples in all, and set its next base.
 
         Returns a reference to its measurements.
@@ -83,7 +83,7 @@ class CommutativeMerger(ArrivalMerger):
             initial = self._optimizer.starting(initial, self.state.fetched(self.engine).outer)
         self.parameters = self.engine.publish(initial)
 
-    def _train(self, workers: WorkerGroup, worker: int, base: Ref, total: int, active: int) -> Ref:
+    def _train(self, workers: Workers, worker: int, base: Ref, total: int, active: int) -> Ref:
         trained, measured = workers.train(worker, base, self._moments, task=train_alone, returns=3)
         count = measured if workers.data.source.may_skip else workers.round.counts[worker]
         update: tuple[Any, ...] = params.apply_delta, base, trained, count, total, self._buffers
@@ -165,7 +165,7 @@ class ServerMerger(ArrivalMerger):
             self.stop()
             raise
 
-    def _train(self, workers: WorkerGroup, worker: int, base: Ref, total: int, active: int) -> Ref:
+    def _train(self, workers: Workers, worker: int, base: Ref, total: int, active: int) -> Ref:
         more = self._address, total
         self._bases[worker], measured = workers.train(
             worker, base, self._moments, *more, task=train_and_exchange, returns=3
@@ -173,7 +173,7 @@ class ServerMerger(ArrivalMerger):
         self._free([base])
         return measured
 
-    def submit(self, workers: WorkerGroup) -> SubmittedRound:
+    def submit(self, workers: Workers) -> SubmittedRound:
         """Train each worker from its own base, and read the parameters once all have pushed their changes."""
         submitted = super().submit(workers)
         measured = submitted.measured["workers"]

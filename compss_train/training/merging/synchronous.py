@@ -10,7 +10,7 @@ from compss_train.model.weighted_mean import partial_sum
 from compss_train.training.merge import Merge
 from compss_train.training.merging import Merger, SubmittedRound
 from compss_train.training.training_state import MergeState
-from compss_train.training.worker_group import WorkerGroup
+from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session
 from compss_train.worker.merge import MergeRule, finish
 from compss_train.worker.train import train_alone
@@ -43,7 +43,7 @@ class SynchronousMerger(Merger):
         self._published_rule = self.engine.publish(self._rule)
         self._arity = best_arity(self.engine.traits.task_seconds, sum(array.nbytes for array in initial.values()))
 
-    def submit(self, workers: WorkerGroup) -> SubmittedRound:
+    def submit(self, workers: Workers) -> SubmittedRound:
         """Train from the global parameters and average; a worker without samples does not count."""
         active = {group: workers.active(group) for group in range(len(workers.groups))}
         tasks = {group: members for group, members in active.items() if members}

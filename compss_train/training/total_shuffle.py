@@ -1,0 +1,128 @@
+"""Total shuffles: tasks cut blocks into pieces, one for each group of workers that needs some of a block's rows.
+
+Without pieces, every task would receive nearly all blocks, for a few rows of each.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, chain, pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from compss_train.data.block_passes import WorkerAssignment
+from compss_train.data.order import split_points
+from compss_train.engines.base import Ref, Resources
+from compss_train.training.data_source import PublishedData
+from compss_train.worker.source import split_rows
+from compss_train.worker.work import Work
+
+LEAST_CHUNKS = 16
+"""Minimum number of tasks that cut blocks, so that each holds at most a sixteenth of the data in memory."""
+
+MOST_PIECES = 64
+"""Maximum average number of pieces that a worker receives; ``LEAST_CHUNKS`` takes precedence."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """What a task cuts from a chunk, some consecutive blocks: a piece for each group that needs some of its rows.
+
+    In a total shuffle this replaces tasks that would read whole blocks to get at some rows.
+    """
+
+    rows: NDArray[Any]
+    """Numbers of the samples within the chunk, piece by piece, ascending in each."""
+    bounds: NDArray[Any]
+    """The start of each piece in ``rows``, then the end of the last one."""
+    groups: list[int]
+    """The group of workers that needs each piece, in ascending order."""
+
+
+def submit_cuts(
+    data: PublishedData, shares: Sequence[Sequence[WorkerAssignment]], work: Work
+) -> list[tuple[list[Ref], list[Work]]]:
+    """Submit tasks that cut blocks into pieces; return the pieces of each group, and its workers' works on them.
+
+    ``shares`` are the assignments of the workers of each group, ``work`` is what the works have in common. Nothing
+    is cut, and nothing returned, if the groups need more than half of all samples, as in a round of several epochs:
+    the pieces would be many copies of the data.
+    """
+    samples = [samples_of(share) for share in shares]
+    blocks, places = len(data.starts), data.engine.places(Resources())
+    most = max(LEAST_CHUNKS, MOST_PIECES * sum(map(len, shares)) // len(shares))
+    number = min(blocks, max(LEAST_CHUNKS, 2 * places), most)
+    chunks = [range(*bounds) for bounds in pairwise(split_points(blocks, number))]
+    pieces_of_chunks, numbers_of_groups = cut_into_pieces(samples, [data.starts[chunk.start] for chunk in chunks])
+    rows = sum(len(pieces.rows) for pieces in pieces_of_chunks)
+    if 2 * rows > sum(map(bool, map(len, samples))) * data.source.number_samples:
+        return []
+    refs: list[list[Ref]] = [[] for _ in shares]
+    sizes: list[list[int]] = [[] for _ in shares]
+    for chunk, pieces in zip(chunks, pieces_of_chunks, strict=True):
+        made = _split(data, chunk, pieces)
+        for group, ref, size in zip(pieces.groups, made, np.diff(pieces.bounds).tolist(), strict=True):
+            refs[group].append(ref)
+            sizes[group].append(size)
+    inputs = []
+    for share, numbers, values, lengths in zip(shares, numbers_of_groups, refs, sizes, strict=True):
+        common = work._replace(starts=tuple(accumulate(lengths[:-1], initial=0)) if lengths else ())
+        inputs.append((values, [common._replace(block_passes=own) for own in _renumbered(share, numbers)]))
+    return inputs
+
+
+def _split(data: PublishedData, chunk: range, pieces: Pieces) -> list[Ref]:
+    if not pieces.groups:
+        return []
+    first, number = data.starts[chunk.start], len(pieces.groups)
+    starts = [data.starts[block] - first for block in chunk]
+    made = data.engine.submit(split_rows, data.values(chunk), starts, pieces.rows, pieces.bounds, returns=number)
+    return list(made) if number > 1 else [made]
+
+
+def samples_of(assignments: Iterable[WorkerAssignment]) -> NDArray[Any]:
+    """Return the numbers of the samples that a total shuffle gives to workers, in their order."""
+    passes = chain.from_iterable(assignments)
+    samples = [block_pass.samples for block_pass in passes if block_pass.samples is not None]
+    if len(samples) == 1:
+        return samples[0]
+    return np.concatenate(samples) if samples else np.empty(0, np.int64)
+
+
+def _renumbered(assignments: Sequence[WorkerAssignment], numbers: NDArray[Any]) -> list[WorkerAssignment]:
+    """Return the assignments of the workers with samples, with ``numbers`` in place of the sample numbers."""
+    renumbered, start = [], 0
+    for assignment in assignments:
+        passes = []
+        for block_pass in assignment:
+            passes.append(block_pass.with_samples(numbers[start : start + block_pass.size]))
+            start += block_pass.size
+        renumbered.append(tuple(passes))
+    return renumbered
+
+
+def cut_into_pieces(
+    samples: Sequence[NDArray[Any]], chunk_starts: Sequence[int]
+) -> tuple[list[Pieces], list[NDArray[Any]]]:
+    """Return the pieces of each chunk for groups that train on these samples, and the samples' new numbers.
+
+    Chunks begin at the samples ``chunk_starts``. The new numbers, for each group, are the positions of its samples
+    among the rows of its pieces, chunk after chunk.
+    """
+    flat = np.concatenate([*samples, np.empty(0, np.int64)])
+    lengths, limit = [len(each) for each in samples], int(flat.max(initial=0)) + 1
+    owners = np.repeat(np.arange(len(samples)), lengths)
+    # Each sample once a group, although a group may pass over it several times; group after group.
+    distinct, numbers = np.unique(owners * limit + flat, return_inverse=True)
+    groups, kept = np.divmod(distinct, limit)
+    numbers = numbers.reshape(-1) - np.searchsorted(groups, owners)
+    starts = np.asarray(chunk_starts)
+    chunk = np.searchsorted(starts, kept, side="right") - 1
+    order = np.argsort(chunk, kind="stable")
+    rows, groups, chunk = kept[order] - starts[chunk[order]], groups[order], chunk[order]
+    pieces = []
+    for first, stop in pairwise(np.searchsorted(chunk, np.arange(len(starts) + 1))):
+        begins = first + np.flatnonzero(np.diff(groups[first:stop], prepend=-1))
+        pieces.append(Pieces(rows[first:stop], np.append(begins, stop) - first, groups[begins].tolist()))
+    return pieces, np.split(numbers, np.cumsum(lengths)[:-1])
