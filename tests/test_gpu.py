@@ -10,8 +10,8 @@ from compss_train.callbacks import Checkpoint, Profile
 from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.worker import preparing
 from compss_train.worker.batches import placed_batches
+from compss_train.worker.batches import prepared as prepared_batches
 from compss_train.worker.source import source_of
 from tests.helpers.models import ADAM, assert_close, awkward_net, blocked, classification, mlp, state_arrays
 from tests.helpers.tolerances import adam_error
@@ -132,8 +132,8 @@ def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
     spec = TrainingSpec(net=mlp(), optimizer=torch.optim.SGD, loss=torch.nn.MSELoss(), transform=transform)
     replica = spec.replica(state_arrays(spec.net), device, training=True)
     work = whole(x, size)
-    batches = preparing.prepared(placed_batches(work, source_of(work, [x]), device), replica, 3)
-    return [(place, use(batch.x)) for place, batch in batches]
+    batches = prepared_batches(placed_batches(work, source_of(work, [x]), device), replica, work.options)
+    return [(batch.place, use(batch.x)) for batch in batches]
 
 
 @pytest.mark.parametrize("transform", [None, lambda x: x * 2])

@@ -6,7 +6,7 @@ batches and engines see only columns; a batch gets its structure when it is asse
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,14 +16,6 @@ from compss_train.data.block import as_block
 from compss_train.data.blocked import BlockedTensor
 from compss_train.data.ragged import Ragged, is_ragged
 from compss_train.data.tables import is_frame
-
-
-class Parts(NamedTuple):
-    """The columns of one batch, as the network and the loss receive them."""
-
-    x: Any
-    y: Any = None
-    weight: torch.Tensor | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +37,15 @@ class ColumnStructure:
         """Return the structure of these data."""
         return cls(template_of(x), None if y is None else template_of(y))
 
-    def parts(self, columns: Iterable[torch.Tensor]) -> Parts:
-        """Return x, y and weights of these columns."""
+    def parts(self, columns: Iterable[torch.Tensor]) -> tuple[Any, Any, torch.Tensor | None]:
+        """Return x, y and weights of these columns, as the network and the loss receive them."""
         own = list(columns)
         weight = own.pop() if self.weighted else None
         if self.x is None and self.y is None:  # as in most fits
-            return Parts(own[0], own[1] if len(own) > 1 else None, weight)
+            return own[0], own[1] if len(own) > 1 else None, weight
         each = iter(own)
         x = rebuilt(self.x, each)
-        return Parts(x, rebuilt(self.y, each) if len(own) > len(leaves(x)) else None, weight)
+        return x, rebuilt(self.y, each) if len(own) > len(leaves(x)) else None, weight
 
 
 SINGLE = ColumnStructure()

@@ -34,10 +34,11 @@ from compss_train.online.options import OnlineOptions
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream import worker_of
 from compss_train.training.training_state import worker_from_dict, worker_to_dict
-from compss_train.worker.batches import Batch, PlacedBatch
+from compss_train.worker.batches import Batch, prepared
 from compss_train.worker.learner import Learner
 from compss_train.worker.server_exchange import ServerAddress
 from compss_train.worker.state import GroupState, WorkerState
+from compss_train.worker.train import train_on
 from compss_train.worker.work import Work, WorkOptions
 
 _ALL_ADDRESSES = "0.0.0.0"
@@ -89,12 +90,12 @@ class OnlineJob:
                 return sample + 1
         return 0
 
-    def make_batch(self, drawn: Any) -> Batch:
-        """Return x and y of a batch that the buffer gave."""
+    def make_batch(self, drawn: Any, place: Place) -> Batch:
+        """Return a batch that the buffer gave."""
         parts = drawn if self.options.pairing is None else self.options.pairing(*drawn)
         x, y = parts if isinstance(parts, tuple) and len(parts) == 2 else (parts, None)
         x = x[0] if isinstance(x, tuple) else x
-        return Batch(x, y)
+        return Batch(place, x, y)
 
 
 class CoordinatorConnection(Closable):
@@ -229,14 +230,14 @@ class OnlineWorker:
         self._server = stack.enter_context(job.server_address.connect(None))
         self._exchange = job.server_address.exchange
         self._base = self._exchange.pull(self._server)
-        work = Work(
+        self._work = Work(
             WorkOptions(batching=Batching(size=job.options.batch_size), seed=job.seed),
             check_outputs=True,
             worker=number,
             device=device,
             task=f"worker {number}",
         )
-        self._learner = Learner(training_spec, self._base, state, work)
+        self._learner = Learner(training_spec, self._base, state, self._work)
         seed = buffer_seed(job.seed, 0, number)
         self._buffer = job.options.buffer.make(job.options.batch_size, seed, pin_memory=is_gpu(device))
         if checkpoint:
@@ -261,7 +262,8 @@ class OnlineWorker:
     def run(self) -> None:
         """Train, and stay connected until the coordinator ends the fit."""
         self._coordinator.listen(self._receiver, self._local_host)
-        self._learner.train(self._placed_batches())
+        batches = prepared(self._drawn_batches(), self._learner.replica, self._work.options)
+        train_on(batches, self._learner, self._work)
         self._receiver.discard()
         self._merge()
         self._report()
@@ -270,7 +272,7 @@ class OnlineWorker:
         self._coordinator.send({"done": True, "repetitions": repetitions}, [state])
         self._coordinator.await_end()
 
-    def _placed_batches(self) -> Iterator[PlacedBatch]:
+    def _drawn_batches(self) -> Iterator[Batch]:
         """Iterate over batches from the buffer, and do what is due when each has been learnt."""
         while not self._is_complete():
             try:
@@ -281,7 +283,7 @@ class OnlineWorker:
                 liveness.beat()  # simulations may take long
                 self._report_if_due()
                 continue
-            yield Place(0, self._number, self._batches), self._job.make_batch(drawn).to(self._device)
+            yield self._job.make_batch(drawn, Place(0, self._number, self._batches)).to(self._device)
             self._batches += 1
             self._after_batch()
 

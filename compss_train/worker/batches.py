@@ -1,38 +1,37 @@
-"""The batches of a worker: block by block, in a partial shuffle, or from a buffer.
+"""The batches of a worker: cut from the rows of its blocks, then collated and transformed for the training step.
 
-A buffer is drawn from in step with the samples that are put, or from a reservoir by time.
+They are cut block by block, mixed in a partial shuffle, or drawn from a buffer (``worker/buffered.py``).
 """
 
-import queue
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from itertools import groupby, islice
-from typing import Any, NamedTuple, Self, TypeAlias
+from itertools import groupby
+from typing import Any, NamedTuple, Self
 
 import torch
 from numpy.typing import NDArray
 
-from compss_train._utils.nested import leaves, rebuilt
-from compss_train.buffers import Buffer, BufferSpec
-from compss_train.buffers.reading_ahead import batches_through
-from compss_train.data.block_passes import BlockPass, Draws, Place, WorkerAssignment, batch_sizes
-from compss_train.data.order import Batching, bucketed_order, buffer_seed, partial_shuffle_generator, row_order
-from compss_train.data.sample_reading import SampleReader
+from compss_train._utils.nested import leaves, map_leaves, rebuilt
+from compss_train.data.block_passes import BlockPass, Place, batch_sizes
+from compss_train.data.order import Batching, bucketed_order, partial_shuffle_generator, row_order, transform_seed
+from compss_train.data.ragged import IGNORED, Ragged
+from compss_train.data.sample_reading import Reseed, SampleReader, collate_batch
 from compss_train.data.streams import StreamReader
-from compss_train.model.devices import is_gpu, pieces, to_device
+from compss_train.model.devices import pieces, random_state, seed_generators, to_device
+from compss_train.model.training_spec import ModelReplica
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
+from compss_train.worker.buffered import CarriedBuffer, buffered_batches
 from compss_train.worker.source import Columns, PlacedColumns, Source, training_order
-from compss_train.worker.work import Work
-
-_BURST = 8  # batches made at a time
+from compss_train.worker.work import Work, WorkOptions
 
 
 class Batch(NamedTuple):
     """The samples of one training or evaluation step."""
 
+    place: Place
     x: Any
     """A tensor, or tuples, lists and dicts of tensors."""
     y: Any = None
@@ -44,7 +43,9 @@ class Batch(NamedTuple):
     @property
     def samples(self) -> int:
         """Number of samples before the transform, which may change it."""
-        return number_of(self.x) if self.samples_before is None else self.samples_before
+        if self.samples_before is not None:
+            return self.samples_before
+        return len(self.x) if isinstance(self.x, torch.Tensor) else len(leaves(self.x)[0])
 
     def to(self, device: str) -> Self:
         """Return the batch on a device."""
@@ -58,32 +59,14 @@ class Batch(NamedTuple):
         return {name: part for name, part in parts.items() if part is not None}
 
 
-def number_of(x: Any) -> int:
-    """Return the number of samples of x."""
-    return len(x) if isinstance(x, torch.Tensor) else len(leaves(x)[0])
-
-
-PlacedBatch: TypeAlias = tuple[Place, Batch]
-
-
-@dataclass
-class CarriedBuffer:
-    """The state of a worker's buffer, which passes from task to task inside an epoch."""
-
-    before: dict[str, Any] | None = None
-    """The state before a task, which the task does not change."""
-    after: dict[str, Any] | None = None
-    """The state after a task; ``None`` for an empty buffer."""
-
-
 def placed_batches(
     work: Work,
     source: Source,
     device: str,
     buffer: CarriedBuffer | None = None,
     samples: SampleReader | None = None,
-) -> Iterator[PlacedBatch]:
-    """Iterate over the batches of a worker, each with its place.
+) -> Iterator[Batch]:
+    """Iterate over the batches of a worker, with the samples of data sets still as numbers.
 
     ``buffer`` is carried between the rounds of an epoch, ``samples`` reads samples by their numbers.
     """
@@ -98,7 +81,7 @@ def placed_batches(
     else:
         placed = _block_by_block(work, source, device)
     for place, columns in placed:
-        yield place, Batch(*options.structure.parts(columns))
+        yield Batch(place, *options.structure.parts(columns))
 
 
 def batches_in_epoch(work: Work, epoch: int) -> int:
@@ -123,15 +106,14 @@ def _block_by_block(work: Work, source: Source, device: str) -> Iterator[PlacedC
             del rows  # free them before the next block is read
 
 
-def _until_the_end(work: Work, source: Source, stream: StreamReader) -> Iterator[PlacedBatch]:
+def _until_the_end(work: Work, source: Source, stream: StreamReader) -> Iterator[Batch]:
     """Iterate over batches of a stream's sample numbers until the stream ends."""
     with source.rows(work.block_passes) as columns_of_passes:
         for block_pass, (number,) in zip(work.block_passes, filter(None, columns_of_passes), strict=True):
-            batch = Batch(number.expand(work.options.batching.size or 1).contiguous())
-            position = 0
+            numbers, position = number.expand(work.options.batching.size or 1).contiguous(), 0
             while not (position and stream.has_ended(int(number), block_pass.epoch)):
-                yield Place(block_pass.epoch, block_pass.block, position), batch
-                position += batch.samples
+                yield Batch(Place(block_pass.epoch, block_pass.block, position), numbers)
+                position += len(numbers)
 
 
 def _cut(block_pass: BlockPass, work: Work, rows: Columns, device: str) -> Iterator[tuple[int, Columns]]:
@@ -211,103 +193,74 @@ def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -
                 position += len(batch[0])
 
 
-def buffered_batches(
-    work: Work, spec: BufferSpec, source: Source, device: str, carried: CarriedBuffer
-) -> Iterator[PlacedColumns]:
-    """Iterate over the batches of a worker, on the device, each with its place.
+def prepared(batches: Iterator[Batch], replica: ModelReplica, options: WorkOptions) -> Iterator[Batch]:
+    """Iterate over collated and transformed batches; empty batches, at the end of a stream, are left out.
 
-    The buffer is drained at the end of every epoch, so that the number of epochs between merges does not change the
-    batches of a worker. If an epoch has several rounds of batches, it is carried from one to the next.
+    The transforms' random draws are seeded by the fit's seed and the place of the batch, or of the sample for a
+    ``train_transform`` by sample: they depend neither on the worker nor on earlier training, and do not affect the
+    network's generators.
     """
-    for draws, block_passes in _draws(work, spec):
-        seed = buffer_seed(work.options.seed, draws.epoch, draws.origin)
-        limited = spec.limited(draws.total, draws.largest)
-        buffer = limited.make(draws.largest, seed, pin_memory=is_gpu(device))
-        if not draws.is_first and carried.before is not None:
-            buffer.load_state_dict(carried.before)
-        position, least = draws.drawn, None if draws.is_last else len(draws.sizes)
-        with source.chunks(block_passes) as read:
-            if spec.draws_in_step:
-                batches = in_bursts(draw_in_step(buffer, read, draws))
-            else:
-                batches = batches_through(buffer, read, draws.largest, least=least)
-            for batch in batches:
-                yield Place(draws.epoch, draws.origin, position), to_device(batch, device)
-                position += len(batch[0])
-        carried.after = None if draws.is_last else buffer.state_dict()
+    spec = replica.training_spec
+    functions = spec.collate, spec.train_transform, spec.transform, spec.samples
+    if not options.structure.ragged and all(each is None for each in functions):
+        return batches
+    ready = (_prepared(replica, options.seed, batch) for batch in batches)
+    return (batch for batch in ready if batch.samples_before != 0)
 
 
-def _draws(work: Work, spec: BufferSpec) -> Iterator[tuple[Draws, WorkerAssignment]]:
-    """Iterate over the draws of each epoch, with the passes whose samples are put for them."""
-    if work.draws is not None:
-        yield work.draws, work.block_passes
-        return
-    for _, group in groupby(work.block_passes, lambda block_pass: block_pass.epoch):
-        block_passes = tuple(group)
-        yield Draws.of_epoch(block_passes, work.options.batching, spec.put_counts), block_passes
+def _prepared(replica: ModelReplica, fit_seed: int, batch: Batch) -> Batch:
+    spec, place = replica.training_spec, batch.place
+
+    def seed_of(position: int) -> int:
+        return transform_seed(fit_seed, place.epoch, place.block, position)
+
+    def reseed(position: int) -> int:
+        """Seed all generators for the sample at a position of the place's block; return the seed."""
+        seed_generators(seed := seed_of(position), replica.device)
+        return seed
+
+    with random_state(seed_of(place.position), replica.device):
+        batch = collated(replica, batch, reseed)
+        before = batch.samples
+        if not before:
+            return batch
+        if spec.samples is not None:
+            reseed(place.position)  # transforms draw as for a batch that was not read
+        x, y = batch.x, batch.y
+        with replica.annotate_errors(x, y, own_target=y is None), replica.autocast():
+            if spec.train_transform is not None:
+                x, y = spec.train_transform(x, y, lambda sample: reseed(place.position + sample))
+            return batch._replace(samples_before=before, x=replica.transformed(x), y=y)
 
 
-class _Rows:
-    """Cuts chunks into pieces of the requested length."""
+def collated(replica: ModelReplica, batch: Batch, reseed: Reseed) -> Batch:
+    """Return a batch ready for the transforms, on the replica's device; an empty batch if a stream has ended.
 
-    def __init__(self, chunks: Iterable[Columns]) -> None:
-        self._chunks = iter(chunks)
-        self._rest: Columns = ()
-        self.ended = False
-
-    def take(self, number: int) -> Iterator[Columns]:
-        """Iterate over the next ``number`` samples in pieces of chunks, or fewer at the end."""
-        while number > 0:
-            if not self._rest or not len(self._rest[0]):
-                self._rest = next(self._chunks, ())
-            if not self._rest:
-                self.ended = True
-                return
-            taken = tuple(part[:number] for part in self._rest)
-            self._rest = tuple(part[number:] for part in self._rest)
-            number -= len(taken[0])
-            yield taken
-
-
-def draw_in_step(buffer: Buffer, chunks: Iterable[Columns], draws: Draws) -> Iterator[Columns]:
-    """Iterate over the batches, putting samples into the buffer by counts (``draws.puts``) and not by time.
-
-    If files are skipped, a batch waits until there are enough samples for it, and the last one may be smaller.
+    Sample numbers in the batch are replaced by the samples; ``reseed`` seeds the data set's random draws.
+    ``build``'s ``collate`` gets a list of samples, (x, y) or x without targets, and returns a batch of the same
+    kind. Without it, sequences of different lengths are padded: x with 0, integer targets with -100, which losses
+    ignore. Raises ``TypeError`` for other targets.
     """
-    rows = _Rows(chunks)
-    for size, wanted in zip(draws.sizes, draws.puts, strict=True):
-        _put(buffer, rows, wanted, draws)
-        yield from _get(buffer, size)
-    while not rows.ended and buffer.samples_put < draws.puts[-1]:  # samples that found no room before
-        yield from _get(buffer, draws.largest)
-        _put(buffer, rows, draws.puts[-1], draws)
-    while draws.is_last and len(buffer):
-        yield from _get(buffer, draws.largest)
+    spec = replica.training_spec
+    if spec.samples is not None:
+        read = spec.samples.read(batch.x.numpy(), batch.place, reseed, spec.collate)
+        batch = batch._replace(x=read.x, y=read.y, samples_before=read.samples)
+        batch = batch.to(replica.device) if read.samples else batch
+    elif spec.collate is not None:
+        x, y = collate_batch(spec.collate, batch.x, batch.y, batch.samples)
+        return batch._replace(x=x, y=y, samples_before=batch.samples)
+    if not any(isinstance(part, Ragged) for part in leaves(batch.parts)):
+        return batch
+    x = map_leaves(lambda part: part.padded(0) if isinstance(part, Ragged) else part, batch.x)
+    return batch._replace(x=x, y=map_leaves(_padded_target, batch.y), samples_before=batch.samples)
 
 
-def _put(buffer: Buffer, rows: _Rows, wanted: int, draws: Draws) -> None:
-    """Put samples into the buffer until it has received ``wanted`` in this epoch, or is full."""
-    room = buffer.capacity - len(buffer)
-    for chunk in rows.take(min(wanted - buffer.samples_put, room)):
-        buffer.put_many(chunk, block=False)
-    if buffer.samples_put == draws.total or (rows.ended and draws.is_last):
-        buffer.signal_reception_over()
-
-
-def _get(buffer: Buffer, size: int) -> Iterator[Columns]:
-    """Draw a batch if there are enough samples, or fewer at the end of an epoch."""
-    try:
-        batch = buffer.get_batch(size, block=False)
-    except queue.Empty:
-        return
-    yield batch
-
-
-def in_bursts(batches: Iterator[Columns]) -> Iterator[Columns]:
-    """Iterate over the batches, drawing a few at a time.
-
-    Between two training steps the code and data of a buffer leave the core's caches: drawn one by one, batches
-    cost three times as much.
-    """
-    while burst := list(islice(batches, _BURST)):
-        yield from burst
+def _padded_target(part: Any) -> Any:
+    if not isinstance(part, Ragged):
+        return part
+    if part.dtype.is_floating_point or part.dtype.is_complex:
+        raise TypeError(
+            f"targets of different lengths and dtype {part.dtype} need collate= in build, as nothing says what "
+            "losses are to ignore: return them padded, and a mask, for a training_step"
+        )
+    return part.padded(IGNORED)

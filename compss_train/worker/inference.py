@@ -16,8 +16,7 @@ from compss_train.model.metrics import Measured, MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.model.training_step import StepContext, StepResult
-from compss_train.worker.batches import Batch, placed_batches
-from compss_train.worker.preparing import collated
+from compss_train.worker.batches import Batch, collated, placed_batches
 from compss_train.worker.source import Source, source_of
 from compss_train.worker.work import Work
 
@@ -73,10 +72,8 @@ class _Transform:
 
 def _batches(replica: ModelReplica, work: Work, source: Source) -> Iterator[Batch]:
     """Iterate over the batches before the transform."""
-    for place, columns in placed_batches(
-        work, source, replica.columns_device, samples=replica.training_spec.samples
-    ):
-        batch = collated(replica, place, columns, lambda _: 0)
+    for placed in placed_batches(work, source, replica.columns_device, samples=replica.training_spec.samples):
+        batch = collated(replica, placed, lambda _: 0)
         if batch.samples:
             yield batch
 

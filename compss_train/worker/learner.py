@@ -1,77 +1,31 @@
-"""``Learner``: a worker's copy of the model with its training, from and to a ``WorkerState``."""
+"""``Learner``: a worker's copy of the model, which it trains batch by batch, from and to a ``WorkerState``."""
 
 import math
-import tempfile
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
-from itertools import groupby
-from pathlib import Path
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
 
-from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
-from compss_train.model import devices, metrics, schedule
+from compss_train.model import devices, losses, metrics, schedule
 from compss_train.model import parameters as params
-from compss_train.model.optimizers import make_optimizer
+from compss_train.model.optimizers import JoinedOptimizer, make_optimizer, needs_closure
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
-from compss_train.worker.batches import Batch, PlacedBatch, batches_in_epoch
+from compss_train.model.training_step import Step, StepContext, StepResult
+from compss_train.worker.batches import Batch
 from compss_train.worker.callbacks import CallbackRunner, WorkerContext
-from compss_train.worker.optimizer_stepper import OptimizerStepper
-from compss_train.worker.preparing import prepared
 from compss_train.worker.state import WorkerState, changed_buffers, load_moments, restore_buffers, with_tensors
+from compss_train.worker.tracing import Tracer
 from compss_train.worker.work import Work
 
 LEAST_SCALE = 1e-4
 """Minimum loss scale of fp16: gradients that overflow even then are NaN, or have diverged."""
 
 
-MOST_BATCHES = 100
-"""Maximum number of batches in a trace, from the start of a round: each adds up to a megabyte."""
-
-
-class Tracer:
-    """Context manager that traces the first batches of a task with ``torch.profiler`` if ``wanted``."""
-
-    def __init__(self, device: str, *, wanted: bool) -> None:
-        activities = [torch.profiler.ProfilerActivity.CPU]
-        activities += [torch.profiler.ProfilerActivity.CUDA] if devices.is_gpu(device) else []
-        self._profiler = torch.profiler.profile(activities=activities, record_shapes=True) if wanted else None
-        self._left = MOST_BATCHES
-
-    def __enter__(self) -> None:
-        if self._profiler is not None:
-            self._profiler.start()
-
-    def __exit__(self, *error: object) -> None:
-        if self._profiler is not None and self._left >= 0:
-            self._profiler.stop()
-
-    def batch(self, number: int) -> AbstractContextManager[object]:
-        """Return the context of a batch, which labels it with its number in the trace."""
-        if self._profiler is None or self._left < 0:
-            return nullcontext()
-        self._left -= 1
-        if self._left < 0:
-            self._profiler.stop()
-            return nullcontext()
-        return torch.profiler.record_function(f"batch {number}")
-
-    def trace(self) -> bytes | None:
-        """Return the finished trace as compressed JSON, or ``None`` if it was not ``wanted``."""
-        if self._profiler is None:
-            return None
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder, "trace.json.gz")
-            self._profiler.export_chrome_trace(str(path))
-            return path.read_bytes()
-
-
 class Learner:
-    """A worker's copy of the model, which it trains batch by batch.
-
-    ``fit`` and ``fit_online`` share it; they differ only in where batches come from and where results go.
+    """A worker's copy of the model and its optimizer, which learn batch by batch, in ``fit`` and in ``fit_online``.
 
     Parameters
     ----------
@@ -82,7 +36,7 @@ class Learner:
     state:
         The worker's state after its last task.
     work:
-        What the worker does: its number, device, callbacks, hyperparameters.
+        What the worker does: its number, device, callbacks.
     moments:
         The optimizer state for a worker that has none.
     """
@@ -100,79 +54,191 @@ class Learner:
         self.net = self.replica.training_spec.net
         restore_buffers(self.net, state.buffers, work.device)
         reset = work.options.optimizer_state == "reset"
-        self.optimizer = optimizer_of(self.replica, None if reset else state.optimizer)
+        self.optimizer = self._optimizer_with(None if reset else state.optimizer)
         if moments and not reset and state.optimizer is None:
             load_moments(self.optimizer, moments)
-        self._accumulator = metrics.MetricAccumulator(training_spec.measures)
-        self.stepper = OptimizerStepper(
-            self.replica,
-            self.optimizer,
-            check_outputs=work.check_outputs,
-            batches=state.batches,
-            scaler=state.scaler,
-        )
+        own = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
+        self._trained = [parameter for parameter in self.net.parameters() if id(parameter) in own]
+        spec = self.replica.training_spec
+        self._training_step, self._options = spec.training_step, spec.gradients
+        self._evaluates = needs_closure(self.optimizer)
+        self._scaler = _scaler_of(self.replica, self.optimizer, state.scaler)
+        """Scales losses in fp16, and does nothing otherwise."""
+        self._accumulated_batches = 0
+        self._accumulated_samples = 0
+        self._batches = state.batches
+        """Number of batches trained, including by earlier tasks of the worker."""
+        several = isinstance(self.optimizer, JoinedOptimizer)
+        self._check_outputs = work.check_outputs and not several and losses.takes_logits(spec.loss)
+        self._probabilities = False
+        """Whether the first outputs are probabilities, though the loss takes logits."""
+        self._measures = metrics.MetricAccumulator(training_spec.measures)
         context = WorkerContext(worker=work.worker, round=work.round, model=self.net, optimizer=self.optimizer)
-        self._callbacks = CallbackRunner(work.options.callbacks, context, self._accumulator, state.callbacks)
-        self._tracer = Tracer(work.device, wanted=work.traced)
+        self.callbacks = CallbackRunner(work.options.callbacks, context, self._measures, state.callbacks)
+        self.tracer = Tracer(work.device, wanted=work.traced)
         self.skipped = 0
-        """Number of batches skipped since the last training step."""
+        """Number of batches skipped since the last one that was learnt."""
 
-    def train(self, placed: Iterator[PlacedBatch]) -> int:
-        """Train on batches, and return the number of their samples.
+    def learn(self, batch: Batch) -> int:
+        """Train on a prepared batch, and return the number of its samples.
 
-        The next batch is taken after the step on the previous one. Accumulated gradients are applied at the end of
-        each epoch.
+        The optimizer steps once the gradients of ``accumulate`` batches have been added up.
         """
-        drawn = 0
-        self._callbacks.round_start()
-        with self._tracer:
-            for epoch, epoch_batches in groupby(self.prepared(placed), lambda each: each[0].epoch):
-                drawn += self._train_epoch(epoch, epoch_batches)
-        self._callbacks.round_end()
-        return drawn
-
-    def prepared(self, placed: Iterator[PlacedBatch]) -> Iterator[PlacedBatch]:
-        """Iterate over batches prepared for the training step."""
-        options = self._work.options
-        return prepared(placed, self.replica, options.seed, ragged=options.structure.ragged)
-
-    def _train_epoch(self, epoch: int, batches: Iterator[PlacedBatch]) -> int:
-        drawn = 0
-        anew = self._work.options.optimizer_state == "reset_blocks"
-        timed = (self._work.hyperparameters or {}).get(epoch, ())  # by a learning-rate schedule
-        planned = batches_in_epoch(self._work, epoch) if len(timed) > 1 else 0
-        changes = {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
-        current: schedule.Hyperparameters | None = None
-        for number, (place, batch) in enumerate(batches):
-            current = changes.get(number, current)
-            if anew and place.position == 0:
-                self._renew_optimizer(current)
-            elif number in changes:
-                self.stepper.set_hyperparameters(changes[number])
-            with self._tracer.batch(self.stepper.batches):
-                samples = self.learn(batch, epoch)
-            drawn += samples
-            liveness.beat(samples)
-        self.stepper.finish()
-        return drawn
-
-    def _renew_optimizer(self, hyperparameters: schedule.Hyperparameters | None) -> None:
-        """Train the next block with a new optimizer, as dislib does; accumulated gradients are applied before."""
-        self.stepper.finish()
-        self.optimizer = optimizer_of(self.replica, None)
-        self.stepper.optimizer = self._callbacks.context.optimizer = self.optimizer
-        if hyperparameters is not None:
-            self.stepper.set_hyperparameters(hyperparameters)
-
-    def learn(self, batch: Batch, epoch: int) -> int:
-        """Train on a prepared batch, and return the number of its samples."""
-        samples = batch.samples
-        self._callbacks.batch_start(batch.x, batch.y, samples, epoch=epoch, number=self.stepper.batches)
-        with self.replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
-            result = self.stepper.learn(batch, self._accumulator, epoch)
-        self.skipped = 0 if result is not None else self.skipped + 1
-        self._callbacks.batch_end(samples, result)
+        samples, number = batch.samples, self._batches
+        with self.tracer.batch(number):
+            self.callbacks.batch_start(batch.x, batch.y, samples, epoch=batch.place.epoch, number=number)
+            self._batches += 1
+            with self.replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
+                result = self._result(batch)
+                if result is None:
+                    self._measures.skip()
+                else:
+                    self._measures.add(samples, *result)
+            self.skipped = 0 if result is not None else self.skipped + 1
+            self.callbacks.batch_end(samples, result)
         return samples
+
+    def _result(self, batch: Batch) -> StepResult | None:
+        """Train on a batch, and return its loss and outputs; ``None`` if it was skipped."""
+        result: StepResult | None
+        if self._training_step is not None and isinstance(self.optimizer, JoinedOptimizer):
+            result = self._run_step(self._training_step, batch, self.optimizer)
+        elif self._evaluates:
+            result = self._step_by_closure(batch)
+        else:
+            result = self._accumulate(batch)
+        if result is not None and self._check_outputs:
+            self._check_outputs = False
+            self._probabilities = losses.are_probabilities(result.output)
+        return result
+
+    def _accumulate(self, batch: Batch) -> StepResult | None:
+        """Add the gradients of a batch, and step if it is the last of ``accumulate``; ``None`` if it is skipped."""
+        if not self._accumulated_batches:
+            self.optimizer.zero_grad()
+        skips = self._options.on_nan == "skip"
+        undo = _undo(self.replica.training_spec.net, self._trained) if skips else None
+        result = self._add_gradients(batch)
+        # In fp16, gradients overflow in normal operation; the scaler handles that.
+        gradients = [] if self._scaler.is_enabled() else _gradients(self._trained)
+        if undo is not None and not _are_finite([result.loss.detach(), *gradients]):
+            undo()
+            return None
+        self._accumulated_batches += 1
+        self._accumulated_samples += batch.samples
+        if self._accumulated_batches == self._options.accumulate:
+            self.step()
+        return result
+
+    def _step_by_closure(self, batch: Batch) -> StepResult:
+        """Let the optimizer evaluate the loss of the batch as often as it needs; return the first evaluation."""
+        evaluations: list[StepResult] = []
+
+        def closure() -> torch.Tensor:
+            self.optimizer.zero_grad()
+            result = self._add_gradients(batch)
+            self._clip(self._trained)
+            if not evaluations:
+                evaluations.append(result)
+            return result.loss
+
+        self.optimizer.step(closure)  # type: ignore[arg-type]
+        if not evaluations:
+            raise ValueError(
+                f"{type(self.optimizer).__name__} has not called the closure that its step takes, which evaluates "
+                "the loss; call it, or give step the default closure=None"
+            )
+        return evaluations[0]
+
+    def step(self) -> None:
+        """Make an optimizer step with the gradients that are accumulated, if any."""
+        if not self._accumulated_batches:
+            return
+        self._scaler.unscale_(self.optimizer)
+        if self._options.accumulate > 1:  # each loss was multiplied by its number of samples
+            for gradient in _gradients(self._trained):
+                gradient.div_(self._accumulated_samples)
+        self._clip(self._trained)
+        self._scaler.step(self.optimizer)
+        self._scaler.update()
+        self._accumulated_batches = self._accumulated_samples = 0
+
+    def _clip(self, parameters: Sequence[nn.Parameter]) -> None:
+        if self._options.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self._options.clip_norm)
+        if self._options.clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, self._options.clip_value)
+
+    def _add_gradients(self, batch: Batch) -> StepResult:
+        """Add the gradients of a batch to the accumulated ones."""
+        if self._training_step is not None:
+            result = self._run_step(self._training_step, batch)
+        else:
+            with self.replica.autocast():
+                output, target = self.replica.predict(batch.x), batch.x if batch.y is None else batch.y
+                result = StepResult(self.replica.loss(output, target, batch.weight), output, target)
+        loss = result.loss
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            raise ValueError(
+                "the loss must be one number a batch in a tensor, whose gradients train the network, not "
+                f"{metrics.kind_of(loss)}; take its mean, and leave out .item(), float() and numpy()"
+            )
+        if not loss.requires_grad:
+            raise ValueError(
+                "the loss has no gradient: it does not depend on the parameters that are trained, or not in a way "
+                "that can be differentiated; leave out detach(), no_grad(), argmax and comparisons"
+            )
+        scaled = loss if self._options.accumulate == 1 else loss * batch.samples
+        self._scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
+        return result
+
+    def _run_step(self, step: Step, batch: Batch, optimizer: JoinedOptimizer | None = None) -> StepResult:
+        """Run the training step; with several optimizers it updates them itself."""
+        context = StepContext(
+            loss=self.replica.loss,
+            weight=batch.weight,
+            epoch=batch.place.epoch,
+            number=self._batches - 1,
+            optimizers={} if optimizer is None else optimizer.optimizers,
+            apply=None if optimizer is None else partial(self._update, optimizer),
+        )
+        return self.replica.run_step(step, batch.x, batch.y, context)
+
+    def _update(self, optimizer: JoinedOptimizer, name: str, loss: torch.Tensor, retain_graph: bool) -> None:
+        own = optimizer.optimizers[name]
+        trained = [each for group in own.param_groups for each in group["params"] if each.requires_grad]
+        own.zero_grad()
+        with torch.autocast(loss.device.type, enabled=False):
+            torch.autograd.backward(self._scaler.scale(loss), inputs=trained, retain_graph=retain_graph)
+        self._scaler.unscale_(own)
+        self._clip(trained)
+        self._scaler.step(own)
+        self._scaler.update()
+        torch.clear_autocast_cache()  # of the weights before the step
+
+    def set_hyperparameters(self, hyperparameters: schedule.Hyperparameters) -> None:
+        """Set the learning rate, and other values that a schedule changes, in each parameter group."""
+        for group, values in zip(self.optimizer.param_groups, hyperparameters, strict=True):
+            for name, value in values.items():
+                if isinstance(group[name], torch.Tensor):
+                    group[name].fill_(value)
+                else:
+                    group[name] = value
+
+    def renew_optimizer(self, hyperparameters: schedule.Hyperparameters | None) -> None:
+        """Train the next block with a new optimizer, as dislib does; accumulated gradients are applied before."""
+        self.step()
+        self.optimizer = self.callbacks.context.optimizer = self._optimizer_with(None)
+        if hyperparameters is not None:
+            self.set_hyperparameters(hyperparameters)
+
+    def _optimizer_with(self, state: dict[str, Any] | None) -> torch.optim.Optimizer:
+        """Return a new optimizer of the copy's parameters, with the given state if it is not ``None``."""
+        optimizer = make_optimizer(self.replica.training_spec.optimizer, self.net)
+        if state is not None:
+            # A copy, as optimizers update loaded tensors in place, and tasks must not change their arguments.
+            optimizer.load_state_dict(with_tensors(torch.Tensor.clone, state))
+        return optimizer
 
     def finish(self, measured: metrics.Measured | None = None) -> params.Parameters:
         """Apply the gradients that are still accumulated, and return the parameters.
@@ -180,10 +246,10 @@ class Learner:
         Raises ``DivergedError`` in the task rather than in the coordinator, so that NaN is never merged.
         ``measured`` has the measurements since the last merge, if they have already been taken.
         """
-        self.stepper.finish()
+        self.step()
         trained, name = params.from_module(self.net), self._work.name
         if self._spec.gradients.on_nan != "ignore":
-            sums = self._accumulator if measured is None else measured
+            sums = self._measures if measured is None else measured
             if not math.isfinite(sums.loss):
                 raise DivergedError(
                     f"the loss became {sums.loss / sums.samples} in {name}; lower the learning rate, or check the "
@@ -191,7 +257,7 @@ class Learner:
                 )
             if (bad := params.first_not_finite(trained)) is not None:  # by the last step, which no loss follows
                 raise DivergedError(f"parameter {bad!r} became NaN or infinite in {name}; lower the learning rate")
-        scale = self.stepper.scaler.get_scale()
+        scale = self._scaler.get_scale()
         if scale < LEAST_SCALE:  # so far that it is not their overflow
             raise DivergedError(
                 f"gradients were NaN or infinite in so many batches that the loss scale of fp16 fell to "
@@ -201,11 +267,10 @@ class Learner:
 
     def measured(self) -> metrics.Measured:
         """Return what was measured since the last call."""
-        stepper = self.stepper
-        measured = self._accumulator.measured()
-        measured.probabilities, stepper.probabilities = stepper.probabilities, False
-        measured.trace = self._tracer.trace()
-        self._accumulator.clear()
+        measured = self._measures.measured()
+        measured.probabilities, self._probabilities = self._probabilities, False
+        measured.trace = self.tracer.trace()
+        self._measures.clear()
         return measured
 
     def state(self) -> WorkerState:
@@ -213,17 +278,51 @@ class Learner:
         return WorkerState(
             optimizer=with_tensors(torch.Tensor.cpu, self.optimizer.state_dict()),
             random=devices.RandomState.capture(self._work.device),
-            batches=self.stepper.batches,
+            batches=self._batches,
             buffers=changed_buffers(self.net, self._spec.net),
-            scaler=self.stepper.scaler.state_dict() or None,
-            callbacks=self._callbacks.states(),
+            scaler=self._scaler.state_dict() or None,
+            callbacks=self.callbacks.states(),
         )
 
 
-def optimizer_of(replica: ModelReplica, state: dict[str, Any] | None) -> torch.optim.Optimizer:
-    """Return an optimizer of the replica's parameters, with the given state if it is not ``None``."""
-    optimizer = make_optimizer(replica.training_spec.optimizer, replica.training_spec.net)
-    if state is not None:
-        # A copy, as optimizers update loaded tensors in place, and tasks must not change their arguments.
-        optimizer.load_state_dict(with_tensors(torch.Tensor.clone, state))
-    return optimizer
+def _scaler_of(
+    replica: ModelReplica, optimizer: torch.optim.Optimizer, state: Mapping[str, Any] | None
+) -> torch.amp.GradScaler:
+    """Return the scaler of a worker, which continues from a state."""
+    scaler = torch.amp.GradScaler(torch.device(replica.device).type, enabled=replica.half is torch.float16)
+    if scaler.is_enabled():
+        parts = optimizer.optimizers.values() if isinstance(optimizer, JoinedOptimizer) else [optimizer]
+        for part in parts:
+            # The scaler itself skips steps: torch's fused SGD would otherwise start with uninitialized momentum.
+            part._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+        if state is not None:
+            scaler.load_state_dict(dict(state))
+    return scaler
+
+
+def _undo(net: nn.Module, trained: Sequence[nn.Parameter]) -> Callable[[], None]:
+    """Return a function that undoes a backward pass: it restores the buffers and the accumulated gradients."""
+    buffers = {name: buffer.clone() for name, buffer in net.named_buffers(remove_duplicate=False)}
+    gradients = [None if each.grad is None else each.grad.clone() for each in trained]
+
+    @torch.no_grad()
+    def undo() -> None:
+        for parameter, gradient in zip(trained, gradients, strict=True):
+            parameter.grad = gradient
+        # Some networks replace their buffers, possibly under only one of two names.
+        present = dict(net.named_buffers(remove_duplicate=False))
+        for name, buffer in buffers.items():
+            present[name].copy_(buffer)
+
+    return undo
+
+
+def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
+    return [parameter.grad for parameter in parameters if parameter.grad is not None]
+
+
+def _are_finite(tensors: Iterable[torch.Tensor]) -> bool:
+    """Return whether the norms of all tensors are finite; synchronizes with the device once."""
+    dense = [tensor.coalesce().values() if tensor.is_sparse else tensor for tensor in tensors]
+    norms = [torch.linalg.vector_norm(tensor) for tensor in dense]
+    return bool(torch.stack([torch.isfinite(norm) for norm in norms]).all())

@@ -7,8 +7,9 @@ state, so that its results have the same bits.
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from compss_train.engines import liveness
@@ -17,9 +18,11 @@ from compss_train.model.compression import Contribution, compress_arrays
 from compss_train.model.devices import random_state
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters, first_not_finite, squared_distance
+from compss_train.model.schedule import Hyperparameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
-from compss_train.worker.batches import CarriedBuffer, placed_batches
+from compss_train.worker.batches import Batch, batches_in_epoch, placed_batches, prepared
+from compss_train.worker.buffered import CarriedBuffer
 from compss_train.worker.learner import Learner
 from compss_train.worker.source import source_of
 from compss_train.worker.state import GroupState, WorkerState, moments_of, split_moments
@@ -55,7 +58,7 @@ def train(
         source, buffer = source_of(work, values), CarriedBuffer(state.buffer)
         samples = training_spec.samples
         placed = placed_batches(work, source, learner.replica.columns_device, buffer, samples)
-        drawn = learner.train(placed)
+        drawn = train_on(prepared(placed, learner.replica, work.options), learner, work)
         measured = replace(learner.measured(), **source.measured())
         if samples is not None and samples.is_stream:
             measured.given, measured.left_out = drawn, max(0, work.samples - drawn)
@@ -73,6 +76,34 @@ def train(
         sent, error = _compressed(training_spec, work, before, trained, state, measured)
         measured.started, measured.seconds = started, time.perf_counter() - began
         return Result(sent, replace(after, buffer=buffer.after, error=error), measured)
+
+
+def train_on(batches: Iterator[Batch], learner: Learner, work: Work) -> int:
+    """Train on prepared batches, in ``fit`` and ``fit_online``, and return the number of their samples.
+
+    The next batch is taken after the step on the previous one. Accumulated gradients are applied at the end of
+    each epoch.
+    """
+    drawn = 0
+    learner.callbacks.round_start()
+    with learner.tracer:
+        for epoch, epoch_batches in groupby(batches, lambda batch: batch.place.epoch):
+            timed = (work.hyperparameters or {}).get(epoch, ())  # by a learning-rate schedule
+            planned = batches_in_epoch(work, epoch) if len(timed) > 1 else 0
+            changes = {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
+            current: Hyperparameters | None = None
+            for number, batch in enumerate(epoch_batches):
+                current = changes.get(number, current)
+                if work.options.optimizer_state == "reset_blocks" and batch.place.position == 0:
+                    learner.renew_optimizer(current)
+                elif number in changes:
+                    learner.set_hyperparameters(changes[number])
+                samples = learner.learn(batch)
+                drawn += samples
+                liveness.beat(samples)
+            learner.step()
+    learner.callbacks.round_end()
+    return drawn
 
 
 def _compressed(
@@ -179,10 +210,10 @@ def losses_by_rate(
             work, source_of(work, values), learner.replica.columns_device, samples=training_spec.samples
         )
         losses: list[float] = []
-        for rate, (place, batch) in zip(rates, learner.prepared(placed), strict=False):
-            learner.stepper.set_hyperparameters(tuple({"lr": rate * (lr / options[0])} for lr in options))
-            learner.learn(batch, place.epoch)
-            learner.stepper.finish()
+        for rate, batch in zip(rates, prepared(placed, learner.replica, work.options), strict=False):
+            learner.set_hyperparameters(tuple({"lr": rate * (lr / options[0])} for lr in options))
+            learner.learn(batch)
+            learner.step()
             measured = learner.measured()
             losses.append(measured.loss / measured.samples if measured.samples else math.nan)
             liveness.beat()

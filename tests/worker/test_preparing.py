@@ -117,10 +117,7 @@ def test_blocks_go_to_a_gpu_in_pieces(monkeypatch, shuffled):
     work = whole(x, 20)
     if shuffled:
         work = work._replace(options=replace(work.options, seed=5, shuffle_block_data=True))
-    on_gpu, on_cpu = (
-        [batch for _, batch in placed_batches(work, source_of(work, [x, y]), device)]
-        for device in ("cuda:1", "cpu")
-    )
+    on_gpu, on_cpu = (list(placed_batches(work, source_of(work, [x, y]), device)) for device in ("cuda:1", "cpu"))
     for ours, theirs in zip(on_gpu, on_cpu, strict=True):
         assert torch.equal(ours.x, theirs.x)
         assert torch.equal(ours.y, theirs.y)

@@ -1,0 +1,49 @@
+"""``Tracer``: traces the first batches of a worker's round with ``torch.profiler``."""
+
+import tempfile
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import torch
+
+from compss_train.model import devices
+
+MOST_BATCHES = 100
+"""Maximum number of batches in a trace, from the start of a round: each adds up to a megabyte."""
+
+
+class Tracer:
+    """Context manager that traces the first batches of a task with ``torch.profiler`` if ``wanted``."""
+
+    def __init__(self, device: str, *, wanted: bool) -> None:
+        activities = [torch.profiler.ProfilerActivity.CPU]
+        activities += [torch.profiler.ProfilerActivity.CUDA] if devices.is_gpu(device) else []
+        self._profiler = torch.profiler.profile(activities=activities, record_shapes=True) if wanted else None
+        self._left = MOST_BATCHES
+
+    def __enter__(self) -> None:
+        if self._profiler is not None:
+            self._profiler.start()
+
+    def __exit__(self, *error: object) -> None:
+        if self._profiler is not None and self._left >= 0:
+            self._profiler.stop()
+
+    def batch(self, number: int) -> AbstractContextManager[object]:
+        """Return the context of a batch, which labels it with its number in the trace."""
+        if self._profiler is None or self._left < 0:
+            return nullcontext()
+        self._left -= 1
+        if self._left < 0:
+            self._profiler.stop()
+            return nullcontext()
+        return torch.profiler.record_function(f"batch {number}")
+
+    def trace(self) -> bytes | None:
+        """Return the finished trace as compressed JSON, or ``None`` if it was not ``wanted``."""
+        if self._profiler is None:
+            return None
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "trace.json.gz")
+            self._profiler.export_chrome_trace(str(path))
+            return path.read_bytes()
