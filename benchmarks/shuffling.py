@@ -15,7 +15,7 @@ from compss_train import BlockedTensor, shuffle
 from compss_train.data.block_passes import WorkerAssignment
 from compss_train.data.partitioning import RoundPlan, Shuffle
 from compss_train.training.data_source import DataSource
-from compss_train.training.fit_options import FitOptions
+from compss_train.training.fit import FitOptions
 from compss_train.worker.batches import placed_batches
 from compss_train.worker.source import source_of
 from compss_train.worker.work import Work

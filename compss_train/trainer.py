@@ -13,12 +13,12 @@ from compss_train.callbacks.checks import callback_list
 from compss_train.data import FileDataset
 from compss_train.model.parameters import Parameters
 from compss_train.online.options import OnlineOptions, Simulations, online_merge
-from compss_train.training import data_source, description, fit_options, lr_finder, planning, resuming, rounds
+from compss_train.training import data_source, description, lr_finder, planning, resuming, rounds
 from compss_train.training.callback import AnyCallback
+from compss_train.training.fit import FitOfEpochs, ShuffleLike
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.named_fits import NamedFits
 from compss_train.training.stopping import Stopping
-from compss_train.training.trained_model import FitOfEpochs
 from compss_train.training.trainer_base import TrainerBase
 
 
@@ -62,7 +62,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         batch_size: int | None = None,
         num_batches_per_worker: int | None = None,
         merge: MergeLike = "synchronous",
-        shuffle: fit_options.ShuffleLike = "blocks",
+        shuffle: ShuffleLike = "blocks",
         shuffle_block_data: bool = True,
         buffer: BufferSpec | None = None,
         sample_weight: Any = None,

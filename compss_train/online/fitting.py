@@ -27,12 +27,13 @@ from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import described_fit
+from compss_train.training.fit import Fit
 from compss_train.training.inference import VALIDATION, Inference
 from compss_train.training.merging.on_arrival import GlobalParameters
 from compss_train.training.planning import validation_source
 from compss_train.training.rounds import MERGE_SECONDS
 from compss_train.training.stopping import Stopping
-from compss_train.training.trained_model import Fit, TrainedModel
+from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import TrainingState
 from compss_train.training.workplace import Session, Workplace
 

@@ -15,9 +15,9 @@ from compss_train.model.schedule import make_schedule
 from compss_train.training import data_source, inference, resuming
 from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.training.callback import CallbackList
-from compss_train.training.fit_options import FitOptions
+from compss_train.training.fit import FitOfEpochs, FitOptions
 from compss_train.training.stopping import Stopping
-from compss_train.training.trained_model import FitOfEpochs, TrainedModel
+from compss_train.training.trained_model import TrainedModel
 from compss_train.training.workplace import Workplace
 from compss_train.worker.inference import evaluate
 from compss_train.worker.state import WorkerState, check_averageable

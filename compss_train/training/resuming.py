@@ -18,8 +18,8 @@ from compss_train.model.optimizers import make_optimizer
 from compss_train.training import checkpoints
 from compss_train.training.callback import Callback
 from compss_train.training.description import described, described_fields
-from compss_train.training.fit_options import FitOptions
-from compss_train.training.trained_model import Checkpoint, FitOfEpochs, TrainedModel
+from compss_train.training.fit import Checkpoint, FitOfEpochs, FitOptions
+from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import MergeState, Progress, Snapshot, TrainingState
 from compss_train.training.workplace import Workplace
 

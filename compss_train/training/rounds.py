@@ -12,12 +12,13 @@ from compss_train.exceptions import BadFileError, EngineClosedError
 from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured
 from compss_train.reports.records import Record, per_second
+from compss_train.training.fit import FitOfEpochs
 from compss_train.training.inference import VALIDATION, Inference, is_for_tasks, skipped_batches, warn_of_problems
 from compss_train.training.merging import Merger, SubmittedRound, agreement
 from compss_train.training.merging.on_arrival import CommutativeMerger, ServerMerger
 from compss_train.training.merging.synchronous import SynchronousMerger
 from compss_train.training.stopping import TICK
-from compss_train.training.trained_model import FitOfEpochs, TrainedModel
+from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import MergeState, States, TrainingState, fetch_states
 from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session, Workplace

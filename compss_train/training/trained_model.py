@@ -1,72 +1,18 @@
-"""``TrainedModel``: a network, how it is trained, and the results of its fits; ``Fit``: the running fit."""
+"""``TrainedModel``: a network, how it is trained, and the results of its fits."""
 
 import secrets
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any
 
 from compss_train._utils.validation import check_seed
-from compss_train.data.partitioning import Position
 from compss_train.exceptions import NotBuiltError
 from compss_train.model import parameters as params
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments
-from compss_train.training.callback import CallbackList
-from compss_train.training.data_source import DataSource
 from compss_train.training.description import described_build
 from compss_train.training.details import Details
-from compss_train.training.fit_options import FitOptions
-from compss_train.training.stopping import Stopping
-from compss_train.training.training_state import Snapshot, TrainingState
-
-Checkpoint: TypeAlias = tuple[Path, Snapshot]
-"""The path of a checkpoint and its content."""
-
-
-class RunningFit(Protocol):
-    """A fit whose tasks are running, as the trainer sees it: the rounds of ``fit`` or ``fit_online``."""
-
-    def current(self) -> params.Parameters | None:
-        """Return the global parameters after the last complete round, or ``None`` before the first."""
-
-    def settled(self) -> tuple[params.Parameters | None, TrainingState]:
-        """Return the same parameters, and the state of the training at that moment."""
-
-    def averaged(self) -> params.Parameters | None:
-        """Return the average of the parameters of the last merges, or ``None`` without averaging."""
-
-
-@dataclass(kw_only=True)
-class Fit:
-    """What callbacks and signals act on while a fit runs. ``fit_online``, without epochs, uses it directly."""
-
-    callbacks: CallbackList
-    stopping: Stopping
-    validation: DataSource | None
-    running: RunningFit | None = None
-    """``None`` before the first task is submitted and after the last one has ended."""
-
-
-@dataclass(kw_only=True)
-class FitOfEpochs(Fit):
-    """A fit of ``DistributedTrainer.fit``: its checked arguments and its progress."""
-
-    options: FitOptions
-    data: DataSource
-    first_epoch: int
-    """The first epoch of the fit, counted over all fits of the trainer."""
-    reached: Position
-    """Where the next round starts."""
-    skipped: tuple[str, ...] = ()
-    """Files that could not be read."""
-    checkpoint: Checkpoint | None = None
-    """The checkpoint that the fit resumes from."""
-
-    @property
-    def epochs(self) -> range:
-        """The epochs of the fit, counted over all fits of the trainer."""
-        return range(self.first_epoch, self.first_epoch + self.options.num_epochs)
+from compss_train.training.fit import Fit, FitOfEpochs
 
 
 class TrainedModel:

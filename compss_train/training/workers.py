@@ -9,8 +9,9 @@ from compss_train.data.partitioning import Round
 from compss_train.engines import Ref
 from compss_train.model.schedule import TimedHyperparameters
 from compss_train.model.weighted_mean import ranges_for_costs
+from compss_train.training.fit import FitOfEpochs
 from compss_train.training.total_shuffle import samples_of, submit_cuts
-from compss_train.training.trained_model import FitOfEpochs, TrainedModel
+from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import States, state_refs
 from compss_train.training.workplace import Session
 from compss_train.worker.train import train_group

@@ -11,8 +11,9 @@ from compss_train.engines import Engine, Ref, Resources, engine_class
 from compss_train.exceptions import EngineClosedError
 from compss_train.model.weighted_mean import aligned_ranges
 from compss_train.training.data_source import DataSource, PublishedData
+from compss_train.training.fit import Fit
 from compss_train.training.stopping import SIGTERM, TERMINATED
-from compss_train.training.trained_model import Fit, TrainedModel
+from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState, fetch_states, state_refs
 from compss_train.worker.state import GroupState, WorkerState
 

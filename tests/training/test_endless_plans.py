@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import OneCycleLR
 from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
 from compss_train.data.partitioning import RoundPlan
 from compss_train.training import PostLocal
-from compss_train.training.fit_options import CHECKED_EPOCHS, MAX_PASSES
+from compss_train.training.fit import CHECKED_EPOCHS, MAX_PASSES
 from tests.helpers.callbacks import CopyingEngine, NoTasks
 from tests.helpers.models import assert_same_bits, blocked, classification
 from tests.helpers.small_fits import fit, trainer_of

@@ -19,7 +19,8 @@ from compss_train.cli import run_files
 from compss_train.cli.run_files import Errors, RunFile, RunFileError, RunFolder, Table, data, objects
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
-from compss_train.training import checkpoints, fit_options
+from compss_train.training import checkpoints
+from compss_train.training.fit import FitOptions
 from compss_train.training.merge import Merge
 from compss_train.training.trainer_base import TrainerBase
 
@@ -99,10 +100,8 @@ def read_fit(section: Table) -> dict[str, Any]:
     options = objects.keywords_of(section, FIT)
     merge = Merge.of(options.get("merge", "synchronous"))
     if merge.preset is None:  # a preset chooses its options once network and data are known
-        given = {
-            field.name: options[field.name] for field in fields(fit_options.FitOptions) if field.name in options
-        }
-        fit_options.FitOptions(**{**given, "merge": merge})
+        given = {field.name: options[field.name] for field in fields(FitOptions) if field.name in options}
+        FitOptions(**{**given, "merge": merge})
     return {**options, "callbacks": checks.check_callbacks(options.get("callbacks", ()))}
 
 

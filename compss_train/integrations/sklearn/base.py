@@ -23,7 +23,7 @@ from compss_train.model import losses, metrics, optimizers
 from compss_train.model.schedule import ScheduleSpec
 from compss_train.reports.history import History
 from compss_train.trainer import DistributedTrainer
-from compss_train.training.fit_options import ShuffleLike
+from compss_train.training.fit import ShuffleLike
 from compss_train.training.merge import Merge, MergeLike
 
 _DICTS = ("optimizer", "build_options", "fit_options")

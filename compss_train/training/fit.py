@@ -1,18 +1,23 @@
-"""The options of a fit, checked before any task starts."""
+"""A fit: ``FitOptions``, checked before any task starts, and ``Fit``, what it trains on and how far it is."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Self, TypeAlias
+from pathlib import Path
+from typing import Literal, Protocol, Self, TypeAlias
 
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
 from compss_train.data import partitioning
 from compss_train.data.order import Batching
+from compss_train.model import parameters as params
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.samplers import PartialShuffle
 from compss_train.samplers.loader import check_threads
 from compss_train.training import merge as merges
+from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
+from compss_train.training.stopping import Stopping
+from compss_train.training.training_state import Snapshot, TrainingState
 from compss_train.worker.callbacks import WorkerCallback
 from compss_train.worker.work import WorkOptions
 
@@ -214,3 +219,52 @@ class FitOptions:
             )
             most_blocks = -(-len(sizes) // num_workers)
             self.buffer.check_samples(sum(sorted(sizes)[-most_blocks:]))
+
+
+Checkpoint: TypeAlias = tuple[Path, Snapshot]
+"""The path of a checkpoint and its content."""
+
+
+class RunningFit(Protocol):
+    """A fit whose tasks are running, as the trainer sees it: the rounds of ``fit`` or ``fit_online``."""
+
+    def current(self) -> params.Parameters | None:
+        """Return the global parameters after the last complete round, or ``None`` before the first."""
+
+    def settled(self) -> tuple[params.Parameters | None, TrainingState]:
+        """Return the same parameters, and the state of the training at that moment."""
+
+    def averaged(self) -> params.Parameters | None:
+        """Return the average of the parameters of the last merges, or ``None`` without averaging."""
+
+
+@dataclass(kw_only=True)
+class Fit:
+    """What callbacks and signals act on while a fit runs. ``fit_online``, without epochs, uses it directly."""
+
+    callbacks: CallbackList
+    stopping: Stopping
+    validation: DataSource | None
+    running: RunningFit | None = None
+    """``None`` before the first task is submitted and after the last one has ended."""
+
+
+@dataclass(kw_only=True)
+class FitOfEpochs(Fit):
+    """A fit of ``DistributedTrainer.fit``: its checked arguments and its progress."""
+
+    options: FitOptions
+    data: DataSource
+    first_epoch: int
+    """The first epoch of the fit, counted over all fits of the trainer."""
+    reached: partitioning.Position
+    """Where the next round starts."""
+    skipped: tuple[str, ...] = ()
+    """Files that could not be read."""
+    checkpoint: Checkpoint | None = None
+    """The checkpoint that the fit resumes from."""
+
+    @property
+    def epochs(self) -> range:
+        """The epochs of the fit, counted over all fits of the trainer."""
+        return range(self.first_epoch, self.first_epoch + self.options.num_epochs)
