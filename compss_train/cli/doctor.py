@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from importlib import metadata, util
@@ -59,6 +59,11 @@ class Finding:
     state: Literal["ok", "warning", "missing"]
     found: str
     advice: str = ""
+
+
+def verdict(name: str, ready: bool, found: str, advice: str) -> Finding:
+    """Return the finding ``ok``, or ``missing`` with advice."""
+    return Finding(name, "ok", found) if ready else Finding(name, "missing", found, advice)
 
 
 @dataclass(frozen=True)
@@ -172,10 +177,8 @@ def check_packages() -> Iterator[Finding]:
     """Report the version of Python, and check that torch and numpy are installed."""
     yield Finding("Python", "ok", platform.python_version())
     for name in ("torch", "numpy"):
-        if version := installed_version(name):
-            yield Finding(name, "ok", version)
-        else:
-            yield Finding(name, "missing", "not installed", f"pip install {name}")
+        version = installed_version(name)
+        yield verdict(name, version is not None, version or "not installed", f"pip install {name}")
 
 
 def check_pycompss() -> Iterator[Finding]:
@@ -219,29 +222,24 @@ def check_java() -> Iterator[Finding]:
         paths = [f"{home}/jre/bin/java", f"{home}/bin/java"]
         java = next((path for path in paths if os.path.isfile(path)), None)
         libraries = [path for folder in ("jre/lib", "lib") for path in Path(home).glob(f"{folder}/**/libjvm.*")]
-        if java and libraries:
-            yield Finding("JAVA_HOME", "ok", home)
-        else:
-            yield Finding("JAVA_HOME", "missing", f"{home}, which has no bin/java with a libjvm.so", JAVA_ADVICE)
+        found = home if java and libraries else f"{home}, which has no bin/java with a libjvm.so"
+        yield verdict("JAVA_HOME", found == home, found, JAVA_ADVICE)
     result = run_program([java or "java", "-version"])
-    if result.code == 0:
-        yield Finding("java", "ok", result.first_line)
-    else:
-        yield Finding("java", "missing", result.first_line, JAVA_ADVICE)
+    yield verdict("java", result.code == 0, result.first_line, JAVA_ADVICE)
 
 
-def check_runcompss() -> Iterable[Finding]:
+def check_runcompss() -> Iterator[Finding]:
     """Look for runcompss on the PATH and ask for its version, which it prints only if its own setup works."""
     path = shutil.which("runcompss")
     if path is None:
         scripts = configuration.presumed_home() / "Runtime/scripts/user"
         advice = f'export PATH="{scripts}:$PATH"' if scripts.is_dir() else f"install COMPSs: {COMPSS_DOCS}"
-        return [Finding("runcompss", "missing", "not on the PATH", advice)]
+        yield Finding("runcompss", "missing", "not on the PATH", advice)
+        return
     result = run_program([path, "--version"])
-    version = re.search(r"version\s+(\d\S*)", result.output)
-    if result.code == 0 and version:
-        return [Finding("runcompss", "ok", f"{version[1]} at {path}")]
-    return [Finding("runcompss", "missing", f"{path}: {result.first_line}", "runcompss --version must work")]
+    version = re.search(r"version\s+(\d\S*)", result.output) if result.code == 0 else None
+    found = f"{version[1]} at {path}" if version else f"{path}: {result.first_line}"
+    yield verdict("runcompss", version is not None, found, "runcompss --version must work")
 
 
 def _read(
@@ -306,10 +304,9 @@ def judge_node(node: Node, logical: int, physical: int, gpus: int) -> Iterator[F
 def _check_ssh(node: str) -> Finding:
     """Check that a login on the node works without a password."""
     result = run_program([*SSH, node, "true"], SSH_TIMEOUT)
-    if result.code == 0:
-        return Finding(f"ssh to {node}", "ok", "without a password")
     advice = f"COMPSs starts its workers by ssh: run an ssh server there, ssh-keygen here, then ssh-copy-id {node}"
-    return Finding(f"ssh to {node}", "missing", result.first_line, advice)
+    found = "without a password" if result.code == 0 else result.first_line
+    return verdict(f"ssh to {node}", result.code == 0, found, advice)
 
 
 def check_node(node: str, python: str, folder: Path, declared: Node | None) -> Iterator[Finding]:
@@ -332,20 +329,17 @@ def check_node(node: str, python: str, folder: Path, declared: Node | None) -> I
         return
     here = {"python": platform.python_version(), "torch": installed_version("torch"), "compss_train": __version__}
     for name, version in here.items():
-        label = f"{name} on {node}"
-        if answer[name] is None:
+        label, there = f"{name} on {node}", answer[name]
+        if there is None:
             advice = "install it there, or put it on a shared disk and name that with --pythonpath"
             yield Finding(label, "missing", f"not importable ({answer['problems'][name]})", advice)
-        elif _significant(name, answer[name]) == _significant(name, version or ""):
-            yield Finding(label, "ok", answer[name])
-        else:
-            found = f"{answer[name]}, but {version} here"
-            yield Finding(label, "missing", found, "tasks are sent as pickles: use the same version on all nodes")
-    name = f"COMPSs on {node}"
-    if answer["compss"]:
-        yield Finding(name, "ok", str(folder))
-    else:
-        yield Finding(name, "missing", f"not in {folder}", "install it there or correct InstallDir in project.xml")
+            continue
+        same = _significant(name, there) == _significant(name, version or "")
+        found = there if same else f"{there}, but {version} here"
+        yield verdict(label, same, found, "tasks are sent as pickles: use the same version on all nodes")
+    found = str(folder) if answer["compss"] else f"not in {folder}"
+    advice = "install it there or correct InstallDir in project.xml"
+    yield verdict(f"COMPSs on {node}", answer["compss"], found, advice)
     if not answer["java"]:
         found = "neither in JAVA_HOME nor on the PATH of a non-interactive ssh"
         yield Finding(f"java on {node}", "missing", found, "install a JDK, or export JAVA_HOME in ~/.bashrc")

@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from compss_train._utils.files import TemporaryFolder
 from compss_train.engines.base import ONE_CPU
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
@@ -19,10 +20,9 @@ from compss_train.net import Received, new_token
 from compss_train.online.events import EventServer
 from compss_train.online.options import OnlineOptions, Simulations
 from compss_train.online.records import Evaluation, Progress, Recorder
-from compss_train.online.simulation_runs import SimulationRuns
-from compss_train.online.stream_router import ExternalSenders, StreamRouter
+from compss_train.online.sources import ExternalSenders, SimulationRuns
 from compss_train.online.worker_task import OnlineJob
-from compss_train.online.workers import CheckpointStore, Workers
+from compss_train.online.workers import StreamRouter, Workers
 from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
@@ -123,7 +123,10 @@ class OnlineFit:
         )
         progress = Progress(workers, measures)
         self._recorder = Recorder(model, fit.callbacks, progress, evaluation, shared.pull, options.record_every)
-        self._workers = Workers(session, job, progress, stack.enter_context(CheckpointStore()))
+        folder = TemporaryFolder()
+        stack.callback(folder.remove)
+        folder.create()
+        self._workers = Workers(session, job, progress, folder.path)
         self._router = StreamRouter(self._workers.all, job.key, paired=job.paired)
         streams = itertools.count()
         self._runs = SimulationRuns(simulations, engine=engine, router=self._router, job=job, numbers=streams)
@@ -206,7 +209,7 @@ class OnlineFit:
                 self._senders.handle(client, header)
             case _:
                 if header is not None:
-                    self._recorder.complete(header.get("evaluated"))
+                    self._recorder.complete()
 
     def _check(self) -> None:
         self._workers.check()

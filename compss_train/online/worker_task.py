@@ -108,20 +108,16 @@ class CoordinatorConnection(Closable):
         reply, arrays = self._connection.receive() or ({}, [])
         self.accepted = bool(reply.get("accepted"))
         """False if another task is connected as this worker."""
-        self.is_done = bool(reply.get("done"))
-        """Whether an earlier attempt has completed its training, so that this one only receives."""
         self.checkpoint: torch.Tensor | None = arrays[0].tensor() if arrays else None
         """The last checkpoint of an earlier attempt."""
-        self.stopped = False
-        """Whether training is to end now."""
+        self.stopped = bool(reply.get("stop"))
+        """Whether training is to end now; after an earlier attempt has completed it, this one only receives."""
         self._received = False
 
     def listen(self, receiver: Receiver, local_host: str) -> None:
-        """Start to receive samples, and report where."""
+        """Report where the worker receives samples."""
         self._receiver = receiver
-        receiver.start()
-        url = receiver.url.replace(_ALL_ADDRESSES, local_host)
-        self.send({"url": url})
+        self.send({"url": receiver.url.replace(_ALL_ADDRESSES, local_host)})
 
     def update(self, timeout: float | None = 0.0) -> None:
         """Do what the coordinator has asked for; raise ``ConnectionLostError`` if it has ended this fit."""
@@ -178,9 +174,7 @@ def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob
     Resumes from the checkpoint of an earlier attempt, if any.
     """
     with CoordinatorConnection(job.coordinator, number) as coordinator, ExitStack() as stack:
-        if coordinator.is_done:
-            _only_receive(job, coordinator, stack)
-        elif coordinator.accepted:
+        if coordinator.accepted:
             try:
                 OnlineWorker(training_spec, states[0], job, number, device, coordinator, stack).run()
             except ConnectionLostError:
@@ -191,16 +185,6 @@ def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob
                     failed = f"{type(error).__name__}: {error}"[:_MAX_TRACEBACK]
                     coordinator.send({"failed": failed, "traceback": text})
                 raise
-
-
-def _only_receive(job: OnlineJob, coordinator: CoordinatorConnection, stack: ExitStack) -> None:
-    """Receive and discard samples in place of a worker that had completed its training, so that none blocks."""
-    buffer, local_host = job.options.buffer.make(job.options.batch_size, 0), _local_host(job.coordinator)
-    address = job.listening_address(local_host)
-    receiver = stack.enter_context(Receiver(buffer, address, token=job.key, paired=job.paired))
-    receiver.discard()
-    coordinator.listen(receiver, local_host)
-    coordinator.await_end()
 
 
 class OnlineWorker:

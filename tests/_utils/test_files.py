@@ -16,7 +16,6 @@ from compss_train._utils.files import FolderLock, TemporaryFolder, atomic_path, 
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.engines.local import store
 from compss_train.engines.local.store import StoreFolders
-from compss_train.online.workers import CheckpointStore
 from tests.helpers.small_fits import fit, trainer_of
 
 
@@ -205,8 +204,8 @@ def stored():
 
 @pytest.mark.parametrize(
     ("new", "remove"),
-    [(lambda: created(TemporaryFolder()), "remove"), (stored, "remove"), (CheckpointStore, "close")],
-    ids=["TemporaryFolder", "StoreFolders", "CheckpointStore"],
+    [(lambda: created(TemporaryFolder()), "remove"), (stored, "remove")],
+    ids=["TemporaryFolder", "StoreFolders"],
 )
 def test_abandoned_folders_are_removed_and_locked_ones_are_not(parent, new, remove):
     left, first = abandoned(parent), new()

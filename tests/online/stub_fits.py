@@ -8,7 +8,8 @@ from types import SimpleNamespace
 
 from compss_train.online.events import EventServer
 from compss_train.online.receiver import Receiver
-from compss_train.online.stream_router import ExternalSenders, StreamRouter
+from compss_train.online.sources import ExternalSenders
+from compss_train.online.workers import StreamRouter
 from tests.buffers.kinds import DEADLINE, Thread, make, numbers, until
 from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
 from tests.online.sample_streams import SampleConnection
@@ -100,7 +101,6 @@ class StubWorker:
     def __init__(self, buffer, *, paired=False, offsets=None, address=None):
         self.buffer = buffer
         self.receiver = Receiver(buffer, address, token=KEY, paired=paired, offsets=offsets)
-        self.receiver.start()
         self.url = self.receiver.url
 
     def connect(self, stream):

@@ -340,8 +340,9 @@ def test_large_arrays_are_the_callers_when_push_and_pull_return(serving, client)
     assert 0 < len(client._caller._frames._free) <= 64
 
 
-def test_pushes_of_more_than_the_backlog_holds_are_executed():
-    with serve(max_backlog=1000) as serving, connect(serving.address, serving.token) as client:
+def test_pushes_of_more_than_the_backlog_holds_are_executed(monkeypatch, client):
+    with monkeypatch.context() as small:
+        small.setattr("compss_train.parameter_server.server_loop.MAX_BACKLOG", 1000)
         client.init("w", [np.zeros(100)])
         for _ in range(50):
             client.push("w", [np.ones(100)])

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compss_train import Simulations
 from compss_train.engines import Traits
 from compss_train.exceptions import SimulationError, WorkerTraceback
-from compss_train.online.simulation_runs import REPORT_SECONDS, SimulationRuns
+from compss_train.online.sources import REPORT_SECONDS, SimulationRuns
 
 DONE, DIED, OH = {"finished": 5}, None, {"failed": "oh", "traceback": "where it was"}
 INTERRUPTED = {"interrupted": "worker 0 disconnected"}
