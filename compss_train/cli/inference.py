@@ -15,9 +15,8 @@ from compss_train.cli.fit import format_metrics
 from compss_train.cli.run_files import data, objects, training, trust
 from compss_train.data import FileDataset, block, locations, order
 from compss_train.exceptions import BadFileError
-from compss_train.model import parameters
+from compss_train.model import parameters, saved_state
 from compss_train.model.export import ONNX
-from compss_train.model.saved_state import sha256_of
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.data_source import as_blocked
 
@@ -91,7 +90,7 @@ def _open_run(options: argparse.Namespace) -> Iterator[tuple[run_files.RunFile, 
         errors.check(file.path)
         if not options.best and folder.parameters.exists():
             final = parameters.load(folder.parameters)
-            if folder.sha256() not in (None, sha256_of(final)):
+            if folder.sha256() not in (None, saved_state.sha256_of(final)):
                 reason = f"does not hold the parameters whose SHA-256 is in {folder.state_file.name}"
                 raise BadFileError(str(folder.parameters), reason)
             trainer.set_parameters(final)

@@ -6,9 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compss_train._utils.files import write_atomic
-from compss_train._utils.imports import import_optional
-from compss_train._utils.validation import check_count
+from compss_train._utils import files, imports, validation
 from compss_train.cli.run_files import RunFolder, check_parent_folder, read_toml
 from compss_train.exceptions import BadFileError
 from compss_train.reports import advice, comparison, formatting, html, records
@@ -50,9 +48,9 @@ def compare(options: argparse.Namespace) -> int:
         return 0
     check_parent_folder(output)
     if html.is_page(output):
-        write_atomic(output, html.comparison_page(compared, options.against))
+        files.write_atomic(output, html.comparison_page(compared, options.against))
     else:
-        import_optional("matplotlib", extra="plot", needed_by="plot")
+        imports.import_optional("matplotlib", extra="plot", needed_by="plot")
         from compss_train.reports.plots import draw_comparison
 
         save_figure(draw_comparison(compared, options.against), output)
@@ -109,7 +107,8 @@ def advise(options: argparse.Namespace) -> int:
         cost = advice.measured_cost(history)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    processes = cost.processes if options.processes is None else check_count("--processes", options.processes)
+    given = options.processes
+    processes = cost.processes if given is None else validation.check_count("--processes", given)
     lines = [["workers ", "seconds a round", "samples/s", "not training"]]
     rounds = {}
     for workers in sorted({*WORKERS, cost.workers}):

@@ -4,7 +4,7 @@ import itertools
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -42,19 +42,10 @@ class Simulation:
 
 
 class SimulationRuns:
-    """Runs simulations: those to repeat first, then the next inputs. ``numbers`` gives each a stream of its own."""
+    """Runs simulations: those to repeat first, then the next inputs. Each has a stream of its own."""
 
-    def __init__(
-        self,
-        simulations: Simulations,
-        *,
-        engine: Engine,
-        router: StreamRouter,
-        job: OnlineJob,
-        numbers: Iterator[int],
-    ) -> None:
-        self._engine, self._router, self._job = engine, router, job
-        self._options, self._numbers = simulations, numbers
+    def __init__(self, simulations: Simulations, engine: Engine, router: StreamRouter, job: OnlineJob) -> None:
+        self._options, self._engine, self._router, self._job = simulations, engine, router, job
         self._inputs = iter(() if simulations.simulate is None else simulations.inputs)
         self._exhausted = simulations.simulate is None
         self._simulate: Ref = engine.publish(cloudpickle.dumps(simulations.simulate))
@@ -105,7 +96,7 @@ class SimulationRuns:
         if self._exhausted:
             return None
         for value in itertools.islice(self._inputs, 1):
-            simulation = Simulation(number=next(self._numbers), value=value)
+            simulation = Simulation(number=next(self._router.numbers), value=value)
             self._known[simulation.number] = simulation
             return simulation
         self._exhausted = True
@@ -228,10 +219,10 @@ class SimulationRuns:
 
 
 class ExternalSenders:
-    """Waits until the expected number of senders have completed their streams, which ``numbers`` gives numbers."""
+    """Waits until the expected number of senders have completed their streams."""
 
-    def __init__(self, expected: int, router: StreamRouter, numbers: Iterator[int]) -> None:
-        self._expected, self._router, self._numbers = expected, router, numbers
+    def __init__(self, expected: int, router: StreamRouter) -> None:
+        self._expected, self._router = expected, router
         self._streams: dict[str, int] = {}  # of senders with a name
         self._active: dict[Client, int] = {}
         self._completed: dict[int, int] = {}  # by stream, its number of samples
@@ -266,9 +257,9 @@ class ExternalSenders:
             return
         if not isinstance(name, str | None):
             raise TypeError(f"name={name!r}: give a string, or null")
-        number = next(self._numbers) if name is None else self._streams.get(name)
+        number = next(self._router.numbers) if name is None else self._streams.get(name)
         if number is None:
-            number = self._streams[str(name)] = next(self._numbers)
+            number = self._streams[str(name)] = next(self._router.numbers)
         if number in self._active.values():
             client.send({"error": f"another program sends as {name!r}", "busy": True})
             return

@@ -20,7 +20,6 @@ from compss_train.data.block import Block
 from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Connection, ConnectionLostError, Header, sockets
-from compss_train.net.connection import LINGER_MILLISECONDS
 
 Sample: TypeAlias = tuple[Block, ...]
 """x and y, or x alone."""
@@ -255,4 +254,4 @@ class Stream(Closable):
             self._control.close()
         for worker in list(self._routes):
             self._disconnect(worker)
-        sockets.end(self._context, LINGER_MILLISECONDS)
+        sockets.end(self._context, sockets.LINGER_MILLISECONDS)

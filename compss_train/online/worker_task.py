@@ -18,25 +18,18 @@ import torch
 
 from compss_train._utils import Closable
 from compss_train.buffers import BufferDrainedError
-from compss_train.data.block import Block
-from compss_train.data.block_passes import Place
-from compss_train.data.order import Batching, buffer_seed
-from compss_train.engines import liveness
-from compss_train.engines.nodes import LOOPBACK, is_loopback
+from compss_train.data import block, block_passes, order
+from compss_train.engines import liveness, nodes
 from compss_train.exceptions import DivergedError
+from compss_train.model import devices, saved_state
 from compss_train.model import parameters as params
-from compss_train.model.devices import is_gpu, random_state
-from compss_train.model.saved_state import decode_value, encode_value
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.net import Address, ConnectionLostError, Header
-from compss_train.net.sockets import PRIVATE
+from compss_train.net import Address, ConnectionLostError, Header, sockets
 from compss_train.online.options import OnlineOptions
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream import worker_of
 from compss_train.training.training_state import worker_from_dict, worker_to_dict
-from compss_train.worker.batches import Batch, PlacedBatch
-from compss_train.worker.learner import Learner
-from compss_train.worker.server_exchange import ServerAddress
+from compss_train.worker import batches, learner, server_exchange
 from compss_train.worker.state import GroupState, WorkerState
 from compss_train.worker.work import Reading, Step, Work
 
@@ -60,7 +53,7 @@ class OnlineJob:
     """The token that the workers' receivers require of streams."""
     host: str | None
     """The host of the address for senders, or ``None``."""
-    server_address: ServerAddress
+    server_address: server_exchange.ServerAddress
     """The global parameters."""
     num_workers: int
     options: OnlineOptions
@@ -77,8 +70,8 @@ class OnlineJob:
         ``local_host`` is this machine's address as the coordinator's machine sees it. Senders on other machines can
         reach that, unless it is the loopback interface: such a worker listens where the coordinator does.
         """
-        if self.host is None or is_loopback(self.host) or not is_loopback(local_host):
-            inside = self.host is None and self.coordinator.url.startswith(PRIVATE)
+        if self.host is None or nodes.is_loopback(self.host) or not nodes.is_loopback(local_host):
+            inside = self.host is None and self.coordinator.url.startswith(sockets.PRIVATE)
             return None if inside else f"tcp://{local_host}:*"
         return f"tcp://{self.host}:*"
 
@@ -89,12 +82,12 @@ class OnlineJob:
                 return sample + 1
         return 0
 
-    def make_batch(self, drawn: Any) -> Batch:
+    def make_batch(self, drawn: Any) -> batches.Batch:
         """Return x and y of a batch that the buffer gave."""
         parts = drawn if self.options.pairing is None else self.options.pairing(*drawn)
         x, y = parts if isinstance(parts, tuple) and len(parts) == 2 else (parts, None)
         x = x[0] if isinstance(x, tuple) else x
-        return Batch(x, y)
+        return batches.Batch(x, y)
 
 
 class CoordinatorConnection(Closable):
@@ -149,7 +142,7 @@ class CoordinatorConnection(Closable):
         while not self._received and (left := deadline - time.monotonic()) > 0:
             self.update(left)
 
-    def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
+    def send(self, header: Header, arrays: Sequence[block.Block] = ()) -> None:
         """Send a message to the coordinator."""
         self._connection.send(header, arrays)
 
@@ -162,7 +155,7 @@ def _local_host(coordinator: Address) -> str:
     """Return the address of this machine as the coordinator's machine sees it."""
     parts = urlsplit(coordinator.url)
     if parts.hostname is None:  # a socket file
-        return LOOPBACK
+        return nodes.LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:  # sends nothing
         datagrams.connect((parts.hostname, parts.port or 1))
         return str(datagrams.getsockname()[0])
@@ -204,26 +197,26 @@ class OnlineWorker:
         stack: ExitStack,
     ) -> None:
         self._job, self._coordinator, self._number, self._device = job, coordinator, number, device
-        checkpoint = {} if coordinator.checkpoint is None else decode_value(coordinator.checkpoint)
+        checkpoint = {} if coordinator.checkpoint is None else saved_state.decode_value(coordinator.checkpoint)
         if checkpoint:
             state = worker_from_dict(checkpoint["state"])
         elif job.options.merge.optimizer_state == "reset":
             state = replace(state, optimizer=None)
-        stack.enter_context(random_state(state.random, device))
+        stack.enter_context(devices.random_state(state.random, device))
         self._server = stack.enter_context(job.server_address.connect(None))
         self._exchange = job.server_address.exchange
         self._base = self._exchange.pull(self._server)
         work = Work(
             block_passes=(),
-            reading=Reading(batching=Batching(size=job.options.batch_size), seed=job.seed),
+            reading=Reading(batching=order.Batching(size=job.options.batch_size), seed=job.seed),
             step=Step(check_outputs=True),
             worker=number,
             device=device,
             task=f"worker {number}",
         )
-        self._learner = Learner(training_spec, self._base, state, work)
-        seed = buffer_seed(job.seed, 0, number)
-        self._buffer = job.options.buffer.make(job.options.batch_size, seed, pin_memory=is_gpu(device))
+        self._learner = learner.Learner(training_spec, self._base, state, work)
+        seed = order.buffer_seed(job.seed, 0, number)
+        self._buffer = job.options.buffer.make(job.options.batch_size, seed, pin_memory=devices.is_gpu(device))
         if checkpoint:
             self._buffer.load_state_dict(checkpoint["buffer"])
         self._batches = self._merged = checkpoint.get("batches", 0)
@@ -251,11 +244,11 @@ class OnlineWorker:
         self._merge()
         self._report()
         repetitions = self._buffer.repetitions().tolist()
-        state = encode_value(worker_to_dict(self._learner.state()))
+        state = saved_state.encode_value(worker_to_dict(self._learner.state()))
         self._coordinator.send({"done": True, "repetitions": repetitions}, [state])
         self._coordinator.await_end()
 
-    def _placed_batches(self) -> Iterator[PlacedBatch]:
+    def _placed_batches(self) -> Iterator[batches.PlacedBatch]:
         """Iterate over batches from the buffer, and do what is due when each has been learnt."""
         while not self._is_complete():
             try:
@@ -266,7 +259,7 @@ class OnlineWorker:
                 liveness.beat()  # simulations may take long
                 self._report_if_due()
                 continue
-            yield Place(0, self._number, self._batches), self._job.make_batch(drawn).to(self._device)
+            yield block_passes.Place(0, self._number, self._batches), self._job.make_batch(drawn).to(self._device)
             self._batches += 1
             self._after_batch()
 
@@ -311,7 +304,7 @@ class OnlineWorker:
         held, put, got = len(self._buffer), self._buffer.samples_put, self._buffer.samples_got
         counts = {"held": held, "unseen": self._buffer.unseen, "put": put, "got": got}
         measured = self._learner.measured().__getstate__()
-        self._coordinator.send({"report": True}, [encode_value(measured | counts)])
+        self._coordinator.send({"report": True}, [saved_state.encode_value(measured | counts)])
 
     def _checkpoint(self) -> None:
         self._merge()  # moves all changes to the global parameters, which the checkpoint does not contain
@@ -319,5 +312,5 @@ class OnlineWorker:
         state = worker_to_dict(self._learner.state())
         saved = {"state": state, "buffer": buffer, "offsets": offsets, "batches": self._batches}
         by_stream = torch.tensor(list(offsets.items()), dtype=torch.int64)
-        self._coordinator.save(encode_value(saved), by_stream)
+        self._coordinator.save(saved_state.encode_value(saved), by_stream)
         self._checkpointed = time.monotonic()

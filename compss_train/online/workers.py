@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 
-from compss_train._utils.files import atomic_path
-from compss_train._utils.validation import warn_user
-from compss_train.engines import Engine, Ref
-from compss_train.engines.calls import MAX_RUNS
+from compss_train._utils import files, validation
+from compss_train.engines import Engine, Ref, calls
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
-from compss_train.model.saved_state import decode_value
-from compss_train.model.weighted_mean import aligned_ranges
+from compss_train.model import saved_state, weighted_mean
 from compss_train.net import Client, ConnectionLostError, Header, ReceivedArray
 from compss_train.online.events import ConnectedTask
 from compss_train.online.records import Progress, Report
@@ -60,7 +57,7 @@ class Worker(ConnectedTask):
         self.commands.clear()
         self.deaths += 1
         self.losses += 1
-        if self.losses >= MAX_RUNS and not self.done:
+        if self.losses >= calls.MAX_RUNS and not self.done:
             raise WorkerLostError(
                 f"worker {self.number} was started {self.losses} times, and each time its process died or its "
                 "connection broke before its next checkpoint; if memory ran out, use a smaller buffer, smaller "
@@ -99,7 +96,7 @@ class Workers:
     """All workers: submitted together, restarted from their checkpoints, files in a ``folder``, when they die."""
 
     def __init__(self, session: Session, job: OnlineJob, progress: Progress, folder: str) -> None:
-        session.regroup(aligned_ranges(job.num_workers, places=0))
+        session.regroup(weighted_mean.aligned_ranges(job.num_workers, places=0))
         self._session, self._progress, self._folder = session, progress, Path(folder)
         self._warned = False
         resources = replace(session.resources, own_process=True)
@@ -149,13 +146,13 @@ class Workers:
         elif worker.done:
             return None  # this attempt only receives, so that no stream waits for it
         elif "report" in header:
-            self._progress.add(worker.number, Report(**decode_value(arrays[0].tensor())))
+            self._progress.add(worker.number, Report(**saved_state.decode_value(arrays[0].tensor())))
         elif "checkpoint" in header:
             client.send({"received": True})
             return self._save(worker, *(array.tensor() for array in arrays))
         elif "done" in header:
             worker.done, worker.repetitions = True, header["repetitions"]
-            state = worker_from_dict(decode_value(arrays[0].tensor()))
+            state = worker_from_dict(saved_state.decode_value(arrays[0].tensor()))
             worker.state = self._session.engine.publish((state,))
         elif "failed" in header:
             engine = self._session.engine
@@ -178,12 +175,12 @@ class Workers:
 
     def _save(self, worker: Worker, checkpoint: torch.Tensor, offsets: torch.Tensor) -> Literal["saved"] | None:
         try:
-            with atomic_path(self._checkpoint(worker)) as path:
+            with files.atomic_path(self._checkpoint(worker)) as path:
                 path.write_bytes(checkpoint.numpy().data)
         except OSError as error:  # the last ones that could be stored stay valid
             if not self._warned:
                 self._warned = True
-                warn_user(
+                validation.warn_user(
                     f"a checkpoint of worker {worker.number} could not be written: {error}; training continues; "
                     "a worker that dies resumes from an earlier checkpoint: free space, set TMPDIR to another "
                     "folder, or give checkpoint_every=None"
@@ -206,7 +203,8 @@ class Workers:
 
     def repetitions(self) -> list[int]:
         """Return at index n how many samples were trained on n times."""
-        return [sum(counts) for counts in zip_longest(*(worker.repetitions for worker in self.all), fillvalue=0)]
+        each = [worker.repetitions for worker in self.all]
+        return [sum(counts) for counts in itertools.zip_longest(*each, fillvalue=0)]
 
 
 class StreamRouter:
@@ -217,6 +215,8 @@ class StreamRouter:
 
     def __init__(self, workers: Sequence[Worker], key: str, *, paired: bool) -> None:
         self._workers, self._key, self._paired = workers, key, paired
+        self.numbers = itertools.count()
+        """Of the streams that are still to come."""
         self._active: dict[Client, list[int]] = {}  # how often each worker had died when it was accepted
         self._urls: list[str | None] = []
 

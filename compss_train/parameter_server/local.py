@@ -10,8 +10,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train._utils import Closable
-from compss_train._utils.validation import check_integer
+from compss_train._utils import Closable, validation
 from compss_train.data.block import Block, as_tensor
 from compss_train.exceptions import ParameterServerClosedError
 from compss_train.model.optimizers import OptimizerFactory, OptimizerSpec, optimizer_factory
@@ -52,13 +51,13 @@ class ParameterServer(Closable):
         unanswered.
         """
         check_arrays(parameter_id, self._specs(parameter_id), "grads", grads)
-        self._push(parameter_id, grads, check_integer("priority", priority))
+        self._push(parameter_id, grads, validation.check_integer("priority", priority))
 
     def pull(self, parameter_id: str, weights: Sequence[Block] | None = None, priority: int = 0) -> Sequence[Block]:
         """Copy a key's arrays into ``weights``, on their devices, or into new tensors; return them."""
         if weights is not None:
             check_arrays(parameter_id, self._specs(parameter_id), "weights", weights)
-        return self._pull(parameter_id, weights, check_integer("priority", priority))
+        return self._pull(parameter_id, weights, validation.check_integer("priority", priority))
 
     @abstractmethod
     def _init(self, key: str, value: Sequence[Block], optimized: bool) -> None:

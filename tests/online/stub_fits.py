@@ -1,6 +1,5 @@
 """Online fits in this process: a coordinator without tasks, and workers that only receive."""
 
-import itertools
 import queue
 import threading
 from contextlib import ExitStack, contextmanager
@@ -25,7 +24,7 @@ class StubCoordinator:
         self.url = self.server._servers[-1].address.url
         self.workers = [SimpleNamespace(number=number, url=None, deaths=0) for number in range(workers)]
         self.router = StreamRouter(self.workers, KEY, paired=paired)
-        self.senders = ExternalSenders(senders, self.router, itertools.count())
+        self.senders = ExternalSenders(senders, self.router)
         self.events, self.warnings, self.clients = [], [], []
         self._calls = queue.SimpleQueue()
         self._closed = threading.Event()

@@ -33,13 +33,14 @@ class Runs:
             arrived=lambda refs: [],
             delete=lambda refs: None,
         )
-        router = SimpleNamespace(register=lambda *args: None, unregister=lambda client: self.lost)
+        router = SimpleNamespace(
+            numbers=itertools.count(), register=lambda *args: None, unregister=lambda client: self.lost
+        )
         self.runs = SimulationRuns(
             Simulations(simulate, inputs, count=count, retries=retries),
-            engine=engine,
-            router=router,
-            job=SimpleNamespace(options=SimpleNamespace(checkpoint_every=checkpoint_every), coordinator=None),
-            numbers=itertools.count(),
+            engine,
+            router,
+            SimpleNamespace(options=SimpleNamespace(checkpoint_every=checkpoint_every), coordinator=None),
         )
         self.start()
 

@@ -8,9 +8,10 @@ import torch
 
 from compss_train import WorkerLostError
 from compss_train.engines import Resources, Traits
+from compss_train.engines.calls import MAX_RUNS
 from compss_train.net.messages import pack, unpack
 from compss_train.online.events import RECONNECT_SECONDS, ConnectedTask
-from compss_train.online.workers import MAX_RUNS, Workers
+from compss_train.online.workers import Workers
 
 
 def bytes_of(*values):
