@@ -1,4 +1,4 @@
-"""``compss-train doctor`` and ``configure``: check and configure what the compss engine needs, here and on nodes.
+"""``compss-train doctor`` and ``configure``: check and configure what an engine needs, here and on nodes.
 
 A check yields findings, with advice for what is missing. It never raises because something is missing, never blocks
 beyond a timeout, and never imports torch in this process: it is fast and works on a broken installation.
@@ -11,17 +11,17 @@ import platform
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from importlib import metadata, util
+from dataclasses import asdict, replace
+from importlib import util
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from compss_train._utils import __version__
+from compss_train.cli.findings import Finding, installed_version, run_program, verdict
+from compss_train.cli.ray_checks import check_ray
 from compss_train.engines.compss import configuration
 from compss_train.engines.nodes import Node, is_local, physical_cores
 
@@ -30,8 +30,6 @@ T = TypeVar("T")
 COMPSS_DOCS = "https://compss-doc.readthedocs.io"
 JAVA_ADVICE = "install a JDK (Debian: apt install default-jdk) and set JAVA_HOME to its folder"
 
-TIMEOUT = 20.0
-"""Seconds for a program of this machine: the JVM of runcompss may start from a slow disk."""
 SSH_TIMEOUT = 10.0
 """Seconds for a login, above ssh's own 5 for the connection."""
 PROBE_TIMEOUT = 90.0
@@ -48,69 +46,6 @@ SSH = [
 ]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check: its name, state, what was found, and how to fix it if something is wrong.
-
-    ``missing``: the compss engine cannot run. ``warning``: it may fail or be slow.
-    """
-
-    name: str
-    state: Literal["ok", "warning", "missing"]
-    found: str
-    advice: str = ""
-
-
-def verdict(name: str, ready: bool, found: str, advice: str) -> Finding:
-    """Return the finding ``ok``, or ``missing`` with advice."""
-    return Finding(name, "ok", found) if ready else Finding(name, "missing", found, advice)
-
-
-@dataclass(frozen=True)
-class Result:
-    """Exit code and output of a program; ``code`` is ``None`` if it could not be started or timed out."""
-
-    code: int | None
-    output: str
-
-    @property
-    def first_line(self) -> str:
-        """The first line that is not blank."""
-        return next((line.strip() for line in self.output.splitlines() if line.strip()), "no answer")
-
-
-def run_program(command: Sequence[str], timeout: float | None = None, stdin: str = "") -> Result:
-    """Run a program and return its result; kill it and all its children after ``timeout`` seconds."""
-    seconds = TIMEOUT if timeout is None else timeout
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        return Result(None, f"{command[0]}: {error.strerror}")
-    with process:
-        try:
-            output, _ = process.communicate(stdin, timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return Result(None, f"no answer from {command[0]} in {seconds:g} s")
-    return Result(process.returncode, output.strip())
-
-
-def installed_version(package: str) -> str | None:
-    """Return the version of an installed package without importing it, or ``None`` if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def doctor(options: argparse.Namespace) -> int:
     """Print the findings; return 1 if anything is missing."""
     findings = examine(options)
@@ -118,7 +53,7 @@ def doctor(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"ready": ready, "findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
-        print(as_text(findings))
+        print(as_text(findings, options.engine))
     return 0 if ready else 1
 
 
@@ -140,6 +75,8 @@ def configure(options: argparse.Namespace) -> int:
 
 def examine(options: argparse.Namespace) -> list[Finding]:
     """Run all checks and return their findings."""
+    if options.engine == "ray":
+        return [*check_packages(), *check_ray()]
     checks = (check_packages, check_pycompss, check_compss_home, check_java, check_runcompss)
     findings = [finding for check in checks for finding in check()]
     installed = _read("project file", options.project, configuration.read_project, findings)
@@ -160,7 +97,7 @@ def examine(options: argparse.Namespace) -> list[Finding]:
         return [*findings, *(finding for there in pool.map(check, names) for finding in there)]
 
 
-def as_text(findings: Sequence[Finding]) -> str:
+def as_text(findings: Sequence[Finding], engine: str) -> str:
     """Return one line per finding, and a last line with the verdict."""
     width = max(len(finding.name) for finding in findings)
     lines = [
@@ -168,9 +105,9 @@ def as_text(findings: Sequence[Finding]) -> str:
         for finding in findings
     ]
     if missing := [finding.name for finding in findings if finding.state == "missing"]:
-        see = f"see {', '.join(missing)}. The local engine does not need COMPSs."
-        return "\n".join([*lines, f"The compss engine cannot run here yet: {see}"])
-    return "\n".join([*lines, "The compss engine can run here."])
+        see = f"see {', '.join(missing)}. The local engine needs none of this."
+        return "\n".join([*lines, f"The {engine} engine cannot run here yet: {see}"])
+    return "\n".join([*lines, f"The {engine} engine can run here."])
 
 
 def check_packages() -> Iterator[Finding]:
