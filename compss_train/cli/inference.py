@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from compss_train._utils.files import atomic_path
+from compss_train._utils.files import atomic_path, check_folder
 from compss_train.cli import run_files
 from compss_train.cli.fit import format_metrics
 from compss_train.cli.run_files import data, objects, training, trust
@@ -39,7 +39,7 @@ def predict(options: argparse.Namespace) -> int:
     files, target = _absolute_names(options.input), options.output.absolute()
     if target.suffix not in PREDICTION_SUFFIXES:
         raise ValueError(f"--output {options.output}: give a name that ends in {' or '.join(PREDICTION_SUFFIXES)}")
-    run_files.check_parent_folder(options.output)
+    check_folder(options.output)
     with _open_run(options) as (file, trainer):
         samples = read_samples(files, file)
         with _rejected_samples("predicted"):
@@ -56,7 +56,7 @@ def predict(options: argparse.Namespace) -> int:
 
 def export(options: argparse.Namespace) -> int:
     """Write the file and print its path."""
-    run_files.check_parent_folder(options.output)
+    check_folder(options.output)
     target, example = options.output.absolute(), None
     files = _absolute_names([options.input] if options.input else [])
     with _open_run(options) as (file, trainer):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils import files, imports, validation
-from compss_train.cli.run_files import RunFolder, check_parent_folder, read_toml
+from compss_train.cli.run_files import RunFolder, read_toml
 from compss_train.exceptions import BadFileError
 from compss_train.reports import advice, comparison, formatting, html, records
 from compss_train.reports.history import History, save_figure
@@ -23,7 +23,6 @@ def report(options: argparse.Namespace) -> int:
     folder = RunFolder(path.parent)
     own = folder.configuration.exists()  # else report.html may be one of the callback Report, which knows more
     output = options.output or (folder.report if own else path.with_suffix(".html"))
-    check_parent_folder(output)
     html.check_name(output)
     html.write(output, history, read_configuration(path.parent), status=folder.state())
     print(f"{len(history)} rounds reported in {output}")
@@ -34,7 +33,6 @@ def plot(options: argparse.Namespace) -> int:
     """Draw the plot and print its path."""
     path, history = read_history(options.run)
     output = options.output or path.with_name("plot.png")
-    check_parent_folder(output)
     save_figure(history.plot(against=options.against), output)
     print(f"{len(history)} rounds drawn in {output}")
     return 0
@@ -46,7 +44,6 @@ def compare(options: argparse.Namespace) -> int:
     print(_format_table(comparison.comparison_table(compared), fit=True))
     if output is None:
         return 0
-    check_parent_folder(output)
     if html.is_page(output):
         files.write_atomic(output, html.comparison_page(compared, options.against))
     else:

@@ -57,7 +57,10 @@ class ServingProcess(Closable):
         self._pipe, theirs = context.Pipe()
         arguments = theirs, address, cloudpickle.dumps(optimizer)  # it may be a function of this program
         self._process = context.Process(target=_serve_until_closed, args=arguments, daemon=True)
-        self._process.start()
+        try:
+            self._process.start()
+        except AssertionError as error:  # of multiprocessing, in a daemonic process
+            raise OSError(f"{error}: serve_apart starts one; serve serves from a thread") from error
         theirs.close()
         try:
             self.address, self.token, error = self._pipe.recv()
@@ -82,8 +85,8 @@ class ServingProcess(Closable):
 def serve_apart(address: str | None = None, *, optimizer: OptimizerSpec | None = None) -> ServingProcess:
     """Serve parameters as ``serve`` does, from a process that ends with this one, even if this one is killed.
 
-    The start takes as long as the import of torch. Raises ``OSError`` if it cannot listen at the address, or cannot
-    load the optimizer.
+    The start takes as long as the import of torch. Raises ``OSError`` if it cannot listen at the address, cannot
+    load the optimizer, or is called in a daemonic process of multiprocessing, which must not start others.
     """
     return ServingProcess(address, optimizer)
 

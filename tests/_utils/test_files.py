@@ -39,6 +39,14 @@ def test_the_existing_file_stays_if_writing_fails(tmp_path):
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_missing_folder_is_an_error_that_names_the_file(tmp_path):
+    with (
+        pytest.raises(FileNotFoundError, match=r"missing does not exist; create it.*missing/plot\.png"),
+        atomic_path(tmp_path / "missing" / "plot.png"),
+    ):
+        pass
+
+
 HOLDER = """
 import sys
 from pathlib import Path

@@ -215,6 +215,14 @@ def test_a_server_process_that_is_stopped_is_killed():
         os.kill(process, 0)
 
 
+def test_a_daemonic_process_cannot_start_a_server_process(monkeypatch):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    with pytest.raises(
+        OSError, match="daemonic processes are not allowed to have children: serve_apart starts one"
+    ):
+        serve_apart()
+
+
 def test_an_address_in_use_is_an_error(tcp_serving):
     with pytest.raises(OSError, match="cannot listen at"):
         serve(tcp_serving.address)

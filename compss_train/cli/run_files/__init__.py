@@ -258,11 +258,3 @@ class RunFolder:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-
-
-def check_parent_folder(output: Path) -> None:
-    """Raise ``FileNotFoundError`` unless the folder of an output file exists."""
-    if not output.parent.is_dir():
-        raise FileNotFoundError(
-            f"{output}: the folder {output.parent} does not exist; create it, or name another file"
-        )
