@@ -63,9 +63,9 @@ class ServingProcess(Closable):
             raise OSError(f"{error}: serve_apart starts one; serve serves from a thread") from error
         theirs.close()
         try:
-            self.address, self.token, error = self._pipe.recv()
-            if error:
-                raise OSError(error)
+            self.address, self.token, reason = self._pipe.recv()
+            if reason:
+                raise OSError(reason)
         except BaseException as error:
             self.close()
             if isinstance(error, EOFError):
