@@ -24,11 +24,12 @@ demo: $(VENV)/installed
 	fi
 
 # Applications of COMPSs take all cores, and have the machine to themselves; without COMPSs these tests are skipped
-# among all others. Tests are compiled once, wherever they are run. They wait for a third of their time, so that three
-# at a time keep two cores busy.
+# among all others. Two processes would start two clusters of Ray. Tests are compiled once, wherever they are run. They
+# wait for a third of their time, so that three at a time keep two cores busy.
 test: $(VENV)/installed
 	$(if $(COMPSS),$(BIN)/python -m pytest tests/compss)
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist worksteal $(if $(COMPSS),--ignore tests/compss)
+	$(BIN)/python -m pytest --engines ray -k ray tests/ray tests/engines/test_conformance.py
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist worksteal --ignore tests/ray $(if $(COMPSS),--ignore tests/compss)
 
 # Fits with faults, from the seed FIRST on; a seed that fails is printed as a test.
 simulate: $(VENV)/installed

@@ -70,7 +70,6 @@ def receive_ours(size: int, samples: int, address: str | None = None) -> float:
         EventServer("127.0.0.1") as server,
         Receiver(buffer, address, token=KEY, paired=False) as receiver,
     ):
-        receiver.start()
         sender = start(send_ours, server.address, size, samples)
         received = server.next(60)
         if received is None:

@@ -58,13 +58,22 @@ def make_folders(path: Path, disk: Disk = DISK) -> None:
         disk.sync(path.parent)
 
 
+def check_folder(path: Path) -> None:
+    """Raise ``FileNotFoundError`` unless the folder of a file exists."""
+    if not path.parent.is_dir():
+        reason = f"the folder {path.parent} does not exist; create it, or give another path"
+        raise FileNotFoundError(errno.ENOENT, reason, str(path))
+
+
 @contextmanager
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path in the same folder, with the same suffix, and rename it to ``path`` after the block.
 
-    If the block raises, the temporary file is removed and ``path`` is unchanged.
+    If the block raises, the temporary file is removed and ``path`` is unchanged. Raises ``FileNotFoundError`` if
+    the folder does not exist.
     """
     path = Path(path)
+    check_folder(path)
     temporary = path.with_name(f".{path.stem}.{secrets.token_hex(4)}{path.suffix}")
     try:
         yield temporary

@@ -33,8 +33,8 @@ class Leaf:
     @classmethod
     def of(cls, rows: Block) -> Self:
         """Return the leaf that describes each of these rows."""
-        is_array = isinstance(rows, np.ndarray)
-        return cls(is_array, as_tensor(rows[:0]).dtype if is_array else rows.dtype, tuple(rows.shape[1:]))
+        dtype = as_tensor(rows[:0]).dtype if isinstance(rows, np.ndarray) else rows.dtype
+        return cls(isinstance(rows, np.ndarray), dtype, tuple(rows.shape[1:]))
 
 
 def leaves(value: Any, path: Path = ()) -> dict[Path, Any]:

@@ -170,21 +170,17 @@ def status_of(trainer: TrainerBase, error: BaseException | None = None) -> str:
 class Report(Callback):
     """Writes the report of ``compss_train.reports.html`` to a file at the end of a fit, also after an exception.
 
-    It is also written after every ``every`` rounds unless that is ``None``, but at most every few seconds, and not
-    if it would take more than 2% of the time; browsers that show it reload it until the fit has ended. The file is
-    replaced atomically.
+    It is also written after rounds, but at most every few seconds, and not if it would take more than 2% of the
+    time; browsers that show it reload it until the fit has ended. The file is replaced atomically.
 
-    Raises ``ValueError`` unless the name ends in .html and ``every`` is an integer of at least 1 or ``None``,
-    ``ModuleNotFoundError`` without the extra ``report``, and ``OSError`` at the start of a fit if the file cannot
-    be written.
+    Raises ``ValueError`` unless the name ends in .html, ``ModuleNotFoundError`` without the extra ``report``, and
+    ``OSError`` at the start of a fit if the file cannot be written.
     """
 
-    def __init__(self, path: str | Path, every: int | None = 1) -> None:
+    def __init__(self, path: str | Path) -> None:
         self.path = Path(path)
         html.check_name(path)
         html.load_template()
-        self.every = None if every is None else validation.check_count("every", every)
-        self._rounds = 0
         self._next_report = 0.0
 
     def writes_to(self) -> Path:
@@ -193,15 +189,12 @@ class Report(Callback):
 
     def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Write a report without rounds, which checks that the file can be written."""
-        self._rounds = 0
         files.check_writable(self.path)
         self._write_running(trainer)
 
     def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Write the report if it is due."""
-        self._rounds += 1
-        is_due = self.every is not None and self._rounds % self.every == 0
-        if is_due and time.monotonic() >= self._next_report:
+        if time.monotonic() >= self._next_report:
             self._write_running(trainer)
 
     def on_fit_end(self, trainer: TrainerBase) -> None:
@@ -214,12 +207,13 @@ class Report(Callback):
 
     def _write_running(self, trainer: TrainerBase) -> None:
         start = time.monotonic()
-        self._write(trainer, "running", refresh=self.every is not None)
+        self._write(trainer, "running")
         now = time.monotonic()
         self._next_report = now + max(MIN_SECONDS, (now - start) / MAX_SHARE)
 
-    def _write(self, trainer: TrainerBase, status: str, *, refresh: bool = False) -> None:
-        html.write(self.path, trainer.history, trainer.configuration, status=status, refresh=refresh)
+    def _write(self, trainer: TrainerBase, status: str) -> None:
+        running = status == "running"
+        html.write(self.path, trainer.history, trainer.configuration, status=status, refresh=running)
 
 
 class Profile(Callback):

@@ -15,7 +15,7 @@ from compss_train._utils import __version__
 
 Parser = argparse.ArgumentParser
 
-ENGINES = ("auto", "serial", "local", "compss")
+ENGINES = ("auto", "serial", "local", "compss", "ray")
 AXES = ("round", "epoch", "samples", "seconds")
 FORMATS = ("npz", "npz-compressed", "npy", "pt", "h5")
 DTYPES = ("float32", "float64", "int32", "int64", "uint8")
@@ -49,7 +49,7 @@ def make_parser() -> Parser:
     """
     parser = Parser(
         prog="compss-train",
-        description="Train PyTorch models with many workers, on this machine or on a COMPSs cluster.",
+        description="Train PyTorch models with many workers, on this machine or on a cluster of COMPSs or Ray.",
         epilog="compss-train COMMAND --help describes a command. To start: compss-train fit --example",
     )
     parser.add_argument("--version", action="version", version=f"compss_train {__version__}")
@@ -274,7 +274,9 @@ def send_arguments(parser: Parser) -> None:
 
 
 def doctor_arguments(parser: Parser) -> None:
-    """Check what the compss engine needs, here and on the nodes, with advice for what is missing."""
+    """Check what the compss or the ray engine needs, here and on the nodes, with advice for what is missing."""
+    engine = "the engine whose needs are checked (default: compss); ray: the cluster at RAY_ADDRESS"
+    parser.add_argument("--engine", choices=("compss", "ray"), default="compss", help=engine)
     parser.add_argument("--project", type=_path, metavar="FILE", help="the project.xml for runcompss")
     parser.add_argument("--resources", type=_path, metavar="FILE", help="the resources.xml for runcompss")
     nodes = "hosts to check (default: those of --project)"

@@ -1,4 +1,4 @@
-"""``compss-train doctor`` and ``configure``: check and configure what the compss engine needs, here and on nodes.
+"""``compss-train doctor`` and ``configure``: check and configure what an engine needs, here and on nodes.
 
 A check yields findings, with advice for what is missing. It never raises because something is missing, never blocks
 beyond a timeout, and never imports torch in this process: it is fast and works on a broken installation.
@@ -11,17 +11,17 @@ import platform
 import re
 import shlex
 import shutil
-import signal
-import subprocess
 import sysconfig
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from importlib import metadata, util
+from dataclasses import asdict, replace
+from importlib import util
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from compss_train._utils import __version__
+from compss_train.cli.findings import Finding, installed_version, run_program, verdict
+from compss_train.cli.ray_checks import check_ray
 from compss_train.engines.compss import configuration
 from compss_train.engines.nodes import Node, is_local, physical_cores
 
@@ -30,8 +30,6 @@ T = TypeVar("T")
 COMPSS_DOCS = "https://compss-doc.readthedocs.io"
 JAVA_ADVICE = "install a JDK (Debian: apt install default-jdk) and set JAVA_HOME to its folder"
 
-TIMEOUT = 20.0
-"""Seconds for a program of this machine: the JVM of runcompss may start from a slow disk."""
 SSH_TIMEOUT = 10.0
 """Seconds for a login, above ssh's own 5 for the connection."""
 PROBE_TIMEOUT = 90.0
@@ -48,64 +46,6 @@ SSH = [
 ]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """The result of one check: its name, state, what was found, and how to fix it if something is wrong.
-
-    ``missing``: the compss engine cannot run. ``warning``: it may fail or be slow.
-    """
-
-    name: str
-    state: Literal["ok", "warning", "missing"]
-    found: str
-    advice: str = ""
-
-
-@dataclass(frozen=True)
-class Result:
-    """Exit code and output of a program; ``code`` is ``None`` if it could not be started or timed out."""
-
-    code: int | None
-    output: str
-
-    @property
-    def first_line(self) -> str:
-        """The first line that is not blank."""
-        return next((line.strip() for line in self.output.splitlines() if line.strip()), "no answer")
-
-
-def run_program(command: Sequence[str], timeout: float | None = None, stdin: str = "") -> Result:
-    """Run a program and return its result; kill it and all its children after ``timeout`` seconds."""
-    seconds = TIMEOUT if timeout is None else timeout
-    try:
-        process = subprocess.Popen(
-            command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-    except OSError as error:
-        return Result(None, f"{command[0]}: {error.strerror}")
-    with process:
-        try:
-            output, _ = process.communicate(stdin, timeout=seconds)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            return Result(None, f"no answer from {command[0]} in {seconds:g} s")
-    return Result(process.returncode, output.strip())
-
-
-def installed_version(package: str) -> str | None:
-    """Return the version of an installed package without importing it, or ``None`` if it is not installed."""
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
-
-
 def doctor(options: argparse.Namespace) -> int:
     """Print the findings; return 1 if anything is missing."""
     findings = examine(options)
@@ -113,7 +53,7 @@ def doctor(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"ready": ready, "findings": [asdict(finding) for finding in findings]}, indent=2))
     else:
-        print(as_text(findings))
+        print(as_text(findings, options.engine))
     return 0 if ready else 1
 
 
@@ -135,6 +75,8 @@ def configure(options: argparse.Namespace) -> int:
 
 def examine(options: argparse.Namespace) -> list[Finding]:
     """Run all checks and return their findings."""
+    if options.engine == "ray":
+        return [*check_packages(), *check_ray()]
     checks = (check_packages, check_pycompss, check_compss_home, check_java, check_runcompss)
     findings = [finding for check in checks for finding in check()]
     installed = _read("project file", options.project, configuration.read_project, findings)
@@ -155,7 +97,7 @@ def examine(options: argparse.Namespace) -> list[Finding]:
         return [*findings, *(finding for there in pool.map(check, names) for finding in there)]
 
 
-def as_text(findings: Sequence[Finding]) -> str:
+def as_text(findings: Sequence[Finding], engine: str) -> str:
     """Return one line per finding, and a last line with the verdict."""
     width = max(len(finding.name) for finding in findings)
     lines = [
@@ -163,19 +105,17 @@ def as_text(findings: Sequence[Finding]) -> str:
         for finding in findings
     ]
     if missing := [finding.name for finding in findings if finding.state == "missing"]:
-        see = f"see {', '.join(missing)}. The local engine does not need COMPSs."
-        return "\n".join([*lines, f"The compss engine cannot run here yet: {see}"])
-    return "\n".join([*lines, "The compss engine can run here."])
+        see = f"see {', '.join(missing)}. The local engine needs none of this."
+        return "\n".join([*lines, f"The {engine} engine cannot run here yet: {see}"])
+    return "\n".join([*lines, f"The {engine} engine can run here."])
 
 
 def check_packages() -> Iterator[Finding]:
     """Report the version of Python, and check that torch and numpy are installed."""
     yield Finding("Python", "ok", platform.python_version())
     for name in ("torch", "numpy"):
-        if version := installed_version(name):
-            yield Finding(name, "ok", version)
-        else:
-            yield Finding(name, "missing", "not installed", f"pip install {name}")
+        version = installed_version(name)
+        yield verdict(name, version is not None, version or "not installed", f"pip install {name}")
 
 
 def check_pycompss() -> Iterator[Finding]:
@@ -219,29 +159,24 @@ def check_java() -> Iterator[Finding]:
         paths = [f"{home}/jre/bin/java", f"{home}/bin/java"]
         java = next((path for path in paths if os.path.isfile(path)), None)
         libraries = [path for folder in ("jre/lib", "lib") for path in Path(home).glob(f"{folder}/**/libjvm.*")]
-        if java and libraries:
-            yield Finding("JAVA_HOME", "ok", home)
-        else:
-            yield Finding("JAVA_HOME", "missing", f"{home}, which has no bin/java with a libjvm.so", JAVA_ADVICE)
+        found = home if java and libraries else f"{home}, which has no bin/java with a libjvm.so"
+        yield verdict("JAVA_HOME", found == home, found, JAVA_ADVICE)
     result = run_program([java or "java", "-version"])
-    if result.code == 0:
-        yield Finding("java", "ok", result.first_line)
-    else:
-        yield Finding("java", "missing", result.first_line, JAVA_ADVICE)
+    yield verdict("java", result.code == 0, result.first_line, JAVA_ADVICE)
 
 
-def check_runcompss() -> Iterable[Finding]:
+def check_runcompss() -> Iterator[Finding]:
     """Look for runcompss on the PATH and ask for its version, which it prints only if its own setup works."""
     path = shutil.which("runcompss")
     if path is None:
         scripts = configuration.presumed_home() / "Runtime/scripts/user"
         advice = f'export PATH="{scripts}:$PATH"' if scripts.is_dir() else f"install COMPSs: {COMPSS_DOCS}"
-        return [Finding("runcompss", "missing", "not on the PATH", advice)]
+        yield Finding("runcompss", "missing", "not on the PATH", advice)
+        return
     result = run_program([path, "--version"])
-    version = re.search(r"version\s+(\d\S*)", result.output)
-    if result.code == 0 and version:
-        return [Finding("runcompss", "ok", f"{version[1]} at {path}")]
-    return [Finding("runcompss", "missing", f"{path}: {result.first_line}", "runcompss --version must work")]
+    version = re.search(r"version\s+(\d\S*)", result.output) if result.code == 0 else None
+    found = f"{version[1]} at {path}" if version else f"{path}: {result.first_line}"
+    yield verdict("runcompss", version is not None, found, "runcompss --version must work")
 
 
 def _read(
@@ -306,10 +241,9 @@ def judge_node(node: Node, logical: int, physical: int, gpus: int) -> Iterator[F
 def _check_ssh(node: str) -> Finding:
     """Check that a login on the node works without a password."""
     result = run_program([*SSH, node, "true"], SSH_TIMEOUT)
-    if result.code == 0:
-        return Finding(f"ssh to {node}", "ok", "without a password")
     advice = f"COMPSs starts its workers by ssh: run an ssh server there, ssh-keygen here, then ssh-copy-id {node}"
-    return Finding(f"ssh to {node}", "missing", result.first_line, advice)
+    found = "without a password" if result.code == 0 else result.first_line
+    return verdict(f"ssh to {node}", result.code == 0, found, advice)
 
 
 def check_node(node: str, python: str, folder: Path, declared: Node | None) -> Iterator[Finding]:
@@ -332,20 +266,17 @@ def check_node(node: str, python: str, folder: Path, declared: Node | None) -> I
         return
     here = {"python": platform.python_version(), "torch": installed_version("torch"), "compss_train": __version__}
     for name, version in here.items():
-        label = f"{name} on {node}"
-        if answer[name] is None:
+        label, there = f"{name} on {node}", answer[name]
+        if there is None:
             advice = "install it there, or put it on a shared disk and name that with --pythonpath"
             yield Finding(label, "missing", f"not importable ({answer['problems'][name]})", advice)
-        elif _significant(name, answer[name]) == _significant(name, version or ""):
-            yield Finding(label, "ok", answer[name])
-        else:
-            found = f"{answer[name]}, but {version} here"
-            yield Finding(label, "missing", found, "tasks are sent as pickles: use the same version on all nodes")
-    name = f"COMPSs on {node}"
-    if answer["compss"]:
-        yield Finding(name, "ok", str(folder))
-    else:
-        yield Finding(name, "missing", f"not in {folder}", "install it there or correct InstallDir in project.xml")
+            continue
+        same = _significant(name, there) == _significant(name, version or "")
+        found = there if same else f"{there}, but {version} here"
+        yield verdict(label, same, found, "tasks are sent as pickles: use the same version on all nodes")
+    found = str(folder) if answer["compss"] else f"not in {folder}"
+    advice = "install it there or correct InstallDir in project.xml"
+    yield verdict(f"COMPSs on {node}", answer["compss"], found, advice)
     if not answer["java"]:
         found = "neither in JAVA_HOME nor on the PATH of a non-interactive ssh"
         yield Finding(f"java on {node}", "missing", found, "install a JDK, or export JAVA_HOME in ~/.bashrc")

@@ -9,15 +9,14 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from compss_train._utils.files import atomic_path
+from compss_train._utils.files import atomic_path, check_folder
 from compss_train.cli import run_files
 from compss_train.cli.fit import format_metrics
 from compss_train.cli.run_files import data, objects, training, trust
 from compss_train.data import FileDataset, block, locations, order
 from compss_train.exceptions import BadFileError
-from compss_train.model import parameters
+from compss_train.model import parameters, saved_state
 from compss_train.model.export import ONNX
-from compss_train.model.saved_state import sha256_of
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.data_source import as_blocked
 
@@ -40,7 +39,7 @@ def predict(options: argparse.Namespace) -> int:
     files, target = _absolute_names(options.input), options.output.absolute()
     if target.suffix not in PREDICTION_SUFFIXES:
         raise ValueError(f"--output {options.output}: give a name that ends in {' or '.join(PREDICTION_SUFFIXES)}")
-    run_files.check_parent_folder(options.output)
+    check_folder(options.output)
     with _open_run(options) as (file, trainer):
         samples = read_samples(files, file)
         with _rejected_samples("predicted"):
@@ -57,7 +56,7 @@ def predict(options: argparse.Namespace) -> int:
 
 def export(options: argparse.Namespace) -> int:
     """Write the file and print its path."""
-    run_files.check_parent_folder(options.output)
+    check_folder(options.output)
     target, example = options.output.absolute(), None
     files = _absolute_names([options.input] if options.input else [])
     with _open_run(options) as (file, trainer):
@@ -91,7 +90,7 @@ def _open_run(options: argparse.Namespace) -> Iterator[tuple[run_files.RunFile, 
         errors.check(file.path)
         if not options.best and folder.parameters.exists():
             final = parameters.load(folder.parameters)
-            if folder.sha256() not in (None, sha256_of(final)):
+            if folder.sha256() not in (None, saved_state.sha256_of(final)):
                 reason = f"does not hold the parameters whose SHA-256 is in {folder.state_file.name}"
                 raise BadFileError(str(folder.parameters), reason)
             trainer.set_parameters(final)

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from compss_train._utils.files import write_atomic
-from compss_train._utils.imports import import_optional
-from compss_train._utils.validation import check_count
-from compss_train.cli.run_files import RunFolder, check_parent_folder, read_toml
+from compss_train._utils import files, imports, validation
+from compss_train.cli.run_files import RunFolder, read_toml
 from compss_train.exceptions import BadFileError
 from compss_train.reports import advice, comparison, formatting, html, records
 from compss_train.reports.history import History, save_figure
@@ -25,7 +23,6 @@ def report(options: argparse.Namespace) -> int:
     folder = RunFolder(path.parent)
     own = folder.configuration.exists()  # else report.html may be one of the callback Report, which knows more
     output = options.output or (folder.report if own else path.with_suffix(".html"))
-    check_parent_folder(output)
     html.check_name(output)
     html.write(output, history, read_configuration(path.parent), status=folder.state())
     print(f"{len(history)} rounds reported in {output}")
@@ -36,7 +33,6 @@ def plot(options: argparse.Namespace) -> int:
     """Draw the plot and print its path."""
     path, history = read_history(options.run)
     output = options.output or path.with_name("plot.png")
-    check_parent_folder(output)
     save_figure(history.plot(against=options.against), output)
     print(f"{len(history)} rounds drawn in {output}")
     return 0
@@ -48,11 +44,10 @@ def compare(options: argparse.Namespace) -> int:
     print(_format_table(comparison.comparison_table(compared), fit=True))
     if output is None:
         return 0
-    check_parent_folder(output)
     if html.is_page(output):
-        write_atomic(output, html.comparison_page(compared, options.against))
+        files.write_atomic(output, html.comparison_page(compared, options.against))
     else:
-        import_optional("matplotlib", extra="plot", needed_by="plot")
+        imports.import_optional("matplotlib", extra="plot", needed_by="plot")
         from compss_train.reports.plots import draw_comparison
 
         save_figure(draw_comparison(compared, options.against), output)
@@ -109,7 +104,8 @@ def advise(options: argparse.Namespace) -> int:
         cost = advice.measured_cost(history)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    processes = cost.processes if options.processes is None else check_count("--processes", options.processes)
+    given = options.processes
+    processes = cost.processes if given is None else validation.check_count("--processes", given)
     lines = [["workers ", "seconds a round", "samples/s", "not training"]]
     rounds = {}
     for workers in sorted({*WORKERS, cost.workers}):

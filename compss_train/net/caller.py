@@ -23,7 +23,6 @@ _MAX_BYTES_IN_FLIGHT = 2**24  # or a single larger request
 _POLL_SECONDS = 0.1
 _CONNECT_SECONDS = 5.0
 _RETRY_SECONDS = 0.05
-_ERRORS: dict[str, type[Exception]] = {"ValueError": ValueError}
 _SMALL_FRAME = 2**16  # bytes up to which copying a frame again costs less than sharing it
 _MAX_FREE_FRAMES = 2**26 // PIECE
 
@@ -111,8 +110,9 @@ class Caller:
         """Send a call with copies of its arrays, and return its answer, or raise its error.
 
         ``changes`` says whether it changes the key. Without ``wait`` it returns an empty answer, and a later call
-        raises the error. Raises ``ValueError`` for a key and for arrays that no server accepts, ``TimeoutError`` if
-        the server does not answer, and ``PermissionError`` for a wrong token; the last two close the client.
+        raises the error, in place of its own answer. Raises ``ValueError`` for a key and for arrays that no server
+        accepts, ``TimeoutError`` if the server does not answer, and ``PermissionError`` for a wrong token. These
+        two and Ctrl-C close the client.
         """
         if self._process != os.getpid():
             raise ParameterServerClosedError("the client is another process's; make one here with connect(...)")
@@ -235,4 +235,4 @@ class Caller:
 
 def _error_of(header: Header) -> Exception:
     kind, text = header["error"]
-    return _ERRORS.get(kind, RuntimeError)(text)
+    return ValueError(text) if kind == "ValueError" else RuntimeError(text)

@@ -11,19 +11,16 @@ from typing import Any
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from compss_train._utils import Closable
-from compss_train._utils.validation import host_and_port
+from compss_train._utils import Closable, validation
 from compss_train.data.block import Block
 from compss_train.net import sockets
 from compss_train.net.messages import Header, Message, pack, unpack
-from compss_train.net.sockets import HANDSHAKE_FAILED, WRONG_TOKEN, Context
 
 _MAX_REFUSALS = 5
 """How often a handshake may fail before the token is wrong: a server that has many strangers closes connections."""
 _RETRY_SECONDS = 0.05
 _POLL_MILLISECONDS = 100
 _CONNECT_SECONDS = 30.0
-LINGER_MILLISECONDS = 2000
 
 
 class ConnectionLostError(OSError):
@@ -42,10 +39,10 @@ class Address:
 
     def __post_init__(self) -> None:
         if not isinstance(self.url, str) or not self.url.startswith(sockets.PRIVATE):
-            host_and_port(self.url)
+            validation.host_and_port(self.url)
 
     def connect(
-        self, greeting: Header, context: Context | None = None, timeout: float = _CONNECT_SECONDS
+        self, greeting: Header, context: sockets.Context | None = None, timeout: float = _CONNECT_SECONDS
     ) -> Connection:
         """Connect and send the first message, which says what this client is.
 
@@ -65,7 +62,7 @@ class Address:
 class Connection(Closable):
     """Sends and receives messages; for one thread at a time."""
 
-    def __init__(self, address: Address, context: Context | None, timeout: float) -> None:
+    def __init__(self, address: Address, context: sockets.Context | None, timeout: float) -> None:
         self._url, self._context, self._owns_context = address.url, context or zmq.Context(), context is None
         self._lost = True
         for _ in range(_MAX_REFUSALS):
@@ -75,13 +72,13 @@ class Connection(Closable):
             self._close_socket()
             time.sleep(_RETRY_SECONDS)
         self.close()
-        raise PermissionError(f"{self._url}: {WRONG_TOKEN}, or another program listens there")
+        raise PermissionError(f"{self._url}: {sockets.WRONG_TOKEN}, or another program listens there")
 
     def _open(self, address: Address, timeout: float) -> bool:
         """Connect; return False if the handshake has failed."""
         self._socket = sockets.client_socket(self._context, address.url, address.token)
-        events = zmq.EVENT_HANDSHAKE_SUCCEEDED | HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-        self._monitor = self._socket.get_monitor_socket(events)
+        ended = sockets.HANDSHAKE_FAILED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | ended)
         self.poller = zmq.Poller()
         """Finds messages and the loss of the connection; a caller may wait for other things as well."""
         self.poller.register(self._monitor, zmq.POLLIN)
@@ -137,8 +134,8 @@ class Connection(Closable):
                 if not self._wait(self.poller, min(_POLL_MILLISECONDS, 1000 * left)) and not left:
                     return None
                 continue
-            if header.get("error") == WRONG_TOKEN:
-                raise PermissionError(f"{self._url}: {WRONG_TOKEN}")
+            if header.get("error") == sockets.WRONG_TOKEN:
+                raise PermissionError(f"{self._url}: {sockets.WRONG_TOKEN}")
             if header:  # otherwise the server asked whether this client is still there
                 return header, arrays
 
@@ -156,10 +153,10 @@ class Connection(Closable):
         """Disconnect once everything sent has been transmitted; may be called again."""
         self._close_socket()
         if self._owns_context:
-            sockets.end(self._context, LINGER_MILLISECONDS)
+            sockets.end(self._context, sockets.LINGER_MILLISECONDS)
 
     def _close_socket(self) -> None:
         if not self._socket.closed:
             self._socket.disable_monitor()
             self._monitor.close()
-            self._socket.close(0 if self._lost else LINGER_MILLISECONDS)
+            self._socket.close(0 if self._lost else sockets.LINGER_MILLISECONDS)

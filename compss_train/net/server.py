@@ -15,8 +15,7 @@ from typing import TypeAlias
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from compss_train._utils import Closable
-from compss_train._utils.files import TemporaryFolder
+from compss_train._utils import Closable, files
 from compss_train.data.block import Block
 from compss_train.net import sockets
 from compss_train.net.connection import Address
@@ -64,7 +63,7 @@ class MessageServer(Closable):
         self._context: sockets.Context = zmq.Context()
         self.socket = sockets.server_socket(self._context)
         self._connections = Connections(self._context, self.socket)
-        self._folder = TemporaryFolder()
+        self._folder = files.TemporaryFolder()
         self._clients: dict[bytes, Client] = {}
         self._lost: deque[bytes] = deque()
         try:

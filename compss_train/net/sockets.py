@@ -28,6 +28,8 @@ LOOPBACK = "tcp://127.0.0.1:*"
 PRIVATE = "ipc://"
 """The start of the addresses of socket files."""
 HANDSHAKE_MILLISECONDS = 10_000
+LINGER_MILLISECONDS = 2000
+"""How long a client that closes its connection may take to send what is left."""
 HANDSHAKE_FAILED = (
     zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
 )

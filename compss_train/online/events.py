@@ -11,8 +11,7 @@ import zmq
 
 from compss_train._utils import Closable
 from compss_train.data.block import Block
-from compss_train.engines import Engine, Ref
-from compss_train.engines.nodes import is_loopback
+from compss_train.engines import Engine, Ref, nodes
 from compss_train.net import Client, Header, MessageServer, Received, new_token
 
 RECONNECT_SECONDS = 120.0
@@ -30,7 +29,7 @@ class EventServer(Closable):
     """
 
     def __init__(self, host: str) -> None:
-        self._tasks = MessageServer(None if is_loopback(host) else f"tcp://{host}:*", new_token())
+        self._tasks = MessageServer(None if nodes.is_loopback(host) else f"tcp://{host}:*", new_token())
         self._servers = [self._tasks]
         self._clients: set[Client] = set()
         self._poller = zmq.Poller()

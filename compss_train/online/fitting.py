@@ -7,31 +7,23 @@
             └────────── messages ──▶ coordinator ◀────┘  starts them, restarts them, records
 """
 
-import itertools
 import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
+from compss_train._utils.files import TemporaryFolder
 from compss_train.engines.base import ONE_CPU
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.net import Received, new_token
-from compss_train.online.events import EventServer
+from compss_train.online import events, records, sources, worker_task, workers
 from compss_train.online.options import OnlineOptions, Simulations
-from compss_train.online.records import Evaluation, Progress, Recorder
-from compss_train.online.simulation_runs import SimulationRuns
-from compss_train.online.stream_router import ExternalSenders, StreamRouter
-from compss_train.online.worker_task import OnlineJob
-from compss_train.online.workers import CheckpointStore, Workers
-from compss_train.training.build_arguments import check_outer_optimizer
+from compss_train.training import build_arguments, description, planning, rounds
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
-from compss_train.training.description import described_fit
 from compss_train.training.fit import Fit
 from compss_train.training.inference import VALIDATION, Inference
 from compss_train.training.merging.on_arrival import GlobalParameters
-from compss_train.training.planning import validation_source
-from compss_train.training.rounds import MERGE_SECONDS
 from compss_train.training.stopping import Stopping
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import TrainingState
@@ -59,12 +51,12 @@ def train_online(
             "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
             "learning rate"
         )
-    validation = validation_source(workplace, validation_data)
-    check_outer_optimizer(options.merge.outer_optimizer, built.training_spec.net)
+    validation = planning.validation_source(workplace, validation_data)
+    build_arguments.check_outer_optimizer(options.merge.outer_optimizer, built.training_spec.net)
     params.check_finite(model.parameters)
     model.resumed_from = None
     data = {"simulations": simulations, "validation_data": validation}
-    model.last_fit = described_fit("fit_online", options, callbacks.callbacks, **data)
+    model.last_fit = description.described_fit("fit_online", options, callbacks.callbacks, **data)
     fit = Fit(callbacks=callbacks, stopping=stopping, validation=validation)
     with workplace.fitting(fit, None) as session, ExitStack() as stack:
         model.averaged = None
@@ -95,7 +87,7 @@ class OnlineFit:
         fit: Fit,
         stack: ExitStack,
     ) -> None:
-        engine, workers, measures = session.engine, len(session.devices), model.built.training_spec.measures
+        engine, measures = session.engine, model.built.training_spec.measures
         self._session, self._stopping = session, fit.stopping
         self._urgent_since: float | None = None
         self.stopped: str | None = None
@@ -104,31 +96,35 @@ class OnlineFit:
         shared = GlobalParameters(session, model.parameters, options.merge.outer_optimizer)
         stack.enter_context(shared)
         self._pull = shared.pull
-        self._server = stack.enter_context(EventServer(engine.host()))
+        self._server = stack.enter_context(events.EventServer(engine.host()))
         if simulations.address is not None:
             self._server.listen_for_senders(simulations.address, str(simulations.token))
-        evaluation: Evaluation | None = None
+        evaluation: records.Evaluation | None = None
         if fit.validation is not None:
             inference = Inference(session, fit.validation, on_cpu=True, task=VALIDATION)
-            evaluation = Evaluation(inference, self._server.address, fit.stopping)
+            evaluation = records.Evaluation(inference, self._server.address, fit.stopping)
             evaluation.start(model.parameters, notify=False)  # finds mismatches before other tasks start
             evaluation.result(measures)
-        self._job = job = OnlineJob(
+        self._job = job = worker_task.OnlineJob(
             coordinator=self._server.address,
             key=new_token(),
             host=simulations.host,
             server_address=shared.server_address,
-            num_workers=workers,
+            num_workers=len(session.devices),
             options=options,
             seed=model.seed + len(model.history),
         )
-        progress = Progress(workers, measures)
-        self._recorder = Recorder(model, fit.callbacks, progress, evaluation, shared.pull, options.record_every)
-        self._workers = Workers(session, job, progress, stack.enter_context(CheckpointStore()))
-        self._router = StreamRouter(self._workers.all, job.key, paired=job.paired)
-        streams = itertools.count()
-        self._runs = SimulationRuns(simulations, engine=engine, router=self._router, job=job, numbers=streams)
-        self._senders = ExternalSenders(simulations.senders, self._router, streams)
+        progress = records.Progress(len(session.devices), measures)
+        self._recorder = records.Recorder(
+            model, fit.callbacks, progress, evaluation, shared.pull, options.record_every
+        )
+        folder = TemporaryFolder()
+        stack.callback(folder.remove)
+        folder.create()
+        self._workers = workers.Workers(session, job, progress, folder.path)
+        self._router = workers.StreamRouter(self._workers.all, job.key, paired=job.paired)
+        self._runs = sources.SimulationRuns(simulations, engine, self._router, job)
+        self._senders = sources.ExternalSenders(simulations.senders, self._router)
 
     def _reserve(self, simulations: Simulations, validation: DataSource | None) -> None:
         """Reserve resources to run workers and simulations at the same time, if possible also evaluations.
@@ -158,7 +154,7 @@ class OnlineFit:
 
     def newest(self) -> params.Parameters:
         """Return the global parameters after a fit has failed; raises ``OSError`` after a short timeout."""
-        return self._pull(timeout=MERGE_SECONDS)
+        return self._pull(timeout=rounds.MERGE_SECONDS)
 
     def run(self) -> None:
         """Train until every worker is done."""
@@ -207,7 +203,7 @@ class OnlineFit:
                 self._senders.handle(client, header)
             case _:
                 if header is not None:
-                    self._recorder.complete(header.get("evaluated"))
+                    self._recorder.complete()
 
     def _check(self) -> None:
         self._workers.check()

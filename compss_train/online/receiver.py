@@ -71,9 +71,6 @@ class Receiver(Closable):
         self.url = self._server.address.url
         """Where it listens."""
         self._thread = threading.Thread(target=self._run, name="receiver", daemon=True)
-
-    def start(self) -> None:
-        """Start to receive."""
         self._thread.start()
 
     def _run(self) -> None:
@@ -215,10 +212,7 @@ class Receiver(Closable):
         """Stop receiving."""
         self.discard()  # unblocks a pending put
         self._closed.set()
-        if self._thread.ident is None:
-            self._server.close()
-        else:
-            self._thread.join()
+        self._thread.join()
 
 
 def _next_burst(waiting: Iterable[Message]) -> list[Message]:

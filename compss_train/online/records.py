@@ -115,22 +115,24 @@ class Evaluation:
         self._inference, self._coordinator, self._stopping = inference, coordinator, stopping
         self._owned: list[Ref] = []
         self._sums: list[Ref] = []
-        self._number = 0
         self._known_problems: set[str] = set()
 
     def start(self, parameters: Parameters, *, notify: bool = True) -> None:
-        """Submit the evaluation of these parameters; with ``notify`` a message reports its completion."""
+        """Submit the evaluation of these parameters; with ``notify`` its completion will be noticed.
+
+        Engines that do not know what has arrived need a message for that, from another task.
+        """
         engine = self._inference.engine
-        self._number += 1
         self._owned = [engine.publish(parameters)]
         self._sums = self._inference.evaluate(self._owned[0])
-        if notify:
-            args = list(self._sums), self._number, self._coordinator
-            self._owned.append(engine.submit(notify_evaluated, *args, priority=True))
+        if notify and not engine.traits.interruptible:
+            task = engine.submit(notify_evaluated, list(self._sums), self._coordinator, priority=True)
+            self._owned.append(task)
 
-    def is_ready(self, number: int | None = None) -> bool:
-        """Return True if the result is available or the tasks failed; ``number`` is that of a message."""
-        return number == self._number or len(self._inference.engine.arrived(self._sums)) == len(self._sums)
+    @property
+    def is_ready(self) -> bool:
+        """Whether the result is available, or the tasks have failed, as far as the engine knows."""
+        return len(self._inference.engine.arrived(self._sums)) == len(self._sums)
 
     def result(self, measures: Measures) -> Record | None:
         """Wait for the fields of the result; ``None`` if the fit has to stop immediately.
@@ -153,10 +155,10 @@ class Evaluation:
         self._inference.data.delete()
 
 
-def notify_evaluated(sums: Sequence[Measured], number: int, coordinator: Address) -> None:
+def notify_evaluated(sums: Sequence[Measured], coordinator: Address) -> None:
     """Notify the coordinator of a completed evaluation: a task that depends on its results."""
     with suppress(OSError):
-        coordinator.connect({"role": "evaluation", "evaluated": number}).close()
+        coordinator.connect({"role": "evaluation"}).close()
 
 
 class Recorder:
@@ -187,7 +189,8 @@ class Recorder:
 
     def update(self, simulations: dict[str, int]) -> None:
         """Complete the pending record if its validation is ready; make the next one if it is due."""
-        self.complete()
+        if self._pending is not None and self.evaluation is not None and self.evaluation.is_ready:
+            self.complete()
         if self._pending is None and self.progress.is_due(self._interval):
             record = self._record(simulations)
             if self.evaluation is None:
@@ -196,10 +199,10 @@ class Recorder:
                 self.evaluation.start(self._pull())
                 self._pending = record
 
-    def complete(self, number: int | None = None, *, wait: bool = False) -> None:
-        """Complete the pending record if its validation is ready, or wait for it."""
+    def complete(self) -> None:
+        """Complete the pending record, if any, by its validation; wait for that unless it is ready."""
         record, evaluation = self._pending, self.evaluation
-        if record is None or evaluation is None or not (wait or evaluation.is_ready(number)):
+        if record is None or evaluation is None:
             return
         self._pending = None
         if (validation := evaluation.result(self.progress.measures)) is not None:
@@ -212,7 +215,7 @@ class Recorder:
 
     def finish(self, simulations: dict[str, int], repetitions: list[int]) -> None:
         """Complete the pending record, and make a final one of all remaining reports."""
-        self.complete(wait=True)
+        self.complete()
         record = self._record(simulations, final=True)
         if self.evaluation is not None:
             self.evaluation.start(self._pull(), notify=False)

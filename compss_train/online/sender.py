@@ -11,8 +11,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from compss_train._utils import Closable
-from compss_train._utils.validation import host_and_port, warn_user
+from compss_train._utils import Closable, validation
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Header
 from compss_train.online.stream import NameInUseError, Sample, Stream
@@ -42,7 +41,7 @@ class SampleSender(Closable):
     """
 
     def __init__(self, address: str, token: str, name: str | None = None, *, timeout: float = 60.0) -> None:
-        host_and_port(address)
+        validation.host_and_port(address)
         if not isinstance(name, str | None):
             raise TypeError(f"name={name!r}: give a string, or None")
         self._stream = open_stream(Address(address, token), {"role": "sender", "name": name}, timeout)
@@ -90,7 +89,7 @@ def open_stream(
     while True:
         with ExitStack() as stack:
             try:
-                stream = stack.enter_context(Stream(address, greeting, warn_user))
+                stream = stack.enter_context(Stream(address, greeting, validation.warn_user))
                 if not stream.accepted:
                     raise TrainingEndedError("training has ended; no more samples are accepted")
                 stream.open()

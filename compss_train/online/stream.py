@@ -20,13 +20,14 @@ from compss_train.data.block import Block
 from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Connection, ConnectionLostError, Header, sockets
-from compss_train.net.connection import LINGER_MILLISECONDS
 
 Sample: TypeAlias = tuple[Block, ...]
 """x and y, or x alone."""
 
 UNREACHABLE_SECONDS = 60.0
 """How long a stream tries to connect to a worker that is not known to have died: a failed node is noticed late."""
+_CONNECT_SECONDS = 5.0
+"""How long an attempt to connect to a worker may take: the end of training is noticed between two attempts."""
 _PAUSE = 0.2
 """Seconds within which the end of training is noticed after a connection to a worker was lost."""
 _TICK = 0.1
@@ -110,7 +111,7 @@ class Stream(Closable):
                     failing, deadline = url, time.monotonic() + UNREACHABLE_SECONDS
                 try:
                     address = Address(self._reachable(url), self._key)
-                    connection = address.connect({"stream": self.number}, self._context)
+                    connection = address.connect({"stream": self.number}, self._context, _CONNECT_SECONDS)
                     self._routes[worker] = _Route(connection, url)
                     self._offsets[worker] = self._receive(worker)["next"]
                     return
@@ -143,7 +144,7 @@ class Stream(Closable):
             self._routes.pop(worker).connection.close()
 
     def _with_worker(self, worker: int, action: Callable[[int], None]) -> None:
-        """Call ``action`` for a worker, and once more over another connection if it loses the connection."""
+        """Call ``action`` for a worker, and again over another connection each time that the connection is lost."""
         while True:
             try:
                 action(worker)
@@ -253,4 +254,4 @@ class Stream(Closable):
             self._control.close()
         for worker in list(self._routes):
             self._disconnect(worker)
-        sockets.end(self._context, LINGER_MILLISECONDS)
+        sockets.end(self._context, sockets.LINGER_MILLISECONDS)

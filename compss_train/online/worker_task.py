@@ -18,27 +18,19 @@ import torch
 
 from compss_train._utils import Closable
 from compss_train.buffers import BufferDrainedError
-from compss_train.data.block import Block
-from compss_train.data.block_passes import Place
-from compss_train.data.order import Batching, buffer_seed
-from compss_train.engines import liveness
-from compss_train.engines.nodes import LOOPBACK, is_loopback
+from compss_train.data import block, block_passes, order
+from compss_train.engines import liveness, nodes
 from compss_train.exceptions import DivergedError
+from compss_train.model import devices, saved_state
 from compss_train.model import parameters as params
-from compss_train.model.devices import is_gpu, random_state
-from compss_train.model.saved_state import decode_value, encode_value
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.net import Address, ConnectionLostError, Header
-from compss_train.net.sockets import PRIVATE
+from compss_train.net import Address, ConnectionLostError, Header, sockets
 from compss_train.online.options import OnlineOptions
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream import worker_of
 from compss_train.training.training_state import worker_from_dict, worker_to_dict
-from compss_train.worker.batches import Batch, prepared
-from compss_train.worker.learner import Learner
-from compss_train.worker.server_exchange import ServerAddress
+from compss_train.worker import batches, learner, server_exchange, train
 from compss_train.worker.state import GroupState, WorkerState
-from compss_train.worker.train import train_on
 from compss_train.worker.work import Work, WorkOptions
 
 _ALL_ADDRESSES = "0.0.0.0"
@@ -61,7 +53,7 @@ class OnlineJob:
     """The token that the workers' receivers require of streams."""
     host: str | None
     """The host of the address for senders, or ``None``."""
-    server_address: ServerAddress
+    server_address: server_exchange.ServerAddress
     """The global parameters."""
     num_workers: int
     options: OnlineOptions
@@ -78,8 +70,8 @@ class OnlineJob:
         ``local_host`` is this machine's address as the coordinator's machine sees it. Senders on other machines can
         reach that, unless it is the loopback interface: such a worker listens where the coordinator does.
         """
-        if self.host is None or is_loopback(self.host) or not is_loopback(local_host):
-            inside = self.host is None and self.coordinator.url.startswith(PRIVATE)
+        if self.host is None or nodes.is_loopback(self.host) or not nodes.is_loopback(local_host):
+            inside = self.host is None and self.coordinator.url.startswith(sockets.PRIVATE)
             return None if inside else f"tcp://{local_host}:*"
         return f"tcp://{self.host}:*"
 
@@ -90,12 +82,12 @@ class OnlineJob:
                 return sample + 1
         return 0
 
-    def make_batch(self, drawn: Any, place: Place) -> Batch:
+    def make_batch(self, drawn: Any, place: block_passes.Place) -> batches.Batch:
         """Return a batch that the buffer gave."""
         parts = drawn if self.options.pairing is None else self.options.pairing(*drawn)
         x, y = parts if isinstance(parts, tuple) and len(parts) == 2 else (parts, None)
         x = x[0] if isinstance(x, tuple) else x
-        return Batch(place, x, y)
+        return batches.Batch(place, x, y)
 
 
 class CoordinatorConnection(Closable):
@@ -109,20 +101,16 @@ class CoordinatorConnection(Closable):
         reply, arrays = self._connection.receive() or ({}, [])
         self.accepted = bool(reply.get("accepted"))
         """False if another task is connected as this worker."""
-        self.is_done = bool(reply.get("done"))
-        """Whether an earlier attempt has completed its training, so that this one only receives."""
         self.checkpoint: torch.Tensor | None = arrays[0].tensor() if arrays else None
         """The last checkpoint of an earlier attempt."""
-        self.stopped = False
-        """Whether training is to end now."""
+        self.stopped = bool(reply.get("stop"))
+        """Whether training is to end now; after an earlier attempt has completed it, this one only receives."""
         self._received = False
 
     def listen(self, receiver: Receiver, local_host: str) -> None:
-        """Start to receive samples, and report where."""
+        """Report where the worker receives samples."""
         self._receiver = receiver
-        receiver.start()
-        url = receiver.url.replace(_ALL_ADDRESSES, local_host)
-        self.send({"url": url})
+        self.send({"url": receiver.url.replace(_ALL_ADDRESSES, local_host)})
 
     def update(self, timeout: float | None = 0.0) -> None:
         """Do what the coordinator has asked for; raise ``ConnectionLostError`` if it has ended this fit."""
@@ -154,7 +142,7 @@ class CoordinatorConnection(Closable):
         while not self._received and (left := deadline - time.monotonic()) > 0:
             self.update(left)
 
-    def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
+    def send(self, header: Header, arrays: Sequence[block.Block] = ()) -> None:
         """Send a message to the coordinator."""
         self._connection.send(header, arrays)
 
@@ -167,7 +155,7 @@ def _local_host(coordinator: Address) -> str:
     """Return the address of this machine as the coordinator's machine sees it."""
     parts = urlsplit(coordinator.url)
     if parts.hostname is None:  # a socket file
-        return LOOPBACK
+        return nodes.LOOPBACK
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:  # sends nothing
         datagrams.connect((parts.hostname, parts.port or 1))
         return str(datagrams.getsockname()[0])
@@ -179,9 +167,7 @@ def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob
     Resumes from the checkpoint of an earlier attempt, if any.
     """
     with CoordinatorConnection(job.coordinator, number) as coordinator, ExitStack() as stack:
-        if coordinator.is_done:
-            _only_receive(job, coordinator, stack)
-        elif coordinator.accepted:
+        if coordinator.accepted:
             try:
                 OnlineWorker(training_spec, states[0], job, number, device, coordinator, stack).run()
             except ConnectionLostError:
@@ -192,16 +178,6 @@ def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob
                     failed = f"{type(error).__name__}: {error}"[:_MAX_TRACEBACK]
                     coordinator.send({"failed": failed, "traceback": text})
                 raise
-
-
-def _only_receive(job: OnlineJob, coordinator: CoordinatorConnection, stack: ExitStack) -> None:
-    """Receive and discard samples in place of a worker that had completed its training, so that none blocks."""
-    buffer, local_host = job.options.buffer.make(job.options.batch_size, 0), _local_host(job.coordinator)
-    address = job.listening_address(local_host)
-    receiver = stack.enter_context(Receiver(buffer, address, token=job.key, paired=job.paired))
-    receiver.discard()
-    coordinator.listen(receiver, local_host)
-    coordinator.await_end()
 
 
 class OnlineWorker:
@@ -221,25 +197,25 @@ class OnlineWorker:
         stack: ExitStack,
     ) -> None:
         self._job, self._coordinator, self._number, self._device = job, coordinator, number, device
-        checkpoint = {} if coordinator.checkpoint is None else decode_value(coordinator.checkpoint)
+        checkpoint = {} if coordinator.checkpoint is None else saved_state.decode_value(coordinator.checkpoint)
         if checkpoint:
             state = worker_from_dict(checkpoint["state"])
         elif job.options.merge.optimizer_state == "reset":
             state = replace(state, optimizer=None)
-        stack.enter_context(random_state(state.random, device))
+        stack.enter_context(devices.random_state(state.random, device))
         self._server = stack.enter_context(job.server_address.connect(None))
         self._exchange = job.server_address.exchange
         self._base = self._exchange.pull(self._server)
         self._work = Work(
-            WorkOptions(batching=Batching(size=job.options.batch_size), seed=job.seed),
+            WorkOptions(batching=order.Batching(size=job.options.batch_size), seed=job.seed),
             check_outputs=True,
             worker=number,
             device=device,
             task=f"worker {number}",
         )
-        self._learner = Learner(training_spec, self._base, state, self._work)
-        seed = buffer_seed(job.seed, 0, number)
-        self._buffer = job.options.buffer.make(job.options.batch_size, seed, pin_memory=is_gpu(device))
+        self._learner = learner.Learner(training_spec, self._base, state, self._work)
+        seed = order.buffer_seed(job.seed, 0, number)
+        self._buffer = job.options.buffer.make(job.options.batch_size, seed, pin_memory=devices.is_gpu(device))
         if checkpoint:
             self._buffer.load_state_dict(checkpoint["buffer"])
         self._batches = self._merged = checkpoint.get("batches", 0)
@@ -262,17 +238,17 @@ class OnlineWorker:
     def run(self) -> None:
         """Train, and stay connected until the coordinator ends the fit."""
         self._coordinator.listen(self._receiver, self._local_host)
-        batches = prepared(self._drawn_batches(), self._learner.replica, self._work.options)
-        train_on(batches, self._learner, self._work)
+        prepared = batches.prepared(self._drawn_batches(), self._learner.replica, self._work.options)
+        train.train_on(prepared, self._learner, self._work)
         self._receiver.discard()
         self._merge()
         self._report()
         repetitions = self._buffer.repetitions().tolist()
-        state = encode_value(worker_to_dict(self._learner.state()))
+        state = saved_state.encode_value(worker_to_dict(self._learner.state()))
         self._coordinator.send({"done": True, "repetitions": repetitions}, [state])
         self._coordinator.await_end()
 
-    def _drawn_batches(self) -> Iterator[Batch]:
+    def _drawn_batches(self) -> Iterator[batches.Batch]:
         """Iterate over batches from the buffer, and do what is due when each has been learnt."""
         while not self._is_complete():
             try:
@@ -283,7 +259,8 @@ class OnlineWorker:
                 liveness.beat()  # simulations may take long
                 self._report_if_due()
                 continue
-            yield self._job.make_batch(drawn, Place(0, self._number, self._batches)).to(self._device)
+            place = block_passes.Place(0, self._number, self._batches)
+            yield self._job.make_batch(drawn, place).to(self._device)
             self._batches += 1
             self._after_batch()
 
@@ -328,7 +305,7 @@ class OnlineWorker:
         held, put, got = len(self._buffer), self._buffer.samples_put, self._buffer.samples_got
         counts = {"held": held, "unseen": self._buffer.unseen, "put": put, "got": got}
         measured = self._learner.measured().__getstate__()
-        self._coordinator.send({"report": True}, [encode_value(measured | counts)])
+        self._coordinator.send({"report": True}, [saved_state.encode_value(measured | counts)])
 
     def _checkpoint(self) -> None:
         self._merge()  # moves all changes to the global parameters, which the checkpoint does not contain
@@ -336,5 +313,5 @@ class OnlineWorker:
         state = worker_to_dict(self._learner.state())
         saved = {"state": state, "buffer": buffer, "offsets": offsets, "batches": self._batches}
         by_stream = torch.tensor(list(offsets.items()), dtype=torch.int64)
-        self._coordinator.save(encode_value(saved), by_stream)
+        self._coordinator.save(saved_state.encode_value(saved), by_stream)
         self._checkpointed = time.monotonic()

@@ -1,25 +1,21 @@
-"""The workers of an online fit as the coordinator sees them: tasks, connections, endpoints and checkpoints."""
+"""The workers of an online fit as the coordinator sees them: tasks, checkpoints, and streams that send to them."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import zip_longest
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 import torch
 
-from compss_train._utils import Closable
-from compss_train._utils.files import TemporaryFolder, atomic_path
-from compss_train._utils.validation import warn_user
-from compss_train.engines import Engine, Ref
-from compss_train.engines.calls import MAX_RUNS
+from compss_train._utils import files, validation
+from compss_train.engines import Engine, Ref, calls
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
-from compss_train.model.saved_state import decode_value
-from compss_train.model.weighted_mean import aligned_ranges
+from compss_train.model import saved_state, weighted_mean
 from compss_train.net import Client, ConnectionLostError, Header, ReceivedArray
 from compss_train.online.events import ConnectedTask
 from compss_train.online.records import Progress, Report
@@ -61,7 +57,7 @@ class Worker(ConnectedTask):
         self.commands.clear()
         self.deaths += 1
         self.losses += 1
-        if self.losses >= MAX_RUNS and not self.done:
+        if self.losses >= calls.MAX_RUNS and not self.done:
             raise WorkerLostError(
                 f"worker {self.number} was started {self.losses} times, and each time its process died or its "
                 "connection broke before its next checkpoint; if memory ran out, use a smaller buffer, smaller "
@@ -97,11 +93,11 @@ class Worker(ConnectedTask):
 
 
 class Workers:
-    """All workers: submitted together, restarted from their checkpoints when they die."""
+    """All workers: submitted together, restarted from their checkpoints, files in a ``folder``, when they die."""
 
-    def __init__(self, session: Session, job: OnlineJob, progress: Progress, checkpoints: CheckpointStore) -> None:
-        session.regroup(aligned_ranges(job.num_workers, places=0))
-        self._session, self._progress, self._checkpoints = session, progress, checkpoints
+    def __init__(self, session: Session, job: OnlineJob, progress: Progress, folder: str) -> None:
+        session.regroup(weighted_mean.aligned_ranges(job.num_workers, places=0))
+        self._session, self._progress, self._folder = session, progress, Path(folder)
         self._warned = False
         resources = replace(session.resources, own_process=True)
         self.all: list[Worker] = []
@@ -147,14 +143,16 @@ class Workers:
             return "died"
         if "url" in header:
             worker.url = header["url"]
+        elif worker.done:
+            return None  # this attempt only receives, so that no stream waits for it
         elif "report" in header:
-            self._progress.add(worker.number, Report(**decode_value(arrays[0].tensor())))
+            self._progress.add(worker.number, Report(**saved_state.decode_value(arrays[0].tensor())))
         elif "checkpoint" in header:
             client.send({"received": True})
             return self._save(worker, *(array.tensor() for array in arrays))
         elif "done" in header:
             worker.done, worker.repetitions = True, header["repetitions"]
-            state = worker_from_dict(decode_value(arrays[0].tensor()))
+            state = worker_from_dict(saved_state.decode_value(arrays[0].tensor()))
             worker.state = self._session.engine.publish((state,))
         elif "failed" in header:
             engine = self._session.engine
@@ -167,19 +165,22 @@ class Workers:
     def _connect(self, worker: Worker, client: Client) -> Literal["restarted"] | None:
         if not worker.connect(client):
             return None
-        if worker.done:
-            client.send({"accepted": True, "done": True})
-        else:
-            client.send({"accepted": True}, self._checkpoints.load(worker.number))
+        path = self._checkpoint(worker)
+        checkpoint = [torch.from_numpy(np.fromfile(path, np.uint8))] if path.exists() else []
+        client.send({"accepted": True, "stop": worker.done}, checkpoint)
         return "restarted" if worker.deaths else None
+
+    def _checkpoint(self, worker: Worker) -> Path:
+        return self._folder / f"{worker.number}.checkpoint"
 
     def _save(self, worker: Worker, checkpoint: torch.Tensor, offsets: torch.Tensor) -> Literal["saved"] | None:
         try:
-            self._checkpoints.store(worker.number, checkpoint)
+            with files.atomic_path(self._checkpoint(worker)) as path:
+                path.write_bytes(checkpoint.numpy().data)
         except OSError as error:  # the last ones that could be stored stay valid
             if not self._warned:
                 self._warned = True
-                warn_user(
+                validation.warn_user(
                     f"a checkpoint of worker {worker.number} could not be written: {error}; training continues; "
                     "a worker that dies resumes from an earlier checkpoint: free space, set TMPDIR to another "
                     "folder, or give checkpoint_every=None"
@@ -202,29 +203,38 @@ class Workers:
 
     def repetitions(self) -> list[int]:
         """Return at index n how many samples were trained on n times."""
-        return [sum(counts) for counts in zip_longest(*(worker.repetitions for worker in self.all), fillvalue=0)]
+        each = [worker.repetitions for worker in self.all]
+        return [sum(counts) for counts in itertools.zip_longest(*each, fillvalue=0)]
 
 
-class CheckpointStore(Closable):
-    """The last checkpoint of each worker, in files of a temporary folder."""
+class StreamRouter:
+    """Accepts streams, and gives them the addresses of the workers as often as one of them changes.
 
-    def __init__(self) -> None:
-        self._folder = TemporaryFolder()
-        self._folder.create()
+    ``key`` is the token that the workers' receivers require.
+    """
 
-    def _path(self, worker: int) -> Path:
-        return Path(self._folder.path, f"{worker}.checkpoint")
+    def __init__(self, workers: Sequence[Worker], key: str, *, paired: bool) -> None:
+        self._workers, self._key, self._paired = workers, key, paired
+        self.numbers = itertools.count()
+        """Of the streams that are still to come."""
+        self._active: dict[Client, list[int]] = {}  # how often each worker had died when it was accepted
+        self._urls: list[str | None] = []
 
-    def store(self, worker: int, checkpoint: torch.Tensor) -> None:
-        """Replace the checkpoint of a worker; if that raises ``OSError``, the one before is kept."""
-        with atomic_path(self._path(worker)) as path:
-            path.write_bytes(checkpoint.numpy().data)
+    def register(self, client: Client, stream: int) -> None:
+        """Accept a stream; it waits for workers that have no address yet."""
+        self.update()
+        self._active[client] = [worker.deaths for worker in self._workers]
+        reply = {"stream": stream, "workers": self._urls, "key": self._key, "paired": self._paired}
+        client.send({"accepted": True, **reply})
 
-    def load(self, worker: int) -> Sequence[torch.Tensor]:
-        """Return the checkpoint of a worker: one tensor of bytes, or an empty list."""
-        path = self._path(worker)
-        return [torch.from_numpy(np.fromfile(path, np.uint8))] if path.exists() else []
+    def unregister(self, client: Client) -> list[Worker]:
+        """Remove a stream that has ended; return the workers that have died since it was accepted."""
+        deaths = self._active.pop(client)
+        return [worker for worker, before in zip(self._workers, deaths, strict=True) if worker.deaths != before]
 
-    def close(self) -> None:
-        """Remove the files."""
-        self._folder.remove()
+    def update(self) -> None:
+        """Send the addresses of the workers to all streams if one has changed; without one a worker has died."""
+        before, self._urls = self._urls, [worker.url for worker in self._workers]
+        if self._urls != before:
+            for client in self._active:
+                client.send({"workers": self._urls})

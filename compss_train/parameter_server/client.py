@@ -10,8 +10,7 @@ from compss_train._utils.validation import check_count
 from compss_train.data.block import Block, as_tensor
 from compss_train.net import Address, check_token
 from compss_train.net.caller import Caller
-from compss_train.parameter_server.base import ArraySpecs, ParameterServer, specs_of
-from compss_train.parameter_server.local import copy_values
+from compss_train.parameter_server.local import ArraySpecs, ParameterServer, copy_values, specs_of
 
 
 class RemoteParameterServer(ParameterServer):
@@ -34,6 +33,7 @@ class RemoteParameterServer(ParameterServer):
 
     def _pull(self, key: str, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:
         _, pulled = self._caller.call("pull", key, priority=priority)
+        self._known_specs[key] = [(array.dtype, array.shape) for array in pulled]
         if weights is None:
             return [array.tensor() for array in pulled]
         # Either one array or as many as weights.
@@ -42,10 +42,7 @@ class RemoteParameterServer(ParameterServer):
 
     def _specs(self, key: str) -> ArraySpecs:
         if key not in self._known_specs:
-            header, _ = self._caller.call("describe", key)
-            self._known_specs[key] = [
-                (getattr(torch, name.removeprefix("torch.")), tuple(shape)) for name, shape in header["specs"]
-            ]
+            self._pull(key, None, 0)
         return self._known_specs[key]
 
     def close(self) -> None:

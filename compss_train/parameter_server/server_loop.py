@@ -5,18 +5,19 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
 
 from compss_train._utils import Closable
 from compss_train.net import Client, Header, MessageServer, ReceivedArray
-from compss_train.parameter_server.base import check_specs
-from compss_train.parameter_server.local import LocalParameterServer
+from compss_train.parameter_server.local import LocalParameterServer, check_specs
 
 CallError: TypeAlias = tuple[str, str]
 """The name of an exception's class, and its message."""
+MAX_BACKLOG = 2**28
+"""Bytes of pushes that may wait at the server; further pushes wait at the clients."""
 _MAX_BATCH = 32  # calls that are executed before pushes are answered, in one message
 _STOP_SECONDS = 0.05  # maximum delay until a stop is noticed
 _MAX_ERROR = 2**14  # characters of an error, which may name long keys
@@ -42,8 +43,6 @@ class Records:
     generation: int
     connections: list[Client] = field(default_factory=list)
     keys: defaultdict[str, KeyCalls] = field(default_factory=lambda: defaultdict(KeyCalls))
-    pulls: set[int] = field(default_factory=set)
-    """Numbers of waiting pulls: one that is received again is answered once."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,11 +125,11 @@ def _described(error: Exception) -> CallError:
 class ServerLoop(Closable):
     """A thread that receives, executes and answers calls; those with a high priority overtake earlier ones."""
 
-    def __init__(self, server: MessageServer, store: LocalParameterServer, max_backlog: int) -> None:
+    def __init__(self, server: MessageServer, store: LocalParameterServer) -> None:
         self._server = server
         self.address, self.token = server.address.url, server.address.token
         """Where it listens, and what clients need."""
-        self._queue, self._max_backlog = CallQueue(), max_backlog
+        self._queue = CallQueue()
         self._store = store
         self._clients: dict[str, Records] = {}
         self._connected: dict[Client, Records] = {}
@@ -167,7 +166,7 @@ class ServerLoop(Closable):
 
     def _receive(self, timeout: float = 0.0) -> None:
         """Receive all pending messages: the last may have the highest priority."""
-        while self._queue.size < self._max_backlog and (received := self._server.receive(timeout)) is not None:
+        while self._queue.size < MAX_BACKLOG and (received := self._server.receive(timeout)) is not None:
             timeout = 0.0
             client, header, arrays = received
             records = self._connected.get(client)
@@ -205,15 +204,13 @@ class ServerLoop(Closable):
         match request.call:
             case "hello":
                 self._answer(request)
-            case "describe":
-                specs = self._store.entry(request.key).specs
-                self._answer(request, specs=[[str(dtype), list(shape)] for dtype, shape in specs])
             case "init" | "push":
                 self._change_once(request)
-            case "pull":
-                self._pull(request)
+            case "pull":  # answered after the client's earlier pushes have been executed
+                entry = self._store.entry(request.key)
+                self._enqueue(request, lambda: self._answer(request, arrays=entry.values))
             case other:
-                raise ValueError(f"unknown call {other!r}; use hello, describe, init, push, pull or goodbye")
+                raise ValueError(f"unknown call {other!r}; use hello, init, push, pull or goodbye")
 
     def _change_once(self, request: _Request) -> None:
         """Execute a call unless it was executed before.
@@ -272,31 +269,14 @@ class ServerLoop(Closable):
             memory = self._memory[place] = torch.from_numpy(np.empty(array.size, np.uint8))
         return array.tensor(memory[: array.size])
 
-    def _pull(self, request: _Request) -> None:
-        """Answer a pull after the client's earlier pushes have been executed."""
-        pulls, entry = request.records.pulls, self._store.entry(request.key)
-        if request.number in pulls:
-            return
-
-        def answer() -> None:
-            pulls.discard(request.number)
-            self._answer(request, arrays=entry.values)
-
-        pulls.add(request.number)
-        self._enqueue(request, answer)
-
     def _enqueue(self, request: _Request, run: Callable[[], None]) -> None:
         self._queue.add(request.key, request.priority, request.size, run)
 
     def _answer(
-        self,
-        request: _Request,
-        error: CallError | None = None,
-        arrays: Sequence[torch.Tensor] = (),
-        **fields: Any,
+        self, request: _Request, error: CallError | None = None, arrays: Sequence[torch.Tensor] = ()
     ) -> None:
         errors = {} if error is None else {"error": error}
-        self._send(request.records, {"numbers": [request.number], **errors, **fields}, arrays)
+        self._send(request.records, {"numbers": [request.number], **errors}, arrays)
 
     def _send(self, records: Records, header: Header, arrays: Sequence[torch.Tensor] = ()) -> None:
         """Send an answer over all connections of a client; at most one of them still works."""

@@ -14,24 +14,17 @@ import cloudpickle
 from loky.backend.context import LokyContext
 
 from compss_train._utils import Closable
-from compss_train._utils.validation import check_count
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.net import MessageServer, check_token, new_token
 from compss_train.parameter_server.local import LocalParameterServer
 from compss_train.parameter_server.server_loop import ServerLoop
 
-MAX_BACKLOG = 2**28
-"""Default maximum of the bytes of pushes that wait at the server; further pushes wait at the clients."""
 _CLOSE_SECONDS = 1.0
 """How long the process may take to end before it is killed."""
 
 
 def serve(
-    address: str | None = None,
-    *,
-    optimizer: OptimizerSpec | None = None,
-    token: str | None = None,
-    max_backlog: int = MAX_BACKLOG,
+    address: str | None = None, *, optimizer: OptimizerSpec | None = None, token: str | None = None
 ) -> ServerLoop:
     """Serve parameters to clients in other processes, or on other nodes, from a thread of this process.
 
@@ -47,17 +40,13 @@ def serve(
     token:
         The secret that clients need; ``None`` draws a random one. It is not sent. Anyone who has it has all the
         rights of a client, and anyone who records TCP messages can try guesses: use ``secrets.token_urlsafe()``.
-    max_backlog:
-        The maximum number of bytes of pushes that wait here, 256 MiB by default; further pushes wait at the
-        clients.
 
     Raises ``OSError`` if it cannot listen at the address, and ``ValueError`` for one that is not of TCP, and for an
     empty token.
     """
-    check_count("max_backlog", max_backlog)
     store = LocalParameterServer(optimizer)
     token = new_token() if token is None else check_token(token)
-    return ServerLoop(MessageServer(address, token), store, max_backlog)
+    return ServerLoop(MessageServer(address, token), store)
 
 
 class ServingProcess(Closable):
@@ -68,12 +57,15 @@ class ServingProcess(Closable):
         self._pipe, theirs = context.Pipe()
         arguments = theirs, address, cloudpickle.dumps(optimizer)  # it may be a function of this program
         self._process = context.Process(target=_serve_until_closed, args=arguments, daemon=True)
-        self._process.start()
+        try:
+            self._process.start()
+        except AssertionError as error:  # of multiprocessing, in a daemonic process
+            raise OSError(f"{error}: serve_apart starts one; serve serves from a thread") from error
         theirs.close()
         try:
-            self.address, self.token, error = self._pipe.recv()
-            if error:
-                raise OSError(error)
+            self.address, self.token, reason = self._pipe.recv()
+            if reason:
+                raise OSError(reason)
         except BaseException as error:
             self.close()
             if isinstance(error, EOFError):
@@ -93,8 +85,8 @@ class ServingProcess(Closable):
 def serve_apart(address: str | None = None, *, optimizer: OptimizerSpec | None = None) -> ServingProcess:
     """Serve parameters as ``serve`` does, from a process that ends with this one, even if this one is killed.
 
-    The start takes as long as the import of torch. Raises ``OSError`` if it cannot listen at the address, or cannot
-    load the optimizer.
+    The start takes as long as the import of torch. Raises ``OSError`` if it cannot listen at the address, cannot
+    load the optimizer, or is called in a daemonic process of multiprocessing, which must not start others.
     """
     return ServingProcess(address, optimizer)
 

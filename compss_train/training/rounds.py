@@ -19,7 +19,7 @@ from compss_train.training.merging.on_arrival import CommutativeMerger, ServerMe
 from compss_train.training.merging.synchronous import SynchronousMerger
 from compss_train.training.stopping import TICK
 from compss_train.training.trained_model import TrainedModel
-from compss_train.training.training_state import MergeState, States, TrainingState, fetch_states
+from compss_train.training.training_state import MergeState, States, TrainingState, fetch_states, state_refs
 from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session, Workplace
 from compss_train.worker.state import GroupState
@@ -142,6 +142,8 @@ class RoundRunner:
     def _submit(self, round_: Round, next_round: Round | None) -> None:
         self._workers.start(round_, next_round)
         submitted = self._merger.submit(self._workers)
+        states = [*state_refs(submitted.states), *submitted.merge_state.refs()]
+        self._engine.keep([submitted.parameters, *states, *self._merger.bases.values()])
         evaluated = {PLAIN: submitted.parameters, AVERAGED: submitted.merge_state.averaged}
         submitted.measured.update(
             (prefix, self._validation.evaluate(parameters) if self._validation and parameters else [])

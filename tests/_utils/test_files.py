@@ -16,7 +16,6 @@ from compss_train._utils.files import FolderLock, TemporaryFolder, atomic_path, 
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.engines.local import store
 from compss_train.engines.local.store import StoreFolders
-from compss_train.online.workers import CheckpointStore
 from tests.helpers.small_fits import fit, trainer_of
 
 
@@ -38,6 +37,14 @@ def test_the_existing_file_stays_if_writing_fails(tmp_path):
         temporary.write_text("half\ud800", encoding="utf-8")
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_missing_folder_is_an_error_that_names_the_file(tmp_path):
+    with (
+        pytest.raises(FileNotFoundError, match=r"missing does not exist; create it.*missing/plot\.png"),
+        atomic_path(tmp_path / "missing" / "plot.png"),
+    ):
+        pass
 
 
 HOLDER = """
@@ -205,8 +212,8 @@ def stored():
 
 @pytest.mark.parametrize(
     ("new", "remove"),
-    [(lambda: created(TemporaryFolder()), "remove"), (stored, "remove"), (CheckpointStore, "close")],
-    ids=["TemporaryFolder", "StoreFolders", "CheckpointStore"],
+    [(lambda: created(TemporaryFolder()), "remove"), (stored, "remove")],
+    ids=["TemporaryFolder", "StoreFolders"],
 )
 def test_abandoned_folders_are_removed_and_locked_ones_are_not(parent, new, remove):
     left, first = abandoned(parent), new()

@@ -20,7 +20,7 @@ FACTORIES = {
     ),
     callbacks.JsonLines: lambda folder: callbacks.JsonLines(folder / "history.jsonl"),
     callbacks.ProgressBar: lambda folder: callbacks.ProgressBar(),
-    callbacks.Report: lambda folder: callbacks.Report(folder / "report.html", every=1),
+    callbacks.Report: lambda folder: callbacks.Report(folder / "report.html"),
     callbacks.RoundLines: lambda folder: callbacks.RoundLines(),
     TensorBoard: lambda folder: TensorBoard(folder / "board"),
 }

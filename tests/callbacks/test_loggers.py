@@ -294,22 +294,18 @@ class Reading(Callback):
         return rounds, ">running<" in text, 'http-equiv="refresh"' in text
 
 
-@pytest.mark.parametrize(
-    ("every", "seen"),
-    [(None, [(0, False)] * 5), (1, [(n, True) for n in range(5)]), (2, [(n, True) for n in (0, 0, 2, 2, 4)])],
-)
-def test_reports_are_written_during_a_fit_and_at_its_end(trainer, tmp_path, monkeypatch, every, seen):
+def test_reports_are_written_during_a_fit_and_at_its_end(trainer, tmp_path, monkeypatch):
     monkeypatch.setattr("compss_train.callbacks.loggers.MIN_SECONDS", 0.0)
     monkeypatch.setattr("compss_train.callbacks.loggers.MAX_SHARE", math.inf)
     path = tmp_path / "made" / "report.html"
     reading = Reading(path)
-    fit(trainer, Report(path, every), reading, num_epochs=4)
-    assert reading.seen == [(rounds, True, refreshed) for rounds, refreshed in seen]
+    fit(trainer, Report(path), reading, num_epochs=4)
+    assert reading.seen == [(rounds, True, True) for rounds in range(5)]
     assert reading._read() == (4, False, False)
     text = path.read_text()
     assert ">complete<" in text
     assert all(part in text for part in ("Training of Sequential", "num_epochs", "torch.optim.sgd.SGD", "Report"))
-    fit(trainer, Report(path, every), num_epochs=4)
+    fit(trainer, Report(path), num_epochs=4)
     assert len(PageReader(path.read_text()).rows(-1)) == 8
     assert list(path.parent.iterdir()) == [path]
 
@@ -320,7 +316,7 @@ def test_reports_that_take_too_much_time_are_skipped(trainer, tmp_path, monkeypa
     monkeypatch.setattr("compss_train.callbacks.loggers.MIN_SECONDS", 0.0)
     monkeypatch.setattr(f"compss_train.callbacks.loggers.{name}", value)
     reading = Reading(tmp_path / "report.html")
-    fit(trainer, Report(reading.path, every=1), reading, num_epochs=4)
+    fit(trainer, Report(reading.path), reading, num_epochs=4)
     assert reading.seen == [(0, True, True)] * 5
     assert reading._read() == (4, False, False)
 
@@ -341,8 +337,3 @@ def test_reports_show_why_a_fit_ended_early(trainer, tmp_path, ending, why, roun
     reader = PageReader((tmp_path / "report.html").read_text())
     assert why in reader.texts
     assert len(reader.rows(-1)) == rounds
-
-
-def test_rounds_between_reports_are_a_count(tmp_path):
-    with pytest.raises(ValueError, match="every=0: give an integer of at least 1"):
-        Report(tmp_path / "report.html", every=0)

@@ -72,7 +72,7 @@ def test_nothing_hangs(machine, monkeypatch):
     pids.mkdir()
     for tool in ("java", "runcompss", "ssh", "nvidia-smi"):
         machine.add_program(tool, HANGS.format(python=sys.executable, pids=str(pids)))
-    monkeypatch.setattr(doctor, "TIMEOUT", 0.5)
+    monkeypatch.setattr("compss_train.cli.findings.TIMEOUT", 0.5)
     monkeypatch.setattr(doctor, "SSH_TIMEOUT", 0.5)
     before = time.monotonic()
     findings = machine.findings(WorkerNode("localhost", 2), nodes=("n1", "n2"))

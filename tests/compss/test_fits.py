@@ -36,7 +36,7 @@ def test_a_fit_has_a_training_task_per_group_and_epoch(run, tmp_path):
     result, done = fitted(run, tmp_path, "workers=20", "blocks=20", "samples=100", "num_epochs=2", "hidden=4096")
     # Workers that take less time than a task costs are two groups on two units, whose results one task averages; it
     # passes on their metrics.
-    assert tasks(done) == {"train": 2 * 2, "average": 2, "evaluate": 2}
+    assert tasks(done) == {"train_group": 2 * 2, "finish": 2, "evaluate": 2}
     large = [size for size in result["fetched"] if size > 10_000]
     assert len(large) == 1
     assert result["bytes"] < large[0] < result["bytes"] + 2000
@@ -46,7 +46,7 @@ def test_a_fit_has_a_training_task_per_group_and_epoch(run, tmp_path):
 def test_each_kind_of_task_has_its_name(run, tmp_path):
     options = ("workers=3", "blocks=4", "num_epochs=2", "merge=commutative", "shuffles=total")
     _, done = fitted(run, tmp_path, *options)
-    assert tasks(done) == {"train": 6, "commute": 6, "shuffle": 8, "copy": 1, "evaluate": 2}
+    assert tasks(done) == {"train_alone": 6, "commute": 6, "split_rows": 8, "copy_value": 1, "evaluate": 2}
 
 
 def accuracy(done):

@@ -19,9 +19,12 @@ def two_nodes() -> Iterator[Any]:
         patch.setenv("RAY_AUTH_MODE", "token")
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        import ray  # which reads the environment
+        patch.setenv("RAY_worker_niceness", "0")
+        import ray
+        from ray._raylet import Config
         from ray.cluster_utils import Cluster
 
+        Config.initialize("")  # reads the environment again
         cluster = Cluster(initialize_head=True, head_node_args=dict(NODE))
         try:
             cluster.add_node(**NODE)

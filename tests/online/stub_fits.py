@@ -1,6 +1,5 @@
 """Online fits in this process: a coordinator without tasks, and workers that only receive."""
 
-import itertools
 import queue
 import threading
 from contextlib import ExitStack, contextmanager
@@ -8,7 +7,8 @@ from types import SimpleNamespace
 
 from compss_train.online.events import EventServer
 from compss_train.online.receiver import Receiver
-from compss_train.online.stream_router import ExternalSenders, StreamRouter
+from compss_train.online.sources import ExternalSenders
+from compss_train.online.workers import StreamRouter
 from tests.buffers.kinds import DEADLINE, Thread, make, numbers, until
 from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
 from tests.online.sample_streams import SampleConnection
@@ -24,7 +24,7 @@ class StubCoordinator:
         self.url = self.server._servers[-1].address.url
         self.workers = [SimpleNamespace(number=number, url=None, deaths=0) for number in range(workers)]
         self.router = StreamRouter(self.workers, KEY, paired=paired)
-        self.senders = ExternalSenders(senders, self.router, itertools.count())
+        self.senders = ExternalSenders(senders, self.router)
         self.events, self.warnings, self.clients = [], [], []
         self._calls = queue.SimpleQueue()
         self._closed = threading.Event()
@@ -100,7 +100,6 @@ class StubWorker:
     def __init__(self, buffer, *, paired=False, offsets=None, address=None):
         self.buffer = buffer
         self.receiver = Receiver(buffer, address, token=KEY, paired=paired, offsets=offsets)
-        self.receiver.start()
         self.url = self.receiver.url
 
     def connect(self, stream):

@@ -7,7 +7,7 @@ import torch
 
 from compss_train.net.connection import Address
 from compss_train.online.events import EventServer
-from compss_train.online.stream_router import StreamRouter
+from compss_train.online.workers import StreamRouter
 from tests.buffers.kinds import DEADLINE
 from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
 

@@ -27,7 +27,7 @@ def test_a_worker_trains_on_when_the_coordinator_has_its_checkpoint(monkeypatch)
 
     def save():
         with CoordinatorConnection(server.address, 0) as coordinator:
-            coordinator.listen(SimpleNamespace(start=list, url="tcp://0.0.0.0:1", forget=list), "127.0.0.1")
+            coordinator.listen(SimpleNamespace(url="tcp://0.0.0.0:1", forget=list), "127.0.0.1")
             coordinator.save(torch.zeros(9), torch.zeros(0))
             events.append("trains on")
 

@@ -8,46 +8,14 @@ import torch
 
 from compss_train import WorkerLostError
 from compss_train.engines import Resources, Traits
+from compss_train.engines.calls import MAX_RUNS
 from compss_train.net.messages import pack, unpack
 from compss_train.online.events import RECONNECT_SECONDS, ConnectedTask
-from compss_train.online.workers import MAX_RUNS, CheckpointStore, Workers
+from compss_train.online.workers import Workers
 
 
 def bytes_of(*values):
     return torch.tensor(values, dtype=torch.uint8)
-
-
-def load(store, worker):
-    return [tensor.tolist() for tensor in store.load(worker)]
-
-
-def test_the_last_checkpoint_of_each_worker_is_loaded():
-    with CheckpointStore() as store:
-        assert load(store, 0) == []
-        for saved in ([1, 2, 3], [], [255] * 100_000, [7]):
-            store.store(0, bytes_of(*saved))
-            assert load(store, 0) == [saved]
-        store.store(11, bytes_of(9))
-        store.store(1, bytes_of(8))
-        assert [load(store, worker) for worker in (0, 1, 2, 11)] == [[[7]], [[8]], [], [[9]]]
-        loaded = store.load(0)[0]
-        loaded[0] = 0
-        assert load(store, 0) == [[7]]
-
-
-def test_a_failed_write_keeps_the_previous_checkpoint(monkeypatch):
-    def write(path, data):
-        path.touch()
-        raise OSError("no space")
-
-    with CheckpointStore() as store:
-        store.store(0, bytes_of(1, 2))
-        with monkeypatch.context() as full:
-            full.setattr(Path, "write_bytes", write)
-            with pytest.raises(OSError, match="no space"):
-                store.store(0, bytes_of(3))
-        assert load(store, 0) == [[1, 2]]
-        assert {path.name for path in Path(store._folder.path).iterdir()} == {".lock", "0.checkpoint"}
 
 
 def engine_of(submitted, **options):
@@ -61,7 +29,7 @@ def engine_of(submitted, **options):
     )
 
 
-def workers_of(submitted, store=lambda worker, data: None):
+def workers_of(submitted, folder):
     """Return two workers on an engine that runs nothing."""
     session = SimpleNamespace(
         engine=engine_of(submitted),
@@ -71,19 +39,57 @@ def workers_of(submitted, store=lambda worker, data: None):
         devices=["cuda", "cuda"],
         resources=Resources(cpus=3, gpus=1),
     )
-    return Workers(session, SimpleNamespace(num_workers=2), None, SimpleNamespace(store=store))
+    return Workers(session, SimpleNamespace(num_workers=2), None, str(folder))
 
 
-def client_of(number):
-    return SimpleNamespace(greeting={"role": "worker", "number": number}, send=lambda header: None)
+def client_of(number, sent=None):
+    """Return a client; the arrays that it is sent are added to ``sent``."""
+    send = lambda header, arrays=(): None if sent is None else sent.extend(arrays)  # noqa: E731
+    return SimpleNamespace(greeting={"role": "worker", "number": number}, send=send)
 
 
-CHECKPOINT = unpack(pack({"checkpoint": True}, [bytes_of(1), torch.tensor([[0, 5]])]))
+def checkpoint_of(*values):
+    return unpack(pack({"checkpoint": True}, [bytes_of(*values), torch.tensor([[0, 5]])]))
 
 
-def test_a_worker_that_does_not_connect_again_is_submitted_again(clock):
+def loaded(workers, number):
+    """Return the checkpoint that a worker gets when it connects again, and this connection."""
+    worker, sent = workers.all[number], []
+    ConnectedTask.disconnect(worker)
+    client = client_of(number, sent)
+    workers.handle(worker, client, client.greeting, ())
+    return [array.tolist() for array in sent], client
+
+
+def test_each_worker_gets_its_last_checkpoint(tmp_path):
+    workers = workers_of([], tmp_path)
+    saved, client = loaded(workers, 0)
+    assert saved == []
+    for values in ([1, 2, 3], [255] * 100_000, [7]):
+        assert workers.handle(workers.all[0], client, *checkpoint_of(*values)) == "saved"
+        saved, client = loaded(workers, 0)
+        assert saved == [values]
+    assert loaded(workers, 1)[0] == []
+    assert {path.name for path in tmp_path.iterdir()} == {"0.checkpoint"}
+
+
+def test_a_worker_that_has_completed_its_training_only_receives(tmp_path):
+    workers, sent = workers_of([], tmp_path), []
+    worker = workers.all[0]
+    worker.done = True
+    client = client_of(0)
+    client.send = lambda header, arrays: sent.append(header)
+    workers.handle(worker, client, client.greeting, ())
+    assert sent == [{"accepted": True, "stop": True}]
+    workers.handle(worker, client, {"url": "tcp://a:1"}, ())
+    assert worker.url == "tcp://a:1"
+    for header in ({"report": True}, {"done": True, "repetitions": []}):  # its first attempt has sent the true ones
+        assert workers.handle(worker, client, header, ()) is None
+
+
+def test_a_worker_that_does_not_connect_again_is_submitted_again(clock, tmp_path):
     submitted = []
-    worker = workers_of(submitted).all[1]
+    worker = workers_of(submitted, tmp_path).all[1]
     worker.connect(client_of(1))
     worker.disconnect()
     clock.now += RECONNECT_SECONDS + 1
@@ -91,8 +97,8 @@ def test_a_worker_that_does_not_connect_again_is_submitted_again(clock):
     assert submitted == [Resources(cpus=3, gpus=1, own_process=True)] * 3
 
 
-def test_a_worker_is_given_up_after_four_attempts_without_a_checkpoint_between_them():
-    workers, client = workers_of([]), client_of(1)
+def test_a_worker_is_given_up_after_four_attempts_without_a_checkpoint_between_them(tmp_path):
+    workers, client = workers_of([], tmp_path), client_of(1)
     worker = workers.all[1]
 
     def attempts(count):
@@ -103,23 +109,29 @@ def test_a_worker_is_given_up_after_four_attempts_without_a_checkpoint_between_t
     for _ in range(3):
         attempts(MAX_RUNS - 1)
         worker.connect(client)
-        assert workers.handle(worker, client, *CHECKPOINT) == "saved"
+        assert workers.handle(worker, client, *checkpoint_of(1)) == "saved"
         ConnectedTask.disconnect(worker)
     with pytest.raises(WorkerLostError, match=r"worker 1 was started 4 times, .* before its next checkpoint"):
         attempts(MAX_RUNS)
 
 
-def test_a_checkpoint_that_cannot_be_stored_is_a_warning_and_does_not_count():
-    def full(worker, data):
+def test_a_checkpoint_that_cannot_be_stored_is_a_warning_and_keeps_the_previous_one(monkeypatch, tmp_path):
+    def write(path, data):
+        path.touch()
         raise OSError("no space left on device")
 
-    workers, client = workers_of([], full), client_of(1)
-    worker = workers.all[1]
-    worker.connect(client)
-    with pytest.warns(UserWarning, match="no space left on device; training continues"):
-        assert workers.handle(worker, client, *CHECKPOINT) is None
-    assert workers.handle(worker, client, *CHECKPOINT) is None  # warned once
+    workers = workers_of([], tmp_path)
+    worker, (_, client) = workers.all[1], loaded(workers, 1)
+    workers.handle(worker, client, *checkpoint_of(1, 2))
+    worker.saved_offsets = {}
+    with monkeypatch.context() as full:
+        full.setattr(Path, "write_bytes", write)
+        with pytest.warns(UserWarning, match="no space left on device; training continues"):
+            assert workers.handle(worker, client, *checkpoint_of(3)) is None
+        assert workers.handle(worker, client, *checkpoint_of(3)) is None  # warned once
     assert worker.saved_offsets == {}
+    assert loaded(workers, 1)[0] == [[1, 2]]
+    assert {path.name for path in tmp_path.iterdir()} == {"1.checkpoint"}
 
 
 def test_a_task_is_submitted_again_if_it_is_lost_and_not_before(clock):

@@ -92,10 +92,12 @@ def test_arrays_are_added_to_keys_without_the_optimizer(make):
         np.testing.assert_allclose(server.pull("weight")[0], [0.9, 1.9])
 
 
-def test_new_arrays_have_the_types_of_the_initial_ones():
-    with LocalParameterServer() as server:
-        server.init("w", [np.ones(2), torch.ones(2)])
-        assert [type(value) for value in server.pull("w")] == [np.ndarray, torch.Tensor]
+def test_new_arrays_are_tensors_of_their_own(server):
+    server.init("w", [np.ones(2), torch.ones(2)])
+    first, second = server.pull("w"), server.pull("w")
+    first[0][:] = 9.0
+    assert [type(value) for value in first] == [torch.Tensor, torch.Tensor]
+    assert [value.tolist() for value in second] == [[1.0, 1.0]] * 2
 
 
 def test_no_push_of_any_thread_is_lost(server):

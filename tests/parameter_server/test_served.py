@@ -215,6 +215,14 @@ def test_a_server_process_that_is_stopped_is_killed():
         os.kill(process, 0)
 
 
+def test_a_daemonic_process_cannot_start_a_server_process(monkeypatch):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)
+    with pytest.raises(
+        OSError, match="daemonic processes are not allowed to have children: serve_apart starts one"
+    ):
+        serve_apart()
+
+
 def test_an_address_in_use_is_an_error(tcp_serving):
     with pytest.raises(OSError, match="cannot listen at"):
         serve(tcp_serving.address)
@@ -340,8 +348,9 @@ def test_large_arrays_are_the_callers_when_push_and_pull_return(serving, client)
     assert 0 < len(client._caller._frames._free) <= 64
 
 
-def test_pushes_of_more_than_the_backlog_holds_are_executed():
-    with serve(max_backlog=1000) as serving, connect(serving.address, serving.token) as client:
+def test_pushes_of_more_than_the_backlog_holds_are_executed(monkeypatch, client):
+    with monkeypatch.context() as small:
+        small.setattr("compss_train.parameter_server.server_loop.MAX_BACKLOG", 1000)
         client.init("w", [np.zeros(100)])
         for _ in range(50):
             client.push("w", [np.ones(100)])

@@ -16,8 +16,7 @@ from typing import Any
 
 import tomli_w
 
-from compss_train._utils.files import is_running, write_atomic
-from compss_train._utils.validation import suggestion
+from compss_train._utils import files, validation
 
 Table = dict[str, Any]
 
@@ -82,7 +81,8 @@ def append_notes(message: str, error: BaseException, *lines: str) -> str:
 
 def unknown_name(name: str, accepted: Collection[str], kind: str) -> str:
     """Return the message for an unknown name: the most similar name, and all accepted ones."""
-    return f"unknown {kind} {name}{suggestion(name, accepted) or '.'} The {kind}s are {', '.join(accepted)}"
+    hint = validation.suggestion(name, accepted) or "."
+    return f"unknown {kind} {name}{hint} The {kind}s are {', '.join(accepted)}"
 
 
 @dataclass(frozen=True)
@@ -224,7 +224,7 @@ class RunFolder:
     def write_state(self, state: str, sha256: str | None = None) -> None:
         """Write the state of the run of this process, and the checksum of its parameters."""
         written = {"state": state, "host": socket.gethostname(), "pid": os.getpid(), "parameters": sha256}
-        write_atomic(self.state_file, json.dumps(written))
+        files.write_atomic(self.state_file, json.dumps(written))
 
     def sha256(self) -> str | None:
         """Return the checksum of the parameters that the run has saved, or ``None`` if it is unknown."""
@@ -242,7 +242,7 @@ class RunFolder:
             state, host, pid = str(written["state"]), written["host"], int(written["pid"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
-        ended = state == RUNNING and host == socket.gethostname() and not is_running(pid)
+        ended = state == RUNNING and host == socket.gethostname() and not files.is_running(pid)
         return KILLED if ended else state
 
     def existing_files(self) -> list[Path]:
@@ -258,11 +258,3 @@ class RunFolder:
                 shutil.rmtree(path)
             else:
                 path.unlink()
-
-
-def check_parent_folder(output: Path) -> None:
-    """Raise ``FileNotFoundError`` unless the folder of an output file exists."""
-    if not output.parent.is_dir():
-        raise FileNotFoundError(
-            f"{output}: the folder {output.parent} does not exist; create it, or name another file"
-        )

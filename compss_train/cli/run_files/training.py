@@ -12,8 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from compss_train import callbacks
-from compss_train._utils.files import FolderLock, atomic_path, write_atomic
-from compss_train._utils.validation import warn_user
+from compss_train._utils import files, validation
 from compss_train.callbacks import checks, loggers
 from compss_train.cli import run_files
 from compss_train.cli.run_files import Errors, RunFile, RunFileError, RunFolder, Table, data, objects
@@ -118,7 +117,7 @@ def read_output(
         if not isinstance(section.get("folder", ""), str):
             raise ValueError(f"folder = {section['folder']!r}: give a string")
     if "report" not in section and find_spec("matplotlib") is None:
-        warn_user("no report is written, since it needs matplotlib: pip install 'compss_train[report]'")
+        validation.warn_user("no report is written, since it needs matplotlib: pip install 'compss_train[report]'")
         section = {**section, "report": False}
     writers: list[callbacks.Callback] = []
     for key, writer in WRITERS.items():
@@ -224,7 +223,7 @@ def train(run: TrainingRun) -> DistributedTrainer:
             if results.started:
                 sha256 = None
                 if trainer.history:
-                    with atomic_path(run.folder.parameters) as path:
+                    with files.atomic_path(run.folder.parameters) as path:
                         sha256 = parameters.save(path, trainer.get_parameters())
                 run.folder.write_state(results.status, sha256)  # last: a run is complete when its files are
     return trainer
@@ -237,7 +236,7 @@ class _FolderSetup(callbacks.Callback):
 
     def __init__(self, run: TrainingRun) -> None:
         self._run = run
-        self.lock = FolderLock(run.folder.path)
+        self.lock = files.FolderLock(run.folder.path)
 
     def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Create and lock the folder; remove the files of an earlier run unless it is resumed."""
@@ -246,12 +245,12 @@ class _FolderSetup(callbacks.Callback):
         self.lock.acquire()
         if not self._run.resume:
             if folder.checkpoints.is_dir():
-                lock = FolderLock(folder.checkpoints)
+                lock = files.FolderLock(folder.checkpoints)
                 lock.acquire()
                 lock.release()
             folder.clear()
         if not folder.run_file.exists():  # marks the folder as a run's even if another callback refuses to start
-            write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
+            files.write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
 
 
 class _RunFiles(callbacks.JsonLines):
@@ -270,8 +269,8 @@ class _RunFiles(callbacks.JsonLines):
         """Write the configuration and the rounds that are already complete; remove outdated parameters."""
         super().on_fit_start(trainer, total_samples)
         folder = self._run.folder
-        write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
-        write_atomic(folder.configuration, json.dumps(trainer.configuration, indent=1))
+        files.write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
+        files.write_atomic(folder.configuration, json.dumps(trainer.configuration, indent=1))
         folder.parameters.unlink(missing_ok=True)
         trainer.history.save(folder.history)
         folder.write_state(run_files.RUNNING)

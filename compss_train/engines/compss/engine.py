@@ -170,12 +170,11 @@ class CompssEngine(Engine):
     def delete(self, refs: Sequence[Ref]) -> None:
         """Let COMPSs remove the values' files once all submitted tasks have read them."""
         self._check_open()
-        for ref in refs:
-            self._delete(_compss(ref))
-
-    def places(self, resources: Resources) -> int:
-        """Return how many tasks with these resources fit on the nodes."""
-        return sum(node.cpus // resources.cpus for node in self._nodes)
+        for own in map(_compss, refs):
+            if not own.external:
+                self._api.compss_delete_object(own.content)
+            own.content = None
+            self._refs.discard(own)
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError`` if these tasks do not fit on the nodes together."""
@@ -248,12 +247,6 @@ class CompssEngine(Engine):
             error = value.exception()
             raise runtime.lost_task_error() if isinstance(error, LostInputError) else error
         return value
-
-    def _delete(self, ref: _CompssRef) -> None:
-        if not ref.external:
-            self._api.compss_delete_object(ref.content)
-        ref.content = None
-        self._refs.discard(ref)
 
     def _check_open(self) -> None:
         if not self._close.alive:

@@ -98,28 +98,16 @@ def _load_input(item: Any) -> Any:
     return value
 
 
-TASK_NAMES = {
-    "train_group": "train",
-    "train_alone": "train",
-    "train_and_exchange": "train",
-    "train_online": "train",
-    "simulate_and_send": "simulate",
-    "evaluate": "evaluate",
-    "predict": "predict",
-    "partial_sum": "average",
-    "finish": "average",
-    "split_rows": "shuffle",
-    "describe": "describe",
-    "copy_value": "copy",
-    "gather_values": "gather",
-}
-"""The names of tasks in COMPSs's graph, by the names of this package's functions; other functions are ``run``."""
+FIRST = ("partial_sum", "finish", "copy_value", "gather_values")
+"""Tasks with priority."""
+ON_GPUS = ("train_group", "train_alone", "train_and_exchange", "train_online", "evaluate", "predict", "run")
+OTHERS = ("simulate_and_send", "split_rows", "describe")
 
 
 def task_name(function: Callable[..., Any]) -> str:
-    """Return the name under which COMPSs shows the tasks of a function."""
+    """Return the name under which COMPSs shows a function's tasks: its own for this package's, else ``run``."""
     own = getattr(function, "__module__", "").startswith("compss_train.")
-    return TASK_NAMES.get(function.__name__, "run") if own else "run"
+    return function.__name__ if own and function.__name__ in (*FIRST, *ON_GPUS, *OTHERS) else "run"
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from pycompss.api.parameter import COLLECTION_IN, COMMUTATIVE, IN_DELETE
 from pycompss.api.task import task
 
 from compss_train.engines.codec import SerializedValue
-from compss_train.engines.compss.task_body import TASK_NAMES, run_task, run_update, task_name
+from compss_train.engines.compss.task_body import FIRST, ON_GPUS, OTHERS, run_task, run_update, task_name
 
 Task = Callable[..., Any]
 
@@ -44,16 +44,15 @@ def _commute(cpus: int, call: SerializedValue, target: SerializedValue, inputs: 
 
 
 commute = _decorated("commute", _commute, False, target=COMMUTATIVE, priority=True)
-_FIRST = ("average", "copy", "gather")
-_CPU = {name: _task(name, priority=name in _FIRST) for name in {*TASK_NAMES.values(), "run"}}
-_CPU["run_first"] = _task("run_first", priority=True)
-_GPU = {name: _task(f"{name}_gpu", gpu=True) for name in ("train", "evaluate", "predict", "run")}
-globals().update(_CPU | {f"{name}_gpu": made for name, made in _GPU.items()})  # where PyCOMPSs finds them
+_TASKS = {name: _task(name) for name in (*ON_GPUS, *OTHERS)}
+_TASKS |= {name: _task(name, priority=True) for name in (*FIRST, "run_first")}
+_TASKS |= {f"{name}_gpu": _task(f"{name}_gpu", gpu=True) for name in ON_GPUS}
+globals().update(_TASKS)  # where PyCOMPSs finds them
 
 
 def task_for(function: Callable[..., Any], gpu: bool, priority: bool) -> Task:
     """Return the task that runs a function, chosen by the function's name."""
     name = task_name(function)
     if gpu:
-        return _GPU.get(name, _GPU["run"])
-    return _CPU["run_first" if name == "run" and priority else name]
+        return _TASKS.get(f"{name}_gpu", _TASKS["run_gpu"])
+    return _TASKS["run_first" if name == "run" and priority else name]

@@ -168,7 +168,8 @@ class Agent:
             with self._lock:
                 if not self._open:
                     return
-                self._look()
+                with suppress(FileNotFoundError):  # removed by the agent of a lost node, which has been moved here
+                    self._look()
                 seconds = self._watch.check()
             time.sleep(LOOK_SECONDS if seconds is None else seconds)
 

@@ -53,6 +53,7 @@ def join(modules: Sequence[str | ModuleType] = ()) -> bool:
     # Ray asks for a token by default, and would write one into the home directory, where others may read it.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # as that of the program, like processes of the local engine
     ray.init(address="local", num_cpus=cores(), include_dashboard=False, _node_ip_address=_OURS, **options)
     return True
 

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeAlias
 
@@ -104,15 +104,15 @@ class Submitter(GraphThread):
     def watch(self, watched: bool, timeout: float | None) -> None:
         """Let the agents watch their nodes, or no more."""
         self._watched = (watched, timeout)
-        self._call_agents("watch", watched, timeout)
+        self._call(self.agents, "watch", watched, timeout)
 
     def ask_agents(self, method: str, seconds: float) -> list[Any]:
         """Call a method of the agents, which may be running tasks; return what all answer in so many seconds."""
-        answers: list[Any] = ray.get(self._call_agents(method), timeout=seconds)
+        answers: list[Any] = ray.get(self._call(self._ids, method), timeout=seconds)
         return answers
 
-    def _call_agents(self, method: str, *args: Any) -> list[Any]:
-        agents = [self.agents[node] for node in self._ids]
+    def _call(self, nodes: Iterable[str], method: str, *args: Any) -> list[Any]:
+        agents = [self.agents[node] for node in nodes]
         return [getattr(each, method).options(concurrency_group="watch").remote(*args) for each in agents]
 
     def keep(self, values: Sequence[Value]) -> None:

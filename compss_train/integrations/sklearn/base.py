@@ -1,7 +1,7 @@
 """The base class of the classifier and the regressor."""
 
-from abc import ABC
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -151,27 +151,37 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     _target_checks: ClassVar[Mapping[str, bool]] = {}
     """Options of ``validate_data`` for y."""
 
-    def _train(
-        self,
-        X: Any,
-        y: Any,
-        sample_weight: Any,
-        encode: Callable[[Any, Any], tuple[Any, int]],
-        *,
-        num_epochs: int,
-        warm_start: bool,
-    ) -> Self:
-        """Train on the samples and their targets, which ``encode(x, y)`` returns after it has set attributes.
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
+        """Train on samples X (n, features) with labels or targets y, and return the estimator.
 
-        It also returns the number of outputs of the network for a sample.
+        y has shape (n,), or (n, outputs) for several targets. ``sample_weight`` (n,) are weights in the loss, as of
+        ``DistributedTrainer.fit``. With ``warm_start``, a second fit continues the first one; its labels must be
+        among those of the first.
+
+        Raises the exceptions of ``DistributedTrainer.fit``, and before training ``ValueError`` for data that
+        scikit-learn does not accept and for a network without an output for each class or target.
         """
+        warm_start = self.warm_start and self.__sklearn_is_fitted__()
+        return self._train(X, y, sample_weight, num_epochs=self.num_epochs, warm_start=warm_start)
+
+    @abstractmethod
+    def _encode_targets(self, x: Any, y: Any, labels: Any) -> tuple[Any, int]:
+        """Return targets for the loss, and the number of outputs of the network for a sample; set attributes.
+
+        A classifier has the classes of ``labels``, or those that it had before for ``None``.
+        """
+
+    def _train(
+        self, X: Any, y: Any, sample_weight: Any, *, num_epochs: int, warm_start: bool, classes: Any = None
+    ) -> Self:
+        """Train on the samples; the labels are of these classes, by default of those that occur."""
         x, y = self._validated(X, y, reset=not warm_start, **self._target_checks)
         weights = None if sample_weight is None else np.asarray(sample_weight)
         if weights is not None and not weights.any():
             raise ValueError("sample_weight is zero for every sample, so there is nothing to train on")
         if not warm_start and hasattr(self, "module_"):
             del self.module_  # would not match the attributes set below if this fit fails
-        y, outputs = encode(x, y)
+        y, outputs = self._encode_targets(x, y, None if warm_start else y if classes is None else classes)
         seed = self._next_seed(warm_start)
         net = self.module_ if warm_start else defaults.make_network(self.net, x[:1], outputs, self.hidden, seed)
         num_workers = min(check_count("num_workers", self.num_workers), len(x))

@@ -11,8 +11,7 @@ from torch import nn
 
 from compss_train._utils.validation import check_count, suggestion
 from compss_train.data.block import Block
-from compss_train.model.devices import random_state
-from compss_train.model.optimizers import OptimizerSpec
+from compss_train.model import devices, optimizers
 from compss_train.model.schedule import ScheduleSpec
 
 NetworkFactory: TypeAlias = Callable[[int, int], nn.Module]
@@ -37,7 +36,7 @@ def make_network(
             "a multilayer perceptron with the hidden layers of hidden="
         )
     inputs = sample.shape[1]
-    with random_state(seed, "cpu"):
+    with devices.random_state(seed, "cpu"):
         if net is not None:
             return net(inputs, outputs)
         network = perceptron(inputs, outputs, hidden)
@@ -69,7 +68,7 @@ def as_options(name: str, value: object) -> dict[str, Any]:
     )
 
 
-def make_optimizer(optimizer: OptimizerSpec | str | None, lr: float | None) -> OptimizerSpec:
+def make_optimizer(optimizer: optimizers.OptimizerSpec | str | None, lr: float | None) -> optimizers.OptimizerSpec:
     """Return the optimizer for ``DistributedTrainer.build``, with the learning rate ``lr`` if it is not ``None``.
 
     Raises ``ValueError`` if the optimizer has its own learning rate, or could have one.

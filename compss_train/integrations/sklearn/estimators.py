@@ -3,7 +3,6 @@
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -42,20 +41,6 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
 
     classes_: NDArray[Any] = field(init=False)
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Train on samples X (n, features) with the labels y (n,), and return the estimator.
-
-        ``sample_weight`` (n,) are weights in the loss, as of ``DistributedTrainer.fit``.
-
-        With ``warm_start``, a second fit continues the first one; its labels must be among those of the first.
-
-        Raises the exceptions of ``DistributedTrainer.fit``, and before training ``ValueError`` for data that
-        scikit-learn does not accept and for a network without an output for each class.
-        """
-        warm_start = self.warm_start and self.__sklearn_is_fitted__()
-        encode = partial(self._encode_targets, classes=self.classes_ if warm_start else None)
-        return self._train(X, y, sample_weight, encode, num_epochs=self.num_epochs, warm_start=warm_start)
-
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None) -> Self:
         """Train for one more epoch on these samples. The first call needs all ``classes``."""
         if isinstance(self.class_weight, str):
@@ -65,8 +50,7 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
             raise ValueError("classes must be passed on the first call to partial_fit.")
         if warm_start and classes is not None and not np.array_equal(np.unique(classes), self.classes_):
             raise ValueError(f"classes={classes!r} are not those of the first call, {self.classes_}; omit them")
-        encode = partial(self._encode_targets, classes=self.classes_ if warm_start else classes)
-        return self._train(X, y, sample_weight, encode, num_epochs=1, warm_start=warm_start)
+        return self._train(X, y, sample_weight, num_epochs=1, warm_start=warm_start, classes=classes)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return the predicted label of each sample."""
@@ -85,9 +69,9 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
         scores = log_probabilities(self._predict_outputs(X), self.loss)
         return scores[:, 1] - scores[:, 0] if len(self.classes_) == 2 else scores
 
-    def _encode_targets(self, x: Any, y: Any, classes: Any) -> tuple[Any, int]:
+    def _encode_targets(self, x: Any, y: Any, labels: Any) -> tuple[Any, int]:
         """Return labels as class indices, and the number of classes; set ``classes_``."""
-        labels = y if classes is None else classes
+        labels = self.classes_ if labels is None else labels
         check_classification_targets(labels)
         encoder = LabelEncoder().fit(labels)
         if len(encoder.classes_) < 2:
@@ -135,30 +119,17 @@ class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignor
 
     _target_checks: ClassVar[Mapping[str, bool]] = {"multi_output": True, "y_numeric": True}
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
-        """Train on samples X (n, features) with targets y, (n,) or (n, outputs), and return the estimator.
-
-        ``sample_weight`` (n,) are weights in the loss, as of ``DistributedTrainer.fit``.
-
-        Raises the exceptions of ``DistributedTrainer.fit``, and before training ``ValueError`` for data that
-        scikit-learn does not accept and for a network without an output for each target.
-        """
-        warm_start = self.warm_start and self.__sklearn_is_fitted__()
-        return self._train(
-            X, y, sample_weight, self._encode_targets, num_epochs=self.num_epochs, warm_start=warm_start
-        )
-
     def partial_fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> Self:
         """Train for one more epoch on these samples."""
         warm = self.__sklearn_is_fitted__()
-        return self._train(X, y, sample_weight, self._encode_targets, num_epochs=1, warm_start=warm)
+        return self._train(X, y, sample_weight, num_epochs=1, warm_start=warm)
 
     def predict(self, X: Any) -> NDArray[Any]:
         """Return predictions in the shape of the fitted targets, as float64 if these were, otherwise float32."""
         outputs = self._predict_outputs(X)
         return outputs.reshape(len(outputs), *self._target_shape).astype(self._target_dtype, copy=False)
 
-    def _encode_targets(self, x: Any, y: Any) -> tuple[Any, int]:
+    def _encode_targets(self, x: Any, y: Any, labels: Any) -> tuple[Any, int]:
         """Return targets in the precision of the network, and how many; set or check their shape and dtype."""
         shape = y.shape[1:]
         if self.__sklearn_is_fitted__() and shape != self._target_shape:

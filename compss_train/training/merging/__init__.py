@@ -75,6 +75,8 @@ class Merger(ABC):
         """The global parameters after the last round that was submitted."""
         self.state = session.merge_state.published(self.engine)
         """What is kept besides the parameters."""
+        self.bases: dict[int, Ref] = {}
+        """What each worker starts from, where that is not the global parameters."""
 
     @abstractmethod
     def submit(self, workers: Workers) -> SubmittedRound:

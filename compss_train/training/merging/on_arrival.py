@@ -39,14 +39,13 @@ class ArrivalMerger(Merger):
     def __init__(self, session: Session, merge: Merge, initial: params.Parameters) -> None:
         super().__init__(session, merge, initial)
         self._moments = self.state.moments
-        self._bases: dict[int, Ref] = {}
 
     def submit(self, workers: Workers) -> SubmittedRound:
         """Train each worker from its own base, and merge it."""
         counts = workers.round.counts
         total, active = sum(counts), [worker for worker, count in enumerate(counts) if count]
         measured = [
-            self._train(workers, worker, self._bases.get(worker, self._initial), total, len(active))
+            self._train(workers, worker, self.bases.get(worker, self._initial), total, len(active))
             for worker in active
         ]
         self._moments = None  # from now on workers have their own
@@ -91,7 +90,7 @@ class CommutativeMerger(ArrivalMerger):
             update = params.halve, trained
         elif self._optimizer is not None:
             update = step_on_arrival, self._optimizer, base, trained, count, total, active, self._buffers
-        self._bases[worker] = self.engine.commute(self.parameters, *update)
+        self.bases[worker] = self.engine.commute(self.parameters, *update)
         self._free([trained, base])
         return measured
 
@@ -110,7 +109,7 @@ class CommutativeMerger(ArrivalMerger):
 
     def close(self) -> None:
         """Free the global parameters and the bases of the workers."""
-        self.engine.delete([*{self.parameters, self._initial, *self._bases.values()}])
+        self.engine.delete([*{self.parameters, self._initial, *self.bases.values()}])
 
 
 class GlobalParameters(Closable):
@@ -167,7 +166,7 @@ class ServerMerger(ArrivalMerger):
 
     def _train(self, workers: Workers, worker: int, base: Ref, total: int, active: int) -> Ref:
         more = self._address, total
-        self._bases[worker], measured = workers.train(
+        self.bases[worker], measured = workers.train(
             worker, base, self._moments, *more, task=train_and_exchange, returns=3
         )
         self._free([base])
@@ -186,4 +185,4 @@ class ServerMerger(ArrivalMerger):
 
     def close(self) -> None:
         """Free the bases of the workers."""
-        self.engine.delete([*{self._initial, *self._bases.values()}, self._address])
+        self.engine.delete([*{self._initial, *self.bases.values()}, self._address])

@@ -268,8 +268,8 @@ def test_tasks_are_named_by_functions_of_the_package():
     package = Path(inspect.getfile(compss_train)).parent
     sources = "\n".join(path.read_text() for path in package.rglob("*.py"))
     defined = set(re.findall(r"^def (\w+)\(", sources, re.MULTILINE))
-    assert set(task_body.TASK_NAMES) <= defined
-    assert task_body.task_name(train_group) == "train"
+    assert {*task_body.FIRST, *task_body.ON_GPUS, *task_body.OTHERS} - {"run"} <= defined
+    assert task_body.task_name(train_group) == "train_group"
     assert task_body.task_name(tasks.total) == "run"
 
 

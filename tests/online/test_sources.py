@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compss_train import Simulations
 from compss_train.engines import Traits
 from compss_train.exceptions import SimulationError, WorkerTraceback
-from compss_train.online.simulation_runs import REPORT_SECONDS, SimulationRuns
+from compss_train.online.sources import REPORT_SECONDS, SimulationRuns
 
 DONE, DIED, OH = {"finished": 5}, None, {"failed": "oh", "traceback": "where it was"}
 INTERRUPTED = {"interrupted": "worker 0 disconnected"}
@@ -33,13 +33,14 @@ class Runs:
             arrived=lambda refs: [],
             delete=lambda refs: None,
         )
-        router = SimpleNamespace(register=lambda *args: None, unregister=lambda client: self.lost)
+        router = SimpleNamespace(
+            numbers=itertools.count(), register=lambda *args: None, unregister=lambda client: self.lost
+        )
         self.runs = SimulationRuns(
             Simulations(simulate, inputs, count=count, retries=retries),
-            engine=engine,
-            router=router,
-            job=SimpleNamespace(options=SimpleNamespace(checkpoint_every=checkpoint_every), coordinator=None),
-            numbers=itertools.count(),
+            engine,
+            router,
+            SimpleNamespace(options=SimpleNamespace(checkpoint_every=checkpoint_every), coordinator=None),
         )
         self.start()
 

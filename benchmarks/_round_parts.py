@@ -1,4 +1,4 @@
-"""Measurements of ``compss_rounds``; each function runs in a separate application."""
+"""Measurements of ``engine_rounds``; each function runs in a separate application."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from compss_train.engines import Engine, engine_class
 SAMPLES = 2
 """Samples per worker and round."""
 WIDTH = 250
+UNITS = 2
+"""Tasks that run at a time."""
 WARM_UP = (0.1, 4)
 TASKS = 40
 MANY_TASKS = 1000
@@ -57,18 +59,18 @@ def _rounds(engine: str, case: Case, number: int) -> list[float]:
         return [record["seconds"] for record in trainer.history]
 
 
-def rounds_and_parts(cases: list[Case], number: int) -> dict[str, object]:
-    """Return the times of rounds on the compss engine, and of their parts in the same application.
+def rounds_and_parts(engine: str, cases: list[Case], number: int) -> dict[str, object]:
+    """Return the times of rounds on an engine, and of their parts in the same application.
 
     The parts are the seconds of an empty task: fetched one at a time, in a chain of dependent tasks, and among many
-    independent tasks; the processor time of one in the coordinator's process, which is PyCOMPSs's and COMPSs's; and
+    independent tasks; the processor time of one in the coordinator's process, with PyCOMPSs's or Ray's; and
     the seconds to write and to read a file of each case's parameters.
     """
-    measured = rounds("compss", cases, number)
-    with engine_class("compss").start(1, 1) as engine:
-        engine.fetch([engine.submit(_nothing) for _ in range(4)])
-        tasks = {"alone": _alone(engine), "row": _row(engine), "many": _many(engine)}
-        tasks["coordinator"] = _processor_time(engine)
+    measured = rounds(engine, cases, number)
+    with engine_class(engine).start(UNITS, 1) as started:
+        started.fetch([started.submit(_nothing) for _ in range(4)])
+        tasks = {"alone": _alone(started), "row": _row(started), "many": _many(started)}
+        tasks["coordinator"] = _processor_time(started)
     files = [_files(megabytes) for megabytes, _ in cases]
     return {"rounds": measured, "tasks": tasks, "files": files}
 
@@ -108,7 +110,7 @@ def _processor_time(engine: Engine) -> float:
 
 def _files(megabytes: float) -> tuple[float, float]:
     """Return the seconds to write serialized parameters to a file, and to read them."""
-    from compss_train.engines.compss.task_body import SerializedValue
+    from compss_train.engines.codec import SerializedValue
 
     parameters = {name: value.numpy() for name, value in Lookup(megabytes).state_dict().items()}
     with TemporaryDirectory() as folder:  # in /tmp by default, as the files of workers are

@@ -1,10 +1,10 @@
-"""Runs the simulations of a fit as tasks: a limited number at a time, with retries."""
+"""What sends samples, as the coordinator sees it: simulations, tasks with retries, and external senders."""
 
 import itertools
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,9 +18,8 @@ from compss_train.net import Client, Header
 from compss_train.online.events import ConnectedTask
 from compss_train.online.options import Simulations
 from compss_train.online.simulation_task import simulate_and_send
-from compss_train.online.stream_router import StreamRouter
 from compss_train.online.worker_task import OnlineJob
-from compss_train.online.workers import Worker
+from compss_train.online.workers import StreamRouter, Worker
 
 REPORT_SECONDS = 3.0
 """Seconds after which workers have reported the samples received so far."""
@@ -43,19 +42,10 @@ class Simulation:
 
 
 class SimulationRuns:
-    """Runs simulations: those to repeat first, then the next inputs. ``numbers`` gives each a stream of its own."""
+    """Runs simulations: those to repeat first, then the next inputs. Each has a stream of its own."""
 
-    def __init__(
-        self,
-        simulations: Simulations,
-        *,
-        engine: Engine,
-        router: StreamRouter,
-        job: OnlineJob,
-        numbers: Iterator[int],
-    ) -> None:
-        self._engine, self._router, self._job = engine, router, job
-        self._options, self._numbers = simulations, numbers
+    def __init__(self, simulations: Simulations, engine: Engine, router: StreamRouter, job: OnlineJob) -> None:
+        self._options, self._engine, self._router, self._job = simulations, engine, router, job
         self._inputs = iter(() if simulations.simulate is None else simulations.inputs)
         self._exhausted = simulations.simulate is None
         self._simulate: Ref = engine.publish(cloudpickle.dumps(simulations.simulate))
@@ -106,7 +96,7 @@ class SimulationRuns:
         if self._exhausted:
             return None
         for value in itertools.islice(self._inputs, 1):
-            simulation = Simulation(number=next(self._numbers), value=value)
+            simulation = Simulation(number=next(self._router.numbers), value=value)
             self._known[simulation.number] = simulation
             return simulation
         self._exhausted = True
@@ -226,3 +216,76 @@ class SimulationRuns:
         for _, task in self._running:
             task.send({"stop": True})
         self._engine.delete([self._simulate])
+
+
+class ExternalSenders:
+    """Waits until the expected number of senders have completed their streams."""
+
+    def __init__(self, expected: int, router: StreamRouter) -> None:
+        self._expected, self._router = expected, router
+        self._streams: dict[str, int] = {}  # of senders with a name
+        self._active: dict[Client, int] = {}
+        self._completed: dict[int, int] = {}  # by stream, its number of samples
+        self.closed = False
+        """Whether further senders are rejected: the workers end reception."""
+
+    @property
+    def all_ended(self) -> bool:
+        """Whether none is connected or still expected."""
+        return len(self._completed) >= self._expected and not self._active
+
+    def handle(self, client: Client, header: Header | None) -> None:
+        """Process a message of a sender; a malformed message is answered with an error."""
+        try:
+            if header is client.greeting:
+                self._connect(client, client.greeting.get("name"))
+            elif client not in self._active:
+                return
+            elif header is None:
+                self._fail(client, "it disconnected without an error")
+            elif "finished" in header:
+                self._completed[self._active[client]] = int(header["finished"])
+                self._remove(client)
+            elif "failed" in header:
+                self._fail(client, str(header["failed"]))
+        except (ValueError, TypeError, OverflowError) as error:  # JSON has Infinity
+            client.send({"error": f"{type(error).__name__}: {error}"})
+
+    def _connect(self, client: Client, name: object) -> None:
+        if self.closed:
+            client.send({"accepted": False})
+            return
+        if not isinstance(name, str | None):
+            raise TypeError(f"name={name!r}: give a string, or null")
+        number = next(self._router.numbers) if name is None else self._streams.get(name)
+        if number is None:
+            number = self._streams[str(name)] = next(self._router.numbers)
+        if number in self._active.values():
+            client.send({"error": f"another program sends as {name!r}", "busy": True})
+            return
+        self._completed.pop(number, None)
+        self._active[client] = number
+        self._router.register(client, number)
+
+    def _remove(self, client: Client) -> int:
+        self._router.unregister(client)
+        return self._active.pop(client)
+
+    def _fail(self, client: Client, reason: str) -> None:
+        number, name = self._remove(client), client.greeting.get("name")
+        if name is None:  # it cannot continue the same stream
+            self._completed[number] = 0
+            warn_user(f"a sender has failed: {reason}")
+        else:
+            warn_user(f"sender {name!r} has failed and may reconnect: {reason}")
+
+    def warn_lost_samples(self, worker: Worker, job: OnlineJob) -> None:
+        """Warn of completed streams whose samples a dead worker had not checkpointed: none sends them again."""
+        lost = [number for number, samples in self._completed.items() if worker.lacks_samples(job, number, samples)]
+        if lost:
+            warn_user(f"worker {worker.number} has died; samples of {len(lost)} senders are lost")
+
+    def stop(self) -> None:
+        """Notify all active senders that training has ended."""
+        for client in self._active:
+            client.send({"stop": True})

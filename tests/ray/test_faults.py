@@ -1,0 +1,84 @@
+"""Processes and nodes that are lost, hang, join and leave: a retry each, and no bit."""
+
+import signal
+from pathlib import Path
+
+import pytest
+import ray
+import torch
+from ray.exceptions import OutOfMemoryError
+from torch import nn
+
+from compss_train import DistributedTrainer, WorkerLostError
+from compss_train.engines import Resources
+from compss_train.engines.ray import submitter
+from tests.engines import tasks
+from tests.helpers.callbacks import CallAt
+from tests.helpers.models import ADAM, assert_same_bits, awkward_net, classification
+from tests.helpers.processes import wait_until
+from tests.helpers.ray_cluster import NODE
+from tests.helpers.small_fits import fit, trainer_of
+from tests.trainer.test_faults import KillOnce
+
+
+def wide():
+    """A network whose parameters and states are in the stores of nodes, not in messages."""
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(6, 4096), nn.ReLU(), nn.Linear(4096, 3))
+
+
+class Noting:
+    """A transform that notes the nodes that it runs on."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __call__(self, x):
+        (self.folder / ray.get_runtime_context().get_node_id()).touch()
+        return x
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_process_that_is_killed_or_hangs_costs_no_bit(shared_ray, tmp_path, number):
+    x, y = classification()
+    results = []
+    for flag in ("never", "done"):
+        if flag == "never":
+            (tmp_path / flag).touch()
+        transform = KillOnce(tmp_path / flag, 3, number)
+        trainer = DistributedTrainer(3, engine=shared_ray, seed=0, threads=1, worker_timeout=2.0)
+        trainer.build(awkward_net(), ADAM, "cross_entropy", transform=transform)
+        results.append(fit(trainer, data=(x, y)))
+    assert (tmp_path / "done").exists()
+    assert_same_bits(*results)
+
+
+def test_a_task_whose_process_always_dies_is_one_clear_error(shared_ray):
+    with pytest.raises(WorkerLostError, match="Ray lost task 'die', and cannot make it again, after 4 attempts"):
+        shared_ray.fetch([shared_ray.submit(tasks.die)])
+
+
+def test_an_end_for_lack_of_memory_names_the_task_and_its_memory():
+    error = submitter.lost_error("task 'train_group'", OutOfMemoryError("Task was killed; 0.98 GB / 1.00 GB used"))
+    assert str(error).startswith("task 'train_group' was ended by Ray's memory monitor")
+    assert "0.98 GB / 1.00 GB used. Use smaller blocks" in str(error)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e6], ids=["kept in every round", "made again"])
+def test_a_node_that_joins_works_and_its_loss_costs_no_bit(ray_cluster, shared_ray, tmp_path, monkeypatch, seconds):
+    monkeypatch.setattr(submitter, "KEEP_SECONDS", seconds)
+    monkeypatch.setattr(submitter, "NODES_SECONDS", 0.1)
+    before = shared_ray.places(Resources())
+    node = ray_cluster.add_node(**NODE)
+    wait_until(lambda: shared_ray.places(Resources()) == before + 2, 30)
+
+    def lose(_):
+        assert (tmp_path / node.node_id).exists()
+        ray_cluster.remove_node(node, allow_graceful=False)
+
+    ours, theirs = (trainer_of(engine, 6, net=wide) for engine in (shared_ray, "serial"))
+    ours.build(wide(), ADAM, "cross_entropy", "accuracy", transform=Noting(tmp_path))
+    fit(ours, CallAt("round_end", lose, 2), num_epochs=6)
+    fit(theirs, num_epochs=6)
+    assert_same_bits(ours.get_parameters(), theirs.get_parameters())
+    wait_until(lambda: shared_ray.places(Resources()) == before, 30)
