@@ -69,8 +69,9 @@ def check_folder(path: Path) -> None:
 def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a temporary path in the same folder, with the same suffix, and rename it to ``path`` after the block.
 
-    If the block raises, the temporary file is removed and ``path`` is unchanged. Raises ``FileNotFoundError`` if
-    the folder does not exist.
+    If the block raises, the temporary file is removed and ``path`` is unchanged. An ``OSError`` about the temporary
+    file, or about no file, is raised as one about ``path``. Raises ``FileNotFoundError`` if the folder does not
+    exist.
     """
     path = Path(path)
     check_folder(path)
@@ -78,6 +79,12 @@ def atomic_path(path: str | os.PathLike[str]) -> Iterator[Path]:
     try:
         yield temporary
         os.replace(temporary, path)
+    except OSError as error:
+        if error.errno is None:  # numpy's, after a short write
+            raise OSError(errno.EIO, f"{error}; is the disk full?", str(path)) from error
+        if error.filename is None or str(error.filename) == str(temporary):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

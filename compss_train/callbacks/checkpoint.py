@@ -47,7 +47,8 @@ class Checkpoint(Callback):
     Attributes: ``best_round``, the number of the best round, ``None`` before the first.
 
     Raises at the start of a fit: ``OSError`` if the folder is not writable or lacks disk space for a checkpoint,
-    ``FileExistsError`` if it has checkpoints of another run, ``BlockingIOError`` if another program writes to it.
+    ``FileExistsError`` if it has checkpoints of another run, ``BlockingIOError`` if another program writes to it,
+    which is not noticed on file systems without locks, ``ValueError`` if its name is not valid UTF-8.
     """
 
     keeps_state: ClassVar[bool] = True
@@ -104,8 +105,13 @@ class Checkpoint(Callback):
 
     def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Lock the folder, check the disk space, and check or remove checkpoints of other runs."""
+        try:
+            str(self.folder).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError(f"{self.folder!r} is not valid UTF-8, and safetensors could not read it") from error
         files.make_folders(self.folder, self._disk)
-        self._lock.acquire()
+        if not self._lock.acquire():
+            validation.warn_user(f"{self.folder} is on a file system without locks: let no other fit write to it")
         # A program that was killed may have renamed a checkpoint without syncing the folder.
         self._disk.sync(self.folder)
         self._check_disk_space(trainer)

@@ -62,11 +62,12 @@ def _train(run: training.TrainingRun, *, show_traceback: bool) -> int:
         trainer = training.train(run)
     except run_files.RunFileError:
         raise
-    except (KeyboardInterrupt, SystemExit):
-        print(f"compss-train fit: {_format_interrupted(run.folder)}", file=sys.stderr)
+    except (KeyboardInterrupt, SystemExit) as error:
+        message = run_files.append_notes(_format_interrupted(run), error)
+        print(f"compss-train fit: {message}", file=sys.stderr)
         raise
     except Exception as error:
-        lines = [_format_interrupted(run.folder)]
+        lines = [_format_interrupted(run)]
         if show_traceback:
             traceback.print_exc()
         else:
@@ -171,8 +172,11 @@ def _format_result(trainer: DistributedTrainer, folder: run_files.RunFolder) -> 
     return "\n".join([*lines, f"in {_relative(folder.path)}: {names}"])
 
 
-def _format_interrupted(folder: run_files.RunFolder) -> str:
+def _format_interrupted(run: training.TrainingRun) -> str:
     """Return which results an interrupted run has left, and how to continue it."""
+    folder = run.folder
+    if run.trainer.history and not folder.path.exists():
+        return f"{_relative(folder.path)} was moved or removed while the fit ran"
     if not folder.has_results:
         return "no round was completed"
     resume = "--resume continues from the last checkpoint"

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import math
 import os
 import secrets
+import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
@@ -25,6 +27,11 @@ from compss_train.data.tables import column_groups, find_classes
 from compss_train.exceptions import BadFileError
 
 OnBadFile = Literal["raise", "skip"]
+
+FINGERPRINT_FILES = 16
+"""Maximum number of files whose bytes a fingerprint takes."""
+FINGERPRINT_BYTES = 4096
+"""Bytes at the start, in the middle and at the end of a file that a fingerprint takes."""
 
 _LOADER_HINT = "use DataLoader(dataset, sampler=PartialShuffleSampler(dataset, ...), batch_size=None)"
 
@@ -280,6 +287,24 @@ class FileDataset:
             reader_id="" if self.cache is None else self._reader_id,
             upcoming=upcoming,
         )
+
+    def fingerprint(self) -> int | None:
+        """Return a checksum of some bytes of some files, to detect other data; ``None`` if they are not here."""
+        blocks, checksum = list(self._blocks.values()), 0
+        for block in blocks[:: math.ceil(len(blocks) / FINGERPRINT_FILES)]:
+            try:
+                with open(os.path.join(block.path, *block.files[:1]), "rb") as file:
+                    size = file.seek(0, os.SEEK_END)
+                    for place in (
+                        0,
+                        size // 2,
+                        max(0, size - FINGERPRINT_BYTES),
+                    ):  # of .npz the directory
+                        file.seek(place)
+                        checksum = zlib.crc32(file.read(FINGERPRINT_BYTES), checksum)
+            except OSError:
+                return None
+        return checksum
 
     def training_keys(self, *, targets: bool = True) -> tuple[str, ...]:
         """Return the names of the arrays to train on: x, and y unless there are no targets.

@@ -25,6 +25,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train.data.block import flat_bytes, shared_tensor
+from compss_train.exceptions import BadFileError
 
 Bytes: TypeAlias = NDArray[np.uint8]
 Buffer: TypeAlias = memoryview | bytes | bytearray
@@ -127,8 +128,12 @@ def _reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...]:
 
 
 def _open_memmap(path: str, start: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-    size = int(np.prod(shape)) * dtype.itemsize
-    return map_file(path)[start : start + size].view(dtype).reshape(shape)
+    end = start + int(np.prod(shape)) * dtype.itemsize
+    mapped = map_file(path)
+    if len(mapped) < end:
+        reason = f"has been cut since it was memory-mapped: it has {len(mapped)} bytes, and {end} are needed"
+        raise BadFileError(path, f"{reason}. Leave files that a fit reads as they are")
+    return mapped[start:end].view(dtype).reshape(shape)
 
 
 def map_file(path: str | os.PathLike[str]) -> Bytes:

@@ -1,5 +1,6 @@
 """``DataSource``: the samples of a fit or an evaluation; ``PublishedData``: what an engine holds of them."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -15,6 +16,7 @@ from compss_train.data import BlockedTensor, FileDataset
 from compss_train.data.block import Block, RemoteBlock, as_block, load_block
 from compss_train.data.blocked import as_blocked_like, as_weights, check_paired, fingerprint
 from compss_train.data.columns import ColumnStructure, named_columns, structured
+from compss_train.data.locations import file_stamp
 from compss_train.data.partitioning import Shuffle
 from compss_train.data.ragged import Ragged
 from compss_train.data.readers import CustomReader
@@ -94,9 +96,9 @@ class DataSource:
 
     @cached_property
     def fingerprint(self) -> int | None:
-        """A checksum of some rows of each block, to detect different data of the same sizes; ``None`` if costly."""
+        """A checksum of some rows or bytes, to detect different data of the same sizes; ``None`` if costly."""
         if self.dataset is not None:
-            return None
+            return self.dataset.fingerprint()
         if self.reader is None:
             return fingerprint(self.columns)
         stops = tuple(accumulate(self.sizes))
@@ -299,6 +301,10 @@ class PublishedData:
         """Whether a task reads only the rows that it uses from a block."""
         self._columns = publish_columns(engine, source.columns)
         self._owned = list(chain.from_iterable(self._columns))
+        on_file = (block for block in blocks if isinstance(block, np.memmap) and is_on_file(block))
+        mapped = {os.path.abspath(str(block.filename)) for block in on_file}
+        self._stamps = {name: file_stamp(name) for name in mapped}
+        """The size and time of each memory-mapped file, to notice changes."""
         if source.reader is not None:
             try:
                 self.training_spec = engine.publish(replace(spec, samples=source.reader))
@@ -329,7 +335,13 @@ class PublishedData:
         return tuple(sorted({*(np.searchsorted(self.starts, samples, side="right") - 1).tolist()}))
 
     def delete(self) -> None:
-        """Free the blocks and the training spec with their reader, if any; files belong to the user."""
+        """Free the blocks and the training spec with their reader, if any; files belong to the user.
+
+        Warns of memory-mapped files that have changed since they were published.
+        """
+        for name, stamp in self._stamps.items():
+            if os.path.exists(name) and file_stamp(name) != stamp:
+                warn_user(f"{name} changed while it was in use: results are those of old and of new values")
         self.engine.delete(self._owned)
 
 

@@ -1,5 +1,6 @@
 """Files: atomic writes, locks of folders, and temporary folders that are removed after a kill."""
 
+import errno
 import multiprocessing
 import os
 import re
@@ -35,6 +36,11 @@ def test_the_existing_file_stays_if_writing_fails(tmp_path):
     path.write_text("before")
     with pytest.raises(UnicodeEncodeError), atomic_path(path) as temporary:
         temporary.write_text("half\ud800", encoding="utf-8")
+    full = OSError(errno.ENOSPC, "No space left on device")  # as writing to an open file raises it: without a name
+    for error, message in ((full, "No space left"), (OSError("9 requested and 5 written"), "is the disk full?")):
+        with pytest.raises(OSError, match=message) as caught, atomic_path(path):
+            raise error
+        assert caught.value.filename == str(path)
     assert path.read_text() == "before"
     assert list(tmp_path.iterdir()) == [path]
 
@@ -135,6 +141,8 @@ def test_without_support_for_locks_nothing_is_locked(tmp_path, monkeypatch):
     lock.acquire()
     FolderLock(tmp_path).acquire()
     lock.release()
+    with pytest.warns(UserWarning, match="without locks: let no other fit write to it"):
+        fit(trainer_of(), Checkpoint(tmp_path / "run"))
 
 
 def test_a_full_disk_does_not_prevent_locking(tmp_path, monkeypatch):

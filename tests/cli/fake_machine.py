@@ -61,7 +61,8 @@ class FakeMachine:
         if nodes:
             project, resources = write(self.folder / "files", nodes, install_dir=self.home)
             request = {"project": project, "resources": resources, **request}
-        options = {"project": None, "resources": None, "nodes": (), "python": "python3", **request}
+        given = {"engine": "compss", "project": None, "resources": None, "nodes": (), "python": "python3"}
+        options = {**given, **request}
         return {finding.name: finding for finding in examine(argparse.Namespace(**options))}
 
 

@@ -357,6 +357,22 @@ def test_the_errors_of_all_sections_are_printed_at_once(run_file, command):
     assert "top level: unknown section num_epochs" in output
 
 
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ("moved", "history.csv: No such file or directory Raised in the callback Csv, .* And the results were not"),
+        ("a folder", "parameters.safetensors: Is a directory .* --resume continues from the last checkpoint"),
+    ],
+)
+def test_a_folder_that_changes_while_a_fit_runs(run_file, command, tmp_path, how, said):
+    """The error of the fit is printed, not only that of saving its results in what has become of the folder."""
+    folder = tmp_path / "runs" / "small"
+    disturb = f"fit.callbacks=[{{import='tests.cli.user_objects:Disturb', folder='{folder}', how='{how}'}}]"
+    err = command("fit", run_file, code=1, settings=[disturb, "output.csv=true"]).err
+    assert re.search(said, err), err
+    assert ("small was moved or removed while the fit ran" in err) == (how == "moved")
+
+
 def test_failed_training_prints_a_line_and_on_request_the_traceback(run_file, command):
     broken = [f"network.import={USER_OBJECTS}:Broken"]
     output = command("fit", run_file, code=1, settings=broken).err

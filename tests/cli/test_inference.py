@@ -172,6 +172,18 @@ def test_a_run_of_another_user_is_an_error_unless_trusted(fitted, command, monke
     assert "module no_such_module was not found" in command(*arguments, "--trust", code=2).err
 
 
+@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only the administrator can give files away")
+@pytest.mark.parametrize("place", ["nets.py", "nets/layers.py", "__pycache__/nets.cpython-311.pyc"])
+def test_a_module_of_another_user_beside_the_file_is_an_error(fitted, command, tmp_path, place):
+    file, path = fitted / "config.toml", tmp_path / place
+    file.write_text(file.read_text().replace("tests.helpers.models:mlp", "nets:mlp"))
+    for made in (tmp_path / "nets.py", path):
+        made.parent.mkdir(exist_ok=True)
+        made.touch()
+    os.chown(path, 12345, -1)
+    assert f"{path} belongs to user 12345, and config.toml runs nets:mlp" in command("evaluate", fitted, code=2).err
+
+
 def test_a_weight_that_has_changed_is_an_error(fitted, command):
     path, other = fitted / "parameters.safetensors", Path("other.safetensors")
     command("export", fitted, "-o", other)

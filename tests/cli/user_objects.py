@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -54,6 +55,19 @@ class Broken(nn.Module):
 
     def forward(self, x):
         raise RuntimeError("the network is broken here")
+
+
+class Disturb(Callback):
+    """Does something to the folder of the run after its second round."""
+
+    def __init__(self, folder, how):
+        self.folder, self.how = Path(folder), how
+
+    def on_round_end(self, trainer, record):
+        if record["round"] == 1 and self.how == "moved":
+            self.folder.rename(self.folder.with_name("elsewhere"))
+        elif record["round"] == 1:
+            (self.folder / "parameters.safetensors").mkdir()
 
 
 class Terminate(Callback):

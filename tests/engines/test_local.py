@@ -4,6 +4,7 @@ import errno
 import gc
 import multiprocessing
 import os
+import resource
 import signal
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from compss_train._utils import files
 from compss_train.engines import Resources, calls, codec
 from compss_train.engines.base import ONE_CPU
 from compss_train.engines.local.store import store
-from compss_train.exceptions import EngineClosedError
+from compss_train.exceptions import BadFileError, EngineClosedError
 from tests.engines import tasks
 from tests.helpers.processes import children, leftovers, wait_until
 
@@ -104,6 +105,9 @@ def test_a_memory_mapped_array_is_sent_as_a_path(local, tmp_path):
     changed = np.load(tmp_path / "x.npy", mmap_mode="c")
     changed += 5  # in this process alone
     np.testing.assert_array_equal(local.fetch([local.publish(changed)])[0], mapped + 5)
+    os.truncate(tmp_path / "x.npy", 4096)
+    with pytest.raises(BadFileError, match=r"x\.npy has been cut since it was memory-mapped: it has 4096 bytes"):
+        local.fetch([local.submit(tasks.total, [part])])
 
 
 def test_a_thousand_values_in_one_task_need_no_thousand_descriptors(local):
@@ -392,6 +396,18 @@ def test_encoded_values_in_a_reference_cycle_are_collected():
         cycle.append(cycle)
         del cycle
         assert gc.collect() > 0
+
+
+def test_too_few_file_descriptors_are_an_error_that_says_so():
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    taken = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken + 10, limit[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files") as caught:
+            LocalEngine(50)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+    assert caught.value.__notes__ == ["50 processes take 350 file descriptors: raise ulimit -n"]
 
 
 def test_sizes_must_be_positive():

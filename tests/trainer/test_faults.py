@@ -157,6 +157,7 @@ def test_the_serial_engine_leaves_exceptions_and_threads_alone():
 
 X, Y = classification()
 EMBEDDING = nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(4, 3))
+NORM = nn.Sequential(nn.Linear(X.shape[1], 4), nn.BatchNorm1d(4), nn.Linear(4, 3))
 
 
 @pytest.mark.parametrize(
@@ -178,9 +179,16 @@ EMBEDDING = nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(4, 3))
             "cannot be multiplied",
             "^[^\n]*went through a network with float32 parameters.(\n|$)",
         ),
+        (
+            NORM,
+            (X[:1], Y[:1]),
+            ValueError,
+            "more than 1 value per channel",
+            "BatchNorm needs two samples in each",
+        ),
         (mlp(), (X,), ValueError, "do not match outputs", r"\nThere is no y, so that x is its own target\.$"),
     ],
-    ids=["classes", "embedding", "types", "shapes", "no targets"],
+    ids=["classes", "embedding", "types", "shapes", "one sample", "no targets"],
 )
 def test_errors_of_the_network_are_explained(engine, net, data, error, message, note):
     trainer = trainer_of(engine, workers=1, net=lambda: net, optimizer=SGD)

@@ -3,6 +3,8 @@
 import errno
 import os
 import re
+import warnings
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BadCheckpointError, BlockedTensor, BufferSpec, Merge, PartialShuffle
+from compss_train import BadCheckpointError, BlockedTensor, BufferSpec, FileDataset, Merge, PartialShuffle
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.model import saved_state
 from compss_train.training import checkpoints as storage
@@ -203,6 +205,37 @@ def test_other_values_of_the_same_sizes_are_warned_of(folder, part):
     chosen = [data[1][n] if n == part else data[0][n] for n in (0, 1)]
     with pytest.warns(UserWarning, match="its data had other values than these, or another order"):
         fit(trainer_of(), data=chosen, resume=folder / "round-000001")
+
+
+@pytest.mark.parametrize("save", [np.save, lambda path, x: np.savez(path, x=x)], ids=["npy", "npz"])
+def test_files_written_anew_between_a_kill_and_a_resume_are_warned_of(tmp_path, save):
+    for number in range(3):
+        save(tmp_path / f"{number}", X + number)
+    data = (FileDataset(str(tmp_path / "*.np?"), y=None),)
+    options = {"data": data, "batch_size": 10, "num_epochs": 2}
+    trainer = partial(trainer_of, net=lambda: nn.Linear(X.shape[1], X.shape[1]), loss="mse", metric=None)
+    fit(trainer(), Checkpoint(tmp_path / "run"), **options)
+    with warnings.catch_warnings(action="error"):
+        fit(trainer(), resume=tmp_path / "run" / "round-000000", **options)
+    save(tmp_path / "1", -X)
+    with pytest.warns(UserWarning, match="its data had other values than these, or another order"):
+        fit(trainer(), resume=tmp_path / "run" / "round-000000", **options)
+
+
+def test_a_memory_mapped_file_that_changes_during_a_fit_is_warned_of(tmp_path):
+    class Changing(Callback):
+        def on_round_end(self, trainer, record):
+            with open(tmp_path / "x.npy", "r+b") as file:
+                file.seek(-4, os.SEEK_END)
+                file.write(bytes(4))
+
+    np.save(tmp_path / "x.npy", X)
+    data = (np.load(tmp_path / "x.npy", mmap_mode="r"), Y)
+    fit(trainer_of(), data=data)
+    with pytest.warns(
+        UserWarning, match=r"x\.npy changed while it was in use: results are those of old and of new"
+    ):
+        fit(trainer_of(), Changing(), data=data)
 
 
 def damage(path: Path) -> None:

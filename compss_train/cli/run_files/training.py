@@ -215,18 +215,27 @@ def train(run: TrainingRun) -> DistributedTrainer:
         stack.callback(setup.lock.release)
         try:
             trainer.fit(**{**run.arguments, "callbacks": [setup, *run.arguments["callbacks"], results]})
-        except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
+        except BaseException as error:
             if results.started:
-                raise
-            raise RunFileError(f"{run.file.path}: {run_files.format_exception(error)}") from error
-        finally:
-            if results.started:
-                sha256 = None
-                if trainer.history:
-                    with files.atomic_path(run.folder.parameters) as path:
-                        sha256 = parameters.save(path, trainer.get_parameters())
-                run.folder.write_state(results.status, sha256)  # last: a run is complete when its files are
+                try:
+                    _save_results(run.folder, trainer, results.status)
+                except OSError as another:  # of the same disk, most likely: the fit's own error says more
+                    error.add_note(f"And the results were not saved: {run_files.exception_message(another)}")
+            elif isinstance(error, ValueError | TypeError | ModuleNotFoundError | OSError):
+                message = f"{run.file.path}: {run_files.format_exception(error)}"
+                raise RunFileError(run_files.append_notes(message, error)) from error
+            raise
+        _save_results(run.folder, trainer, results.status)
     return trainer
+
+
+def _save_results(folder: RunFolder, trainer: DistributedTrainer, status: str) -> None:
+    """Write the parameters, and then the state of the run, which is complete when its files are."""
+    sha256 = None
+    if trainer.history:
+        with files.atomic_path(folder.parameters) as path:
+            sha256 = parameters.save(path, trainer.get_parameters())
+    folder.write_state(status, sha256)
 
 
 class _FolderSetup(callbacks.Callback):

@@ -28,16 +28,21 @@ ADMINISTRATOR = 0
 def check_trust(file: RunFile, *, trusted: bool) -> None:
     """Say on standard error what a run file imports and calls, unless it is trusted.
 
-    Raises ``RunFileError`` if the file, its folder or the folder of its modules belongs to another user, who could
+    Raises ``RunFileError`` if the file, its folder, its modules or their folder belong to another user, who could
     execute anything with the rights of this one.
     """
     if trusted:
         return
     names = [name for name in named_objects(file.table) if not _is_harmless(name)]
     what = f"runs {', '.join(names)}" if names else "makes objects"
-    if beside := modules_beside(file.home, names):
+    beside = modules_beside(file.home, names)
+    if beside:
         what += f", with {', '.join(beside)} from {file.home}"
-    for path in (file.path, file.path.parent, file.home):
+    places = [place for name in beside for place in (file.home / f"{name}.py", file.home / name)]
+    cache = file.home / "__pycache__"  # whose bytecode may be executed in place of the modules
+    inside = [path for place in (*places, cache) if place.is_dir() for path in place.rglob("*.py*")]
+    owned = (path for path in (*places, cache, *inside) if path.exists())
+    for path in (file.path, file.path.parent, file.home, *owned):
         if (owner := _other_owner(path)) is not None:
             raise RunFileError(
                 f"{path} belongs to {owner}, and {file.path.name} {what} with your rights: read it first, and add "

@@ -1,6 +1,7 @@
 """The local engine: tasks on worker processes of this machine, values in shared memory."""
 
 import contextlib
+import errno
 import itertools
 import os
 import weakref
@@ -133,11 +134,16 @@ class LocalEngine(GraphEngine):
 
     def _grow(self, processes: int, cpus: int) -> None:
         """Add processes and CPUs; negative numbers add none."""
-        added = [WorkerProcess(self.threads, self._folders.paths, self._preload) for _ in range(processes)]
         cpus = max(0, cpus)
-        self._processes += added  # before any starts, so that all are ended
-        for process in added:
-            process.start()
+        try:
+            added = [WorkerProcess(self.threads, self._folders.paths, self._preload) for _ in range(processes)]
+            self._processes += added  # before any starts, so that all are ended
+            for process in added:
+                process.start()
+        except OSError as error:
+            if error.errno == errno.EMFILE:
+                error.add_note(f"{processes} processes take {7 * processes} file descriptors: raise ulimit -n")
+            raise
         self.processes += len(added)
         self.cpus += cpus
         self._post(self._scheduler.add_workers, added, cpus)
