@@ -33,7 +33,7 @@ class Leaf:
     @classmethod
     def of(cls, rows: Block) -> Self:
         """Return the leaf that describes each of these rows."""
-        dtype = as_tensor(rows[:0]).dtype if isinstance(rows, np.ndarray) else rows.dtype
+        dtype = rows.dtype if isinstance(rows, torch.Tensor) else as_tensor(rows[:0]).dtype
         return cls(isinstance(rows, np.ndarray), dtype, tuple(rows.shape[1:]))
 
 

@@ -124,8 +124,6 @@ class FilePart:
     """The cache for arrays that were read."""
     reader_id: str = ""
     """Identifies the reader in the cache."""
-    upcoming: tuple[int, ...] = ()
-    """The files that the next task needs first; they are read ahead into the cache."""
 
     def cache_entry(self, file: int) -> CacheEntry | None:
         """Return the place of a file in the cache; ``None`` without a cache, or if it cannot hold the file.

@@ -132,12 +132,9 @@ class DataSource:
         dataset.check_dtypes(keys)
         return replace(self, keys=keys, weight=weight)
 
-    def reading_of(self, numbers: Sequence[int], reading: Reading, upcoming: Sequence[int] = ()) -> Reading:
-        """Return ``reading`` for a task on some blocks or files.
-
-        ``upcoming`` are the files of the worker's next task, which this task reads ahead if there is a cache.
-        """
-        files = None if self.dataset is None else self.dataset.part(numbers, self.keys, upcoming)
+    def reading_of(self, numbers: Sequence[int], reading: Reading) -> Reading:
+        """Return ``reading`` for a task on some blocks or files."""
+        files = None if self.dataset is None else self.dataset.part(numbers, self.keys)
         return replace(reading, blocks=tuple(numbers), files=files)
 
     def load(self, number: int) -> list[Block]:
@@ -313,23 +310,15 @@ class PublishedData:
                 raise
             self._owned.append(self.training_spec)
 
-    @property
-    def read_ahead(self) -> int:
-        """Number of files of the next round that tasks read ahead."""
-        files = self.source.dataset
-        return 0 if files is None or files.cache is None else files.file_buffer - 1
-
     @cached_property
     def starts(self) -> tuple[int, ...]:
         """The number of the first sample of each block or file."""
         return tuple(accumulate(self.source.sizes[:-1], initial=0))
 
-    def inputs(
-        self, reading: Reading, numbers: Sequence[int], upcoming: Sequence[int] = ()
-    ) -> tuple[list[Ref], Reading]:
+    def inputs(self, reading: Reading, numbers: Sequence[int]) -> tuple[list[Ref], Reading]:
         """Return the values for a task on these blocks or files, and its reading of them; see ``reading_of``."""
         values = [column[number] for column in self._columns for number in numbers]
-        return values, self.source.reading_of(numbers, reading, upcoming)
+        return values, self.source.reading_of(numbers, reading)
 
     def holding(self, samples: NDArray[Any]) -> tuple[int, ...]:
         """Return the numbers of the blocks that hold these samples, ascending; all if few would be left out."""

@@ -69,14 +69,11 @@ class WorkerGroup:
         active = ranges_for_costs(sharing, places, seconds, engine.traits.task_seconds)
         self._session.regroup([*active, *(range(n, n + 1) for n in range(sharing, workers))])
 
-    def start(self, round_: Round, next_round: Round | None) -> None:
-        """Begin to submit the tasks of a round; in a total shuffle submit those that cut blocks into pieces.
-
-        ``next_round`` is the one after it, whose files are read ahead.
-        """
+    def start(self, round_: Round) -> None:
+        """Begin to submit the tasks of a round; in a total shuffle submit those that cut blocks into pieces."""
         traced = frozenset(self._callbacks.traced(round_.number))
         self._step = replace(self._step, round=round_.number, check_outputs=self._is_first, traced=traced)
-        self.round, self._next_round, self._is_first = round_, next_round, False
+        self.round, self._is_first = round_, False
         self._hyperparameters: dict[Any, dict[int, TimedHyperparameters]] = {}
         first = next(filter(None, round_.assignments), ())
         self._shuffled = bool(first) and first[0].samples is not None
@@ -117,12 +114,7 @@ class WorkerGroup:
     def _task_of(self, group: int) -> tuple[Sequence[Ref], list[Work]]:
         """Return the values that the task of a group receives, and the work of its workers."""
         active = self.active(group)
-        ahead: dict[int, tuple[int, ...]] = {}
-        """The first files of each worker in the next round."""
-        if self.data.read_ahead and self._next_round is not None:
-            upcoming = self._next_round.assignments
-            ahead = {worker: blocks_of(upcoming[worker])[: self.data.read_ahead] for worker in active}
-        assignments, reading, values = self._inputs(group, [*chain.from_iterable(ahead.values())])
+        assignments, reading, values = self._inputs(group)
         first = self.groups[group].start
         works = [
             Work(
@@ -134,7 +126,6 @@ class WorkerGroup:
                 device=self._session.devices[worker],
                 draws=self.round.draws[worker] if self.round.draws else None,
                 hyperparameters=self._timed(worker),
-                upcoming=ahead.get(worker, ()),
             )
             for worker in active
         ]
@@ -151,8 +142,8 @@ class WorkerGroup:
             self._hyperparameters[key] = {epoch: self._schedule.during(epoch, *span) for epoch in sorted(epochs)}
         return self._hyperparameters[key]
 
-    def _inputs(self, group: int, upcoming: Sequence[int]) -> Inputs:
-        """Return the inputs of a group; ``upcoming`` are the first files of its workers' next tasks."""
+    def _inputs(self, group: int) -> Inputs:
+        """Return the inputs of a group."""
         if self._pieces:
             return self._pieces[group]
         assignments = self._share(group)
@@ -161,7 +152,7 @@ class WorkerGroup:
             if self._shuffled
             else blocks_of(chain.from_iterable(assignments))
         )
-        values, reading = self.data.inputs(self._reading, numbers, upcoming)
+        values, reading = self.data.inputs(self._reading, numbers)
         if self._shuffled:
             reading = replace(reading, starts=tuple([self.data.starts[number] for number in numbers]))
         return assignments, reading, values

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -71,7 +71,7 @@ def source_of(work: Work, values: Sequence[Any]) -> Source:
     """Return the source of the batches of a worker: the values that its task received, or files."""
     reading = work.reading
     if reading.files is not None:
-        return FileSource(replace(reading.files, upcoming=work.upcoming), work)
+        return FileSource(reading.files, work)
     return BlockSource(columns_of(values, len(reading.blocks)), reading)
 
 
@@ -156,8 +156,6 @@ class FileSource(Source):
         self._loader = FileLoader(part, part.file_buffer)
         self._keys = part.keys or ()
         self._shuffle_seed = work.reading.shuffle_seed
-        self._upcoming = [*(block_pass.block for block_pass in work.block_passes), *part.upcoming]
-        """The files of the upcoming passes, in this task and the next."""
         self._left_out = 0
         """Number of samples in skipped files."""
 
@@ -169,8 +167,7 @@ class FileSource(Source):
             RowRange(block_pass.block, rows.start, rows.stop)
             for block_pass, rows in zip(block_passes, stored, strict=True)
         ]
-        self._upcoming = self._upcoming[len(row_ranges) :]
-        with self._loader.open(row_ranges, self._upcoming) as arrays:
+        with self._loader.open(row_ranges) as arrays:
             yield map(self._columns, block_passes, arrays)  # holds no reference while the next file is read
 
     def _columns(self, block_pass: BlockPass, arrays: Arrays | None) -> Columns | None:

@@ -80,8 +80,6 @@ class Work(NamedTuple):
     """The batches to draw from a buffer that merges do not empty."""
     hyperparameters: Mapping[int, TimedHyperparameters] | None = None
     """The optimizer's hyperparameters by epoch; ``None`` without a learning-rate schedule."""
-    upcoming: tuple[int, ...] = ()
-    """The files that the worker reads ahead for the next round."""
     task: str | None = None
     """A description of the task if it is not a round of a fit."""
 
