@@ -85,6 +85,8 @@ def _reason(file: str, error: Exception) -> str:
         return f"does not exist; {hint}"
     if os.path.isfile(file) and os.path.getsize(file) == 0:
         return "is empty"
+    if isinstance(error, zipfile.BadZipFile):
+        return f"is corrupt: {error}"
     return f"cannot be read: {type(error).__name__}: {error}"
 
 
