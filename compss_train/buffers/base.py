@@ -1,7 +1,10 @@
 """``Buffer``, the base class of all buffers: waiting threads, stored samples, the end of reception, checkpoints."""
 
 import queue
-from abc import abstractmethod
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import numpy as np
@@ -9,16 +12,14 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count, check_seed
-from compss_train.buffers.queue_interface import QueueInterface, deadline
-from compss_train.buffers.samples import SampleBatch
-from compss_train.buffers.storage import SampleStore, Slots
+from compss_train.buffers.samples import SampleBatch, SampleStore, Slots
 from compss_train.exceptions import BufferDrainedError, BufferFullError, ReceptionOverError
 
 UNLIMITED = 2**62
 """Number of available samples if gets leave the samples in the buffer."""
 
 
-class Buffer(QueueInterface):
+class Buffer(ABC):
     """A bounded store of samples between threads that put them and threads that get them.
 
     Parameters
@@ -41,6 +42,11 @@ class Buffer(QueueInterface):
     ``ReceptionOverError`` (a ``queue.Full``); gets ignore the threshold, remove the samples that they return, and
     raise ``BufferDrainedError`` (a ``queue.Empty``) when no sample is left.
 
+    The other methods of ``queue.Queue`` have the same meaning, too; they count samples. A task is a sample that a
+    get will return or has returned, as in a ``Queue``: each put adds one. If samples are returned several times,
+    each further get adds one, so that one rule holds for all buffers: one task is done for each sample of each get.
+    A batch has a task for each of its samples, a pair of time steps has two.
+
     Source: the buffers of Melissa (Meyer et al., "High Throughput Training of Deep Surrogates from Large Ensemble
     Runs", arXiv 2309.16743).
     """
@@ -51,7 +57,11 @@ class Buffer(QueueInterface):
     def __init__(
         self, capacity: int, *, threshold: int = 0, seed: int | None = None, pin_memory: bool = False
     ) -> None:
-        super().__init__()
+        # Re-entrant, because the garbage collector can run code that uses the buffer while the lock is held.
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+        self._waiting = 0
+        self._tasks_done = 0
         self.capacity = check_count("capacity", capacity)
         self.threshold = check_count("threshold", threshold, least=0)
         if threshold > capacity:
@@ -103,7 +113,7 @@ class Buffer(QueueInterface):
         """Return the number of samples that can be put without waiting."""
         return self._store.num_free
 
-    def _evict(self, number: int) -> None:
+    def _evict(self, number: int) -> None:  # noqa: B027 (only reservoirs do)
         """Make room for ``number`` samples, which is at most ``_room``."""
 
     def _check(self, incoming: SampleBatch, start: int) -> None:
@@ -117,6 +127,21 @@ class Buffer(QueueInterface):
     def _read(self, slots: Slots, single: bool) -> Any:
         """Return a batch of the samples in the drawn slots, or the ``single`` one."""
         return self._store.read(slots, single)
+
+    def _wait(self, predicate: Callable[[], bool], until: float | None = None) -> None:
+        """Wait until ``predicate`` is true or ``time.monotonic`` reaches ``until``; with the lock held."""
+        if predicate():
+            return
+        self._waiting += 1
+        try:
+            self._changed.wait_for(predicate, None if until is None else max(0.0, until - time.monotonic()))
+        finally:
+            self._waiting -= 1
+
+    def _notify(self) -> None:
+        """Let all waiting threads check their predicates; with the lock held."""
+        if self._waiting:  # to notify none takes a fraction of the time of notify_all
+            self._changed.notify_all()
 
     # Putting
 
@@ -263,9 +288,64 @@ class Buffer(QueueInterface):
         with self._lock:
             return self._store.times_got(self._held_slots())
 
-    def _count_tasks(self) -> int:
-        is_drained = self._reception_over and not self._available()
-        return self.samples_got + (0 if is_drained else self._count_unseen())
+    # The words of queues
+
+    def put_nowait(self, sample: Any) -> None:
+        """Store one sample if there is room: ``put`` with ``block=False``."""
+        self.put(sample, block=False)
+
+    def get_nowait(self) -> Any:
+        """Return one sample if one is available: ``get`` with ``block=False``."""
+        return self.get(block=False)
+
+    @property
+    def maxsize(self) -> int:
+        """The maximum number of samples held: the capacity, which is at least 1 and never unlimited."""
+        return self.capacity
+
+    def qsize(self) -> int:
+        """Return the number of samples held, as ``len`` does."""
+        return len(self)
+
+    def empty(self) -> bool:
+        """Return whether no sample is held; if not, a get may still wait, for the threshold or a partner."""
+        return not len(self)
+
+    def full(self) -> bool:
+        """Return whether the capacity is reached; a put may still evict a sample of a reservoir."""
+        return len(self) >= self.capacity
+
+    @property
+    def unfinished_tasks(self) -> int:
+        """Number of samples that are to be got, or were got and not reported by ``task_done``."""
+        with self._lock:
+            is_drained = self._reception_over and not self._available()
+            tasks = self.samples_got + (0 if is_drained else self._count_unseen())
+            # Samples reported before they were got may turn out never to be returned, at the end of reception.
+            return max(0, tasks - self._tasks_done)
+
+    def task_done(self, number: int = 1) -> None:
+        """Report that ``number`` samples (default 1) that gets have returned were processed.
+
+        Raises ``ValueError`` for more than there are unfinished tasks.
+        """
+        check_count("number", number)
+        with self._lock:
+            if number > (unfinished := self.unfinished_tasks):
+                raise ValueError(
+                    f"task_done() called too many times: number={number}, and {unfinished} unfinished tasks are "
+                    "left; call it once for each sample that a get returned"
+                )
+            self._tasks_done += number
+            self._notify()
+
+    def join(self) -> None:
+        """Wait until every sample put was got, and ``task_done`` was called for each sample of each get.
+
+        When reception is over, samples that will never be returned (time steps without a partner) do not count.
+        """
+        with self._lock:
+            self._wait(lambda: self.unfinished_tasks == 0)
 
     # Checkpoints
 
@@ -301,3 +381,14 @@ class Buffer(QueueInterface):
             self._random.bit_generator.state = state["random"]
             self._tasks_done = self.samples_got
             self._notify()
+
+
+def deadline(block: bool, timeout: float | None) -> float | None:
+    """Return the value of ``time.monotonic`` at which waiting ends, or ``None`` for never."""
+    if not block:
+        return 0.0
+    if timeout is None:
+        return None
+    if timeout < 0:
+        raise ValueError(f"timeout={timeout!r}: give at least 0 seconds, or None to wait without limit")
+    return time.monotonic() + timeout

@@ -7,8 +7,7 @@ import numpy as np
 
 from compss_train._utils.validation import check_count
 from compss_train.buffers.base import UNLIMITED, Buffer
-from compss_train.buffers.samples import SampleBatch
-from compss_train.buffers.storage import NO_SLOTS, Slots
+from compss_train.buffers.samples import NO_SLOTS, SampleBatch, Slots
 
 
 class FIFO(Buffer):
@@ -266,10 +265,9 @@ class SlotPartition:
     def mark_seen(self, positions: Slots) -> None:
         """Mark the slots at these positions as seen; a position may occur more than once."""
         new, _ = self._split(positions)
-        if len(new):
-            new = self._distinct(new)
-            self._move_last(new, self.unseen)
-            self.unseen -= len(new)
+        new = self._distinct(new)
+        self._move_last(new, self.unseen)
+        self.unseen -= len(new)
 
     def mark_all_unseen(self) -> None:
         """Mark all slots as unseen."""
@@ -279,28 +277,19 @@ class SlotPartition:
         """Remove the slots at these positions, each given once."""
         unseen, gone = self._split(positions)
         stop = self.unseen
-        if len(unseen):
-            self._move_last(unseen, stop)
-            self.unseen -= len(unseen)
+        self._move_last(unseen, stop)
+        self.unseen -= len(unseen)
         if stop < self.held:  # seen slots follow
-            if len(unseen):
-                gone = np.concatenate([np.arange(self.unseen, stop), gone])
-            self._move_last(gone, self.held)
+            self._move_last(np.concatenate([np.arange(self.unseen, stop), gone]), self.held)
         self.held -= len(positions)
-
-    # A single position, that of a put or get of one sample, takes none of the arrays of the general case.
 
     def _split(self, positions: Slots) -> tuple[Slots, Slots]:
         """Return which of these positions are those of unseen and of seen slots."""
-        if len(positions) == 1:
-            return (positions, NO_SLOTS) if positions[0] < self.unseen else (NO_SLOTS, positions)
         is_unseen = positions < self.unseen
         return positions[is_unseen], positions[~is_unseen]
 
     def _distinct(self, positions: Slots) -> Slots:
         """Return each of these positions once; cheaper than sorting them."""
-        if len(positions) == 1:
-            return positions
         numbers = np.arange(len(positions))
         self._marks[positions] = numbers
         distinct: Slots = positions[self._marks[positions] == numbers]
@@ -309,10 +298,6 @@ class SlotPartition:
     def _move_last(self, positions: Slots, stop: int) -> None:
         """Swap slots so that those at these positions come last before ``stop``."""
         start = stop - len(positions)
-        if len(positions) == 1:
-            hole = positions[0]
-            self._order[hole], self._order[start] = self._order[start], self._order[hole]
-            return
         is_hole = positions < start
         moves_out = np.ones(len(positions), bool)
         moves_out[positions[~is_hole] - start] = False

@@ -7,8 +7,7 @@ from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count
 from compss_train.buffers.base import UNLIMITED, Buffer
-from compss_train.buffers.samples import SampleBatch
-from compss_train.buffers.storage import Slots
+from compss_train.buffers.samples import SampleBatch, Slots
 
 _EMPTY = -1
 """No sample, in place of a slot."""
@@ -156,18 +155,6 @@ class SimPairedReservoir(Buffer):
         own = {"sweep_size": self.sweep_size, "nb_time_steps": self.nb_time_steps}
         return {**super()._identity(), **own}
 
-    # Statistics and checkpoints
-
-    def simulation_uses(self) -> dict[int, int]:
-        """Return the number of pairs drawn from each simulation seen so far."""
-        with self._lock:
-            return self._samples.uses()
-
-    def time_differences(self) -> NDArray[np.int64]:
-        """Return a histogram: at index d, the number of drawn pairs that were ``d`` time steps apart."""
-        with self._lock:
-            return self._samples.differences.copy()
-
     def _extra_state(self) -> dict[str, Any]:
         return self._samples.state_dict()
 
@@ -201,10 +188,6 @@ class Trajectories:
         """By simulation: samples held, those of them that were in no pair yet, samples put, and pairs drawn."""
         self.differences = np.zeros(num_steps, np.int64)
         """Number of pairs drawn with each time difference."""
-
-    def uses(self) -> dict[int, int]:
-        """Return the number of pairs drawn from each simulation seen so far."""
-        return {simulation: int(self._uses[simulation]) for simulation in np.flatnonzero(self._arrived).tolist()}
 
     def has_pair(self) -> bool:
         """Return whether two time steps of some simulation are held."""

@@ -4,7 +4,6 @@
 pipeline of stages. ``batches_through`` passes loaded samples through a buffer.
 """
 
-import heapq
 import queue
 import threading
 import time
@@ -38,8 +37,6 @@ class ReadAhead(Iterator[Result], Generic[Result]):
     depth:
         Maximum number of results that are loaded or being loaded and were not consumed yet; two per thread by
         default.
-    ordered:
-        Return results in the order of the items (default), or as soon as they are ready.
 
     The threads start at once. An exception in ``items`` or ``load`` is raised in place of its result and ends the
     iteration. ``close()``, a ``with`` block and garbage collection stop the threads: waiting ones at once, loading
@@ -54,7 +51,6 @@ class ReadAhead(Iterator[Result], Generic[Result]):
         *,
         threads: int = 1,
         depth: int | None = None,
-        ordered: bool = True,
     ) -> None:
         check_count("threads", threads)
         depth = check_count("depth", 2 * threads if depth is None else depth)
@@ -62,7 +58,7 @@ class ReadAhead(Iterator[Result], Generic[Result]):
             raise ValueError(
                 f"depth={depth}, threads={threads}: each thread loads a result; give a depth of at least {threads}"
             )
-        self._queue: _LoadQueue[Any, Result] = _LoadQueue(items, load, depth, ordered)
+        self._queue: _LoadQueue[Any, Result] = _LoadQueue(items, load, depth)
         self._threads = [
             threading.Thread(target=self._queue.run, name=f"read-ahead-{number}", daemon=True)
             for number in range(threads)
@@ -99,14 +95,14 @@ class ReadAhead(Iterator[Result], Generic[Result]):
 class _LoadQueue(Generic[Item, Result]):
     """The state shared by threads and consumer: items to load, and results by number in a priority queue."""
 
-    def __init__(self, items: Iterable[Item], load: Callable[[Item], Result], depth: int, ordered: bool) -> None:
+    def __init__(self, items: Iterable[Item], load: Callable[[Item], Result], depth: int) -> None:
         self._source, self._items = items, iter(items)
-        self._load, self._depth, self._ordered = load, depth, ordered
+        self._load, self._depth = load, depth
         self._item_lock = threading.Lock()  # held by the thread that takes the next item
         self._changed = threading.Condition()
-        # A heap by rank. The error of the last one is that of the items: StopIteration, if all went well.
-        self._results: list[tuple[int, Result | None, BaseException | None]] = []
-        self._started = self._delivered = self._taken = 0
+        # By number. The error of the last one is that of the items: StopIteration, if all went well.
+        self._results: dict[int, tuple[Result | None, BaseException | None]] = {}
+        self._started = self._taken = 0
         self._exhausted = False  # no more items
         self._stopped = False  # results are dropped
 
@@ -123,10 +119,8 @@ class _LoadQueue(Generic[Item, Result]):
                 raised.__cause__ = error
             except BaseException as error:
                 raised = error
-            with self._changed:
-                rank = number if self._ordered else self._delivered
-                self._deliver(rank, result, raised)
-                self._delivered += 1
+            self._deliver(number, result, raised)
+            result = raised = None  # nothing is kept while the thread waits
 
     def _next_item(self) -> tuple[int, Item] | None:
         """Return the number and the next item as soon as there is room for its result."""
@@ -139,19 +133,19 @@ class _LoadQueue(Generic[Item, Result]):
             try:
                 item = next(self._items)
             except BaseException as error:
-                with self._changed:
-                    self._exhausted = True
-                    self._deliver(number, None, error)
+                self._exhausted = True
+                self._deliver(number, None, error)
                 return None
             with self._changed:
                 self._started += 1
             return number, item
 
-    def _deliver(self, rank: int, result: Result | None, error: BaseException | None) -> None:
-        """Add a result, or its error; with the lock held."""
-        if not self._stopped:
-            heapq.heappush(self._results, (rank, result, error))
-        self._changed.notify_all()
+    def _deliver(self, number: int, result: Result | None, error: BaseException | None) -> None:
+        """Add a result, or its error."""
+        with self._changed:
+            if not self._stopped:
+                self._results[number] = result, error
+            self._changed.notify_all()
 
     def take(self) -> Result:
         """Wait for the next result and return it; raise its exception, or ``StopIteration`` after the last."""
@@ -159,7 +153,7 @@ class _LoadQueue(Generic[Item, Result]):
             self._changed.wait_for(self.is_ready)
             if self._stopped:
                 raise StopIteration
-            _, result, error = heapq.heappop(self._results)
+            result, error = self._results.pop(self._taken)
             self._taken += 1
             self._changed.notify_all()
         if error is not None:
@@ -170,7 +164,7 @@ class _LoadQueue(Generic[Item, Result]):
     def is_ready(self) -> bool:
         """Return whether ``take`` would return or raise without waiting."""
         with self._changed:
-            return self._stopped or (bool(self._results) and self._results[0][0] == self._taken)
+            return self._stopped or self._taken in self._results
 
     def stop(self) -> None:
         """Drop all results, let the threads end, and stop the previous stages of the pipeline."""

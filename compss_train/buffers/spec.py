@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from inspect import signature
 from typing import Self
 
 from compss_train._utils.validation import check_count
@@ -48,7 +49,7 @@ class BufferSpec:
             raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(_KINDS)}")
         object.__setattr__(self, "kind", names[self.kind.lower()])
         check_count("capacity", self.capacity)
-        _, options = _KINDS[self.kind]
+        options = signature(_KINDS[self.kind]).parameters
         for name, least in {"threshold": 0, "sweep_size": 1, "nb_time_steps": 2, "passes": 1}.items():
             value = getattr(self, name)
             if name not in options and value != getattr(BufferSpec, name):  # the default
@@ -118,17 +119,12 @@ class BufferSpec:
 
     def make(self, batch_size: int, seed: int, pin_memory: bool = False) -> Buffer:
         """Return a new, empty buffer."""
-        kind, options = _KINDS[self.kind]
-        values = {**vars(self), "threshold": self.needed, "batch_size": batch_size}
-        own = {name: values[name] for name in options}
-        return kind(self.capacity, **own, seed=seed, pin_memory=pin_memory)
+        values = {**vars(self), "threshold": self.needed, "batch_size": batch_size, "seed": seed}
+        kind = _KINDS[self.kind]
+        own = {name: values[name] for name in signature(kind).parameters if name in values}
+        return kind(**own, pin_memory=pin_memory)
 
 
-_KINDS: dict[str, tuple[Callable[..., Buffer], tuple[str, ...]]] = {
-    "FIFO": (FIFO, ()),
-    "FIRO": (FIRO, ("threshold", "passes")),
-    "Reservoir": (Reservoir, ("threshold",)),
-    "BatchReservoir": (BatchReservoir, ("threshold", "batch_size")),
-    "SimPairedReservoir": (SimPairedReservoir, ("threshold", "sweep_size", "nb_time_steps")),
+_KINDS: dict[str, Callable[..., Buffer]] = {
+    kind.__name__: kind for kind in (FIFO, FIRO, Reservoir, BatchReservoir, SimPairedReservoir)
 }
-"""The class of each kind, and its parameters besides those of all buffers."""

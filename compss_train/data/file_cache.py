@@ -142,10 +142,6 @@ class CacheEntry:
     rows: int
     layout: Layout
 
-    def exists(self) -> bool:
-        """Return whether the arrays are in the cache."""
-        return (self.cache.open() / self.name).exists()
-
     def load(self) -> Arrays | None:
         """Return the arrays in the order of the layout; ``None`` if they are not in the cache, or damaged."""
         path = self.cache.open() / self.name
@@ -173,7 +169,7 @@ class CacheEntry:
         folder = self.cache.open()
         try:
             with FileLock(folder / _LOCK_FILE, timeout=_LOCK_SECONDS, fallback_to_soft=False):
-                if self.exists():
+                if (folder / self.name).exists():
                     return
                 self.cache.make_room(entry_bytes(self.rows, self.layout))
                 with atomic_path(folder / self.name) as temporary:

@@ -264,19 +264,12 @@ class FileDataset:
         """Identifies the reader in the cache; a reader that cannot be pickled is unique to its data set."""
         return reader_id(self.reader) or secrets.token_hex(16)
 
-    def part(
-        self, numbers: Sequence[int], keys: tuple[str, ...] | None = None, upcoming: Sequence[int] = ()
-    ) -> FilePart:
-        """Return what a task needs to read some of the files.
-
-        ``keys`` are the arrays to read. ``upcoming`` are files that the next task needs, which this task reads into
-        the cache while it trains; without a cache they are ignored.
-        """
+    def part(self, numbers: Sequence[int], keys: tuple[str, ...] | None = None) -> FilePart:
+        """Return what a task needs to read these arrays of some of the files."""
         keys = self.keys if keys is None else keys
-        upcoming = () if self.cache is None else tuple(upcoming)
         return FilePart(
             reader=self.reader,
-            blocks={number: self._blocks[self.files[number]] for number in [*numbers, *upcoming]},
+            blocks={number: self._blocks[self.files[number]] for number in numbers},
             keys=keys,
             layout={key: self.layout[key] for key in keys or self.layout},
             reference=self.reference,
@@ -285,7 +278,6 @@ class FileDataset:
             file_buffer=self.file_buffer,
             cache=self.cache,
             reader_id="" if self.cache is None else self._reader_id,
-            upcoming=upcoming,
         )
 
     def fingerprint(self) -> int | None:

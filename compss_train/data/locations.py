@@ -112,11 +112,11 @@ def files_below(folder: str, *, warn: bool = False) -> list[str]:
     return names
 
 
-def open_binary(path: str, buffering: int = -1) -> BinaryIO | Any:
-    """Open a local file, with this ``buffering``, or a remote one for reading."""
+def open_binary(path: str) -> BinaryIO | Any:
+    """Open a local or remote file for reading."""
     if not is_remote(path):
         _check_regular(path)
-        return open(path, "rb", buffering=buffering)
+        return open(path, "rb")
     system, name = _file_system(path)
     return system.open(name, "rb")
 

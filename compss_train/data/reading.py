@@ -85,6 +85,8 @@ def _reason(file: str, error: Exception) -> str:
         return f"does not exist; {hint}"
     if os.path.isfile(file) and os.path.getsize(file) == 0:
         return "is empty"
+    if isinstance(error, zipfile.BadZipFile):
+        return f"is corrupt: {error}"
     return f"cannot be read: {type(error).__name__}: {error}"
 
 
@@ -124,8 +126,6 @@ class FilePart:
     """The cache for arrays that were read."""
     reader_id: str = ""
     """Identifies the reader in the cache."""
-    upcoming: tuple[int, ...] = ()
-    """The files that the next task needs first; they are read ahead into the cache."""
 
     def cache_entry(self, file: int) -> CacheEntry | None:
         """Return the place of a file in the cache; ``None`` without a cache, or if it cannot hold the file.

@@ -2,10 +2,9 @@
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain, islice
 from typing import TypeAlias
 
 from compss_train.buffers.reading_ahead import ReadAhead
@@ -51,26 +50,18 @@ class FileLoader:
         self._file_buffer = file_buffer
         self._level = logging.INFO if debug else logging.DEBUG
         self._held: list[int] = []  # as many numbers as files that are in memory or being read
-        self._loading: set[int] = set()  # files that threads are reading for the consumer
         self.reads = FileReads()
         self.skipped: dict[str, str] = {}
 
     @contextmanager
-    def open(
-        self, row_ranges: Sequence[RowRange], upcoming: Iterable[int] = ()
-    ) -> Iterator[Iterator[Arrays | None]]:
-        """Open an iterator over the rows of each range; the consumer must release rows before it takes the next.
-
-        ``upcoming`` are the files that are needed afterwards. While the consumer works on the last rows, and until
-        it leaves the context, they are read into the cache, at most as many as are read ahead.
-        """
+    def open(self, row_ranges: Sequence[RowRange]) -> Iterator[Iterator[Arrays | None]]:
+        """Open an iterator over the rows of each range; the consumer must release rows before it takes the next."""
         self._held.clear()
         if self._file_buffer == 1:
             yield self._measured(map(self._load, row_ranges))
             return
-        items: Iterable[RowRange | int] = chain(row_ranges, upcoming if self._part.cache is not None else ())
-        with ReadAhead(items, self._load, threads=self._part.threads, depth=self._file_buffer - 1) as ahead:
-            yield self._measured(islice(ahead, len(row_ranges)), ahead)
+        with ReadAhead(row_ranges, self._load, threads=self._part.threads, depth=self._file_buffer - 1) as ahead:
+            yield self._measured(ahead, ahead)
 
     def _measured(
         self, loaded: Iterator[_Loaded], ahead: ReadAhead[_Loaded] | None = None
@@ -91,37 +82,26 @@ class FileLoader:
             del arrays
             del self._held[-1:]  # which another iteration may have emptied
 
-    def _load(self, item: RowRange | int) -> _Loaded:
-        """Read the rows of a range, or read an upcoming file into the cache and discard the result."""
-        if not isinstance(item, RowRange):
-            entry = None if item in self._loading else self._part.cache_entry(item)
-            if entry is not None and not entry.exists():
-                entry.store(self._read_whole(item))
-            return None, False
+    def _load(self, item: RowRange) -> _Loaded:
+        """Read the rows of a range."""
         self._held.append(item.file)
         self.reads.most_held = max(self.reads.most_held, len(self._held))
-        self._loading.add(item.file)
-        _LOG.log(self._level, "rows %d to %d of %s", item.start, item.stop, self._part.blocks[item.file].path)
+        block = self._part.blocks[item.file]
+        _LOG.log(self._level, "rows %d to %d of %s", item.start, item.stop, block.path)
         try:
             entry = self._part.cache_entry(item.file)
             if entry is None:
                 return self._part.read(item), False
-            if (arrays := entry.load()) is not None:
-                is_cached = True
-            else:
-                arrays, is_cached = self._read_whole(item.file), False
+            arrays = kept = entry.load()
+            if arrays is None:
+                arrays = self._part.read(RowRange(item.file, 0, block.rows))
                 entry.store(arrays)
-            return {key: array[item.start : item.stop] for key, array in arrays.items()}, is_cached
+            return {key: array[item.start : item.stop] for key, array in arrays.items()}, kept is not None
         except BadFileError as error:
             if not self._part.skip:
                 raise
             self.skipped[error.file] = error.reason
             return None, False
-        finally:
-            self._loading.discard(item.file)
-
-    def _read_whole(self, file: int) -> Arrays:
-        return self._part.read(RowRange(file, 0, self._part.blocks[file].rows))
 
 
 def check_threads(threads: int, file_buffer: int) -> None:

@@ -6,7 +6,6 @@ current PyTorch.
 
 import hashlib
 import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, wraps
@@ -72,8 +71,6 @@ class PartialShuffleSampler(Sampler[Any]):
         As in torch's ``DistributedSampler``: drop the last ``samples % num_replicas`` samples of each epoch, in its
         file order, instead of using some samples twice. In both cases the last batch may be smaller, by the same
         amount on all ranks.
-    threads, cache, cache_bytes:
-        As in ``FileDataset``, which has its own.
 
     Attributes: ``num_samples`` and ``num_batches``, per epoch of this rank (``len(sampler)`` is the latter, as
     ``DataLoader`` expects); ``epoch``; ``reads``, statistics of reading ahead; ``skipped``, the invalid files that
@@ -103,9 +100,6 @@ class PartialShuffleSampler(Sampler[Any]):
         drop_last: bool = False,
         *,
         pools: int = 1,
-        threads: int | None = None,
-        cache: str | os.PathLike[str] | None = None,
-        cache_bytes: int | None = None,
     ) -> None:
         group = (
             (dist.get_world_size(), dist.get_rank()) if dist.is_available() and dist.is_initialized() else (1, 0)
@@ -123,8 +117,7 @@ class PartialShuffleSampler(Sampler[Any]):
         self.seed = check_seed(seed)
         check_count("file_buffer", file_buffer)
         self.dataset = dataset
-        reading = {"threads": threads, "cache": cache, "cache_bytes": cache_bytes}
-        self._files = _as_file_dataset(dataset, reader=reader, files_len=files_len, **reading)
+        self._files = _as_file_dataset(dataset, reader=reader, files_len=files_len)
         check_threads(self._files.threads, file_buffer)
         self._files.check_dtypes(self._files.keys)
         self.total_size = self._files.number_samples
@@ -228,16 +221,10 @@ class PartialShuffleSampler(Sampler[Any]):
                 )
         self._store = store
 
-    def _row_ranges(self, epoch: int) -> list[RowRange]:
-        """Return the rows that this rank reads in an epoch."""
-        ranks, options = (self.num_replicas, self.rank), {"shuffle": self.shuffle, "drop_last": self.drop_last}
-        return rank_row_ranges(self._files.sizes, *ranks, self.seed, epoch, **options)
-
     def _batches(self, start: int, store: SlotStore) -> Iterator[Any]:
         """Iterate over the batches of an epoch; without shuffling, the pools only cut the rows into batches."""
-        row_ranges = self._row_ranges(self.epoch)
-        following = self._row_ranges(self.epoch + 1) if self._files.cache is not None else []
-        upcoming = [row_range.file for row_range in following]
+        ranks, options = (self.num_replicas, self.rank), {"shuffle": self.shuffle, "drop_last": self.drop_last}
+        row_ranges = rank_row_ranges(self._files.sizes, *ranks, self.seed, self.epoch, **options)
         random, pools = None, Pools(self.batch_size)
         if self.shuffle:
             random, pools = partial_shuffle_generator(self.seed, self.epoch, *row_ranges[0].origin), self.pools
@@ -245,7 +232,7 @@ class PartialShuffleSampler(Sampler[Any]):
         @contextmanager
         def open_chunks(numbers: Sequence[int]) -> Iterator[Iterator[Any]]:
             selected = [row_ranges[number] for number in numbers]
-            with self._loader.open(selected, upcoming) as arrays:
+            with self._loader.open(selected) as arrays:
                 yield map(self._prepare, selected, arrays)
 
         first = min(start * self.batch_size, self.num_samples)
@@ -270,7 +257,7 @@ def _as_file_dataset(dataset: Any, **options: Any) -> FileDataset:
     given = {name: option for name, option in options.items() if option is not None}
     if isinstance(dataset, FileDataset):
         reader = dataset.reader.function if isinstance(dataset.reader, CustomReader) else dataset.reader
-        own = {"reader": reader, "files_len": dataset.files_len, "threads": dataset.threads}
+        own = {"reader": reader, "files_len": dataset.files_len}
         if others := [name for name, option in given.items() if option != own.get(name)]:
             raise ValueError(f"{others[0]}= is an option of the files: give FileDataset(files, {others[0]}=...)")
         return dataset

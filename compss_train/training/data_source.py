@@ -132,12 +132,9 @@ class DataSource:
         dataset.check_dtypes(keys)
         return replace(self, keys=keys, weight=weight)
 
-    def work_on(self, numbers: Sequence[int], work: Work, upcoming: Sequence[int] = ()) -> Work:
-        """Return ``work`` in a task on these blocks or files.
-
-        ``upcoming`` are the files of the workers' next tasks, which this task reads ahead if there is a cache.
-        """
-        files = None if self.dataset is None else self.dataset.part(numbers, self.keys, upcoming)
+    def work_on(self, numbers: Sequence[int], work: Work) -> Work:
+        """Return ``work`` in a task on these blocks or files."""
+        files = None if self.dataset is None else self.dataset.part(numbers, self.keys)
         return work._replace(blocks=tuple(numbers), files=files)
 
     def load(self, number: int) -> list[Block]:
@@ -312,12 +309,6 @@ class PublishedData:
                 check_picklable(dataset=source.reader)  # names the attribute
                 raise
             self._owned.append(self.training_spec)
-
-    @property
-    def read_ahead(self) -> int:
-        """Number of files of the next round that tasks read ahead."""
-        files = self.source.dataset
-        return 0 if files is None or files.cache is None else files.file_buffer - 1
 
     @cached_property
     def starts(self) -> tuple[int, ...]:

@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 
 from compss_train.data.partitioning import Round, RoundPlan
 from compss_train.engines import Ref
@@ -71,15 +71,15 @@ class RoundRunner:
 
         Returns the final parameters, or ``None`` if no round was completed. Raises the exceptions of tasks.
         """
-        upcoming = iter(rounds)
-        left = deque(islice(upcoming, 1))
-        while left or self._pending:
+        left = iter(rounds)
+        following = next(left, None)
+        while following or self._pending:
             if (reason := self._fit.stopping.reason) is not None:
                 self.stopped = reason
                 break
-            while left and self._may_submit():
-                left.extend(islice(upcoming, 1))  # the next round is known before the current one is submitted
-                self._submit(left.popleft(), left[0] if left else None)
+            while following and self._may_submit():
+                self._submit(following)
+                following = next(left, None)
             self._collect()
         if self.stopped is not None:
             self._end_early()
@@ -139,8 +139,8 @@ class RoundRunner:
             return False
         return len(self._pending) <= self._merger.rounds_ahead
 
-    def _submit(self, round_: Round, next_round: Round | None) -> None:
-        self._workers.start(round_, next_round)
+    def _submit(self, round_: Round) -> None:
+        self._workers.start(round_)
         submitted = self._merger.submit(self._workers)
         states = [*state_refs(submitted.states), *submitted.merge_state.refs()]
         self._engine.keep([submitted.parameters, *states, *self._merger.bases.values()])

@@ -55,13 +55,10 @@ class Workers:
         active = ranges_for_costs(sharing, places, seconds, engine.traits.task_seconds)
         self._session.regroup([*active, *(range(n, n + 1) for n in range(sharing, workers))])
 
-    def start(self, round_: Round, next_round: Round | None) -> None:
-        """Begin to submit the tasks of a round; in a total shuffle submit those that cut blocks into pieces.
-
-        ``next_round`` is the one after it, whose files are read ahead.
-        """
+    def start(self, round_: Round) -> None:
+        """Begin to submit the tasks of a round; in a total shuffle submit those that cut blocks into pieces."""
         self._work = self._work._replace(round=round_.number, check_outputs=self._is_first)
-        self.round, self._next_round, self._is_first = round_, next_round, False
+        self.round, self._is_first = round_, False
         self._traced = frozenset(self._callbacks.traced(round_.number))
         self._hyperparameters: dict[Any, dict[int, TimedHyperparameters]] = {}
         first = next(filter(None, round_.assignments), ())
@@ -107,19 +104,13 @@ class Workers:
     def _task_of(self, group: int) -> tuple[Sequence[Ref], list[Work]]:
         """Return the values that the task of a group receives, and the work of its workers."""
         active = self.active(group)
-        ahead: dict[int, tuple[int, ...]] = {}
-        """The first files of each worker in the next round."""
-        if self.data.read_ahead and self._next_round is not None:
-            upcoming = self._next_round.assignments
-            ahead = {worker: blocks_of(upcoming[worker])[: self.data.read_ahead] for worker in active}
-        values, works = self._inputs(group, [*chain.from_iterable(ahead.values())])
+        values, works = self._inputs(group)
         first = self.groups[group].start
         return values, [
             works[worker - first]._replace(
                 worker=worker,
                 position=worker - first,
                 device=self._session.devices[worker],
-                upcoming=ahead.get(worker, ()),
                 draws=self.round.draws[worker] if self.round.draws else None,
                 hyperparameters=self._timed(worker),
                 traced=worker in self._traced,
@@ -138,8 +129,8 @@ class Workers:
             self._hyperparameters[key] = {epoch: self._schedule.during(epoch, *span) for epoch in sorted(epochs)}
         return self._hyperparameters[key]
 
-    def _inputs(self, group: int, upcoming: Sequence[int]) -> tuple[list[Ref], list[Work]]:
-        """Return the values of a group's task, and its workers' works; ``upcoming`` are their next files."""
+    def _inputs(self, group: int) -> tuple[list[Ref], list[Work]]:
+        """Return the values of a group's task, and the works of its workers on them."""
         if self._pieces:
             return self._pieces[group]
         assignments = self._share(group)
@@ -148,7 +139,7 @@ class Workers:
             if self._shuffled
             else blocks_of(chain.from_iterable(assignments))
         )
-        work = self.data.source.work_on(numbers, self._work, upcoming)
+        work = self.data.source.work_on(numbers, self._work)
         if self._shuffled:
             work = work._replace(starts=tuple([self.data.starts[number] for number in numbers]))
         return self.data.values(numbers), [work._replace(block_passes=own) for own in assignments]

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -74,7 +74,7 @@ class Source(ABC):
 def source_of(work: Work, values: Sequence[Any]) -> Source:
     """Return the source of the batches of a worker: the values that its task received, or files."""
     if work.files is not None:
-        return FileSource(replace(work.files, upcoming=work.upcoming), work)
+        return FileSource(work.files, work)
     return BlockSource(columns_of(values, len(work.blocks)), work)
 
 
@@ -172,8 +172,6 @@ class FileSource(Source):
         self._loader = FileLoader(part, part.file_buffer)
         self._keys = part.keys or ()
         self._shuffle_seed = work.options.shuffle_seed
-        self._upcoming = [*(block_pass.block for block_pass in work.block_passes), *part.upcoming]
-        """The files of the upcoming passes, in this task and the next."""
         self._left_out = 0
         """Number of samples in skipped files."""
 
@@ -185,8 +183,7 @@ class FileSource(Source):
             RowRange(block_pass.block, rows.start, rows.stop)
             for block_pass, rows in zip(block_passes, stored, strict=True)
         ]
-        self._upcoming = self._upcoming[len(row_ranges) :]
-        with self._loader.open(row_ranges, self._upcoming) as arrays:
+        with self._loader.open(row_ranges) as arrays:
             yield map(self._columns, block_passes, arrays)  # holds no reference while the next file is read
 
     def _columns(self, block_pass: BlockPass, arrays: Arrays | None) -> Columns | None:

@@ -64,8 +64,6 @@ class Work(NamedTuple):
     """Number of the first sample of each block or piece if passes list their samples; else empty."""
     files: FilePart | None = None
     """The files of all workers of the task, instead of values."""
-    upcoming: tuple[int, ...] = ()
-    """The files that the worker reads ahead for the next round."""
     draws: Draws | None = None
     """The batches to draw from a buffer that merges do not empty."""
     hyperparameters: Mapping[int, TimedHyperparameters] | None = None

@@ -46,6 +46,12 @@ def numbers(got):
     return torch.as_tensor(got).reshape(-1).tolist()
 
 
+def uses_of(buffer):
+    """Return how often each simulation that a ``SimPairedReservoir`` has seen was in a pair."""
+    numbers, _, uses = buffer.state_dict()["simulations"]
+    return dict(zip(numbers, uses, strict=True))
+
+
 def put_some(buffer, wanted):
     """Put as many samples as fit without waiting; return how many."""
     try:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 from compss_train.buffers import BufferFullError, SimPairedReservoir, TimeStep
-from tests.buffers.kinds import drain
+from tests.buffers.kinds import drain, uses_of
 
 STEPS = 6
 operations = st.lists(
@@ -158,8 +158,8 @@ def test_simulations_are_used_equally_often_whatever_is_held(seed):
     first, second = buffer.get_batch(4000)
     uses = np.bincount(first.simulation, minlength=len(counts))
     differences = np.bincount(second.step - first.step, minlength=30)
-    assert buffer.simulation_uses() == dict(enumerate(uses.tolist()))
-    np.testing.assert_array_equal(buffer.time_differences(), differences)
+    assert uses_of(buffer) == dict(enumerate(uses.tolist()))
+    np.testing.assert_array_equal(buffer.state_dict()["differences"], differences)
     # Uniform draws would use the largest simulation hundreds of times as often as the smallest.
     assert uses.max() < 1.25 * uses.min()
     random = np.random.default_rng(seed)
@@ -203,7 +203,7 @@ def test_a_put_evicts_from_the_simulation_that_was_used_most():
     buffer.put_many([step(1, 1), step(1, 2)])
     while buffer.unseen:
         buffer.get()
-    uses = buffer.simulation_uses()
+    uses = uses_of(buffer)
     assert uses[0] > uses[1] > 0
     buffer.put_many([step(2, 0), step(2, 1)])
     assert Counter(simulation for simulation, _ in held_in(buffer)[0]) == {0: 2, 1: 3, 2: 2}
@@ -215,10 +215,10 @@ def test_a_put_evicts_from_the_simulation_that_was_used_most():
 def test_a_time_step_held_already_is_refused_without_changes(again):
     buffer = reservoir(6)
     buffer.put_many([step(0, 0), step(0, 1)])
-    before = held_in(buffer), buffer.simulation_uses(), buffer.samples_put
+    before = held_in(buffer), uses_of(buffer), buffer.samples_put
     with pytest.raises(ValueError, match=r"held already|simulation twice"):
         buffer.put_many(again)
-    assert (held_in(buffer), buffer.simulation_uses(), buffer.samples_put) == before
+    assert (held_in(buffer), uses_of(buffer), buffer.samples_put) == before
     buffer.put_many([step(5, 0), step(5, 1)])
     assert len(buffer) == 4
 
@@ -243,7 +243,7 @@ def test_samples_that_do_not_fit_are_refused_and_change_nothing(sample, error, m
     for call in (buffer.put, lambda bad: buffer.put_many([step(0, 2), bad])):
         with pytest.raises(error, match=message):
             call(sample)
-    assert (len(buffer), buffer.samples_put, buffer.simulation_uses()) == (1, 1, {0: 0})
+    assert (len(buffer), buffer.samples_put, uses_of(buffer)) == (1, 1, {0: 0})
 
 
 def test_simulations_without_samples_take_no_memory():
@@ -258,5 +258,5 @@ def test_simulations_without_samples_take_no_memory():
                     buffer.get()
         buffer.get()
     assert len(buffer._samples._slots) <= 6
-    assert set(buffer.simulation_uses()) == set(range(100))
-    assert sum(buffer.simulation_uses().values()) == buffer.time_differences().sum() == buffer.samples_got / 2
+    assert set(uses_of(buffer)) == set(range(100))
+    assert sum(uses_of(buffer).values()) == sum(buffer.state_dict()["differences"]) == buffer.samples_got / 2

@@ -24,31 +24,15 @@ def assert_threads_end():
     items=st.lists(st.integers(), max_size=30),
     threads=st.integers(1, 4),
     more=st.integers(0, 4),
-    ordered=st.booleans(),
 )
-def test_every_item_is_loaded_once_and_in_order_on_request(items, threads, more, ordered):
-    loaded = list(ReadAhead(items, lambda item: item * 2, threads=threads, depth=threads + more, ordered=ordered))
-    expected = [item * 2 for item in items]
-    assert loaded == expected if ordered else sorted(loaded) == sorted(expected)
+def test_every_item_is_loaded_once_and_in_order(items, threads, more):
+    loaded = list(ReadAhead(items, lambda item: item * 2, threads=threads, depth=threads + more))
+    assert loaded == [item * 2 for item in items]
     assert_threads_end()
 
 
-def test_results_without_order_come_as_they_are_ready():
-    gate = threading.Event()
-
-    def load(item):
-        assert item or gate.wait(10)
-        return item
-
-    with ReadAhead([0, 1], load, threads=2, ordered=False) as loaded:
-        assert next(loaded) == 1
-        gate.set()
-        assert next(loaded) == 0
-
-
-@pytest.mark.parametrize("ordered", [True, False])
 @pytest.mark.parametrize("threads", [1, 3])
-def test_it_never_runs_further_ahead_than_its_depth(threads, ordered):
+def test_it_never_runs_further_ahead_than_its_depth(threads):
     lock, started, taken, furthest = threading.Lock(), 0, 0, 0
     reached = threading.Event()
 
@@ -61,7 +45,7 @@ def test_it_never_runs_further_ahead_than_its_depth(threads, ordered):
                 reached.set()
         return item
 
-    with ReadAhead(range(40), load, threads=threads, depth=4, ordered=ordered) as loaded:
+    with ReadAhead(range(40), load, threads=threads, depth=4) as loaded:
         assert reached.wait(10)  # it does run ahead without being asked
         for _ in range(40):
             with lock:

@@ -83,7 +83,7 @@ def test_a_failed_write_leaves_its_room_to_a_put(kind, monkeypatch):
     buffer = make(kind, 2)
     buffer.put(sample(buffer, 0))
     with monkeypatch.context() as patched:
-        patched.setattr("compss_train.buffers.storage.ColumnStorage.write", Mock(side_effect=BrokenError))
+        patched.setattr("compss_train.buffers.samples.ColumnStorage.write", Mock(side_effect=BrokenError))
         with pytest.raises(BrokenError):
             buffer.put(sample(buffer, 1))
     buffer.put(sample(buffer, 2))

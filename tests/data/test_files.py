@@ -263,13 +263,13 @@ def test_a_file_unlike_the_first_is_an_error_before_training(folder, arrays, rea
 def test_a_bad_file_is_skipped_with_a_warning_and_reported(folder, bad):
     spoil(FILES[bad])
     path = str(folder / FILES[bad])
-    with pytest.warns(UserWarning, match=f"skipped {re.escape(path)} cannot be read: BadZipFile") as caught:
+    with pytest.warns(UserWarning, match=f"skipped {re.escape(path)} is corrupt: File is") as caught:
         dataset = FileDataset("*.npz", on_bad_file="skip")
     assert [warning.filename for warning in caught] == [__file__]
     assert dataset.files == [name for name in FILES if name != FILES[bad]]
     assert dataset.number_samples == 6 - (bad + 1)
     assert list(dataset.skipped) == [path]
-    assert dataset.skipped[path].startswith("cannot be read: BadZipFile")
+    assert dataset.skipped[path].startswith("is corrupt: File is")
     with names(path):
         FileDataset("*.npz")
 
@@ -289,7 +289,7 @@ def test_unfit_files_are_skipped_and_the_first_good_one_rules(folder):
 def test_files_that_are_all_invalid_are_an_error(folder, files_len):
     spoil(*FILES)
     # Without a warning for each, which would be an error here.
-    with pytest.raises(ValueError, match="all 3 files were skipped; the last one cannot be read: BadZipFile"):
+    with pytest.raises(ValueError, match="all 3 files were skipped; the last one is corrupt: File is"):
         FileDataset("*.npz", files_len=files_len, on_bad_file="skip")
 
 

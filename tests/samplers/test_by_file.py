@@ -82,8 +82,7 @@ def test_it_takes_the_arguments_of_the_original(kind):
     names = (
         "dataset reader num_replicas rank shuffle shuffle_buffer total_size batch_size file_buffer debug files_len"
     )
-    of_torch, of_data_sets = ["seed", "drop_last"], ["pools", "threads", "cache", "cache_bytes"]
-    assert list(inspect.signature(kind).parameters) == [*names.split(), *of_torch, *of_data_sets]
+    assert list(inspect.signature(kind).parameters) == [*names.split(), "seed", "drop_last", "pools"]
     files = numbered.names_of([4, 5, 3])
     lengths, reader = dict(zip(files, [4, 5, 3], strict=True)), numbered.CountingReader()
     dataset = FileDataset(files, reader)

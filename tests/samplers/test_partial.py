@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 from torch.utils.data import DataLoader
 
-from compss_train.buffers.storage import ColumnStorage
+from compss_train.buffers.samples import ColumnStorage
 from compss_train.data.files import FileDataset
 from compss_train.samplers import PartialShuffleSampler
 from tests.samplers import numbered_files as numbered

@@ -3,7 +3,6 @@
 import errno
 import gc
 import logging
-import os
 import tempfile
 import threading
 import time
@@ -29,11 +28,11 @@ from tests.samplers.numbered_files import BUFFERS, LAYOUT, cases, some, until_er
 THREADS = st.integers(1, 4)
 
 
-def cached_loader(sizes, file_buffer, reader, folder, threads=1, upcoming=()):
+def cached_loader(sizes, file_buffer, reader, folder, threads=1):
     dataset = FileDataset(numbered.names_of(sizes), reader, threads=threads, cache=folder)
     assert dataset.layout == LAYOUT
     reader.opened.clear()
-    return FileLoader(dataset.part(range(len(sizes)), upcoming=upcoming), file_buffer)
+    return FileLoader(dataset.part(range(len(sizes))), file_buffer)
 
 
 @given(**cases, threads=THREADS, num_replicas=numbered.REPLICAS, limit=st.sampled_from([None, 1, 5000, 10_000]))
@@ -100,20 +99,6 @@ def test_as_many_files_as_threads_are_read_together(threads):
     numbered.assert_threads_end()
 
 
-def test_the_next_epochs_files_come_during_the_last_rows(tmp_path):
-    sizes, reader = [3] * 8, numbered.CountingReader()
-    loader = cached_loader(sizes, 3, reader, tmp_path, upcoming=range(2, 8))
-    with loader.open(whole(sizes)[:2], range(2, 8)) as arrays:
-        assert numbered.flat(rows["x"].tolist() for rows in arrays) == list(range(6))
-        wait_for(lambda: len(os.listdir(loader._part.cache.folder)) == 5)  # with the lock
-    numbered.assert_threads_end()
-    assert reader.opened == numbered.names_of(sizes)[1:4]  # the first is there, and only two are read ahead
-    assert loader.reads.files == 2
-    with loader.open(whole(sizes)[2:4]) as arrays:
-        assert numbered.flat(rows["x"].tolist() for rows in arrays) == list(range(6, 12))
-    assert len(reader.opened) == 3
-
-
 class Listing:
     def __init__(self, files):
         self.files = files
@@ -122,13 +107,10 @@ class Listing:
 def test_samplers_take_them_for_files_and_data_sets_have_theirs(tmp_path):
     names = numbered.write_files(tmp_path, [4, 4, 4])
     dataset = FileDataset(names, threads=2, cache=tmp_path / "cache")
-    options = {"threads": 3, "cache": tmp_path / "cache", "cache_bytes": 10**6}
     for kind in (PartialShuffleSampler, DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2):
         assert kind(dataset)._files is dataset
-        sampler = kind(Listing(names), **options)
-        assert (sampler._files.threads, sampler._files.cache.max_bytes) == (3, 10**6)
-        assert len(list(sampler)) == len(list(kind(dataset)))
-    for name, value in {**options, "files_len": {}, "reader": NpzReader()}.items():
+        assert len(list(kind(Listing(names)))) == len(list(kind(dataset)))
+    for name, value in {"files_len": {}, "reader": NpzReader()}.items():
         with pytest.raises(
             ValueError, match=rf"{name}= is an option of the files: give FileDataset\(files, {name}="
         ):

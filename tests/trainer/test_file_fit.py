@@ -2,7 +2,6 @@
 
 import functools
 import threading
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +17,6 @@ from compss_train import (
     PartialShuffleSampler,
     SerialEngine,
 )
-from compss_train.samplers.loader import FileLoader
 from tests.helpers.file_fits import BOUNDS, POOLS, SIZES, fitted, rows, write_files
 from tests.helpers.models import MODES, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
@@ -123,27 +121,6 @@ def test_every_worker_reads_its_share_and_each_file_once(engine, files):
         # One file is cut between the two.
         assert sum(worker["files"]["files"] for worker in record["workers"]) <= len(SIZES) + 1
         assert all(worker["files"]["most_held"] <= 10 for worker in record["workers"])
-
-
-UNITS = [{"merge": Merge(unit="blocks")}, {"merge": Merge(every=2, unit="batches")}, {}, {"merge": Merge(every=0)}]
-
-
-@pytest.mark.parametrize("options", UNITS, ids=str)
-@pytest.mark.parametrize("shuffle", [POOLS, {"shuffle": "blocks"}, {"buffer": BufferSpec("FIFO", 16)}], ids=str)
-def test_a_task_knows_the_files_that_its_worker_needs_next(files, tmp_path, monkeypatch, options, shuffle):
-    opened, whole = [], FileLoader.open
-
-    def recorded(self, row_ranges, upcoming=()):
-        opened.append(([row_range.file for row_range in row_ranges], list(upcoming)))
-        return whole(self, row_ranges, upcoming)
-
-    monkeypatch.setattr(FileLoader, "open", recorded)
-    trainer = trainer_of(workers=1)
-    dataset = FileDataset(files.files, cache=tmp_path)
-    trainer.fit(dataset, num_epochs=2, batch_size=5, progress=False, **shuffle, **options)
-    assert opened[-1][1] == []
-    for (_, upcoming), (needed, _) in pairwise(opened):
-        assert upcoming[: len(needed)] == needed
 
 
 def test_the_fit_reads_any_reader_the_user_has(engine, samples):

@@ -4,16 +4,14 @@ import io
 import math
 import os
 import pickle
-import struct
 import threading
 import zipfile
-import zlib
 from abc import abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
@@ -54,19 +52,13 @@ def _copy(rows: Block) -> Block:
 
 
 _LONGEST_HEADER = 2**16 + 16  # maximum number of bytes before the data in version 1.0 of numpy's format
-_MAGIC_BYTES = 8
-_HEADERS = {  # by version of the format, and how the length of the header is written
-    (1, 0): (npy_format.read_array_header_1_0, struct.Struct("<H")),
-    (2, 0): (npy_format.read_array_header_2_0, struct.Struct("<I")),
-}
+_READ_HEADER = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
+"""By version of the format."""
 _PARSING = threading.Lock()  # numpy parses headers by ast, which in Python 3.11 fails in several threads at once
-_LOCAL_HEADER = struct.Struct("<26xHH")  # of a zip member: lengths of its name and of the extra field
 
 
 class NpzReader(Reader):
     """Reads files of ``numpy.savez`` and ``numpy.savez_compressed``; ``describe`` reads only headers."""
-
-    stored_name = "npz"
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the shapes and dtypes in the arrays' headers."""
@@ -77,9 +69,10 @@ class NpzReader(Reader):
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return rows of the arrays; each array is read completely, to verify its checksum."""
-        with open_binary(path, buffering=0) as file, zipfile.ZipFile(file) as archive:
-            members = _members(archive, keys)
-            arrays = {key: _parse_array(key, _read_member(file, archive, members[key])) for key in members}
+        with open_binary(path) as file, zipfile.ZipFile(file) as archive:
+            arrays = {
+                key: _parse_array(key, archive.read(member)) for key, member in _members(archive, keys).items()
+            }
         return {key: array[start:stop] for key, array in arrays.items()}, describe_arrays(arrays).rows
 
 
@@ -99,56 +92,30 @@ def _members(archive: zipfile.ZipFile, keys: Collection[str] | None) -> dict[str
 
 def _header(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> _Header:
     with archive.open(member) as file:
-        return _parse_header(file, member.file_size)
+        return _parse_header(file, member.file_size)[0]
 
 
-def _parse_header(file: Any, size: int) -> _Header:
-    """Read the header of an array; check it against ``size``, the number of bytes including the header.
+def _parse_header(file: Any, size: int) -> tuple[_Header, int]:
+    """Return the header of an array and its number of bytes; check it against ``size``, the bytes of all.
 
-    The file is then at the first byte of the data. Only the parsing, not the reading, waits for other threads.
+    Only the parsing, not the reading, waits for other threads.
     """
-    start = file.read(_MAGIC_BYTES)
-    version = npy_format.read_magic(io.BytesIO(start))
-    if version not in _HEADERS:
-        raise FileContentError(f"holds an array in version {version} of numpy's format; 1.0 and 2.0 are read")
-    read_header, length = _HEADERS[version]
-    start = file.read(length.size)
-    text = file.read(*length.unpack(start)) if len(start) == length.size else b""
+    start = io.BytesIO(file.read(_LONGEST_HEADER))
     with _PARSING:
-        header = _Header(*read_header(io.BytesIO(start + text)))
+        version = npy_format.read_magic(start)
+        if version not in _READ_HEADER:
+            raise FileContentError(f"holds an array in version {version} of numpy's format; 1.0 and 2.0 are read")
+        header = _Header(*_READ_HEADER[version](start))
     data = math.prod(header.shape) * header.dtype.itemsize
-    if min(header.shape, default=0) < 0 or (file.tell() + data != size and not header.dtype.hasobject):
+    if min(header.shape, default=0) < 0 or (start.tell() + data != size and not header.dtype.hasobject):
         raise FileContentError(f"is corrupt: an array of {header.dtype} {header.shape} cannot have {size} bytes")
-    return header
+    return header, start.tell()
 
 
-def _read_member(file: BinaryIO | Any, archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> NDArray[np.uint8]:
-    """Return a member's bytes; an uncompressed one is read in one call.
-
-    ``numpy.load`` reads in pieces and waits for the global interpreter lock after each, which halves the speed.
-    """
-    if member.compress_type != zipfile.ZIP_STORED or not isinstance(file, io.FileIO):
-        return np.frombuffer(bytearray(archive.read(member)), np.uint8)
-    archive.open(member).close()  # checks the local header
-    if not member.file_size == member.compress_size <= os.fstat(file.fileno()).st_size:
-        raise FileContentError(f"is corrupt: {member.filename!r} cannot have {member.file_size} bytes")
-    file.seek(member.header_offset)
-    lengths = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
-    file.seek(sum(lengths), io.SEEK_CUR)
-    data = np.empty(member.file_size, np.uint8)
-    filled = 0
-    while filled < len(data) and (number := file.readinto(data[filled:].data)):  # at most 2 GiB per call
-        filled += number
-    if filled != len(data) or zlib.crc32(data.data) != member.CRC:
-        raise FileContentError(f"is corrupt: {member.filename!r} does not match its checksum")
-    return data
-
-
-def _parse_array(key: str, data: NDArray[np.uint8]) -> NDArray[Any]:
-    start = io.BytesIO(data[:_LONGEST_HEADER].tobytes())
-    header = _parse_header(start, len(data))
+def _parse_array(key: str, content: bytes) -> NDArray[Any]:
+    header, start = _parse_header(io.BytesIO(content), len(content))
     check_no_objects(key, header.dtype)
-    flat = data[start.tell() :].view(header.dtype)
+    flat = np.frombuffer(bytearray(content), np.uint8)[start:].view(header.dtype)  # which may be written to
     return flat.reshape(header.shape, order="F" if header.is_fortran else "C")
 
 
@@ -170,20 +137,18 @@ class NpyReader(ArraysReader):
     Remote files are read whole.
     """
 
-    stored_name = "npy"
-
     @contextmanager
     def open(self, path: str, keys: Collection[str] | None) -> Iterator[Mapping[str, Any]]:
         """Map the file into memory; raise an error if it is too short for the shape in its header."""
         select_keys(keys, (ARRAY_NAME,))
         with open_binary(path) as file:
             if is_remote(path):
-                yield {ARRAY_NAME: _parse_array(ARRAY_NAME, np.frombuffer(bytearray(file.read()), np.uint8))}
+                yield {ARRAY_NAME: _parse_array(ARRAY_NAME, file.read())}
                 return
-            header = _parse_header(file, os.fstat(file.fileno()).st_size)
+            header, start = _parse_header(file, os.fstat(file.fileno()).st_size)
             check_no_objects(ARRAY_NAME, header.dtype)
             options: Any = {"mode": "r", "order": "F" if header.is_fortran else "C"}
-            yield {ARRAY_NAME: np.memmap(path, header.dtype, offset=file.tell(), shape=header.shape, **options)}
+            yield {ARRAY_NAME: np.memmap(path, header.dtype, offset=start, shape=header.shape, **options)}
 
 
 _TENSORS = ("x", "y")
@@ -196,8 +161,6 @@ class TorchReader(ArraysReader):
     Only tensors are unpickled (``weights_only``). The file is memory-mapped: only the requested rows are read.
     Remote files are read whole.
     """
-
-    stored_name = "torch"
 
     @contextmanager
     def open(self, path: str, keys: Collection[str] | None) -> Iterator[Mapping[str, Any]]:
@@ -239,8 +202,6 @@ class Hdf5Reader(ArraysReader):
 
     Each call opens and closes the file.
     """
-
-    stored_name = "hdf5"
 
     @contextmanager
     def open(self, path: str, keys: Collection[str] | None) -> Iterator[Mapping[str, Any]]:

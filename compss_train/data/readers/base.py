@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -30,9 +30,6 @@ class Reader(ABC):
     ``get_data=True`` a dict of arrays and that number, like the readers of
     microsoft/PartiallyShuffleDistributedSampler.
     """
-
-    stored_name: ClassVar[str | None] = None
-    """Identifies exactly this class, not its subclasses, in file indexes; ``None`` for users' readers."""
 
     @abstractmethod
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
@@ -115,8 +112,6 @@ class CustomReader(Reader):
     The function returns the number of samples, or with ``get_data=True`` a dict of arrays and that number.
     """
 
-    stored_name = "custom"
-
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
 
@@ -161,20 +156,20 @@ class CustomReader(Reader):
 def reader_id(reader: Reader) -> str:
     """Return a string that identifies the reader, its settings and its code; empty if they cannot be pickled.
 
-    A reader of this package is identified by its stored name, not by its module, so that an index stays valid when
-    the class moves. Other readers are pickled with their class. A function or class imported from a module is
-    pickled by name only, so that the size and modification time of the module's file represent its code.
+    A reader of this package is identified by its name, not by its module, so that an index stays valid when the
+    class moves. Other readers are pickled with their class. A function or class imported from a module is pickled
+    by name only, so that the size and modification time of the module's file represent its code.
     """
-    name = vars(type(reader)).get("stored_name")
+    kind = type(reader)
     own = reader.function if isinstance(reader, CustomReader) else reader
     own = own.func if isinstance(own, partial) else own
     code = own if inspect.isroutine(own) else type(own)
     try:
-        content = cloudpickle.dumps(reader if name is None else vars(reader))
+        content = cloudpickle.dumps(vars(reader) if kind.__module__.startswith(__package__) else reader)
     except Exception:
         return ""
     stamp = None
     if str(getattr(code, "__module__", None)).partition(".")[0] not in ("__main__", "compss_train"):
         with suppress(TypeError, OSError):  # built in, or of a notebook
             stamp = file_stamp(inspect.getfile(code))
-    return f"{name or type(reader).__qualname__} {hashlib.sha256(content).hexdigest()[:16]} {stamp}"
+    return f"{kind.__qualname__} {hashlib.sha256(content).hexdigest()[:16]} {stamp}"

@@ -44,8 +44,6 @@ class ImageFolderReader(Reader):
         Number of images in a block.
     """
 
-    stored_name = "images"
-
     def __init__(self, size: int | Sequence[int] | None = None, mode: str = "RGB", rows: int = 256) -> None:
         check_choice("mode", mode, CHANNELS)
         sides = (size, size) if isinstance(size, int) else size

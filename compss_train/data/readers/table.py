@@ -186,8 +186,6 @@ class ParquetReader(TableReader):
     Each row group is a block. Checksums of pages are verified where a file has them.
     """
 
-    stored_name = "parquet"
-
     @contextmanager
     def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
         """Open a file and read its footer."""
@@ -207,8 +205,6 @@ class ArrowReader(TableReader):
 
     Each record batch is a block.
     """
-
-    stored_name = "arrow"
 
     @contextmanager
     def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
@@ -275,7 +271,6 @@ class CsvReader(TableReader):
         Names of the columns, for files without a header line.
     """
 
-    stored_name = "csv"
     widest = (np.float64,)
 
     def __init__(

@@ -1,6 +1,5 @@
 """The readers of .npz, .npy and .pt files: damage, pickles, names, and headers that are read without data."""
 
-import builtins
 import os
 import pickle
 import sys
@@ -120,34 +119,6 @@ def test_an_npz_of_any_compression_is_read_beside_other_members(tmp_path, kind):
     same(read_file(tmp_path / "f.npz", keys=["y"])["y"], Y)
     with names(tmp_path / "f.npz"):
         FileDataset([tmp_path / "f.npz"])
-
-
-class Slow:
-    """Returns seven bytes at a time, as the kernel returns at most 2 GiB."""
-
-    def __init__(self, file):
-        self.file = file
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *error):
-        self.file.close()
-
-    def readinto(self, data):
-        return self.file.readinto(memoryview(data)[:7])
-
-
-def test_an_npz_larger_than_one_read_is_read_whole(tmp_path, monkeypatch):
-    np.savez(path := str(tmp_path / "f.npz"), x=X)
-    opened = builtins.open
-    monkeypatch.setattr(builtins, "open", lambda *args, **options: Slow(opened(*args, **options)))
-    arrays, _ = NpzReader().read(path, 0, 7)
-    monkeypatch.undo()
-    same(arrays["x"], X)
 
 
 class Counted(zipfile.ZipExtFile):
