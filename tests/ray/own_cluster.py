@@ -30,7 +30,7 @@ if __name__ == "__main__":
     before = dict(os.environ)
     with DistributedTrainer(2, engine="ray", seed=0, threads=1) as trainer:
         trainer.build(Own(), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
-        trainer.fit(np.zeros((40, 3), "float32"), np.zeros(40, "int64"), batch_size=5, progress=False)
+        trainer.fit(np.zeros((40, 3), "float32"), np.zeros(40, "int64"), num_epochs=2, batch_size=5, progress=False)
         print(f"nodes {[node.name for node in RayEngine.nodes()]}")
         environment = {**before, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
         command = [sys.executable, "-c", STRANGER, ray.get_runtime_context().gcs_address]

@@ -42,11 +42,11 @@ def halve(x):
 
 
 def test_changes_in_place_reach_neither_blocks_nor_parameters_in_shared_memory(shared_ray):
-    wide_data = [array.repeat(1000, axis=0) for array in classification(samples=57)]
+    wide_data = [array.repeat(160, axis=0) for array in classification(samples=57)]
     results = []
     for engine in ("serial", shared_ray):
         trainer = trainer_of(engine, 2, net=wide, transform=halve)
-        fit(trainer, data=wide_data, shuffle=None, shuffle_block_data=False, batch_size=5000)
+        fit(trainer, data=wide_data, shuffle=None, shuffle_block_data=False, batch_size=1000)
         results.append(trainer)
     assert_alike(*results)
 

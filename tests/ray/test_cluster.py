@@ -75,7 +75,7 @@ def test_the_doctor_finds_the_nodes(ray_cluster, monkeypatch, capsys):
 @pytest.mark.usefixtures("shared_ray")
 @pytest.mark.filterwarnings("ignore")
 def test_trials_run_as_documented(capsys, tmp_path, monkeypatch):
-    monkeypatch.setenv("RAY_AIR_LOCAL_CACHE_DIR", str(tmp_path))
+    monkeypatch.setenv("HOME", str(tmp_path))  # where Tune keeps its results
     (block,) = python_blocks("docs/ray.md")
     exec(compile(block, "docs/ray.md", "exec"), {"__name__": "trials"})
     assert "'lr': 0.0" in capsys.readouterr().out

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 import ray
 import torch
+from ray._raylet import GcsClient
+from ray.core.generated.autoscaler_pb2 import DRAIN_NODE_REASON_PREEMPTION
 from ray.exceptions import OutOfMemoryError
 from torch import nn
 
@@ -64,21 +66,48 @@ def test_an_end_for_lack_of_memory_names_the_task_and_its_memory():
     assert "0.98 GB / 1.00 GB used. Use smaller blocks" in str(error)
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e6], ids=["kept in every round", "made again"])
-def test_a_node_that_joins_works_and_its_loss_costs_no_bit(ray_cluster, shared_ray, tmp_path, monkeypatch, seconds):
-    monkeypatch.setattr(submitter, "KEEP_SECONDS", seconds)
+@pytest.fixture
+def third_node(ray_cluster, shared_ray, monkeypatch):
+    """A node that has just joined, and is gone after the test."""
     monkeypatch.setattr(submitter, "NODES_SECONDS", 0.1)
     before = shared_ray.places(Resources())
     node = ray_cluster.add_node(**NODE)
-    wait_until(lambda: shared_ray.places(Resources()) == before + 2, 30)
-
-    def lose(_):
-        assert (tmp_path / node.node_id).exists()
+    wait_until(lambda: shared_ray.places(Resources()) == before + 2, 60)
+    yield node
+    if node in ray_cluster.list_all_nodes():
         ray_cluster.remove_node(node, allow_graceful=False)
+    wait_until(lambda: shared_ray.places(Resources()) == before, 60)
 
-    ours, theirs = (trainer_of(engine, 6, net=wide) for engine in (shared_ray, "serial"))
-    ours.build(wide(), ADAM, "cross_entropy", "accuracy", transform=Noting(tmp_path))
-    fit(ours, CallAt("round_end", lose, 2), num_epochs=6)
+
+def check_bits(engine, folder, *callbacks):
+    ours, theirs = (trainer_of(each, 6, net=wide) for each in (engine, "serial"))
+    ours.build(wide(), ADAM, "cross_entropy", "accuracy", transform=Noting(folder))
+    fit(ours, *callbacks, num_epochs=6)
     fit(theirs, num_epochs=6)
     assert_same_bits(ours.get_parameters(), theirs.get_parameters())
-    wait_until(lambda: shared_ray.places(Resources()) == before, 30)
+
+
+@pytest.mark.parametrize("seconds", [0.0, 1e6], ids=["kept in every round", "made again"])
+def test_a_node_that_joins_works_and_its_loss_costs_no_bit(
+    ray_cluster, shared_ray, third_node, tmp_path, monkeypatch, seconds
+):
+    monkeypatch.setattr(submitter, "KEEP_SECONDS", seconds)
+
+    def lose(_):
+        assert (tmp_path / third_node.node_id).exists()
+        ray_cluster.remove_node(third_node, allow_graceful=False)
+
+    check_bits(shared_ray, tmp_path, CallAt("round_end", lose, 2))
+
+
+def test_a_node_that_is_drained_gets_no_more_tasks(ray_cluster, shared_ray, third_node, tmp_path):
+    note = tmp_path / third_node.node_id
+
+    def drain(_):
+        client = GcsClient(address=ray_cluster.address)
+        assert client.drain_node(third_node.node_id, DRAIN_NODE_REASON_PREEMPTION, "a test", 0)[0]
+
+    # The next round has been submitted by then.
+    gone = CallAt("round_end", lambda _: note.unlink(), 3)
+    check_bits(shared_ray, tmp_path, CallAt("round_end", drain, 1), gone)
+    assert not note.exists()
