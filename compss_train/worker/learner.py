@@ -20,7 +20,14 @@ from compss_train.worker.batches import Batch, PlacedBatch, batches_in_epoch
 from compss_train.worker.callbacks import CallbackRunner, WorkerContext
 from compss_train.worker.optimizer_stepper import OptimizerStepper
 from compss_train.worker.preparing import prepared
-from compss_train.worker.state import WorkerState, changed_buffers, load_moments, restore_buffers, with_tensors
+from compss_train.worker.state import (
+    WorkerState,
+    changed_buffers,
+    load_moments,
+    on_host,
+    restore_buffers,
+    with_tensors,
+)
 from compss_train.worker.work import Work
 
 LEAST_SCALE = 1e-4
@@ -36,7 +43,8 @@ class Tracer:
 
     def __init__(self, device: str, *, wanted: bool) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
-        activities += [torch.profiler.ProfilerActivity.CUDA] if devices.is_gpu(device) else []
+        kind = torch.device(device).type.upper()  # CUDA, XPU; there is none for MPS
+        activities += [getattr(torch.profiler.ProfilerActivity, kind)] if kind in ("CUDA", "XPU") else []
         self._profiler = torch.profiler.profile(activities=activities, record_shapes=True) if wanted else None
         self._left = MOST_BATCHES
 
@@ -103,7 +111,7 @@ class Learner:
         self.optimizer = optimizer_of(self.replica, None if reset else state.optimizer)
         if moments and not reset and state.optimizer is None:
             load_moments(self.optimizer, moments)
-        self._accumulator = metrics.MetricAccumulator(training_spec.measures)
+        self._accumulator = metrics.MetricAccumulator(self.replica.training_spec.measures)
         self.stepper = OptimizerStepper(
             self.replica,
             self.optimizer,
@@ -168,8 +176,16 @@ class Learner:
         """Train on a prepared batch, and return the number of its samples."""
         samples = batch.samples
         self._callbacks.batch_start(batch.x, batch.y, samples, epoch=epoch, number=self.stepper.batches)
-        with self.replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
-            result = self.stepper.learn(batch, self._accumulator, epoch)
+        try:
+            with self.replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
+                result = self.stepper.learn(batch, self._accumulator, epoch)
+        except torch.OutOfMemoryError as error:
+            error.add_note(
+                f"{self._work.device} has too little memory for batches of {samples} samples in {self._work.name}: "
+                "choose a smaller batch_size (Gradients(accumulate=...) keeps the size of the steps), "
+                "precision='bf16', or fewer workers on a GPU."
+            )
+            raise
         self.skipped = 0 if result is not None else self.skipped + 1
         self._callbacks.batch_end(samples, result)
         return samples
@@ -211,7 +227,7 @@ class Learner:
     def state(self) -> WorkerState:
         """Return what the worker keeps."""
         return WorkerState(
-            optimizer=with_tensors(torch.Tensor.cpu, self.optimizer.state_dict()),
+            optimizer=on_host(self.optimizer.state_dict()),
             random=devices.RandomState.capture(self._work.device),
             batches=self.stepper.batches,
             buffers=changed_buffers(self.net, self._spec.net),
