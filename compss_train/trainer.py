@@ -150,8 +150,9 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         """Check the arguments of a fit without running it: everything that ``fit`` checks, and one batch.
 
         Takes the arguments of ``fit``, and raises the same errors and warnings. The first batch is trained in this
-        process on the CPU, to find also a network that does not match the data or a loss that is NaN; with
-        ``num_gpu`` no batch is trained. No worker is started, no file is written, and the trainer is unchanged.
+        process, to find also a network that does not match the data or a loss that is NaN: with ``num_gpu`` on the
+        first GPU, or on the CPU where this process has none (its errors are then warnings, as some operations need
+        a GPU). No worker is started, no file is written, and the trainer is unchanged.
         """
         bound = inspect.signature(self.fit).bind(x, y, **options)  # raises TypeError for unknown names
         bound.apply_defaults()

@@ -70,7 +70,7 @@ class Buffer(ABC):
                 "threshold of at most the capacity"
             )
         self._random = np.random.default_rng(None if seed is None else check_seed(seed))
-        self._store = SampleStore(capacity, pin_memory and torch.cuda.is_available())
+        self._store = SampleStore(capacity, pin_memory and torch.accelerator.is_available())
         self._reception_over = False
 
     # The methods that kinds of buffers implement or override; all are called with the lock held.

@@ -300,7 +300,7 @@ for name, module in (("torch", "torch"), ("compss_train", "compss_train.trainer"
     except BaseException as error:
         answer[name] = None
         answer["problems"][name] = f"{{type(error).__name__}}: {{error}}"
-answer["gpus"] = sys.modules["torch"].cuda.device_count() if answer["torch"] else 0
+answer["gpus"] = sys.modules["torch"].accelerator.device_count() if answer["torch"] else 0
 home = os.environ.get("JAVA_HOME")
 answer["java"] = os.path.exists(home + "/bin/java") if home else shutil.which("java") is not None
 answer["compss"] = os.path.exists({starter!r})

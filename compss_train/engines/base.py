@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self
 
-import torch
-
 from compss_train.engines import nodes
 from compss_train.engines.calls import map_args
 from compss_train.engines.nodes import Node
-from compss_train.model.devices import CPU, gpu
+from compss_train.model.devices import CPU, accelerators, gpu
 
 
 class Ref:
@@ -211,7 +209,7 @@ class Engine(ABC):
         """Return the nodes that tasks run on, by default this machine, with the cores that this process may use and
         the GPUs that torch sees; empty if they are unknown.
         """
-        return [Node("localhost", nodes.cores(), torch.cuda.device_count() if torch.cuda.is_available() else 0)]
+        return [Node("localhost", nodes.cores(), accelerators())]
 
     def places(self, resources: Resources) -> int:
         """Return how many tasks with these resources run at the same time; 0 if that is unknown."""
@@ -245,7 +243,7 @@ class Engine(ABC):
         if nodes and num_gpu > available:
             raise ValueError(
                 f"num_gpu={num_gpu}, but the {cls.name} engine has {available} GPUs; use num_gpu={available}. "
-                "Torch sees GPUs if it was built for CUDA, COMPSs those that its resources declare"
+                "Torch sees GPUs if it was built for them, COMPSs those that its resources declare"
             )
 
     @classmethod

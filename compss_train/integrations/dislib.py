@@ -225,7 +225,7 @@ def layers_of(net: nn.Module) -> Layers:
     layers = list(_layers(net))
     result = np.empty(len(layers), dtype=object)
     for number, tensors in enumerate(layers):
-        result[number] = [np.array(params.to_array(name, tensor)) for name, tensor in tensors.items()]
+        result[number] = [np.array(array) for array in params.to_arrays(tensors).values()]
     return result
 
 

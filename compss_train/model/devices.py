@@ -4,8 +4,8 @@ The random state of a worker is an input of its task, so that the task gives the
 """
 
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any, Self, TypeAlias
@@ -16,14 +16,24 @@ import torch
 CPU = "cpu"
 
 
+def accelerators() -> int:
+    """Return how many accelerators torch sees in this process: GPUs of CUDA, ROCm or XPU, or the one of MPS."""
+    return torch.accelerator.device_count() if torch.accelerator.is_available() else 0
+
+
 def gpu(number: int | None = None) -> str:
-    """Return the name of a GPU, by default the current one."""
-    return "cuda" if number is None else f"cuda:{number}"
+    """Return the name of a GPU, by default the current one.
+
+    Its type is that of this process's accelerator, or CUDA where it has none: tasks run elsewhere.
+    """
+    found = torch.accelerator.current_accelerator()
+    kind = "cuda" if found is None else found.type
+    return kind if number is None else f"{kind}:{number}"
 
 
 def is_gpu(device: str) -> bool:
     """Return whether a device is a GPU."""
-    return device.startswith("cuda")
+    return not device.startswith(CPU)
 
 
 Bounds: TypeAlias = tuple[int, int]
@@ -38,9 +48,18 @@ def to_device(columns: Sequence[torch.Tensor], device: str) -> tuple[torch.Tenso
 
     torch's allocators reuse the pinned memory when a copy has ended, and the GPU's when its use has ended.
     """
-    if not is_gpu(device):
+    if not is_gpu(device) or device.startswith("mps"):  # whose memory is the CPU's
         return tuple(part.to(device) for part in columns)
     return tuple(part.pin_memory().to(device, non_blocking=True) for part in columns)
+
+
+def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    """Return tensors on the CPU, with one wait for each device; those on the CPU are not copied."""
+    tensors = [tensor.detach() for tensor in tensors]
+    copies = [tensor.to(CPU, non_blocking=True) for tensor in tensors]
+    for device in {tensor.device for tensor in tensors if is_gpu(tensor.device.type)}:
+        torch.accelerator.current_stream(device).synchronize()
+    return copies
 
 
 def pieces(bounds: Sequence[Bounds], rows: Sequence[torch.Tensor], device: str) -> Iterator[list[Bounds]]:
@@ -62,36 +81,42 @@ class RandomState:
     cpu: torch.Tensor
     numpy: dict[str, Any]
     python: tuple[Any, ...]
-    cuda: torch.Tensor | None = None
+    gpu: torch.Tensor | None = None
     """The state of the worker's device if that is a GPU."""
 
     @classmethod
     def capture(cls, device: str) -> Self:
         """Return the current states."""
         numpy: dict[str, Any] = np.random.get_state(legacy=False)
-        cuda = torch.cuda.get_rng_state(device) if is_gpu(device) else None
-        return cls(torch.get_rng_state(), numpy, random.getstate(), cuda)
+        own = torch.get_device_module(device).get_rng_state(*_numbered(device)) if is_gpu(device) else None
+        return cls(torch.get_rng_state(), numpy, random.getstate(), own)
 
     def restore(self, device: str) -> None:
         """Set the generators to these states; the one of a GPU only if the device is a GPU."""
         torch.set_rng_state(self.cpu)
         np.random.set_state(self.numpy)
         random.setstate(self.python)
-        if self.cuda is not None and is_gpu(device):
-            torch.cuda.set_rng_state(self.cuda, device)
+        if self.gpu is not None and is_gpu(device):
+            torch.get_device_module(device).set_rng_state(self.gpu, *_numbered(device))
 
     def is_same(self, other: Self) -> bool:
         """Return whether all generators have the same states."""
-        own, others = ([each.cpu, each.cuda, *each.numpy["state"].values()] for each in (self, other))
+        own, others = ([each.cpu, each.gpu, *each.numpy["state"].values()] for each in (self, other))
         return self.python == other.python and all(map(np.array_equal, own, others))
+
+
+def _numbered(device: str) -> tuple[str, ...]:
+    """Return the device as an argument of functions of its module; MPS has one device, and no such arguments."""
+    return () if device.startswith("mps") else (device,)
 
 
 def seed_generators(seed: int, device: str) -> None:
     """Seed the generators of torch, numpy, Python and the device."""
     torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed GPUs that others use, too
     if is_gpu(device):
-        with torch.cuda.device(device):
-            torch.cuda.manual_seed(seed)
+        module = torch.get_device_module(device)
+        with module.device(device) if _numbered(device) else nullcontext():
+            module.manual_seed(seed)
     np.random.seed(seed % 2**32)
     random.seed(seed)
 

@@ -265,10 +265,10 @@ def _resolve(metric: Any, name: str | None = None) -> Iterator[tuple[str, Metric
     resolved = resolve_function("metric", metric, METRICS)
     if _is_from_torchmetrics("MetricCollection", resolved):
         for inner, member in resolved.items():
-            yield inner if name is None else f"{name}_{inner}", TorchMetric(member)
+            yield inner if name is None else f"{name}_{inner}", TorchMetric.of(member)
     elif _is_from_torchmetrics("Metric", resolved):
         default = _WORD_BOUNDARY.sub("_", type(resolved).__name__).lower()
-        yield default if name is None else name, TorchMetric(resolved)
+        yield default if name is None else name, TorchMetric.of(resolved)
     else:
         default = metric if isinstance(metric, str) else getattr(metric, "__name__", type(metric).__name__)
         yield default if name is None else name, resolved

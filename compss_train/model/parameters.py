@@ -21,6 +21,7 @@ from compss_train._utils.validation import check_dense
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model.compression import CompressedChange, Contribution
 from compss_train.model.copies import normalize_spectral_vectors
+from compss_train.model.devices import to_host
 from compss_train.model.metrics import Measured
 from compss_train.model.saved_state import sha256_of
 
@@ -40,11 +41,16 @@ _WITHOUT_NUMPY_TYPE = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 def from_module(module: nn.Module) -> Parameters:
     """Return the module's state_dict as arrays in its order; on the CPU they share the module's memory."""
-    return {name: to_array(name, tensor) for name, tensor in module.state_dict().items()}
+    return to_arrays(module.state_dict())
 
 
-def to_array(name: str, tensor: object) -> NDArray[Any]:
-    """Return a tensor as an array; raise ``TypeError`` with the entry's name if it is not a tensor."""
+def to_arrays(tensors: Mapping[str, Any]) -> Parameters:
+    """Return tensors as arrays, in one copy from their device; ``TypeError`` with the name of any other value."""
+    ready = [_checked(name, tensor) for name, tensor in tensors.items()]
+    return dict(zip(tensors, (each.numpy() for each in to_host(ready)), strict=True))
+
+
+def _checked(name: str, tensor: object) -> torch.Tensor:
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(
             f"state_dict entry {name!r} is a {type(tensor).__name__}; only tensors can be exchanged between "
@@ -53,10 +59,7 @@ def to_array(name: str, tensor: object) -> NDArray[Any]:
     if nn.parameter.is_lazy(tensor):
         raise ValueError(f"{name!r} is lazy and has no shape yet; run one batch through the network first")
     check_dense(f"state_dict entry {name!r}", tensor)
-    if tensor.dtype in _WITHOUT_NUMPY_TYPE:
-        tensor = tensor.float()
-    array: NDArray[Any] = tensor.detach().cpu().contiguous().numpy()
-    return array
+    return (tensor.float() if tensor.dtype in _WITHOUT_NUMPY_TYPE else tensor).contiguous()
 
 
 def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None:
@@ -91,10 +94,8 @@ def _copy_array(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:
 
 def as_parameters(values: Mapping[str, Any]) -> Parameters:
     """Return arrays, tensors or lists by name as arrays."""
-    return {
-        name: to_array(name, value) if isinstance(value, torch.Tensor) else np.asarray(value)
-        for name, value in values.items()
-    }
+    tensors = to_arrays({name: value for name, value in values.items() if isinstance(value, torch.Tensor)})
+    return {name: tensors[name] if name in tensors else np.asarray(value) for name, value in values.items()}
 
 
 def copy_of(parameters: Mapping[str, NDArray[Any]]) -> Parameters:
@@ -264,7 +265,7 @@ def load(path: str | Path) -> Parameters:
             state = loaded.get("state_dict", loaded) if isinstance(loaded, Mapping) else loaded
             if not isinstance(state, Mapping):
                 raise TypeError(f"it holds a {type(state).__name__}, not a state_dict")
-            return {str(name): to_array(str(name), tensor) for name, tensor in state.items()}
+            return to_arrays({str(name): tensor for name, tensor in state.items()})
     except UnpicklingError as error:
         raise BadFileError(str(path), "holds more than tensors, or is damaged; save model.state_dict()") from error
     except (safetensors.SafetensorError, BadZipFile, ValueError, TypeError, RuntimeError, EOFError) as error:

@@ -31,16 +31,18 @@ MetricState: TypeAlias = tuple[int, dict[str, StateValue]]
 
 @dataclass(eq=False)
 class TorchMetric:
-    """A copy of a metric of torchmetrics, on the CPU and without samples."""
+    """A metric of torchmetrics without samples, on the CPU or the device of a replica."""
 
     metric: Any
 
-    def __post_init__(self) -> None:
-        self.metric = _reset_copy(self.metric).cpu()
+    @classmethod
+    def of(cls, metric: Any) -> Self:
+        """Return a copy of the user's metric, on the CPU and without samples."""
+        return cls(_reset_copy(metric).cpu())
 
     def start(self) -> Self:
-        """Return a copy without samples."""
-        return type(self)(self.metric)
+        """Return a copy on the same device."""
+        return type(self)(_reset_copy(self.metric))
 
     def update(self, output: Any, target: Any) -> None:
         """Add a batch."""

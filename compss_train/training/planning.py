@@ -11,6 +11,7 @@ from compss_train.data import partitioning
 from compss_train.exceptions import DivergedError
 from compss_train.model import loss_weights
 from compss_train.model import parameters as params
+from compss_train.model.devices import CPU, accelerators, gpu
 from compss_train.model.schedule import make_schedule
 from compss_train.training import data_source, inference, resuming
 from compss_train.training.build_arguments import check_outer_optimizer
@@ -97,7 +98,10 @@ def validation_source(workplace: Workplace, validation_data: Any) -> data_source
 
 
 def try_fit(fit: FitOfEpochs, model: TrainedModel) -> None:
-    """Check a new copy of the learning-rate schedule, and train the first batch if the model is for the CPU."""
+    """Check a new copy of the learning-rate schedule, and train the first batch on a device that is here.
+
+    For GPUs that only other nodes have this is the CPU, whose error is then a warning: some kernels need a GPU.
+    """
     built = model.built
     if built.schedule is not None and built.lr_schedule is not None:
         spec = built.training_spec
@@ -105,8 +109,15 @@ def try_fit(fit: FitOfEpochs, model: TrainedModel) -> None:
         saved = built.lr_schedule.state_dict() if fit.checkpoint is None else fit.checkpoint[1].schedule
         schedule.load_state_dict(saved)
         schedule.prepare(fit.epochs.stop)
-    if not built.num_gpu and fit.data.counted:  # a GPU may be elsewhere; streams would be read whole
-        _train_first_batch(fit, model)
+    if not fit.data.counted:  # streams would be read whole
+        return
+    if not built.num_gpu or accelerators():
+        _train_first_batch(fit, model, gpu(0) if built.num_gpu else CPU)
+        return
+    try:
+        _train_first_batch(fit, model, CPU)
+    except Exception as error:
+        warn_user(f"no batch was tried on a GPU, as torch sees none here; on the CPU the first one fails: {error}")
 
 
 def _evaluate_first_batch(data: data_source.DataSource, model: TrainedModel) -> None:
@@ -121,15 +132,16 @@ def _evaluate_first_batch(data: data_source.DataSource, model: TrainedModel) -> 
     evaluate(spec, model.parameters, data.load(0), [work])
 
 
-def _train_first_batch(fit: FitOfEpochs, model: TrainedModel) -> None:
-    """Train a copy of the model on one batch, in this process on the CPU; raise the errors of a fit."""
+def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> None:
+    """Train a copy of the model on one batch, in this process on a device; raise the errors of a fit."""
     data, options = fit.data, fit.options
     # Compiling would take long.
     spec = replace(model.built.training_spec, samples=data.reader, compile=None)
     skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]
-        work = inference.first_batch(data, number, size, "the first batch")._replace(check_outputs=True)
+        work = inference.first_batch(data, number, size, "the first batch")
+        work = work._replace(check_outputs=True, device=device)
         with suppress(*skipped_errors):
             measured = train(
                 spec, model.parameters, WorkerState(None, model.seed), work, data.load(number)

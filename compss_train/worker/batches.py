@@ -248,7 +248,7 @@ def collated(replica: ModelReplica, batch: Batch, reseed: Reseed) -> Batch:
         batch = batch.to(replica.device) if read.samples else batch
     elif spec.collate is not None:
         x, y = collate_batch(spec.collate, batch.x, batch.y, batch.samples)
-        return batch._replace(x=x, y=y, samples_before=batch.samples)
+        return batch._replace(x=x, y=y, samples_before=batch.samples).to(replica.device)
     if not any(isinstance(part, Ragged) for part in leaves(batch.parts)):
         return batch
     x = map_leaves(lambda part: part.padded(0) if isinstance(part, Ragged) else part, batch.x)

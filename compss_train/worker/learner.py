@@ -16,7 +16,14 @@ from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.model.training_step import Step, StepContext, StepResult
 from compss_train.worker.batches import Batch
 from compss_train.worker.callbacks import CallbackRunner, WorkerContext
-from compss_train.worker.state import WorkerState, changed_buffers, load_moments, restore_buffers, with_tensors
+from compss_train.worker.state import (
+    WorkerState,
+    changed_buffers,
+    load_moments,
+    on_host,
+    restore_buffers,
+    with_tensors,
+)
 from compss_train.worker.tracing import Tracer
 from compss_train.worker.work import Work
 
@@ -72,7 +79,7 @@ class Learner:
         self._check_outputs = work.check_outputs and not several and losses.takes_logits(spec.loss)
         self._probabilities = False
         """Whether the first outputs are probabilities, though the loss takes logits."""
-        self._measures = metrics.MetricAccumulator(training_spec.measures)
+        self._measures = metrics.MetricAccumulator(spec.measures)
         context = WorkerContext(worker=work.worker, round=work.round, model=self.net, optimizer=self.optimizer)
         self.callbacks = CallbackRunner(work.options.callbacks, context, self._measures, state.callbacks)
         self.tracer = Tracer(work.device, wanted=work.traced)
@@ -88,12 +95,20 @@ class Learner:
         with self.tracer.batch(number):
             self.callbacks.batch_start(batch.x, batch.y, samples, epoch=batch.place.epoch, number=number)
             self._batches += 1
-            with self.replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
-                result = self._result(batch)
-                if result is None:
-                    self._measures.skip()
-                else:
-                    self._measures.add(samples, *result)
+            try:
+                with self.replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
+                    result = self._result(batch)
+                    if result is None:
+                        self._measures.skip()
+                    else:
+                        self._measures.add(samples, *result)
+            except torch.OutOfMemoryError as error:
+                error.add_note(
+                    f"{self._work.device} has too little memory for batches of {samples} samples in "
+                    f"{self._work.name}: choose a smaller batch_size (Gradients(accumulate=...) keeps the size of "
+                    "the steps), precision='bf16', or fewer workers on a GPU."
+                )
+                raise
             self.skipped = 0 if result is not None else self.skipped + 1
             self.callbacks.batch_end(samples, result)
         return samples
@@ -276,7 +291,7 @@ class Learner:
     def state(self) -> WorkerState:
         """Return what the worker keeps."""
         return WorkerState(
-            optimizer=with_tensors(torch.Tensor.cpu, self.optimizer.state_dict()),
+            optimizer=on_host(self.optimizer.state_dict()),
             random=devices.RandomState.capture(self._work.device),
             batches=self._batches,
             buffers=changed_buffers(self.net, self._spec.net),

@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train._utils.nested import map_leaves
-from compss_train.model.devices import RandomState
+from compss_train._utils.nested import leaves, map_leaves
+from compss_train.model.devices import RandomState, to_host
 from compss_train.model.optimizers import NetOptimizer, make_optimizer, needs_closure
-from compss_train.model.parameters import Parameters, to_array
+from compss_train.model.parameters import Parameters, to_arrays
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,9 @@ def changed_buffers(net: nn.Module, before: nn.Module) -> dict[str, torch.Tensor
 
     Constants, such as masks, are therefore not kept; nor are sparse tensors.
     """
-    initial, changed = _own_buffers(before), {}
-    for name, buffer in _own_buffers(net).items():
-        old, new = initial.get(name), buffer.detach().cpu()
+    initial, buffers, changed = _own_buffers(before), _own_buffers(net), {}
+    for name, new in zip(buffers, to_host(buffers.values()), strict=True):
+        old = initial.get(name)
         if old is None or (old.shape, old.dtype) != (new.shape, new.dtype) or not torch.equal(old.cpu(), new):
             changed[name] = new.clone()
     return changed or None
@@ -109,7 +109,7 @@ def moments_of(optimizer: torch.optim.Optimizer) -> Parameters:
         for name, value in state.items()
         if value is not None
     }
-    return {name: to_array(name, tensor) for name, tensor in tensors.items()}
+    return to_arrays(tensors)
 
 
 def load_moments(optimizer: torch.optim.Optimizer, moments: Parameters) -> None:
@@ -151,6 +151,13 @@ def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
             f"optimizer_state='average' averages tensors, of dense gradients, which {type(optimizer).__name__} "
             f"does not keep: {reason}; take optimizer_state='keep' or 'reset', or another optimizer"
         )
+
+
+def on_host(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of a state_dict with its tensors on the CPU."""
+    tensors = {id(leaf): leaf for leaf in leaves(state) if isinstance(leaf, torch.Tensor)}
+    copies = dict(zip(tensors, to_host(tensors.values()), strict=True))
+    return with_tensors(lambda tensor: copies[id(tensor)], state)
 
 
 def with_tensors(function: Callable[[torch.Tensor], torch.Tensor], state: dict[str, Any]) -> dict[str, Any]:

@@ -6,8 +6,6 @@ from pathlib import Path
 
 import torch
 
-from compss_train.model import devices
-
 MOST_BATCHES = 100
 """Maximum number of batches in a trace, from the start of a round: each adds up to a megabyte."""
 
@@ -17,7 +15,8 @@ class Tracer:
 
     def __init__(self, device: str, *, wanted: bool) -> None:
         activities = [torch.profiler.ProfilerActivity.CPU]
-        activities += [torch.profiler.ProfilerActivity.CUDA] if devices.is_gpu(device) else []
+        kind = torch.device(device).type.upper()  # CUDA, XPU; there is none for MPS
+        activities += [getattr(torch.profiler.ProfilerActivity, kind)] if kind in ("CUDA", "XPU") else []
         self._profiler = torch.profiler.profile(activities=activities, record_shapes=True) if wanted else None
         self._left = MOST_BATCHES
 

@@ -10,9 +10,7 @@ import sys
 
 import pytest
 
-from compss_train.engines import CompssEngine
 from compss_train.reports.history import History
-from compss_train.training.merging.synchronous import best_arity
 from tests.helpers.processes import ROOT, python_blocks
 
 PRINTED = {
@@ -74,14 +72,6 @@ def test_the_example_of_long_runs_ends_once(run_blocks):
 def test_the_picture_of_a_report_exists_and_is_small():
     assert "(report.png)" in (ROOT / "docs/watching.md").read_text()
     assert 10_000 < (ROOT / "docs/report.png").stat().st_size < 200_000
-
-
-def test_the_tables_of_scale_are_what_its_programs_print(run_blocks):
-    lines = run_blocks(python_blocks("docs/scale.md")).splitlines()
-    assert len(lines) == 9 + 5
-    assert "\n".join(lines[:9]) in (text := (ROOT / "docs" / "scale.md").read_text())
-    assert "\n".join(lines[9:]) in text
-    assert f"ARITY = {best_arity(CompssEngine.traits.task_seconds, 100_000_000)} " in text
 
 
 DOCUMENT = ROOT / "docs/online.md"

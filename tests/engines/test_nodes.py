@@ -57,8 +57,8 @@ def test_workers_are_spread_round_robin_over_the_gpus(machine):
 
 @pytest.mark.parametrize("machine", [SerialEngine, LocalEngine])
 def test_gpus_are_checked_against_what_torch_sees(machine, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     for enough in (0, 1, 2):
         machine.check_gpus(enough)
     with pytest.raises(ValueError, match=f"num_gpu=3, but the {machine.name} engine has 2 GPUs; use num_gpu=2"):

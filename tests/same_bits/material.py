@@ -127,7 +127,7 @@ def measuring_step(model, batch, context):
 
 
 def gan_step(model, batch, context):
-    fake = model["generator"](torch.randn(len(batch[0]), 4))
+    fake = model["generator"](torch.randn(len(batch[0]), 4, device=batch[0].device))
     real_loss = functional.softplus(-model["discriminator"](batch[0])).mean()
     loss = real_loss + functional.softplus(model["discriminator"](fake.detach())).mean()
     context.update("discriminator", loss)

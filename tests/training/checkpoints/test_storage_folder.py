@@ -114,11 +114,11 @@ def test_random_generators_are_restored(tmp_path):
 
 def test_seeds_and_gpu_states_are_restored(tmp_path):
     with random_state(5, "cpu"):
-        on_gpu = replace(RandomState.capture("cpu"), cuda=torch.arange(16, dtype=torch.uint8))
+        on_gpu = replace(RandomState.capture("cpu"), gpu=torch.arange(16, dtype=torch.uint8))
     workers = (WorkerState(None, 2**63 - 1), WorkerState({"state": {0: {"step": torch.tensor(1.0)}}}, on_gpu))
     back = round_trip(replace(EMPTY, workers=workers), tmp_path).workers
     assert back[0] == workers[0]
     assert_same(back[1].optimizer, workers[1].optimizer)
-    assert torch.equal(back[1].random.cuda, on_gpu.cuda)
+    assert torch.equal(back[1].random.gpu, on_gpu.gpu)
     with random_state(back[1].random, "cpu"):  # a worker of a GPU continues on a CPU
         assert torch.equal(RandomState.capture("cpu").cpu, on_gpu.cpu)

@@ -24,6 +24,6 @@ class PyCompssTrain(PythonPackage):
         depends_on("py-numpy@1.26:")
         depends_on("py-safetensors@0.7:")
         depends_on("py-tomli-w@1.0:")
-        depends_on("py-torch@2.4:")
+        depends_on("py-torch@2.6:")
         depends_on("py-tqdm@4.65:")
         depends_on("py-pyzmq@25:", when="+online")

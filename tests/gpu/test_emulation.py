@@ -1,0 +1,104 @@
+"""Emulated devices refuse what real ones refuse, and count what waits for them."""
+
+import pickle
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import DistributedTrainer, Gradients
+from tests.emulated_gpu import tensors
+from tests.gpu.conftest import REAL
+from tests.helpers.models import classification
+
+pytestmark = pytest.mark.skipif(REAL, reason="these are emulated devices")
+
+ON_DEVICE = {"device": "cuda:0"}
+REFUSED = {
+    "two devices": lambda: torch.ones(3, **ON_DEVICE) + torch.ones(3),
+    "two GPUs": lambda: torch.ones(3, **ON_DEVICE) + torch.ones(3, device="cuda:1"),
+    "numpy": lambda: torch.ones(3, **ON_DEVICE).numpy(),
+    "pickle": lambda: pickle.dumps(torch.ones(3, **ON_DEVICE)),
+    "a generator of the CPU": lambda: torch.rand(3, generator=torch.Generator(), **ON_DEVICE),
+    "a third device": lambda: torch.ones(3, device="cuda:2"),
+    "a network on a device, samples on the CPU": lambda: nn.Linear(3, 2).to("cuda")(torch.ones(1, 3)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_real_devices_refuse_is_refused(name):
+    with pytest.raises((RuntimeError, TypeError)):
+        REFUSED[name]()
+
+
+def test_generators_are_those_of_the_device():
+    torch.manual_seed(5)
+    before = torch.get_rng_state()
+    drawn = torch.rand(4, **ON_DEVICE)
+    assert torch.equal(torch.get_rng_state(), before)
+    own = torch.Generator(device="cuda").manual_seed(5)
+    assert torch.equal(torch.rand(4, generator=own, **ON_DEVICE).cpu(), drawn.cpu())
+
+
+SGD = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
+ADAM = {"optimizer": "adam", "lr": 0.01}
+STEPS = {
+    "sgd": (SGD, None, {}),
+    "adam": (ADAM, "accuracy", {}),
+    "clipped": (ADAM, "accuracy", {"gradients": Gradients(clip_norm=1.0)}),
+    "scheduled, in bf16": (SGD, "accuracy", {"schedule": lambda epoch: 0.9**epoch, "precision": "bf16"}),
+}
+
+
+def counted(batches: int, optimizer: object, metric: str | None, options: dict) -> dict[str, int]:
+    """Count what one worker does in two rounds."""
+    x, y = classification(samples=5 * batches)
+    net = nn.Sequential(nn.Linear(x.shape[1], 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    with DistributedTrainer(1, engine="serial", seed=0) as trainer:
+        trainer.build(net, optimizer, "cross_entropy", metric, num_gpu=1, **options)
+        tensors.counts.clear()
+        trainer.fit(x, y, num_epochs=2, batch_size=5, progress=False)
+    return dict(tensors.counts)
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_waits_and_copies_do_not_grow_with_batches(name):
+    few, many = counted(10, *STEPS[name]), counted(40, *STEPS[name])
+    assert few == many
+    assert many["waits"] <= 2 * 12  # in two rounds
+
+
+def test_too_little_memory_names_worker_batch_and_remedies(monkeypatch):
+    x, y = classification(samples=60)
+    monkeypatch.setenv("EMULATED_GPU_BYTES", "45000")
+    with DistributedTrainer(2, engine="serial", seed=0) as trainer:
+        trainer.build(nn.Sequential(nn.Linear(x.shape[1], 500), nn.Linear(500, 3)), SGD, "cross_entropy", num_gpu=2)
+        with pytest.raises(torch.OutOfMemoryError) as caught:
+            trainer.fit(x, y, num_epochs=1, batch_size=30, progress=False)
+    [note] = [note for note in caught.value.__notes__ if "too little memory" in note]
+    assert note.startswith("cuda:0 has too little memory for batches of 30 samples in round 0 on worker 0")
+
+
+def test_a_fit_is_checked_on_a_gpu():
+    x, y = classification(samples=60)
+
+    class OnlyOnGpu(nn.Linear):
+        def forward(self, x):
+            if x.device.type == "cpu":
+                raise NotImplementedError("no kernel for the CPU")
+            return super().forward(x)
+
+    with DistributedTrainer(2, engine="serial") as trainer:
+        trainer.build(OnlyOnGpu(x.shape[1], 3), SGD, "cross_entropy", num_gpu=1)
+        trainer.check_fit(x, y, num_epochs=1, batch_size=10)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            trainer.check_fit(x[:, :2], y, num_epochs=1, batch_size=10)
+
+
+def test_double_precision_results_are_arrays():
+    x, y = classification(samples=60)
+    with DistributedTrainer(1, engine="serial") as trainer:
+        trainer.build(nn.Linear(x.shape[1], 3).double(), ADAM, "cross_entropy", num_gpu=2)
+        trained = trainer.fit(x.astype(np.float64), y, num_epochs=1, batch_size=10, progress=False)
+    assert {array.dtype for array in trained.values()} == {np.dtype(np.float64)}
