@@ -25,7 +25,7 @@ DONE = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"}
 
 
 class SlurmCluster:
-    """Two nodes with the configuration of docs/compss.md; all of it in a folder, which the nodes share."""
+    """Two nodes with the configuration of docs/slurm.md; all of it in a folder, which the nodes share."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -83,7 +83,7 @@ class SlurmCluster:
 
 
 def documented_configuration() -> str:
-    text = (ROOT / "docs" / "compss.md").read_text()
+    text = (ROOT / "docs" / "slurm.md").read_text()
     return re.search(r"^```sh\n(QUEUE_SYSTEM=.*?)^```", text, re.MULTILINE | re.DOTALL)[1]
 
 
