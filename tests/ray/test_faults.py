@@ -1,5 +1,6 @@
 """Processes and nodes that are lost, hang, join and leave: a retry each, and no bit."""
 
+import gc
 import signal
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ray.exceptions import OutOfMemoryError
 from torch import nn
 
 from compss_train import DistributedTrainer, WorkerLostError
+from compss_train.callbacks import Callback
 from compss_train.engines import Resources
 from compss_train.engines.ray import submitter
 from tests.engines import tasks
@@ -111,3 +113,21 @@ def test_a_node_that_is_drained_gets_no_more_tasks(ray_cluster, shared_ray, thir
     gone = CallAt("round_end", lambda _: note.unlink(), 3)
     check_bits(shared_ray, tmp_path, CallAt("round_end", drain, 1), gone)
     assert not note.exists()
+
+
+class Counting(Callback):
+    """Counts the objects of Ray that the coordinator has references to, after each round."""
+
+    def __init__(self, counts):
+        self.counts = counts
+
+    def on_round_end(self, trainer, record):
+        gc.collect()
+        self.counts.append(len(ray._private.worker.global_worker.core_worker.get_all_reference_counts()))
+
+
+def test_rounds_leave_no_references_behind(shared_ray, monkeypatch):
+    monkeypatch.setattr(submitter, "KEEP_SECONDS", 0.0)
+    counts = []
+    fit(trainer_of(shared_ray, net=wide), Counting(counts), num_epochs=40)
+    assert max(counts[-15:]) <= max(counts[5:20]) + 3
