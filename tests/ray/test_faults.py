@@ -89,11 +89,11 @@ def check_bits(engine, folder, *callbacks):
     assert_same_bits(ours.get_parameters(), theirs.get_parameters())
 
 
-@pytest.mark.parametrize("seconds", [0.0, 1e6], ids=["kept in every round", "made again"])
 def test_a_node_that_joins_works_and_its_loss_costs_no_bit(
-    ray_cluster, shared_ray, third_node, tmp_path, monkeypatch, seconds
+    ray_cluster, shared_ray, third_node, tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(submitter, "KEEP_SECONDS", seconds)
+    """Its values are made again from the first round on, as none is kept."""
+    monkeypatch.setattr(submitter, "KEEP_SECONDS", 1e6)
 
     def lose(_):
         assert (tmp_path / third_node.node_id).exists()
@@ -102,7 +102,8 @@ def test_a_node_that_joins_works_and_its_loss_costs_no_bit(
     check_bits(shared_ray, tmp_path, CallAt("round_end", lose, 2))
 
 
-def test_a_node_that_is_drained_gets_no_more_tasks(ray_cluster, shared_ray, third_node, tmp_path):
+def test_a_node_that_is_drained_gets_no_more_tasks(ray_cluster, shared_ray, third_node, tmp_path, monkeypatch):
+    monkeypatch.setattr(submitter, "KEEP_SECONDS", 0.0)
     note = tmp_path / third_node.node_id
 
     def drain(_):

@@ -3,6 +3,8 @@
 import os
 import signal
 
+import pytest
+
 from compss_train import BufferSpec
 from tests.online.fits import build_trainer, fit_and_count, fit_online, split_range
 from tests.online.simulations import COUNTING_SGD, CountingNet, OneHotSimulation, sample_counts, sum_loss
@@ -35,6 +37,7 @@ class DyingOnce(OneHotSimulation):
 
 def test_a_simulation_that_dies_runs_again(shared_ray, tmp_path):
     simulate = DyingOnce(20, tmp_path / "died")
-    _, trained = fit_and_count(shared_ray, CountingNet(20), simulate, split_range(20, 5), count=2)
+    with pytest.warns(UserWarning, match="its process died; retry 1 of 2"):
+        _, trained = fit_and_count(shared_ray, CountingNet(20), simulate, split_range(20, 5), count=2)
     assert trained == [1] * 20
     assert simulate.flag.exists()
