@@ -25,6 +25,7 @@ PRINTED = {
     "docs/models.md": r"^\['accuracy', 'sparsity', 'val_accuracy'\]\ndict_keys\(\['loss'\]\)\n"
     r"\{'like': \(400, 2\), 'stars': \(400,\)\}\n200 \(1, 20\)\n$",
     "docs/learning.md": r"^100 1 batches average \{'optimizer': 'sgd'",
+    "docs/slow-networks.md": r"^\[2, 4\]\n$",
     "docs/scikit-learn.md": r"^0\.9[4-9].*\n\(3, 10\)\n\(450, 64\)\n"
     r"\{'num_epochs': 8, 'optimizer__lr': 0.01, 'optimizer__momentum': 0.9\}\n$",
 }
