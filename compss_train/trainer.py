@@ -205,7 +205,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         validation_data, callbacks, progress, max_time:
             As in ``fit``. Validation runs concurrently with training, for one record of the history at a time.
         record_every:
-            Seconds between records of the history; docs/online.md explains their fields.
+            Seconds between records of the history; docs/reference/online.md has their fields.
         checkpoint_every:
             Seconds between saves of each worker's state and buffer, from which its replacement resumes if it dies.
             ``None`` for never.

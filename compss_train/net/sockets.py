@@ -1,7 +1,7 @@
 """ZeroMQ sockets for servers and clients, which cannot be used without the token.
 
 The token is the secret that the programs of a fit share. It is never sent: both ends of a connection derive keys
-from it, and prove to each other that they have them before anything else is exchanged. docs/security.md says who
+from it, and prove to each other that they have them before anything else is exchanged. docs/trust.md says who
 needs which token.
 
 Over TCP both ends use ZeroMQ's CURVE (CurveZMQ, RFC 26 of ZeroMQ): it authenticates both before anything is routed

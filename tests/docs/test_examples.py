@@ -75,11 +75,8 @@ def test_the_picture_of_a_report_exists_and_is_small():
     assert 10_000 < (ROOT / "docs/report.png").stat().st_size < 200_000
 
 
-DOCUMENT = ROOT / "docs/online.md"
-
-
-def blocks(kind):
-    return re.findall(rf"^```{kind}\n(.*?)^```", DOCUMENT.read_text(), re.MULTILINE | re.DOTALL)
+def blocks(kind, document="docs/online.md"):
+    return re.findall(rf"^```{kind}\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
 
 
 def free_address():
@@ -100,7 +97,8 @@ def test_solvers_in_c_and_python_send_side_by_side(run_blocks, tmp_path):
     (tmp_path / "solver.c").write_text(blocks("c")[0])
     subprocess.run(["cc", "-o", "solver", "solver.c", "-lm"], cwd=tmp_path, check=True)
     command = blocks("sh")[0].splitlines()[2].replace("compss-train", f"{sys.executable} -m compss_train")
-    fit, send, plain = (text.replace("tcp://127.0.0.1:5555", address) for text in blocks("python notest"))
+    programs = *blocks("python notest"), *blocks("python notest", "docs/reference/online.md")
+    fit, send, plain = (text.replace("tcp://127.0.0.1:5555", address) for text in programs)
     environment = {**os.environ, "COMPSS_TRAIN_TOKEN": "ours alone"}
     solver = subprocess.Popen(
         command.replace("tcp://127.0.0.1:5555", address), shell=True, cwd=tmp_path, env=environment
