@@ -63,9 +63,10 @@ def test_a_task_whose_process_always_dies_is_one_clear_error(shared_ray):
 
 
 def test_an_end_for_lack_of_memory_names_the_task_and_its_memory():
-    error = submitter.lost_error("task 'train_group'", OutOfMemoryError("Task was killed; 0.98 GB / 1.00 GB used"))
+    text = "Memory on the node was 0.98 GB used / 1.00 GB limit Object store memory usage: [- objects spillable: 0"
+    error = submitter.lost_error("task 'train_group'", OutOfMemoryError(text))
     assert str(error).startswith("task 'train_group' was ended by Ray's memory monitor")
-    assert "0.98 GB / 1.00 GB used. Use smaller blocks" in str(error)
+    assert "0.98 GB used / 1.00 GB limit. Use smaller blocks" in str(error)
 
 
 @pytest.fixture

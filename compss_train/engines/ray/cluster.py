@@ -3,6 +3,7 @@
 import os
 import secrets
 import socket
+import sys
 from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
@@ -53,8 +54,16 @@ def join(modules: Sequence[str | ModuleType] = ()) -> bool:
     # Ray asks for a token by default, and would write one into the home directory, where others may read it.
     os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_task_oom_retries", "3")  # as many as of tasks whose process dies; Ray's is no limit
     os.environ.setdefault("RAY_worker_niceness", "0")  # as that of the program, like processes of the local engine
-    ray.init(address="local", num_cpus=cores(), include_dashboard=False, _node_ip_address=_OURS, **options)
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # processes find what this one finds
+    try:
+        ray.init(address="local", num_cpus=cores(), include_dashboard=False, _node_ip_address=_OURS, **options)
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
     return True
 
 

@@ -213,6 +213,7 @@ def lost_error(what: str, error: BaseException) -> WorkerLostError:
     """Return the error for a task or value that Ray has lost."""
     text = " ".join(str(error).split())
     if isinstance(error, OutOfMemoryError):
+        text, _, _ = text.partition(" Object store memory usage")  # and pages more
         return WorkerLostError(
             f"{what} was ended by Ray's memory monitor, since its node ran out of memory: {text}. Use smaller "
             "blocks or batches, or fewer workers a node (threads=)"
