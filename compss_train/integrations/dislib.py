@@ -170,9 +170,9 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
     The eight fits and ``get_parameters`` return the parameters of each layer, an array of one list of arrays for
     each module without children; ``trainer.model()`` returns the trained module, ``trainer.get_parameters()`` the
     arrays by name. Losses and optimizers have EDDL's meanings and dislib's numbers, and x is divided by 255, as
-    dislib does: docs/from-dislib.md. ``engine``, ``seed`` and ``threads`` are those of ``DistributedTrainer``.
-    Attributes: ``num_workers``, ``model_parameters`` (what ``get_parameters`` returns), ``num_gpu``, and
-    ``trainer``, the ``DistributedTrainer``.
+    dislib does: docs/reference/integrations.md. ``engine``, ``seed`` and ``threads`` are those of
+    ``DistributedTrainer``. Attributes: ``num_workers``, ``model_parameters`` (what ``get_parameters`` returns),
+    ``num_gpu``, and ``trainer``, the ``DistributedTrainer``.
     """
 
     def build(

@@ -19,12 +19,15 @@ PRINTED = {
     "docs/training.md": r"'accuracy'",
     "docs/files.md": r"'accuracy'",
     "docs/datasets.md": r"^\(300, 2\)\n.*\n\[120, 80, 120, 80\]\n$",
-    "docs/parameter-server.md": r"^\[array\(\[1., 1., 1.\]\)\]\n\[(0.8999999761581421(, |\])){2}\n10.0\n$",
+    "docs/parameter-server.md": r"^\[1.0, 1.0, 1.0\]\n\[(0.8999999761581421(, |\])){2}\n10.0\n$",
     "docs/metrics.md": r"'confidence'(.|\n)*\n(0\.[5-9]|1\.0).*\n$",
     "docs/training-options.md": r"^\[0.004, 0.082, 0.097, 0.081, 0.056, 0.028, 0.008, 0.0\]\n1\n",
     "docs/models.md": r"^\['accuracy', 'sparsity', 'val_accuracy'\]\ndict_keys\(\['loss'\]\)\n"
     r"\{'like': \(400, 2\), 'stars': \(400,\)\}\n200 \(1, 20\)\n$",
     "docs/learning.md": r"^100 1 batches average \{'optimizer': 'sgd'",
+    "docs/from-dislib.md": r"^\{'loss': 0\.\d+\}\n$",
+    "docs/from-djl-and-partially-shuffle.md": r"^\[tensor\(\[-0\.2000, -0\.2000\]\)\]\n$",
+    "docs/from-melissa.md": r"^3\.0 \[1\]\n$",
     "docs/slow-networks.md": r"^\[2, 4\]\n$",
     "docs/scikit-learn.md": r"^0\.9[4-9].*\n\(3, 10\)\n\(450, 64\)\n"
     r"\{'num_epochs': 8, 'optimizer__lr': 0.01, 'optimizer__momentum': 0.9\}\n$",

@@ -1,4 +1,4 @@
-"""Each row of the tables of docs/from-dislib.md, for both classes."""
+"""Each row of the tables of differences in docs/from-dislib.md and docs/reference/integrations.md."""
 
 import itertools
 import re
@@ -21,7 +21,8 @@ from tests.helpers.models import FITS, assert_same_bits, awkward_net, mlp, state
 from tests.helpers.small_fits import numbers_of
 from tests.integrations.dislib_tensors import Tensor, tensors, whole
 
-TEXT = (Path(__file__).parents[2] / "docs" / "from-dislib.md").read_text()
+PAGES = [Path(__file__).parents[2] / "docs" / page for page in ("from-dislib.md", "reference/integrations.md")]
+TEXT = "\n".join(page.read_text() for page in PAGES)
 HELD = []
 X, Y = tensors()
 ORDERED = {"shuffle_blocks": False, "shuffle_block_data": False, "progress": False}
