@@ -82,6 +82,11 @@ def third_node(ray_cluster, shared_ray, monkeypatch):
     wait_until(lambda: shared_ray.places(Resources()) == before, 60)
 
 
+def keep_every(seconds, engine, monkeypatch):
+    monkeypatch.setattr(submitter, "KEEP_SECONDS", seconds)
+    monkeypatch.setattr(engine._scheduler, "_next_keep", 0.0)
+
+
 def check_bits(engine, folder, *callbacks):
     ours, theirs = (trainer_of(each, 6, net=wide) for each in (engine, "serial"))
     ours.build(wide(), ADAM, "cross_entropy", "accuracy", transform=Noting(folder))
@@ -94,7 +99,7 @@ def test_a_node_that_joins_works_and_its_loss_costs_no_bit(
     ray_cluster, shared_ray, third_node, tmp_path, monkeypatch
 ):
     """Its values are made again from the first round on, as none is kept."""
-    monkeypatch.setattr(submitter, "KEEP_SECONDS", 1e6)
+    keep_every(1e6, shared_ray, monkeypatch)
 
     def lose(_):
         assert (tmp_path / third_node.node_id).exists()
@@ -104,7 +109,7 @@ def test_a_node_that_joins_works_and_its_loss_costs_no_bit(
 
 
 def test_a_node_that_is_drained_gets_no_more_tasks(ray_cluster, shared_ray, third_node, tmp_path, monkeypatch):
-    monkeypatch.setattr(submitter, "KEEP_SECONDS", 0.0)
+    keep_every(0.0, shared_ray, monkeypatch)
     note = tmp_path / third_node.node_id
 
     def drain(_):
@@ -129,7 +134,7 @@ class Counting(Callback):
 
 
 def test_rounds_leave_no_references_behind(shared_ray, monkeypatch):
-    monkeypatch.setattr(submitter, "KEEP_SECONDS", 0.0)
+    keep_every(0.0, shared_ray, monkeypatch)
     counts = []
     fit(trainer_of(shared_ray, net=wide), Counting(counts), num_epochs=40)
     assert max(counts[-15:]) <= max(counts[5:20]) + 3
