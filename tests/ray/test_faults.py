@@ -84,6 +84,7 @@ def third_node(ray_cluster, shared_ray, monkeypatch):
 
 def keep_every(seconds, engine, monkeypatch):
     monkeypatch.setattr(submitter, "KEEP_SECONDS", seconds)
+    monkeypatch.setattr(submitter, "KEEP_SHARE", 1e9)
     monkeypatch.setattr(engine._scheduler, "_next_keep", 0.0)
 
 
