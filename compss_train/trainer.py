@@ -82,7 +82,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
             Blocked tensors with the same grid and block sizes (also dislib's), or arrays, which are cut into a
             block a worker, or like the other argument if that is in blocks; or a ``FileDataset`` as ``x``, whose
             files are the blocks and are read by the workers. Pandas and polars frames, torch and Hugging Face data
-            sets and a ``DataLoader`` are passed directly: docs/datasets.md. Without ``y``, each transformed batch
+            sets and a ``DataLoader`` are passed directly: docs/data.md. Without ``y``, each transformed batch
             is its own target. Both may be tuples, lists or dicts of these, for several inputs and outputs:
             docs/models.md.
         num_epochs:

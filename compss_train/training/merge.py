@@ -65,7 +65,7 @@ class Merge:
     dtype:
         ``"bf16"`` or ``"int8"``: workers return changes of the weights in half or a quarter of the bytes, and add
         the rounding error to their next change (Seide et al. 2014; Karimireddy et al. 2019, arXiv 1901.09847);
-        docs/training.md. ``None`` (default): workers return uncompressed parameters.
+        docs/slow-networks.md. ``None`` (default): workers return uncompressed parameters.
     rule:
         For commutative merging: ``"weighted"`` by samples (default), or dislib's ``"halving"``,
         (global + worker) / 2.

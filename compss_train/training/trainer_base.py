@@ -90,7 +90,7 @@ class TrainerBase:
             probabilities, such as the outputs of a softmax. May be left out with a training step.
         metric:
             Like ``loss``, or a metric or collection of torchmetrics (extra ``metrics``), a list of these, or a dict
-            with their names in the history as keys; docs/metrics.md explains what they are measured on.
+            with their names in the history as keys; docs/watching.md explains what they are measured on.
         num_gpu, num_nodes:
             Number of GPUs that the workers are distributed over, 0 (default) for the CPU; tasks of COMPSs use all
             GPUs that its resources declare. ``num_nodes`` is accepted for scripts for dislib, and has no effect.
