@@ -28,8 +28,9 @@ demo: $(VENV)/installed
 # wait for a third of their time, so that three at a time keep two cores busy.
 test: $(VENV)/installed
 	$(if $(COMPSS),$(BIN)/python -m pytest tests/compss)
+	$(BIN)/python -m tests.emulated_gpu
 	$(BIN)/python -m pytest --engines ray -k ray tests/ray tests/engines/test_conformance.py
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist worksteal --ignore tests/ray $(if $(COMPSS),--ignore tests/compss)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist worksteal --ignore tests/ray --ignore tests/gpu $(if $(COMPSS),--ignore tests/compss)
 
 # Fits with faults, from the seed FIRST on; a seed that fails is printed as a test.
 simulate: $(VENV)/installed

@@ -250,7 +250,6 @@ def test_stacks_that_do_not_count_samples_are_refused(stack, error, message):
     fifo.put(1)
 
 
-@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device; torch sees none")
 def test_samples_come_in_pinned_memory_and_from_a_gpu():
     fifo = FIFO(4, pin_memory=True)

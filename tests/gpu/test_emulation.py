@@ -55,7 +55,7 @@ def counted(batches: int, optimizer: object, metric: str | None, options: dict) 
     """Count what one worker does in two rounds."""
     x, y = classification(samples=5 * batches)
     net = nn.Sequential(nn.Linear(x.shape[1], 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
-    with DistributedTrainer(1, engine="serial", seed=0) as trainer:
+    with DistributedTrainer(1, engine="serial", seed=0, threads=1) as trainer:
         trainer.build(net, optimizer, "cross_entropy", metric, num_gpu=1, **options)
         tensors.counts.clear()
         trainer.fit(x, y, num_epochs=2, batch_size=5, progress=False)
@@ -72,7 +72,7 @@ def test_waits_and_copies_do_not_grow_with_batches(name):
 def test_too_little_memory_names_worker_batch_and_remedies(monkeypatch):
     x, y = classification(samples=60)
     monkeypatch.setenv("EMULATED_GPU_BYTES", "45000")
-    with DistributedTrainer(2, engine="serial", seed=0) as trainer:
+    with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
         trainer.build(nn.Sequential(nn.Linear(x.shape[1], 500), nn.Linear(500, 3)), SGD, "cross_entropy", num_gpu=2)
         with pytest.raises(torch.OutOfMemoryError) as caught:
             trainer.fit(x, y, num_epochs=1, batch_size=30, progress=False)
@@ -89,7 +89,7 @@ def test_a_fit_is_checked_on_a_gpu():
                 raise NotImplementedError("no kernel for the CPU")
             return super().forward(x)
 
-    with DistributedTrainer(2, engine="serial") as trainer:
+    with DistributedTrainer(2, engine="serial", threads=1) as trainer:
         trainer.build(OnlyOnGpu(x.shape[1], 3), SGD, "cross_entropy", num_gpu=1)
         trainer.check_fit(x, y, num_epochs=1, batch_size=10)
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
@@ -98,7 +98,7 @@ def test_a_fit_is_checked_on_a_gpu():
 
 def test_double_precision_results_are_arrays():
     x, y = classification(samples=60)
-    with DistributedTrainer(1, engine="serial") as trainer:
+    with DistributedTrainer(1, engine="serial", threads=1) as trainer:
         trainer.build(nn.Linear(x.shape[1], 3).double(), ADAM, "cross_entropy", num_gpu=2)
         trained = trainer.fit(x.astype(np.float64), y, num_epochs=1, batch_size=10, progress=False)
     assert {array.dtype for array in trained.values()} == {np.dtype(np.float64)}

@@ -1,4 +1,8 @@
-"""Every kind of fit has the CPU's bits on two emulated devices, which run the CPU's kernels."""
+"""Every kind of fit has the CPU's bits on two emulated devices, which run the CPU's kernels.
+
+With one thread: a device's backward pass runs in a thread of its own, which keeps the number of threads that it began
+with.
+"""
 
 import numpy as np
 import pytest
@@ -13,13 +17,11 @@ from tests.same_bits.kinds import KINDS
 pytestmark = pytest.mark.skipif(REAL, reason="real GPUs sum in other orders")
 
 CHOSEN = (
-    ("several workers a task", "total shuffle", "partial shuffle, two pools", "merged every two batches"),
-    ("commutative, outer optimizer", "parameter server", "outer optimizer", "merged in int8, outer optimizer"),
-    ("optimizers averaged", "files", "a data set that draws", "several inputs", "FIRO", "collated"),
-    ("augmentation", "gradients accumulated", "gradients clipped by norm", "batches without finite loss skipped"),
-    ("schedule inside epochs", "fp16", "two optimizers", "torchmetrics", "interrupted and resumed"),
-    ("interrupted with samples in buffers and resumed", "online, one worker"),
-    ("dislib's class for torch", "estimators of scikit-learn"),
+    ("total shuffle", "commutative, outer optimizer", "parameter server", "merged in int8, outer optimizer"),
+    ("optimizers averaged", "files", "several inputs", "FIRO", "collated", "gradients accumulated"),
+    ("gradients clipped by norm", "batches without finite loss skipped", "fp16", "two optimizers", "torchmetrics"),
+    ("interrupted with samples in buffers and resumed", "online, one worker", "dislib's class for torch"),
+    ("estimators of scikit-learn",),
 )
 """One kind for each path of a batch: all others had the same bits too when they were tried."""
 
@@ -39,7 +41,7 @@ def test_two_devices_have_the_bits_of_a_cpu(name, tmp_path, monkeypatch):
         found.append(KINDS[name](Place("serial", folder)))
     assert found[0].keys() == found[1].keys()
     different = [key for key, bits in found[0].items() if not np.array_equal(bits, found[1][key], equal_nan=True)]
-    assert not different
+    assert not {key: (found[0][key], found[1][key]) for key in different[:1]}
 
 
 def test_autocast_is_that_of_a_plain_loop_on_the_device():
@@ -49,7 +51,7 @@ def test_autocast_is_that_of_a_plain_loop_on_the_device():
     net = torch.nn.Sequential(
         torch.nn.Linear(6, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3)
     )
-    with DistributedTrainer(1, engine="serial", seed=0) as trainer:
+    with DistributedTrainer(1, engine="serial", seed=0, threads=1) as trainer:
         trainer.build(net, {"optimizer": "sgd", "lr": 0.1}, "cross_entropy", num_gpu=1, precision="bf16")
         options = {"num_epochs": 2, "batch_size": 5, "shuffle": None, "shuffle_block_data": False}
         trained = trainer.fit(x.numpy(), y.numpy(), progress=False, **options)

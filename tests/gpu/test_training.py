@@ -29,7 +29,6 @@ def double_data():
     return x.astype(np.float64), y
 
 
-@pytest.mark.parametrize("engine", ["serial", "local"])
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 def test_gpus_train_what_cpus_train(engine, merge):
     x, y = double_data()
@@ -65,11 +64,11 @@ def test_steps_on_a_gpu_are_those_on_a_cpu():
     assert_close(*results, ROUNDING)
 
 
-def test_dropout_on_a_gpu_is_reproducible():
+def test_dropout_on_a_gpu_is_reproducible(shared_local):
     x, y = double_data()
     results = []
     for _ in range(2):
-        with DistributedTrainer(2, engine="local", seed=0) as trainer:
+        with DistributedTrainer(2, engine=shared_local, seed=0, threads=1) as trainer:
             trainer.build(awkward_net().double(), ADAM, "cross_entropy", num_gpu=torch.cuda.device_count())
             results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, merge=Merge(unit="blocks")))
     assert_close(*results, ROUNDING)
@@ -90,7 +89,6 @@ def test_a_fit_is_resumed_on_a_gpu_and_a_cpu(tmp_path):
     assert all(np.isfinite(array).all() for array in results[2].values())
 
 
-@pytest.mark.parametrize("engine", ["serial", "local"])
 def test_states_of_metrics_come_from_gpus(engine):
     x, y = double_data()
     metrics = ["accuracy", MulticlassConfusionMatrix(num_classes=3), MulticlassAUROC(num_classes=3)]
@@ -175,11 +173,11 @@ def test_transforms_on_a_gpu_are_seeded_by_place(transform):
             assert torch.equal(ours, transform(own).cpu())
 
 
-def test_random_transforms_and_buffers_are_reproducible_on_a_gpu():
+def test_random_transforms_and_buffers_are_reproducible_on_a_gpu(shared_local):
     x, y = double_data()
     results = []
     for _ in range(2):
-        with DistributedTrainer(2, engine="local", seed=0) as trainer:
+        with DistributedTrainer(2, engine=shared_local, seed=0, threads=1) as trainer:
             trainer.build(awkward_net().double(), ADAM, "cross_entropy", num_gpu=1, transform=noisy)
             data = blocked(x, y, 4)
             results.append(
