@@ -1,7 +1,6 @@
 """Every kind of fit has the CPU's bits on two emulated devices, which run the CPU's kernels.
 
-With one thread: a device's backward pass runs in a thread of its own, which keeps the number of threads that it began
-with.
+With one thread: a device's backward pass runs in a thread of its own, which keeps its first number of threads.
 """
 
 import numpy as np
