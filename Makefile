@@ -28,7 +28,7 @@ demo: $(VENV)/installed
 # wait for a third of their time, so that three at a time keep two cores busy.
 test: $(VENV)/installed
 	$(if $(COMPSS),$(BIN)/python -m pytest tests/compss)
-	$(BIN)/python -m tests.emulated_gpu
+	$(BIN)/python -m tests.emulated_gpu tests/gpu
 	$(BIN)/python -m pytest --engines ray -k ray tests/ray tests/engines/test_conformance.py
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist worksteal --ignore tests/ray --ignore tests/gpu $(if $(COMPSS),--ignore tests/compss)
 

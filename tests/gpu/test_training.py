@@ -135,7 +135,7 @@ def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
 @pytest.mark.parametrize("transform", [None, lambda x: x * 2])
 def test_batches_on_a_gpu_are_those_on_a_cpu(transform):
     """Blocks go there in pieces of many batches, and of one; the next ones are copied while a batch is used."""
-    for x, size in ((torch.rand(5000, 6), 7), (torch.rand(60, 2**20), 9)):
+    for x, size in ((torch.rand(5000, 6), 7), (torch.rand(60, 2**18), 9)):
         on_gpu, on_cpu = (prepared(x, transform, size, device) for device in ("cuda:0", "cpu"))
         assert [place for place, _ in on_gpu] == [place for place, _ in on_cpu]
         assert all(torch.equal(ours, theirs) for (_, ours), (_, theirs) in zip(on_gpu, on_cpu, strict=True))
@@ -143,7 +143,7 @@ def test_batches_on_a_gpu_are_those_on_a_cpu(transform):
 
 def test_a_batch_stays_while_a_step_uses_it():
     """Steps that are slower than the copies must not see their batch overwritten by a later one."""
-    x = torch.arange(200.0)[:, None].expand(200, 2**16).contiguous()
+    x = torch.arange(200.0)[:, None].expand(200, 2**14).contiguous()
 
     def use(batch):
         for _ in range(50):
@@ -155,7 +155,7 @@ def test_a_batch_stays_while_a_step_uses_it():
 
 
 def test_a_block_is_never_on_a_gpu_as_a_whole():
-    x = torch.zeros(512, 2**18)
+    x = torch.zeros(512, 2**16)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
