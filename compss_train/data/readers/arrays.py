@@ -100,7 +100,9 @@ def _parse_header(file: Any, size: int) -> tuple[_Header, int]:
 
     Only the parsing, not the reading, waits for other threads.
     """
-    start = io.BytesIO(file.read(_LONGEST_HEADER))
+    prefix = file.read(12)  # the magic string, the version, and the length in 2 bytes or 4
+    length = int.from_bytes(prefix[8:10] if prefix[6:7] == b"\x01" else prefix[8:12], "little")
+    start = io.BytesIO(prefix + file.read(min(length, _LONGEST_HEADER)))
     with _PARSING:
         version = npy_format.read_magic(start)
         if version not in _READ_HEADER:
