@@ -24,6 +24,8 @@ from tests.helpers.ray_cluster import NODE
 from tests.helpers.small_fits import fit, trainer_of
 from tests.trainer.test_faults import KillOnce
 
+pytestmark = pytest.mark.slow  # nodes that start and die take minutes on a busy machine
+
 
 def wide():
     """A network whose parameters and states are in the stores of nodes, not in messages."""
