@@ -126,7 +126,7 @@ def trainer_with(**options):
         (trainer_with, {"seed": 2**63}, r"give an integer below 2\*\*63"),
         (trainer_with, {"threads": 0}, "threads=0: give an integer of at least"),
         (trainer_with, {"worker_timeout": 0}, "worker_timeout=0: give a number of seconds above 0"),
-        (trainer_with, {"engine": "ray"}, "engine='ray' is not an engine; choose one of auto, serial, local"),
+        (trainer_with, {"engine": "dask"}, "engine='dask' is not an engine; choose one of auto, serial, local"),
         (Gradients, {"clip_norm": 0}, "clip_norm=0: give a number above 0, or None"),
         (Gradients, {"clip_norm": float("inf")}, "clip_norm=inf: give a number above 0"),
         (Gradients, {"clip_value": "1"}, "clip_value='1': give a number above 0"),
@@ -393,9 +393,10 @@ def test_a_nan_loss_is_found_unless_batches_are_skipped():
     trainer_of(gradients=Gradients(on_nan="skip")).check_fit(bad, Y, **FIT)
 
 
-def test_no_batch_is_trained_for_gpus(monkeypatch):
+def test_a_batch_that_fails_on_the_cpu_is_a_warning_for_gpus(monkeypatch):
     monkeypatch.setattr(NoTasks, "check_gpus", staticmethod(lambda num_gpu: None))
-    trainer_of(mlp(inputs=5), num_gpu=1).check_fit(X, Y, **FIT)
+    with pytest.warns(UserWarning, match="no batch was tried on a GPU.* shapes cannot be multiplied"):
+        trainer_of(mlp(inputs=5), num_gpu=1).check_fit(X, Y, **FIT)
 
 
 def test_warnings_of_the_fit_point_to_the_call():
@@ -428,10 +429,10 @@ def test_a_skipped_file_leaves_the_next_to_be_tried(tmp_path):
     dataset = FileDataset(files, y="y", on_bad_file="skip")
     with open(files[0], "r+b") as file:
         file.truncate(200)
-    with pytest.warns(UserWarning, match="skipped .* cannot be read"):
+    with pytest.warns(UserWarning, match="skipped .* is corrupt"):
         trainer_of().check_fit(dataset, **FIT)
     with (
-        pytest.warns(UserWarning, match="skipped .* cannot be read"),
+        pytest.warns(UserWarning, match="skipped .* is corrupt"),
         pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"),
     ):
         trainer_of(nn.Linear(4, 3)).check_fit(dataset, **FIT)
