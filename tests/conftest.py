@@ -32,6 +32,14 @@ settings.load_profile("unhurried")
 pytest.register_assert_rewrite("tests.helpers")
 
 
+@pytest.fixture(autouse=True)
+def _warnings_of_one_program() -> None:
+    """Let each test be a program of its own for what is warned of once."""
+    from compss_train._utils.validation import warn_once
+
+    warn_once.cache_clear()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a COMPSs application run the tests on its own engine: ``tests/compss`` starts one that does."""
     parser.addoption("--slow", action="store_true", help="run the tests that take long, too")

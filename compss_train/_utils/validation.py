@@ -5,6 +5,7 @@ import sys
 import warnings
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
+from functools import cache
 from math import inf
 from numbers import Integral, Real
 from typing import Any
@@ -74,6 +75,12 @@ def suggestion(name: str, accepted: Collection[str]) -> str:
     by_lower = {key.lower(): key for key in accepted}
     similar = get_close_matches(name.lower(), by_lower, n=1)
     return f"; did you mean {by_lower[similar[0]]}?" if similar else ""
+
+
+@cache
+def warn_once(message: str) -> None:
+    """Warn as ``warn_user`` does, once a program."""
+    warn_user(message)
 
 
 def warn_user(message: str) -> None:

@@ -57,14 +57,15 @@ def value_of(record: Mapping[str, Any], monitor: str) -> float:
 
 
 class EarlyStopping(Callback):
-    """Stops a fit when ``monitor`` has not improved for ``patience`` rounds (Prechelt 1998).
+    """Stops a fit when ``monitor`` has not improved for some rounds or epochs (Prechelt 1998).
 
     Parameters
     ----------
     monitor:
         Field of the records to monitor, by default ``"val_loss"``, which needs ``validation_data``.
-    patience:
-        Number of consecutive rounds without improvement after which the fit stops, at least 1.
+    patience, patience_epochs:
+        Number of consecutive rounds, or of epochs, without improvement after which the fit stops, at least 1; give
+        one of them. By default 5 rounds, which are epochs unless workers merge more or less often than every epoch.
     min_delta:
         Smallest change that counts as an improvement (exclusive).
     mode:
@@ -81,13 +82,19 @@ class EarlyStopping(Callback):
         self,
         monitor: str = "val_loss",
         *,
-        patience: int = 5,
+        patience: int | None = None,
+        patience_epochs: int | None = None,
         min_delta: float = 0.0,
         mode: Mode | None = None,
         restore_best: bool = True,
     ) -> None:
         self.monitor = monitor
-        self.patience = check_count("patience", patience)
+        if patience is not None and patience_epochs is not None:
+            raise ValueError(
+                f"patience={patience} and patience_epochs={patience_epochs}: give one, in rounds or epochs"
+            )
+        self.patience = check_count("patience", 5 if patience is None else patience)
+        self.patience_epochs = None if patience_epochs is None else check_count("patience_epochs", patience_epochs)
         self.min_delta = check_at_least_0("min_delta", min_delta)
         self.mode = mode_of(monitor, mode)
         check_choice("restore_best", restore_best, (True, False))
@@ -97,7 +104,9 @@ class EarlyStopping(Callback):
     def _reset(self) -> None:
         self.best: float | None = None
         self.best_round: int | None = None
-        self._waited = 0
+        self._waited = self._waited_epochs = 0
+        self._epoch: int | None = None
+        """The number of epochs at the best round, or before the first one."""
         self._parameters: Parameters | None = None
         self._resumed = False
 
@@ -114,6 +123,7 @@ class EarlyStopping(Callback):
             return
         self.best, self.best_round = state["best"], state["best_round"]
         self._waited, self._parameters = state["waited"], state["parameters"]
+        self._epoch, self._waited_epochs = state.get("best_epoch"), state.get("waited_epochs", 0)
         self._resumed = True
 
     def watches(self) -> str | None:
@@ -127,23 +137,30 @@ class EarlyStopping(Callback):
             "best": self.best,
             "best_round": self.best_round,
             "waited": self._waited,
+            "best_epoch": self._epoch,
+            "waited_epochs": self._waited_epochs,
             "parameters": self._parameters,
         }
 
     def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
-        """Compare with the best value, and stop the fit after ``patience`` rounds without improvement."""
-        value = value_of(record, self.monitor)
+        """Compare with the best value, and stop the fit if it has not improved for long enough."""
+        value, epoch = value_of(record, self.monitor), record["epoch"]
+        self._epoch = epoch if self._epoch is None else self._epoch
         if is_better(value, self.best, self.mode, self.min_delta):
             self.best, self.best_round, self._waited = value, record["round"], 0
+            self._epoch = epoch
             if self.restore_best:
                 self._parameters = trainer.get_parameters(averaged=self.monitor.startswith(AVERAGED))
         else:
             self._waited += 1
+        self._waited_epochs = epoch - self._epoch
         self._stop_if_due(trainer)
 
     def _stop_if_due(self, trainer: TrainerBase) -> None:
-        if self._waited >= self.patience:
+        if self.patience_epochs is None and self._waited >= self.patience:
             trainer.stop(f"{self.monitor} has not improved for {self._waited} rounds")
+        if self.patience_epochs is not None and self._waited_epochs >= self.patience_epochs:
+            trainer.stop(f"{self.monitor} has not improved for {self._waited_epochs} epochs")
 
     def on_fit_end(self, trainer: TrainerBase) -> None:
         """Restore the best parameters."""

@@ -44,7 +44,7 @@ class ArrowRows(SampleReader):
         """What users should know about conversions."""
         dtypes = {name: dtype for name, dtype in self.dtypes.items() if dtype is not None}
         changed = [name for name, dtype in dtypes.items() if tables.float_dtype(dtype, self._floats) != dtype]
-        return (tables.conversion_note(changed, str(dtypes[changed[0]]), str(self._floats)),) if changed else ()
+        return (tables.conversion_note(str(dtypes[changed[0]]), str(self._floats)),) if changed else ()
 
     def read(self, numbers: NDArray[np.int64], place: Place, reseed: Reseed, collate: Collate | None) -> ReadBatch:
         """Return the batch."""

@@ -36,7 +36,19 @@ def as_block(value: object) -> Block:
         raise ValueError(f"a block needs a first dimension of samples, but this value is a scalar: {value!r}")
     if isinstance(block, np.ndarray):
         check_dtype(block.dtype)
-    return block
+    return signed(block)
+
+
+_SIGNED = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
+"""Dtypes whose rows torch cannot select, and those that hold their values."""
+
+
+def signed(block: Block) -> Block:
+    """Return unsigned integers of 16 and more bits as signed ones, and other blocks unchanged."""
+    wider = _SIGNED.get(str(block.dtype).removeprefix("torch."))
+    if wider is None or isinstance(block, Ragged):
+        return block
+    return block.astype(wider) if isinstance(block, np.ndarray) else block.to(getattr(torch, wider))
 
 
 def _as_array(value: Any) -> NDArray[Any]:
@@ -61,8 +73,10 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
     try:
         torch.from_numpy(np.empty(0, dtype))
     except (TypeError, ValueError) as error:
+        hint = "; a tokenizer makes integers of text" if dtype.kind in "USO" else ""
         raise TypeError(
-            f"torch cannot hold arrays of dtype {dtype}; convert them to numbers or booleans in native byte order"
+            f"torch cannot hold arrays of dtype {dtype}; convert them to numbers or booleans in native byte "
+            f"order{hint}"
         ) from error
 
 

@@ -21,9 +21,6 @@ from compss_train.data.ragged import Ragged
 MAX_CLASSES = 10_000
 """Up to this number, distinct strings in a column are classes; more are names or text unless classes are given."""
 
-_NAMED = 5
-"""Maximum number of columns that a note names."""
-
 
 def column_groups(**roles: str | Sequence[str] | None) -> dict[str, tuple[str, ...]]:
     """Return the columns that form one array, by role: those given as a list of names.
@@ -109,11 +106,11 @@ def float_dtype(dtype: np.dtype[Any], floats: str | None) -> np.dtype[Any]:
     return np.dtype(floats) if floats is not None and dtype.kind == "f" else dtype
 
 
-def conversion_note(columns: Iterable[str], dtype: str, floats: str) -> str:
-    """Return the note for users when columns of ``dtype`` are converted to ``floats``."""
+def conversion_note(dtype: str, floats: str) -> str:
+    """Return the note for users when numbers of ``dtype`` are converted to ``floats``."""
     return (
-        f"{', '.join(columns)}: {dtype} becomes {floats}, the dtype of the network's parameters; convert the data, "
-        "or the network (net.double()), if this is not what you want"
+        f"{dtype} becomes {floats}, the dtype of the network's parameters; convert the data, or the network "
+        "(net.double()), if this is not what you want"
     )
 
 
@@ -144,10 +141,8 @@ def frame_as_array(value: Any, name: str, floats: str | None) -> tuple[NDArray[A
         raise ValueError(f"{name} is a {type(value).__name__} that {error}") from None
     dtype = float_dtype(np.result_type(*columns), floats)
     array = np.stack(columns, axis=1, dtype=dtype) if hasattr(value, "columns") else columns[0].astype(dtype)
-    pairs = zip(names, columns, strict=True)
-    changed = [each for each, column in pairs if column.dtype.kind == "f" and column.dtype != dtype]
-    shown = [*changed[:_NAMED], "..."] if len(changed) > _NAMED else changed
-    return array, [conversion_note(shown, "float64", str(dtype))] if changed else []
+    is_changed = any(column.dtype.kind == "f" and column.dtype != dtype for column in columns)
+    return array, [conversion_note("float64", str(dtype))] if is_changed else []
 
 
 def _frame_column(name: str, series: Any) -> NDArray[Any]:

@@ -135,6 +135,26 @@ def takes_logits(loss: BatchFunction) -> bool:
     return isinstance(function, nn.CrossEntropyLoss) or any(function is each for each in known)
 
 
+def is_known(loss: object) -> bool:
+    """Return whether a loss is of torch or of this package, so that it takes outputs that are a tensor."""
+    function = loss.func if isinstance(loss, partial) else loss
+    module = getattr(function, "__module__", "") or ""
+    return module.partition(".")[0] in ("torch", "compss_train")
+
+
+_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
+
+
+def check_shapes(loss: object, output: Tensor, target: Any) -> None:
+    """Raise ``ValueError`` for targets that torch would broadcast, comparing each sample with all others."""
+    if isinstance(loss, _ELEMENTWISE) and isinstance(target, Tensor) and output.shape != target.shape:
+        raise ValueError(
+            f"outputs have shape {tuple(output.shape)} and targets {tuple(target.shape)}, and "
+            f"{type(loss).__name__} compares them element by element: give targets of the outputs' shape, such as "
+            "y[:, None] for a single output"
+        )
+
+
 def are_probabilities(output: object) -> bool:
     """Return whether all outputs are at least 0 and those of each sample (N, C, ...) sum to 1, up to rounding."""
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.dim() < 2 or not output.numel():

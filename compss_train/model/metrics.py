@@ -96,6 +96,8 @@ class Measured:
     """Whether the first outputs are probabilities, though the loss takes logits."""
     random_transform: bool = False
     """Whether the transform draws random numbers outside of training."""
+    converted: frozenset[tuple[str, str]] = frozenset()
+    """The dtypes that batches had, each with the network's, which they were converted to."""
     trace: bytes | None = None
     """The trace of ``torch.profiler``, compressed JSON."""
 

@@ -14,10 +14,12 @@ import torch
 from torch import nn
 
 from compss_train._utils.validation import check_choice, check_count, check_positive, suggestion
+from compss_train.model.parameter_groups import BoundOptimizer, GroupedOptimizer, is_over, trainable
 
 OnNan = Literal["raise", "skip", "ignore"]
 OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
-OptimizerSpec: TypeAlias = Mapping[str, Any] | OptimizerFactory
+OptimizerSpec: TypeAlias = Mapping[str, Any] | OptimizerFactory | torch.optim.Optimizer
+"""What ``build(optimizer=...)`` takes for a network, or for one of its modules."""
 
 _TORCH_NAMES = {"epsilon": "eps", "schedule_decay": "momentum_decay"}
 """EDDL's names of parameters that have other names in torch."""
@@ -115,11 +117,18 @@ def _from_name(name: str, arguments: dict[str, Any]) -> OptimizerFactory:
         raise ValueError(f"optimizer {name!r} takes numbers, and {', '.join(strings)} is a string")
     if "lr" not in arguments:
         raise ValueError(f"optimizer {name!r} needs a learning rate: add 'lr' to the dict")
+    return partial(torch_class, **_in_torch(name, arguments))
+
+
+def _in_torch(name: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return parameters with torch's names, if ``name`` is one of EDDL's."""
+    if not isinstance(name, str):
+        return dict(arguments)
     names = _TORCH_NAMES | ({"rho": "alpha"} if name == "rmsprop" else {})
     translated = {names.get(key, key): value for key, value in arguments.items() if key not in _BETAS}
     if any(key in arguments for key in _BETAS):
         translated["betas"] = (arguments.get("beta_1", 0.9), arguments.get("beta_2", 0.999))
-    return partial(torch_class, **translated)
+    return translated
 
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
@@ -136,7 +145,7 @@ def _takes_closure(step: Callable[..., Any]) -> bool:
 class SeveralOptimizers:
     """Makes one optimizer for each of several submodules."""
 
-    def __init__(self, factories: Mapping[str, OptimizerFactory]) -> None:
+    def __init__(self, factories: Mapping[str, "NetOptimizer"]) -> None:
         self.factories = dict(factories)
 
     def of_module(self, net: nn.Module) -> "JoinedOptimizer":
@@ -147,7 +156,11 @@ class SeveralOptimizers:
             for parameter in modules[name].parameters():
                 if (other := owner.setdefault(id(parameter), name)) != name:
                     raise ValueError(f"the optimizers {other!r} and {name!r} would train the same parameters")
-        return JoinedOptimizer({name: make(modules[name].parameters()) for name, make in self.factories.items()})
+        made = {name: make_optimizer(factory, modules[name]) for name, factory in self.factories.items()}
+        for name, optimizer in made.items():
+            for number, group in enumerate(optimizer.param_groups):
+                group["name"] = f"{name}/{group.get('name', number)}" if number or "name" in group else name
+        return JoinedOptimizer(made)
 
     def __repr__(self) -> str:
         return repr(self.factories)
@@ -208,14 +221,24 @@ class ConfiguredOptimizer:
         return "configure_optimizers"
 
 
-NetOptimizer: TypeAlias = OptimizerFactory | SeveralOptimizers | ConfiguredOptimizer
+_OfModule: TypeAlias = SeveralOptimizers | ConfiguredOptimizer | GroupedOptimizer | BoundOptimizer
+NetOptimizer: TypeAlias = OptimizerFactory | _OfModule
 
 
 def make_optimizer(factory: NetOptimizer, net: nn.Module) -> torch.optim.Optimizer:
-    """Return a new optimizer of a network."""
-    if isinstance(factory, SeveralOptimizers | ConfiguredOptimizer):
+    """Return a new optimizer of a network or of one of its modules; frozen parameters are left out."""
+    if isinstance(factory, _OfModule):
         return factory.of_module(net)
-    return factory(net.parameters())
+    named: Any = trainable(net)
+    takes_names = "named_parameters" in _arguments_of(factory)
+    return factory(named if takes_names else [parameter for _, parameter in named])
+
+
+def _arguments_of(factory: Callable[..., Any]) -> tuple[str, ...]:
+    try:
+        return tuple(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):  # a callable that is not written in Python
+        return ()
 
 
 def net_optimizer(spec: OptimizerSpec | Mapping[str, OptimizerSpec], net: nn.Module) -> NetOptimizer:
@@ -223,14 +246,51 @@ def net_optimizer(spec: OptimizerSpec | Mapping[str, OptimizerSpec], net: nn.Mod
 
     Raises the errors of ``optimizer_factory``, and ``ValueError`` for names that are not submodules of ``net``.
     """
-    if not isinstance(spec, Mapping) or "optimizer" in spec or not spec:
-        return optimizer_factory(spec)
-    if not all(isinstance(each, Mapping) or callable(each) for each in spec.values()):
+    if isinstance(spec, torch.optim.Optimizer):
+        return BoundOptimizer.of(spec, net)
+    if isinstance(spec, Mapping) and "optimizer" in spec:
+        return _from_dict(spec, net)
+    given: Mapping[str, Any] = spec if isinstance(spec, Mapping) else {}
+    several = (isinstance(each, Mapping | torch.optim.Optimizer) or callable(each) for each in given.values())
+    if not given or not all(several):
         return optimizer_factory(spec)
     modules = dict(net.named_modules())
-    if unknown := [name for name in spec if name not in modules or not name]:
+    if unknown := [name for name in given if name not in modules or not name]:
         children = ", ".join(name for name, _ in net.named_children())
         raise ValueError(
             f"optimizer= has {unknown[0]!r}, which is not a module of the network; its modules are {children}"
         )
-    return SeveralOptimizers({name: optimizer_factory(each) for name, each in spec.items()})
+    return SeveralOptimizers({name: net_optimizer(each, modules[name]) for name, each in given.items()})
+
+
+def _from_dict(spec: Mapping[str, Any], net: nn.Module) -> NetOptimizer:
+    """Return the factory of a dict with ``"optimizer"``, which may have ``"groups"`` or torch's ``"params"``."""
+    plain = {key: value for key, value in spec.items() if key not in ("groups", "params")}
+    factory, groups = optimizer_factory(plain), spec.get("groups")
+    if "params" in spec:
+        return BoundOptimizer.of(factory(spec["params"]), net)
+    if groups is None:
+        return factory
+    if not isinstance(groups, Mapping) or not all(isinstance(each, Mapping) for each in groups.values()):
+        raise TypeError(
+            f"groups={groups!r}: give a dict from patterns of parameters' names to options, such as "
+            '{"layer4.*": {"lr": 0.01}}'
+        )
+    options = {pattern: _in_torch(spec["optimizer"], given) for pattern, given in groups.items()}
+    return GroupedOptimizer(factory, options)
+
+
+def bound_to_copy(factory: NetOptimizer, net: nn.Module, own: nn.Module) -> NetOptimizer:
+    """Return the factory for ``own``, a copy of ``net``, where it makes optimizers over ``net`` itself."""
+    if isinstance(factory, SeveralOptimizers):
+        modules, copies = dict(net.named_modules()), dict(own.named_modules())
+        parts = {name: bound_to_copy(each, modules[name], copies[name]) for name, each in factory.factories.items()}
+        return SeveralOptimizers(parts)
+    if isinstance(factory, ConfiguredOptimizer | GroupedOptimizer):
+        return factory
+    made = make_optimizer(factory, own)
+    if isinstance(factory, BoundOptimizer):
+        return BoundOptimizer.of(made, own)
+    if isinstance(made, torch.optim.Optimizer) and is_over(made, net):  # a function that closes over the network
+        return BoundOptimizer.of(BoundOptimizer.of(made, net).of_module(own), own)
+    return factory

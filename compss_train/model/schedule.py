@@ -19,8 +19,9 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
-from compss_train._utils.validation import check_choice, check_count
+from compss_train._utils.validation import check_choice, check_count, warn_user
 from compss_train.model.optimizers import NetOptimizer, make_optimizer
+from compss_train.model.parameter_groups import rates
 
 Hyperparameters: TypeAlias = tuple[dict[str, Any], ...]
 """For each parameter group of an optimizer, the values to set in it by name, such as ``lr``."""
@@ -32,6 +33,11 @@ WHOLE = Fraction(0), Fraction(1)
 """Start and end of an epoch."""
 
 
+MUCH_LONGER = 4
+"""A fit that ends before this fraction of its schedule probably counts something else than the schedule does."""
+_LENGTHS = ("total_steps", "T_max", "total_iters")
+"""Attributes of torch's schedulers with their number of steps."""
+
 PREPARED_STEPS = 20_000
 """Steps of a schedule that are computed before a fit: about a second of work."""
 
@@ -39,7 +45,7 @@ PREPARED_STEPS = 20_000
 ScheduleFunction: TypeAlias = (
     Callable[[int], float] | Callable[[float], float] | Callable[[torch.optim.Optimizer], LRScheduler]
 )
-ScheduleUnit = Literal["epochs", "steps"]
+ScheduleUnit = Literal["epochs", "steps", "batches"]
 
 _USAGE = (
     "give a function of the epoch that returns a factor of the learning rate, such as lambda epoch: 0.9**epoch, or "
@@ -60,9 +66,11 @@ class Schedule:
         Number of times an epoch that the schedule is stepped, 1 by default. A torch scheduler counts steps.
     unit:
         What the function is called with: the number of ``"epochs"`` (default), fractions of them if there are
-        several steps, or of ``"steps"``.
+        several steps, or of ``"steps"``. ``"batches"`` makes a step for each batch of a worker, as a scheduler that
+        is stepped inside a plain loop: an epoch has as many as the worker with an average share of it.
 
-    Raises ``TypeError`` for an object that cannot be called, ``ValueError`` for other numbers and units.
+    Raises ``TypeError`` for an object that cannot be called, ``ValueError`` for other numbers and units, and for
+    ``steps`` with ``unit="batches"``.
     """
 
     function: ScheduleFunction
@@ -81,6 +89,8 @@ class Schedule:
             raise TypeError(f"schedule={given!r} is not callable; {_USAGE}")
         check_count("steps", self.steps)
         check_choice("unit", self.unit, get_args(ScheduleUnit))
+        if self.unit == "batches" and self.steps != 1:
+            raise ValueError(f"steps={self.steps}: unit='batches' sets the number of steps; leave steps= out")
 
     @classmethod
     def of(cls, value: "ScheduleSpec") -> "Schedule":
@@ -90,7 +100,7 @@ class Schedule:
     def factor(self, step: int) -> float:
         """Return the factor of a step, counted over all epochs, if ``function`` returns factors."""
         function: Callable[[Any], Any] = self.function
-        in_steps = self.unit == "steps" or self.steps == 1
+        in_steps = self.unit != "epochs" or self.steps == 1
         return float(function(step if in_steps else step / self.steps))
 
 
@@ -122,6 +132,7 @@ class LrSchedule:
         """Whether the hyperparameters of an epoch depend on the metrics of the rounds before it."""
         self.steps = schedule.steps
         """Number of steps an epoch."""
+        self.unit = schedule.unit
         self._known = [self._current()]
         self._failure: Exception | None = None
         self._epoch = 0
@@ -160,15 +171,26 @@ class LrSchedule:
             for step in range(math.floor(self.steps * start), math.ceil(self.steps * stop))
         )
 
-    def lr(self, epoch: int, stop: Fraction = WHOLE[1]) -> float:
-        """Return the learning rate of the first parameter group in the last step before a fraction of an epoch."""
-        return float(self.at(epoch * self.steps + math.ceil(self.steps * stop) - 1)[0]["lr"])
+    def rates(self, epoch: int, stop: Fraction = WHOLE[1]) -> dict[str, float]:
+        """Return the learning rates of the parameter groups in the last step before a fraction of an epoch."""
+        now = self.at(epoch * self.steps + math.ceil(self.steps * stop) - 1)
+        return rates({**group, **values} for group, values in zip(self._groups, now, strict=True))
 
-    def prepare(self, stop: int) -> None:
+    def prepare(self, stop: int, batches: int) -> None:
         """Raise ``ValueError`` unless all epochs before ``stop`` have hyperparameters.
 
-        At most the first ``PREPARED_STEPS`` steps are computed; later ones when they are reached.
+        Warns if the schedule is much longer. At most the first ``PREPARED_STEPS`` steps are computed; later ones
+        when they are reached. ``batches`` is the number of batches of a worker in an epoch.
         """
+        self.steps = batches if self.unit == "batches" else self.steps
+        length = max((getattr(self._scheduler, name, 0) for name in _LENGTHS), default=0)
+        if length > MUCH_LONGER * stop * self.steps:
+            a_step = {1: "once an epoch"}.get(self.steps, f"{self.steps} times an epoch")
+            warn_user(
+                f"schedule= is a {type(self._scheduler).__name__} of {length} steps, and the fit ends after "
+                f"{stop * self.steps}, as it is stepped {a_step}: give its length in epochs, or step it with every "
+                "batch by Schedule(function, unit='batches')"
+            )
         if not self.waits:
             self.at(min(stop * self.steps, PREPARED_STEPS) - 1)
 
@@ -253,10 +275,13 @@ def _make_scheduler(schedule: Schedule, optimizer: torch.optim.Optimizer) -> LRS
             "schedule= returns a scheduler of another optimizer than the one it is called with, which would have "
             "no effect; write lambda optimizer: StepLR(optimizer, step_size=10)"
         )
-    if isinstance(result, ReduceLROnPlateau) and (schedule.steps, result.mode) != (1, "min"):
+    if isinstance(result, ReduceLROnPlateau) and (
+        (schedule.steps, result.mode) != (1, "min") or schedule.unit == "batches"
+    ):
         raise ValueError(
-            f"Schedule(steps={schedule.steps}) of a ReduceLROnPlateau with mode={result.mode!r}: it is stepped "
-            "once an epoch, with the validation loss, or else the training loss; leave out steps= and mode="
+            f"Schedule(steps={schedule.steps}, unit={schedule.unit!r}) of a ReduceLROnPlateau with "
+            f"mode={result.mode!r}: it is stepped once an epoch, with the validation loss, or else the training "
+            "loss; leave out steps=, unit= and mode="
         )
     return result
 

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves, map_leaves
-from compss_train.model import compilation, copies, losses, metrics, optimizers
+from compss_train.model import compilation, conversion, copies, losses, metrics, optimizers
 from compss_train.model import parameters as params
 from compss_train.model.loss_weights import TrainingLoss
 from compss_train.model.train_transform import TrainTransform
@@ -153,7 +153,8 @@ class TrainingSpec:
         params.load_into(own.net, parameters)
         if own.compile is not None and training:
             own.compile.apply(own.net)
-        return ModelReplica(own, device, TrainingLoss(own.loss, own.class_weight, device))
+        loss = TrainingLoss(own.loss, own.class_weight, device)
+        return ModelReplica(own, device, loss, conversion.Converter(own.net))
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +164,7 @@ class ModelReplica:
     training_spec: TrainingSpec
     device: str
     loss: TrainingLoss
+    converter: conversion.Converter
 
     @property
     def columns_device(self) -> str:
@@ -182,11 +184,33 @@ class ModelReplica:
 
     def predict(self, x: Any) -> Any:
         """Return the outputs of a transformed batch."""
-        return outputs(self.training_spec.net, self.formatted(x))
+        return self.converter.call(lambda batch: outputs(self.training_spec.net, self.formatted(batch)), x)
+
+    def measure_loss(self, loss: Callable[..., torch.Tensor], x: Any, y: Any, *weight: Any) -> StepResult:
+        """Return the loss of the network's outputs for a transformed batch.
+
+        Losses of torch and of this package get the ``logits`` of outputs that have them; without y, the outputs'
+        own ``loss`` is taken. Raises ``TypeError`` for outputs and ``ValueError`` for shapes that the loss does not
+        take.
+        """
+        output, target = self.predict(x), self.converter.floats(x if y is None else y)
+        own = _part_of(output, "loss") if y is None else None
+        takes_tensor = losses.is_known(self.training_spec.loss)
+        logits = _part_of(output, "logits")
+        output = logits if takes_tensor and logits is not None else output
+        if own is not None:
+            return StepResult(own, output, target)
+        if takes_tensor and not isinstance(output, torch.Tensor):
+            raise TypeError(
+                f"the network returns {metrics.kind_of(output)}, and the loss takes a tensor: build with loss=, a "
+                "function of (output, target) that takes all of it, or with training_step="
+            )
+        losses.check_shapes(self.training_spec.loss, output, target)
+        return StepResult(loss(output, target, *weight), output, target)
 
     def run_step(self, step: Step, x: Any, y: Any, context: StepContext) -> StepResult:
         """Run a training or validation step on a transformed batch, and check what it returns."""
-        x = self.formatted(x)
+        x, y = self.formatted(self.converter.floats(x)), self.converter.floats(y)
         with self.autocast():
             returned = step(self.training_spec.net, x if y is None else (x, y), context)
         values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
@@ -245,6 +269,17 @@ class ModelReplica:
                     f"The targets of the batch go {bounds}: classes are numbered from 0, and the network needs an "
                     "output for each."
                 )
+            last = parts[0].shape[-1] if len(parts) == 1 and parts[0].dim() == 4 else 0
+            if "channels" in str(error) and last in (1, 3, 4):
+                error.add_note(
+                    f"x seems to have its {last} channels last, and torch wants them after the samples: give "
+                    "x.transpose(0, 3, 1, 2), or build(transform=lambda x: x.permute(0, 3, 1, 2))."
+                )
+            if "between 0 and 1" in str(error):
+                error.add_note(
+                    "The loss takes probabilities: end the network with nn.Sigmoid(), or build with "
+                    "torch.nn.BCEWithLogitsLoss(), which takes logits."
+                )
             if str(error).startswith("Expected more than 1 value per channel"):
                 error.add_note(
                     "BatchNorm needs two samples in each batch: choose a batch_size that leaves no batch of one, "
@@ -258,6 +293,12 @@ def outputs(net: nn.Module, x: Any) -> Any:
     if isinstance(x, dict):
         return net(**x)
     return net(*x) if isinstance(x, tuple | list) else net(x)
+
+
+def _part_of(output: Any, name: str) -> Any:
+    """Return a part of outputs that have names, as those of Hugging Face's models, or ``None``."""
+    part = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
+    return part if isinstance(part, torch.Tensor) else None
 
 
 def _name(tensor: Any) -> str:

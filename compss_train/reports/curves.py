@@ -11,7 +11,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from compss_train._utils.validation import check_choice
-from compss_train.reports.records import Record, flatten, measured_numbers, per_second
+from compss_train.reports.records import RATES, Record, flatten, measured_numbers, per_second
 from compss_train.reports.timeline import KINDS, Interval, round_totals, startup_seconds, worker_intervals
 
 Axis = Literal["round", "epoch", "samples", "seconds"]
@@ -151,7 +151,9 @@ def panels(
         by_title.setdefault(title_of(name), []).append(name)
     speeds = training_speeds(history)
     rows = [{**flatten(record), SPEED: speed} for record, speed in zip(history, speeds, strict=True)]
-    others = [(title, names) for title, names in _OTHER_PANELS.items() if any(names[0] in cells for cells in rows)]
+    groups = dict.fromkeys(name for cells in rows for name in cells if name.startswith(RATES))
+    fields = {**_OTHER_PANELS, "learning rate": (LEARNING_RATE, *groups)}
+    others = [(title, names) for title, names in fields.items() if any(names[0] in cells for cells in rows)]
     by_worker = _worker_panel(history, xs)
     seconds = round_totals(worker_intervals(history) if intervals is None else intervals)
     found = drawable(

@@ -18,6 +18,9 @@ BOOKKEEPING = frozenset(
 )
 """Fields of a record that are not losses or metrics."""
 
+RATES = "lr/"
+"""Beginning of the fields with the learning rates of parameter groups other than the first."""
+
 NUMERIC = ("round", "epoch", "samples", "seconds", "samples_per_second")
 """Bookkeeping fields that are a number in every record."""
 NUMERIC_ONLINE = (*NUMERIC, "batches_per_second", "received", "buffer", "unseen", "repetitions_mean")
@@ -67,7 +70,7 @@ def per_second(count: float, seconds: float) -> float:
 
 def measured_names(record: Mapping[str, Any]) -> list[str]:
     """Return the names of a record's losses and metrics, those of validation last."""
-    return [name for name in record if name not in BOOKKEEPING]
+    return [name for name in record if name not in BOOKKEEPING and not name.startswith(RATES)]
 
 
 def flatten(record: Record) -> Row:

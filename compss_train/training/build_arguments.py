@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from compss_train._utils.validation import check_dense
 from compss_train.model import compilation, optimizers
+from compss_train.model.parameter_groups import rates
 from compss_train.model.schedule import LrSchedule, Schedule
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.details import Details, details
@@ -25,6 +26,11 @@ class BuildArguments:
     num_gpu: int
     schedule: Schedule | None = None
     lr_schedule: LrSchedule | None = field(default=None, repr=False)
+
+    @cached_property
+    def rates(self) -> dict[str, float]:
+        """The learning rates that the optimizer begins with: ``lr``, and ``lr/NAME`` for each other group."""
+        return rates(optimizers.make_optimizer(self.training_spec.optimizer, self.training_spec.net).param_groups)
 
     @cached_property
     def objective(self) -> Details:
@@ -84,8 +90,8 @@ def check_optimizer(net: nn.Module, factory: optimizers.NetOptimizer, unsupporte
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     if not trained or any(id(parameter) not in own for parameter in trained):
         raise ValueError(
-            "the optimizer callable uses other parameters than those it is called with; every worker trains a copy "
-            "of the network, so write lambda parameters: torch.optim.SGD(parameters, lr=0.05)"
+            "the optimizer callable uses other parameters than those it is called with, and than the network's; "
+            "write lambda parameters: torch.optim.SGD(parameters, lr=0.05)"
         )
 
 

@@ -1,19 +1,21 @@
 """``DataSource``: the samples of a fit or an evaluation; ``PublishedData``: what an engine holds of them."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate, chain
 from typing import Any, Self
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset
-from compss_train.data.block import Block, RemoteBlock, as_block, load_block
+from compss_train.data.block import Block, RemoteBlock, as_block, as_tensor, load_block
 from compss_train.data.blocked import as_blocked_like, as_weights, check_paired, fingerprint
 from compss_train.data.columns import ColumnStructure, named_columns, structured
 from compss_train.data.locations import file_stamp
@@ -25,6 +27,7 @@ from compss_train.data.samples import Samples, as_samples
 from compss_train.data.tables import conversion_note, frame_as_array, is_frame
 from compss_train.engines import Engine, Ref
 from compss_train.engines.codec import is_on_file
+from compss_train.exceptions import DivergedError
 from compss_train.model.devices import random_state
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.build_arguments import check_picklable
@@ -141,6 +144,29 @@ class DataSource:
         """Return the columns of a block, for a task in this process; none for files."""
         return [load_block(list(tensor.blocks())[number]) for tensor in self.columns]
 
+    @contextmanager
+    def named_nan(self) -> Iterator[None]:
+        """Add the first row of the arrays that has NaN, if any, to a ``DivergedError`` that leaves the block."""
+        try:
+            yield
+        except DivergedError as error:
+            if (place := self._first_nan()) is not None:
+                error.add_note(f"{place} has NaN, the first one in the data.")
+            raise
+
+    def _first_nan(self) -> str | None:
+        names = [name for name, _ in [*named_columns(self.x, "x"), *named_columns(self.y, "y")]]
+        columns = [] if self.reader is not None else list(zip(names, self.columns, strict=False))
+        for name, column in columns:
+            first = 0
+            for block in column.blocks():
+                if isinstance(block, np.ndarray | torch.Tensor):
+                    bad = torch.isnan(as_tensor(block)).reshape(len(block), -1).any(dim=1)
+                    if bad.any():
+                        return f"row {first + int(bad.int().argmax())} of {name}"
+                first += len(block)
+        return None
+
     def shares(self, shuffle: Shuffle) -> int:
         """Return the number of blocks, files or samples to distribute: only this number of workers get any."""
         return self.number_samples if shuffle == "partial" else len(self.sizes)
@@ -248,7 +274,7 @@ def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> D
     converted = dataset if floats is None else dataset.with_floats(floats)
     own, now = dataset.layout or {}, converted.layout or {}
     changed = [key for key in keys if own[key] != now[key]]
-    notes = [conversion_note(changed, own[changed[0]].dtype, now[changed[0]].dtype)] if changed else []
+    notes = [conversion_note(own[changed[0]].dtype, now[changed[0]].dtype)] if changed else []
     return DataSource(dataset=converted, keys=keys, notes=tuple(notes))
 
 

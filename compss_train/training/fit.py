@@ -125,6 +125,12 @@ class FitOptions:
             return every * block
         return every * (self.batch_size or -(-block // (self.num_batches_per_worker or 1)))
 
+    def batches_of_worker(self, source: DataSource, num_workers: int) -> int:
+        """Return the number of batches that a worker with an average share of an epoch trains in it."""
+        size, number = self.batch_size, self.num_batches_per_worker
+        batches = sum(-(-rows // size) if size else number or 1 for rows in source.sizes)
+        return -(-batches // min(num_workers, source.shares(self.order)))
+
     def for_workers(self, source: DataSource, seed: int, callbacks: Sequence[WorkerCallback] = ()) -> WorkOptions:
         """Return what workers need to know; the default pool size is that of the largest block of ``source``."""
         return WorkOptions(
@@ -255,6 +261,8 @@ class FitOfEpochs(Fit):
 
     options: FitOptions
     data: DataSource
+    batches: int
+    """Batches of a worker with an average share of an epoch."""
     first_epoch: int
     """The first epoch of the fit, counted over all fits of the trainer."""
     reached: partitioning.Position

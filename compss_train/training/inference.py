@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
-from compss_train._utils.validation import check_count, warn_user
+from compss_train._utils.validation import check_count, warn_once, warn_user
 from compss_train.data.block import RemoteBlock
 from compss_train.data.block_passes import BlockPass, blocks_of
 from compss_train.data.order import Batching, split_points
+from compss_train.data.tables import conversion_note
 from compss_train.engines.base import ONE_CPU, Ref
 from compss_train.exceptions import EngineClosedError
 from compss_train.model.metrics import Measured
@@ -185,6 +186,8 @@ def warn_of_problems(measured: Sequence[Measured], known: set[str]) -> None:
     found = [f"skipped {file} {reason}" for part in measured for file, reason in part.skipped.items()]
     found += [_DOUBLE_SOFTMAX] if any(part.probabilities for part in measured) else []
     found += [_RANDOM_TRANSFORM] if any(part.random_transform for part in measured) else []
+    for dtype, floats in sorted(set(chain.from_iterable(part.converted for part in measured))):
+        warn_once(conversion_note(dtype, floats))
     for message in found:
         if message not in known:
             known.add(message)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-from compss_train._utils.validation import warn_user
+from compss_train._utils.validation import warn_once, warn_user
 from compss_train.data import partitioning
 from compss_train.exceptions import DivergedError
 from compss_train.model import loss_weights
@@ -62,13 +62,15 @@ def planned_fit(
     check_outer_optimizer(chosen.merge.outer_optimizer, spec.net)
     if chosen.merge.optimizer_state == "average":
         check_averageable(spec.net, spec.optimizer)
-    chosen.check_data(data, workers, 1 if schedule is None else schedule.steps)
+    steps = 1 if schedule is None else schedule.steps
+    chosen.check_data(data, workers, 2 if schedule and schedule.unit == "batches" else steps)
     start = FitOfEpochs(
         callbacks=callbacks,
         stopping=stopping,
         validation=validation,
         options=chosen,
         data=data,
+        batches=chosen.batches_of_worker(data, workers),
         first_epoch=model.epochs,
         reached=partitioning.Position(model.epochs),
         checkpoint=checkpoint,
@@ -78,7 +80,7 @@ def planned_fit(
     params.check_finite(model.parameters if checkpoint is None else checkpoint[1].parameters)
     data.warn_of_idle_workers(workers, chosen.order)
     for note in data.notes:
-        warn_user(note)
+        warn_once(note)
     return fit
 
 
@@ -108,7 +110,7 @@ def try_fit(fit: FitOfEpochs, model: TrainedModel) -> None:
         schedule = make_schedule(built.schedule, spec.net, spec.optimizer)
         saved = built.lr_schedule.state_dict() if fit.checkpoint is None else fit.checkpoint[1].schedule
         schedule.load_state_dict(saved)
-        schedule.prepare(fit.epochs.stop)
+        schedule.prepare(fit.epochs.stop, fit.batches)
     if not fit.data.counted:  # streams would be read whole
         return
     if not built.num_gpu or accelerators():
@@ -142,7 +144,7 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
         _, size = options.batching.bounds(rows)[0]
         work = inference.first_batch(data, number, size, "the first batch")
         work = work._replace(check_outputs=True, device=device)
-        with suppress(*skipped_errors):
+        with suppress(*skipped_errors), data.named_nan():
             measured = train(
                 spec, model.parameters, WorkerState(None, model.seed), work, data.load(number)
             ).measured

@@ -112,7 +112,7 @@ def begin(fit: FitOfEpochs, workplace: Workplace) -> None:
         load(snapshot, workplace)
         fit.callbacks.saved = snapshot.callbacks
     if model.built.lr_schedule is not None:
-        model.built.lr_schedule.prepare(fit.epochs.stop)
+        model.built.lr_schedule.prepare(fit.epochs.stop, fit.batches)
 
 
 def load(snapshot: Snapshot, workplace: Workplace) -> None:

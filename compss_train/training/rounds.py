@@ -42,6 +42,7 @@ class RoundRunner:
     def __init__(self, fit: FitOfEpochs, model: TrainedModel, session: Session) -> None:
         self._fit, self._model, self._engine = fit, model, session.engine
         self._schedule = model.built.lr_schedule
+        self._constant_rates = {} if len(model.built.rates) == 1 else model.built.rates
         self._workers = Workers(session, fit, model)
         self._validation: Inference | None = None
         if fit.validation is not None:
@@ -250,7 +251,7 @@ class RoundRunner:
             "merge": self._merger.name,
             **({"skipped": list(self._fit.skipped)} if self._fit.skipped else {}),
             **skipped_batches(sum(part.skipped_batches for part in measured)),
-            **({"lr": self._schedule.lr(round_.epoch - 1, round_.stop)} if self._schedule else {}),
+            **(self._schedule.rates(round_.epoch - 1, round_.stop) if self._schedule else self._constant_rates),
             **(agreement(measured, values["merge"][0]) if values["merge"] else {}),
             "workers": [
                 self._of_worker(worker, part)
@@ -293,7 +294,7 @@ def run_rounds(fit: FitOfEpochs, workplace: Workplace) -> None:
     with workplace.fitting(fit, plan.samples if fit.data.counted else None) as session:
         rounds = fit.running = RoundRunner(fit, model, session)
         try:
-            with session.engine.watched(workplace.worker_timeout):
+            with session.engine.watched(workplace.worker_timeout), fit.data.named_nan():
                 final = rounds.run(plan.rounds(rounds.is_over))
             model.parameters = params.copy_of(final or model.parameters)
             model.stopped = rounds.stopped

@@ -82,8 +82,11 @@ class TrainerBase:
             steps also a dict of modules, which they receive as an ``nn.ModuleDict``.
         optimizer:
             A dict such as ``{"optimizer": "adam", "lr": 1e-3}`` with EDDL's names (adam, sgd, rmsprop, adagrad,
-            adamax, adadelta, nadam) or a torch optimizer class, or a callable that takes parameters. For a training
-            step that updates several optimizers, a dict from submodule names to optimizers: docs/models.md.
+            adamax, adadelta, nadam) or a torch optimizer class, in which ``"groups"`` may give options to
+            parameters by patterns of names; or an optimizer of torch over the parameters of ``net``, or a callable
+            that takes parameters, or ``named_parameters``, and returns one. Frozen parameters are left out. For a
+            training step that updates several optimizers, a dict from names of submodules to optimizers:
+            docs/models.md.
         loss:
             One of EDDL's names, or a callable of (output, target) that returns a mean over the batch.
             ``cross_entropy`` and ``softmax_cross_entropy`` take logits, ``categorical_cross_entropy`` takes
@@ -166,6 +169,7 @@ class TrainerBase:
         except Exception:
             arguments.check_picklable(net=net)  # names the attribute
             raise
+        factory = optimizers.bound_to_copy(factory, net, own)
         spec = training_spec.TrainingSpec(
             net=own,
             optimizer=factory,

@@ -47,7 +47,9 @@ def _evaluate(training_spec: TrainingSpec, parameters: Parameters, values: Seque
                     result = _result(replica, transform(batch.x), batch.y)
                 accumulator.add(batch.samples, *result)
             liveness.beat()
-        return replace(accumulator.measured(), **source.measured(), random_transform=transform.is_random)
+        found: dict[str, Any] = {"random_transform": transform.is_random}
+        found["converted"] = frozenset(replica.converter.conversions)
+        return replace(accumulator.measured(), **source.measured(), **found)
 
 
 class _Transform:
@@ -82,8 +84,7 @@ def _result(replica: ModelReplica, x: Any, y: Any) -> StepResult:
     spec = replica.training_spec
     if spec.validation_step is not None:
         return replica.run_step(spec.validation_step, x, y, StepContext(loss=spec.loss, training=False))
-    output, target = replica.predict(x), x if y is None else y
-    return StepResult(spec.loss(output, target), output, target)
+    return replica.measure_loss(spec.loss, x, y)
 
 
 def predict(
@@ -98,7 +99,8 @@ def predict(
         transform = _Transform(replica)
         every = _batches(replica, work, source_of(work, values))
         outputs = [_output(replica, batch, transform) for batch in every]
-        return outputs, Measured(random_transform=transform.is_random)
+        converted = frozenset(replica.converter.conversions)
+        return outputs, Measured(random_transform=transform.is_random, converted=converted)
 
 
 def _output(replica: ModelReplica, batch: Batch, transform: _Transform) -> Any:

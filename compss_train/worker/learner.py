@@ -75,6 +75,7 @@ class Learner:
         self._accumulated_samples = 0
         self._batches = state.batches
         """Number of batches trained, including by earlier tasks of the worker."""
+        self._updated = False
         several = isinstance(self.optimizer, JoinedOptimizer)
         self._check_outputs = work.check_outputs and not several and losses.takes_logits(spec.loss)
         self._probabilities = False
@@ -118,6 +119,11 @@ class Learner:
         result: StepResult | None
         if self._training_step is not None and isinstance(self.optimizer, JoinedOptimizer):
             result = self._run_step(self._training_step, batch, self.optimizer)
+            if not self._updated and self._batches == 1:
+                raise ValueError(
+                    "the training step has updated none of the optimizers, so that nothing is trained; call, also "
+                    f"in the first batch, context.update(name, loss) for {', '.join(self.optimizer.optimizers)}"
+                )
         elif self._evaluates:
             result = self._step_by_closure(batch)
         else:
@@ -190,8 +196,8 @@ class Learner:
             result = self._run_step(self._training_step, batch)
         else:
             with self.replica.autocast():
-                output, target = self.replica.predict(batch.x), batch.x if batch.y is None else batch.y
-                result = StepResult(self.replica.loss(output, target, batch.weight), output, target)
+                replica = self.replica
+                result = replica.measure_loss(replica.loss, batch.x, batch.y, batch.weight)
         loss = result.loss
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise ValueError(
@@ -220,6 +226,7 @@ class Learner:
         return self.replica.run_step(step, batch.x, batch.y, context)
 
     def _update(self, optimizer: JoinedOptimizer, name: str, loss: torch.Tensor, retain_graph: bool) -> None:
+        self._updated = True
         own = optimizer.optimizers[name]
         trained = [each for group in own.param_groups for each in group["params"] if each.requires_grad]
         own.zero_grad()
@@ -284,6 +291,7 @@ class Learner:
         """Return what was measured since the last call."""
         measured = self._measures.measured()
         measured.probabilities, self._probabilities = self._probabilities, False
+        measured.converted = frozenset(self.replica.converter.conversions)
         measured.trace = self.tracer.trace()
         self._measures.clear()
         return measured

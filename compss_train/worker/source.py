@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train.buffers.reading_ahead import ReadAhead
-from compss_train.data.block import Block, as_tensor, gather, rows_of_bytes
+from compss_train.data.block import Block, as_tensor, gather, rows_of_bytes, signed
 from compss_train.data.block_passes import BlockPass, Place
 from compss_train.data.order import RowRange, row_order
 from compss_train.data.readers import Arrays
@@ -190,7 +190,7 @@ class FileSource(Source):
         if arrays is None:
             self._left_out += block_pass.size
             return None
-        return tuple(as_tensor(arrays[key]) for key in self._keys)
+        return tuple(as_tensor(signed(arrays[key])) for key in self._keys)
 
     @contextmanager
     def chunks(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterable[Columns]]:

@@ -199,3 +199,14 @@ def test_the_last_checkpoint_has_the_parameters_of_the_last_round(tmp_path):
     fit(trainer, Checkpoint(tmp_path), EarlyStopping("loss", mode="max", patience=2), num_epochs=9)
     last.restore(tmp_path)
     assert_same_bits(last.get_parameters(), fit(trainer_of(), num_epochs=3))
+
+
+def test_patience_in_epochs_counts_epochs():
+    for merge in (Merge(unit="blocks"), Merge(every=2)):
+        trainer = trainer_of(workers=2, optimizer={"optimizer": "sgd", "lr": 0.0})
+        stopping = EarlyStopping("loss", patience_epochs=2, min_delta=10.0)
+        fit(trainer, stopping, blocks=4, num_epochs=12, merge=merge)
+        assert trainer.stopped == "loss has not improved for 2 epochs"
+        assert trainer.history[-1]["epoch"] - trainer.history[0]["epoch"] == 2
+    with pytest.raises(ValueError, match="patience=3 and patience_epochs=2: give one"):
+        EarlyStopping(patience=3, patience_epochs=2)

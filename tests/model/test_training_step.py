@@ -348,3 +348,14 @@ def test_updates_are_for_several_optimizers():
         StepContext(loss=nn.MSELoss()).update("a", torch.zeros(()))
     with pytest.raises(ValueError, match=r"update\('c'\): the optimizers are a, b"):
         StepContext(loss=nn.MSELoss(), optimizers={"a": None, "b": None}, apply=print).update("c", torch.zeros(()))
+
+
+@pytest.mark.parametrize("method", ["fit", "check_fit"])
+def test_a_step_that_updates_none_of_several_optimizers_is_an_error(method):
+    def only_returns(model, batch, context):
+        return nn.functional.cross_entropy(model["a"](batch[0]), batch[1])
+
+    trainer = DistributedTrainer(1, engine="serial", seed=0)
+    trainer.build({"a": nn.Linear(6, 3), "b": nn.Linear(3, 1)}, {"a": SGD, "b": SGD}, training_step=only_returns)
+    with pytest.raises(ValueError, match=r"updated none of the optimizers.* context.update\(name, loss\) for a, b"):
+        getattr(trainer, method)(X, Y, num_epochs=1, batch_size=20)

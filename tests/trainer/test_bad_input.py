@@ -355,7 +355,7 @@ def error_of(call, *args, **options):
         (mlp(inputs=5), X, Y),
         (mlp(outputs=2), X, Y),
         (mlp(), X, Y.astype(np.float32)),
-        (mlp(), X.astype(np.float64), Y),
+        (mlp(), X.astype(np.complex64), Y),
     ],
 )
 def test_a_network_for_other_data_is_the_fits_error(net, x, y):

@@ -48,7 +48,7 @@ def in_blocks(sizes, dtype=np.float32):
 def test_a_table_trains_to_the_bits_of_arrays(tmp_path, form):
     files = table(form, tmp_path)
     from_files, from_memory = trainer_of(), trainer_of()
-    with pytest.warns(UserWarning, match=r"^x: float64 becomes float32, the dtype of the network's parameters"):
+    with pytest.warns(UserWarning, match=r"^float64 becomes float32, the dtype of the network's parameters"):
         result = from_files.fit(files, **FIT)
     assert_same_bits(result, from_memory.fit(*in_blocks(form.blocks), **FIT))
     assert from_files.evaluate(files) == from_memory.evaluate(*in_blocks(form.blocks))

@@ -44,7 +44,7 @@ def schedule_of(spec, optimizer=SGD):
 )
 def test_functions_of_the_epoch_and_scheduler_factories_are_distinguished(spec, lrs):
     schedule = schedule_of(spec)
-    assert [schedule.lr(epoch) for epoch in range(3)] == pytest.approx(lrs)
+    assert [schedule.rates(epoch)["lr"] for epoch in range(3)] == pytest.approx(lrs)
     assert type(schedule.at(1)[0]["lr"]) is float
 
 
@@ -143,6 +143,6 @@ def test_a_resumed_schedule_uses_the_new_factor():
         first.at(epoch)
         first.observe({"loss": 1.0})
     second.load_state_dict(first.state_dict())
-    before = first.lr(2)
-    assert first.lr(3) == pytest.approx(before / 2)
-    assert second.lr(3) == pytest.approx(before / 10)
+    before = first.rates(2)["lr"]
+    assert first.rates(3)["lr"] == pytest.approx(before / 2)
+    assert second.rates(3)["lr"] == pytest.approx(before / 10)

@@ -152,7 +152,7 @@ def test_parts_of_an_epoch_step_as_the_epoch(steps, epoch, cuts):
         for inner in (Fraction(0), Fraction(1, 3), Fraction(6, 7)):
             expected = at(schedule.during(epoch), start + inner * (stop - start))
             assert at(timed, inner) == expected
-        assert schedule.lr(epoch, stop) == timed[-1][1][0]["lr"]
+        assert schedule.rates(epoch, stop)["lr"] == timed[-1][1][0]["lr"]
 
 
 def test_what_makes_no_sense_is_an_error(tmp_path):
@@ -270,3 +270,44 @@ def test_a_tensor_learning_rate_is_set_in_place():
         assert [type(record["lr"]) for record in trainer.history] == [float] * 4
         assert [record["lr"] for record in trainer.history] == pytest.approx([0.05, 0.05, 0.015, 0.015])
     assert_same_bits(*results)
+
+
+@pytest.mark.parametrize("batches", [{"batch_size": 7}, {"num_batches_per_worker": 4}])
+def test_steps_by_batches_are_those_of_a_plain_loop(batches):
+    x, y = classification()
+    cuts = [*range(0, len(x), 7), len(x)] if "batch_size" in batches else [0, 15, 30, 45, 60]
+    parts = np.array_split(np.arange(len(x)), len(cuts) - 1)
+    epochs, steps = 3, 3 * len(parts)
+
+    def one_cycle(optimizer):
+        return torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=steps + 1)
+
+    trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
+    trainer.build(mlp(), SGD, "cross_entropy", schedule=Schedule(one_cycle, unit="batches"))
+    keep = {"shuffle": None, "shuffle_block_data": False, "progress": False}
+    trained = trainer.fit(x, y, num_epochs=epochs, **batches, **keep)
+    net, rates = mlp(), []
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    scheduler = one_cycle(optimizer)
+    for _ in range(epochs):
+        for part in parts:
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(torch.from_numpy(x[part])), torch.from_numpy(y[part])).backward()
+            optimizer.step()
+            rates.append(optimizer.param_groups[0]["lr"])
+            scheduler.step()
+    assert_same_bits(trained, state_arrays(net))
+    assert [record["lr"] for record in trainer.history] == rates[len(parts) - 1 :: len(parts)]
+
+
+@pytest.mark.parametrize("method", ["fit", "check_fit"])
+def test_a_schedule_that_is_much_longer_than_the_fit_is_told(method):
+    x, y = classification()
+    trainer = DistributedTrainer(1, engine="serial", seed=0, threads=1)
+    one_cycle = partial(torch.optim.lr_scheduler.OneCycleLR, max_lr=0.5, total_steps=18)
+    trainer.build(mlp(), SGD, "cross_entropy", schedule=one_cycle)
+    message = "OneCycleLR of 18 steps, and the fit ends after 3, as it is stepped once an epoch: .*unit='batches'"
+    with pytest.warns(UserWarning, match=message):
+        getattr(trainer, method)(x, y, num_epochs=3, batch_size=10, progress=False)
+    with pytest.raises(ValueError, match="unit='batches' sets the number of steps"):
+        Schedule(one_cycle, steps=2, unit="batches")

@@ -1,0 +1,111 @@
+"""What people write first is trained, or is an error that says how to fix it."""
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import DistributedTrainer, DivergedError
+from tests.helpers.models import SGD, assert_same_bits, classification, mlp
+
+X, Y = classification()
+FIT = {"num_epochs": 2, "batch_size": 20, "progress": False}
+
+
+def trainer_of(net, loss="cross_entropy", metric=None):
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(net, SGD, loss, metric)
+    return trainer
+
+
+class Wrapped(nn.Module):
+    """Returns what a function makes of the logits."""
+
+    def __init__(self, wrap):
+        super().__init__()
+        self.net, self.wrap = mlp(), wrap
+
+    def forward(self, x):
+        return self.wrap(self.net(x))
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    hidden: int = 3
+
+
+@pytest.mark.parametrize(
+    "wrap", [Output, lambda logits: {"logits": logits, "hidden": logits * 2}], ids=["object", "dict"]
+)
+def test_logits_of_outputs_with_names_are_taken(wrap):
+    expected, found = (trainer_of(net, metric="accuracy") for net in (mlp(), Wrapped(wrap)))
+    plain, trained = (trainer.fit(X, Y, **FIT, validation_data=(X, Y)) for trainer in (expected, found))
+    assert_same_bits({name.removeprefix("net."): array for name, array in trained.items()}, plain)
+    assert found.history[-1]["val_accuracy"] == expected.history[-1]["val_accuracy"]
+
+
+def test_the_outputs_own_loss_is_taken_without_y():
+    class Labelled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.net = mlp()
+
+        def forward(self, features, labels):
+            logits = self.net(features)
+            return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+    plain, trained = (
+        trainer_of(mlp()).fit(X, Y, **FIT),
+        trainer_of(Labelled()).fit({"features": X, "labels": Y}, **FIT),
+    )
+    assert_same_bits({name.removeprefix("net."): array for name, array in trained.items()}, plain)
+
+
+def image_net():
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.Linear(144, 3))
+
+
+ONE = Y.astype(np.float32) % 2
+COMPARED = r"compares them element by element: .* y\[:, None\]"
+MISTAKES = {
+    "a tuple": (
+        *(Wrapped(lambda logits: (logits, logits)), "cross_entropy", X, Y),
+        *(TypeError, "returns a tuple, and the loss takes a tensor: build with loss=, .* or with training_step="),
+    ),
+    "channels last": (
+        *(image_net(), "cross_entropy", np.ones((60, 8, 8, 3), np.float32), Y),
+        *(RuntimeError, "3 channels last.*x.transpose.0, 3, 1, 2"),
+    ),
+    "BCE with (n,)": (
+        *(nn.Linear(6, 1), nn.BCEWithLogitsLoss(), X, ONE),
+        *(ValueError, r"\(15, 1\) and targets \(15,\), and BCEWithLogitsLoss " + COMPARED),
+    ),
+    "MSE that broadcasts": (nn.Linear(6, 1), nn.MSELoss(), X, ONE, ValueError, "MSELoss " + COMPARED),
+    "logits": (
+        *(nn.Linear(6, 1), "binary_cross_entropy", X, ONE[:, None]),
+        *(RuntimeError, "takes probabilities: end the network with nn.Sigmoid"),
+    ),
+    "text": (mlp(), "cross_entropy", np.array(["one", "two"] * 30), Y, TypeError, "a tokenizer makes integers"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+@pytest.mark.parametrize("method", ["fit", "check_fit"])
+def test_common_mistakes_say_how_to_fix_them(name, method):
+    net, loss, x, y, error, message = MISTAKES[name]
+    with pytest.raises(error) as caught:
+        getattr(trainer_of(net, loss), method)(x, y, **FIT)
+    assert re.search(message, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())]), re.DOTALL)
+
+
+@pytest.mark.parametrize("method", ["fit", "check_fit"])
+def test_nan_in_arrays_is_named_by_its_row(method):
+    x = X.copy()
+    x[[7, 40], 2] = np.nan
+    with pytest.raises(DivergedError) as caught:
+        getattr(trainer_of(mlp()), method)(x, Y, **FIT)
+    assert "row 7 of x has NaN, the first one in the data." in caught.value.__notes__
