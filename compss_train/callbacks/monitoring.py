@@ -93,8 +93,11 @@ class EarlyStopping(Callback):
             raise ValueError(
                 f"patience={patience} and patience_epochs={patience_epochs}: give one, in rounds or epochs"
             )
-        self.patience = check_count("patience", 5 if patience is None else patience)
-        self.patience_epochs = None if patience_epochs is None else check_count("patience_epochs", patience_epochs)
+        self._unit = "rounds" if patience_epochs is None else "epochs"
+        if patience_epochs is not None:
+            self.patience = check_count("patience_epochs", patience_epochs)
+        else:
+            self.patience = check_count("patience", 5 if patience is None else patience)
         self.min_delta = check_at_least_0("min_delta", min_delta)
         self.mode = mode_of(monitor, mode)
         check_choice("restore_best", restore_best, (True, False))
@@ -104,9 +107,10 @@ class EarlyStopping(Callback):
     def _reset(self) -> None:
         self.best: float | None = None
         self.best_round: int | None = None
-        self._waited = self._waited_epochs = 0
+        self._waited = 0
+        """Number of rounds or epochs since the last improvement."""
         self._epoch: int | None = None
-        """The number of epochs at the best round, or before the first one."""
+        """The epoch of the last round."""
         self._parameters: Parameters | None = None
         self._resumed = False
 
@@ -122,8 +126,7 @@ class EarlyStopping(Callback):
         if state["mode"] != self.mode:
             return
         self.best, self.best_round = state["best"], state["best_round"]
-        self._waited, self._parameters = state["waited"], state["parameters"]
-        self._epoch, self._waited_epochs = state.get("best_epoch"), state.get("waited_epochs", 0)
+        self._waited, self._epoch, self._parameters = state["waited"], state["epoch"], state["parameters"]
         self._resumed = True
 
     def watches(self) -> str | None:
@@ -137,30 +140,25 @@ class EarlyStopping(Callback):
             "best": self.best,
             "best_round": self.best_round,
             "waited": self._waited,
-            "best_epoch": self._epoch,
-            "waited_epochs": self._waited_epochs,
+            "epoch": self._epoch,
             "parameters": self._parameters,
         }
 
     def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Compare with the best value, and stop the fit if it has not improved for long enough."""
-        value, epoch = value_of(record, self.monitor), record["epoch"]
-        self._epoch = epoch if self._epoch is None else self._epoch
+        value, last = value_of(record, self.monitor), self._epoch
+        self._epoch = record["epoch"]
         if is_better(value, self.best, self.mode, self.min_delta):
             self.best, self.best_round, self._waited = value, record["round"], 0
-            self._epoch = epoch
             if self.restore_best:
                 self._parameters = trainer.get_parameters(averaged=self.monitor.startswith(AVERAGED))
         else:
-            self._waited += 1
-        self._waited_epochs = epoch - self._epoch
+            self._waited += 1 if last is None or self._unit == "rounds" else self._epoch - last
         self._stop_if_due(trainer)
 
     def _stop_if_due(self, trainer: TrainerBase) -> None:
-        if self.patience_epochs is None and self._waited >= self.patience:
-            trainer.stop(f"{self.monitor} has not improved for {self._waited} rounds")
-        if self.patience_epochs is not None and self._waited_epochs >= self.patience_epochs:
-            trainer.stop(f"{self.monitor} has not improved for {self._waited_epochs} epochs")
+        if self._waited >= self.patience:
+            trainer.stop(f"{self.monitor} has not improved for {self._waited} {self._unit}")
 
     def on_fit_end(self, trainer: TrainerBase) -> None:
         """Restore the best parameters."""

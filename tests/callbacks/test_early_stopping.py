@@ -37,7 +37,7 @@ class ScriptedTrainer:
         self.now = start
         callback.on_fit_start(self, None)
         while self.now < len(values) and self.reason is None:
-            callback.on_round_end(self, {"round": self.now, name: values[self.now]})
+            callback.on_round_end(self, {"round": self.now, "epoch": self.now, name: values[self.now]})
             self.now += 1
         callback.on_fit_end(self)
         return self.now
