@@ -164,7 +164,8 @@ class Buffer(ABC):
 
     def _incoming(self, samples: Any, *, single: bool) -> SampleBatch:
         """Return one sample or several in the form in which they are stored."""
-        return SampleBatch.from_sample(samples) if single else SampleBatch.from_batch(samples)
+        like = self._store.like
+        return SampleBatch.from_sample(samples, like) if single else SampleBatch.from_batch(samples, like)
 
     def _put(self, incoming: SampleBatch, until: float | None) -> None:
         stored = 0

@@ -264,8 +264,7 @@ class SlotPartition:
 
     def mark_seen(self, positions: Slots) -> None:
         """Mark the slots at these positions as seen; a position may occur more than once."""
-        new, _ = self._split(positions)
-        new = self._distinct(new)
+        new = self._distinct(self._split(positions)[0])
         self._move_last(new, self.unseen)
         self.unseen -= len(new)
 
@@ -285,11 +284,15 @@ class SlotPartition:
 
     def _split(self, positions: Slots) -> tuple[Slots, Slots]:
         """Return which of these positions are those of unseen and of seen slots."""
+        if len(positions) == 1:  # a put or get of one sample takes none of the arrays of the general case
+            return (positions, NO_SLOTS) if positions[0] < self.unseen else (NO_SLOTS, positions)
         is_unseen = positions < self.unseen
         return positions[is_unseen], positions[~is_unseen]
 
     def _distinct(self, positions: Slots) -> Slots:
         """Return each of these positions once; cheaper than sorting them."""
+        if len(positions) < 2:
+            return positions
         numbers = np.arange(len(positions))
         self._marks[positions] = numbers
         distinct: Slots = positions[self._marks[positions] == numbers]
@@ -297,6 +300,12 @@ class SlotPartition:
 
     def _move_last(self, positions: Slots, stop: int) -> None:
         """Swap slots so that those at these positions come last before ``stop``."""
+        if len(positions) == 1:
+            hole, last = positions[0], stop - 1
+            self._order[hole], self._order[last] = self._order[last], self._order[hole]
+            return
+        if not len(positions):
+            return
         start = stop - len(positions)
         is_hole = positions < start
         moves_out = np.ones(len(positions), bool)

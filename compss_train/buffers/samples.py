@@ -19,8 +19,10 @@ Slots: TypeAlias = NDArray[np.intp]
 
 NO_SLOTS: Slots = np.empty(0, np.intp)
 
-Path: TypeAlias = tuple[Any, ...]
-"""Where a leaf is in nested tuples and dicts: the type of each of them, and the index or key in it."""
+NO_KEYS = np.empty((0, 2), np.int64)
+
+Path: TypeAlias = tuple[tuple[Any, int, Any], ...]
+"""Where a leaf is in nested tuples and dicts: the type and length of each of them, and the index or key in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,8 @@ class Leaf:
     """Whether the leaf is a numpy array, and is returned as one, rather than a tensor."""
     dtype: torch.dtype
     shape: tuple[int, ...]
+    array_dtype: np.dtype[Any] | None
+    """The dtype in numpy, or ``None`` for a dtype that numpy lacks."""
 
     def __repr__(self) -> str:
         kind = "array" if self.is_array else "tensor"
@@ -39,8 +43,20 @@ class Leaf:
     @classmethod
     def of(cls, rows: Block) -> Self:
         """Return the leaf that describes each of these rows."""
-        dtype = rows.dtype if isinstance(rows, torch.Tensor) else as_tensor(rows[:0]).dtype
-        return cls(isinstance(rows, np.ndarray), dtype, tuple(rows.shape[1:]))
+        none, array_dtype = as_tensor(rows[:0]), None
+        with suppress(TypeError):
+            array_dtype = none.numpy().dtype
+        return cls(isinstance(rows, np.ndarray), none.dtype, tuple(rows.shape[1:]), array_dtype)
+
+    def row_of(self, value: Any) -> NDArray[Any] | None:
+        """Return a value like this leaf as an array of one row that shares its memory; any other as ``None``."""
+        if type(value) is not (np.ndarray if self.is_array else torch.Tensor) or self.array_dtype is None:
+            return None
+        try:
+            array: NDArray[Any] = value.numpy() if isinstance(value, torch.Tensor) else value
+        except (RuntimeError, TypeError):  # on another device, not dense, lazily conjugated, or requires gradients
+            return None
+        return array[None] if array.dtype == self.array_dtype and array.shape == self.shape else None
 
 
 def leaves(value: Any, path: Path = ()) -> dict[Path, Any]:
@@ -48,7 +64,7 @@ def leaves(value: Any, path: Path = ()) -> dict[Path, Any]:
     if not isinstance(value, tuple | dict):
         return {path: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    inner = (leaves(item, (*path, type(value), name)) for name, item in items)
+    inner = (leaves(item, (*path, (type(value), len(value), name))) for name, item in items)
     return {place: leaf for each in inner for place, leaf in each.items()}
 
 
@@ -86,32 +102,36 @@ class SampleBatch:
     rows: Mapping[Path, Block]
     """The rows of each leaf; empty for objects."""
     objects: Sequence[Any] = ()
-    keys: NDArray[np.int64] = field(default_factory=lambda: np.empty((0, 2), np.int64))
+    keys: NDArray[np.int64] = field(default_factory=lambda: NO_KEYS)
     """Simulation and time step of each sample, for buffers that pair samples."""
+    leaves: Mapping[Path, Leaf] = field(default_factory=dict)
+    """What all samples share; found in the rows unless it is given."""
 
     def __post_init__(self) -> None:
-        self.leaves = {path: Leaf.of(rows) for path, rows in self.rows.items()}
+        self.leaves = self.leaves or {path: Leaf.of(rows) for path, rows in self.rows.items()}
         self._length = len(next(iter(self.rows.values()), self.objects))
 
     def __len__(self) -> int:
         return self._length
 
     @classmethod
-    def from_sample(cls, sample: Any) -> Self:
-        """Return a batch of one sample."""
+    def from_sample(cls, sample: Any, like: "SampleBatch | None" = None) -> Self:
+        """Return a batch of one sample, in a third of the time if it is ``like`` earlier ones."""
+        if like is not None and (known := like._rows_like(sample)):
+            return cls(like.template, known, leaves=like.leaves)
         rows = {path: row[None] for path, row in _dense(sample).items()}
         return cls(template_of(sample), rows) if rows else cls(None, {}, [sample])
 
     @classmethod
-    def from_batch(cls, samples: Any) -> Self:
+    def from_batch(cls, samples: Any, like: "SampleBatch | None" = None) -> Self:
         """Return a batch of a list of samples, or of stacked samples as a buffer's batches are."""
         if isinstance(samples, list):
-            parts = [cls.from_sample(sample) for sample in samples]
+            parts = [cls.from_sample(sample, like) for sample in samples]
             for part in parts:
                 part.check_like(parts[0])
             first = parts[0].rows if parts else {}
             rows = {path: concatenate([part.rows[path] for part in parts]) for path in first}
-            return cls(parts[0].template, rows) if rows else cls(None, {}, samples.copy())
+            return cls(parts[0].template, rows, leaves=parts[0].leaves) if rows else cls(None, {}, samples.copy())
         rows = _dense(samples)
         if not rows:
             raise TypeError(
@@ -122,6 +142,20 @@ class SampleBatch:
             shapes = ", ".join(str(tuple(row.shape)) for row in rows.values())
             raise ValueError(f"stacked samples need the same first dimension in every part, not {shapes}")
         return cls(template_of(samples), rows)
+
+    def _rows_like(self, sample: Any) -> dict[Path, Block]:
+        """Return the row of each leaf, or nothing for a sample of another structure, shape or dtype."""
+        rows: dict[Path, Block] = {}
+        for path, leaf in self.leaves.items():
+            value: Any = sample
+            for kind, length, name in path:
+                if type(value) is not kind or len(value) != length or (kind is dict and name not in value):
+                    return {}
+                value = value[name]
+            if (row := leaf.row_of(value)) is None:
+                return {}
+            rows[path] = row
+        return rows
 
     def check_like(self, other: "SampleBatch") -> None:
         """Raise ``ValueError`` unless samples of both are objects, or of one structure, shape and dtype."""
@@ -151,6 +185,10 @@ class ObjectStorage:
         """Return the objects themselves."""
         return [self._objects[slot] for slot in slots.tolist()]
 
+    def read_one(self, slot: int) -> Any:
+        """Return the object itself."""
+        return self._objects[slot]
+
     def clear(self, slots: Slots) -> None:
         """Drop the references."""
         for slot in slots.tolist():
@@ -166,6 +204,11 @@ class ColumnStorage:
             path: torch.empty(capacity, *leaf.shape, dtype=leaf.dtype) for path, leaf in like.leaves.items()
         }
         self._items = {path: rows_as_items(column) for path, column in self._columns.items()}
+        self._arrays = {  # an empty array would become a tensor of other strides
+            path: column.numpy()
+            for path, column in self._columns.items()
+            if column.numel() and self._leaves[path].array_dtype is not None
+        }
 
     def write(self, slots: Slots, incoming: SampleBatch, which: slice | NDArray[Any]) -> None:
         """Copy some of the rows into slots.
@@ -174,6 +217,18 @@ class ColumnStorage:
         """
         for path, stored in self._items.items():
             stored[slots] = rows_as_items(incoming.rows[path][which])
+
+    def read_one(self, slot: int) -> Any:
+        """Return a copy of the row, in which numbers are arrays; in a third of the time of a batch of one."""
+        rows: list[Block] = []
+        for path, leaf in self._leaves.items():
+            array = self._arrays.get(path)
+            row = self._columns[path][slot].clone() if array is None else array[slot, ...].copy()
+            if leaf.is_array:
+                rows.append(row if isinstance(row, np.ndarray) else row.numpy())
+            else:
+                rows.append(torch.from_numpy(row) if isinstance(row, np.ndarray) else row)
+        return rebuilt(self._template, rows)
 
     def read(self, slots: Slots, *, pinned: bool = False) -> Any:
         """Return a copy of the rows, in page-locked memory if ``pinned``."""
@@ -196,7 +251,7 @@ class SampleStore:
     def __init__(self, capacity: int, pin_memory: bool) -> None:
         self.capacity = capacity
         self._pin_memory = pin_memory
-        self._like: SampleBatch | None = None
+        self.like: SampleBatch | None = None
         """The first samples' structure, which all others must have."""
         self._storage: ObjectStorage | ColumnStorage = ObjectStorage(0)
         self._free_slots: Slots = np.arange(capacity)[::-1].copy()  # a stack
@@ -208,12 +263,13 @@ class SampleStore:
 
     def check(self, incoming: SampleBatch) -> None:
         """Raise ``ValueError`` unless the samples are like those put before."""
-        if self._like is None:
-            self._like = SampleBatch(incoming.template, {path: rows[:0] for path, rows in incoming.rows.items()})
+        if self.like is None:
+            none = {path: rows[:0] for path, rows in incoming.rows.items()}
+            self.like = SampleBatch(incoming.template, none, leaves=incoming.leaves)
             self._storage = (
                 ColumnStorage(self.capacity, incoming) if incoming.rows else ObjectStorage(self.capacity)
             )
-        incoming.check_like(self._like)
+        incoming.check_like(self.like)
 
     def put(self, incoming: SampleBatch, start: int, number: int) -> Slots:
         """Copy ``number`` samples from number ``start`` on into free slots, and return these."""
@@ -224,7 +280,9 @@ class SampleStore:
         return slots
 
     def read(self, slots: Slots, single: bool = False) -> Any:
-        """Return the samples in these slots as a batch, or the ``single`` one, in which numbers are arrays."""
+        """Return the samples in these slots as a batch, or the ``single`` one."""
+        if single and not self._pin_memory:
+            return self._storage.read_one(int(slots[0]))
         batch = self._storage.read(slots, pinned=self._pin_memory)
         if not single:
             return batch
@@ -242,7 +300,10 @@ class SampleStore:
 
     def count_gets(self, slots: Slots) -> None:
         """Count a get for each of these slots; a slot may occur more than once."""
-        np.add.at(self._times_got, slots, 1)
+        if len(slots) == 1:
+            self._times_got[slots[0]] += 1
+        else:
+            np.add.at(self._times_got, slots, 1)
         self.samples_got += slots.size
 
     def times_got(self, slots: Slots) -> NDArray[np.int64]:
