@@ -45,11 +45,15 @@ class Converter:
                 return result
         raise failures.get(1, failures[self._stage])  # embeddings do not take integers as floats
 
-    def floats(self, values: Any) -> Any:
-        """Return x or y with floating-point numbers in the network's dtype, and class indices that losses take."""
-        converted = self._converted(values, ("floats", "classes"))
-        self._note(values, converted)
+    def inputs(self, x: Any) -> Any:
+        """Return x as ``targets`` does, and note the dtypes that were converted."""
+        converted = self.targets(x)
+        self._note(x, converted)
         return converted
+
+    def targets(self, y: Any) -> Any:
+        """Return y with floating-point numbers in the network's dtype, and class indices that losses take."""
+        return self._converted(y, ("floats", "classes"))
 
     def _converted(self, values: Any, kinds: tuple[str, ...]) -> Any:
         return map_leaves(lambda part: self._part(part, kinds), values) if kinds else values

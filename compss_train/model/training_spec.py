@@ -193,7 +193,7 @@ class ModelReplica:
         own ``loss`` is taken. Raises ``TypeError`` for outputs and ``ValueError`` for shapes that the loss does not
         take.
         """
-        output, target = self.predict(x), self.converter.floats(x if y is None else y)
+        output, target = self.predict(x), self.converter.targets(x if y is None else y)
         own = _part_of(output, "loss") if y is None else None
         takes_tensor = losses.is_known(self.training_spec.loss)
         logits = _part_of(output, "logits")
@@ -210,7 +210,7 @@ class ModelReplica:
 
     def run_step(self, step: Step, x: Any, y: Any, context: StepContext) -> StepResult:
         """Run a training or validation step on a transformed batch, and check what it returns."""
-        x, y = self.formatted(self.converter.floats(x)), self.converter.floats(y)
+        x, y = self.formatted(self.converter.inputs(x)), self.converter.targets(y)
         with self.autocast():
             returned = step(self.training_spec.net, x if y is None else (x, y), context)
         values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}

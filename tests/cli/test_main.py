@@ -79,7 +79,6 @@ ERRORS = {
     "evaluate nowhere": "nowhere: No such file or directory; give the folder that compss-train fit printed",
     "evaluate runs/small --data part.npz": "part.npz has no array 'y' for y, it has 'x', 'b'; choose one",
     "evaluate runs/small --data x.npy": "x.npy is x alone: name one other .npy file, y",
-    "evaluate runs/small --data double.npy y.npy": "float64 went through a network with float32",
     "evaluate runs/small --data x.npy y.npy": "these samples cannot be evaluated: mat1 and mat2 shapes cannot be",
     "predict runs/small --input x.npy --output y.csv": "give a name that ends in .npy or .npz",
     "predict runs/small --input x.npy --output outer/y.npy": "outer/y.npy: the folder outer does not exist; create",
@@ -110,7 +109,6 @@ ERRORS = {
 def files(fitted, tmp_path):
     """A folder with a run and with files that do not suit it."""
     np.save("x.npy", np.zeros((4, 5), np.float32))
-    np.save("double.npy", np.zeros((4, 6)))
     np.save("y.npy", np.zeros(4, np.int64))
     np.save("three.npy", np.zeros(3))
     np.save("words.npy", np.array(["a", "b"]))
