@@ -43,7 +43,10 @@ class Converter:
                 self._stage = stage
                 self._note(x, converted)
                 return result
-        raise failures.get(1, failures[self._stage])  # embeddings do not take integers as floats
+        try:
+            raise failures.get(1, failures[self._stage])  # embeddings do not take integers as floats
+        finally:
+            failures.clear()  # an error that its own frame holds would keep the batches' readers alive
 
     def inputs(self, x: Any) -> Any:
         """Return x as ``targets`` does, and note the dtypes that were converted."""
