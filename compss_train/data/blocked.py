@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from compss_train._utils.validation import check_count
 from compss_train.data import block as blocks_
 from compss_train.data.block import AnyBlock, Block, RemoteBlock, as_block, as_tensor, load_block
-from compss_train.data.files import read_arrays
 from compss_train.data.layout import check_weight_shape
 from compss_train.data.locations import FileNames, file_names
 from compss_train.data.order import sample_order, split_points
 from compss_train.data.ragged import Ragged
+from compss_train.data.reading import read_arrays
 
 _FUTURE_BLOCKS = "compss_train.engines.compss.engine:future_blocks"
 """Makes blocks from PyCOMPSs futures, whose shapes tasks determine; imported by name, as engines are above data."""

@@ -10,17 +10,18 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate, chain, pairwise
 from typing import Any, Literal, get_args
 
-from compss_train._utils.validation import check_choice, check_count, warn_user
+import numpy as np
+
+from compss_train._utils.validation import check_choice, check_count, check_fraction, warn_once, warn_user
 from compss_train.data import layout as layouts
-from compss_train.data.block import Block
 from compss_train.data.file_cache import make_cache
 from compss_train.data.file_index import describe_files
 from compss_train.data.locations import FileNames, absolute, file_names
 from compss_train.data.order import RowRange
-from compss_train.data.readers import Reader, as_reader
+from compss_train.data.readers import Reader, TableReader, as_reader
 from compss_train.data.readers.base import reader_id
 from compss_train.data.reading import FileBlock, FilePart, bad_file_errors, layout_of
 from compss_train.data.tables import column_groups, find_classes
@@ -32,6 +33,9 @@ FINGERPRINT_FILES = 16
 """Maximum number of files whose bytes a fingerprint takes."""
 FINGERPRINT_BYTES = 4096
 """Bytes at the start, in the middle and at the end of a file that a fingerprint takes."""
+
+SPLIT_PARTS = 20
+"""Minimum number of files, or of ranges of their rows, that a split draws from."""
 
 _LOADER_HINT = "use DataLoader(dataset, sampler=PartialShuffleSampler(dataset, ...), batch_size=None)"
 
@@ -84,7 +88,8 @@ class FileDataset:
     ``reference``, the file that the layout was taken from.
 
     Where a file has several parts that can be read separately (row groups of Parquet, record batches of Arrow,
-    images of a folder), ``files`` names the parts: ``NAME#0``, ``NAME#1`` and so on.
+    images of a folder), ``files`` names the parts: ``NAME#0``, ``NAME#1`` and so on. Slices (``dataset[:100]``) and
+    ``split`` return data sets of some of the rows, which name parts of files ``NAME[0:50]``.
 
     Raises ``ValueError`` if no file matches, a name occurs twice, ``files_len`` lacks a file, or the ``cache``
     cannot be made or others may write to it; ``BadFileError`` for a file that is missing, empty, truncated or
@@ -237,10 +242,64 @@ class FileDataset:
         return self.number_samples
 
     def __getitem__(self, batch: Any) -> Any:
-        """Return a batch of a ``PartialShuffleSampler`` unchanged: ``DataLoader`` uses it as an index."""
+        """Return the data set of a slice of rows, ``dataset[:100]``.
+
+        A batch of a ``PartialShuffleSampler`` is returned unchanged: ``DataLoader`` uses it as an index.
+        """
         if isinstance(batch, dict | list):
             return batch
-        raise TypeError(f"dataset[{batch!r}]: samples in files have no index; {_LOADER_HINT}")
+        if not isinstance(batch, slice) or batch.step not in (None, 1):
+            raise TypeError(
+                f"dataset[{batch!r}]: samples in files have no index; {_LOADER_HINT}, or a slice without a step"
+            )
+        start, stop, _ = batch.indices(len(self))
+        firsts = zip(accumulate(self.sizes, initial=0), self.files_len.items(), strict=False)
+        ranges = ((name, max(0, start - first), min(rows, stop - first)) for first, (name, rows) in firsts)
+        return self._of([each for each in ranges if each[1] < each[2]])
+
+    def split(self, fraction: float, *, seed: int = 0) -> tuple[FileDataset, FileDataset]:
+        """Return two data sets, the second with about this fraction of the samples: files drawn by the seed.
+
+        Fewer than 20 files are cut into ranges of their rows first. Raises ``ValueError`` if one would be empty.
+        """
+        check_fraction("fraction", fraction)
+        cut = self.cut(SPLIT_PARTS)
+        parts = [(name, 0, rows) for name, rows in cut.files_len.items()]
+        count = round(len(parts) * fraction)
+        if not 0 < count < len(parts):
+            raise ValueError(f"fraction={fraction} of {len(parts)} parts is {count}; give another fraction")
+        order = np.random.default_rng(seed).permutation(len(parts))
+        own, others = (cut._of([parts[n] for n in sorted(each)]) for each in (order[count:], order[:count]))
+        return own, others
+
+    def cut(self, parts: int) -> FileDataset:
+        """Return a data set of at least this many parts: of ranges of rows where there are fewer files."""
+        if (pieces := math.ceil(parts / len(self.files))) == 1:
+            return self
+        if isinstance(self.reader, TableReader):
+            warn_once(
+                "row groups of Parquet, or files of CSV, are too few to share: each is read whole for some of its "
+                "rows; write Parquet with a smaller row_group_size, or more files with compss-train shard"
+            )
+        ranges = []
+        for name, rows in self.files_len.items():
+            bounds = np.linspace(0, rows, min(pieces, rows) + 1, dtype=int).tolist()
+            ranges += [(name, start, stop) for start, stop in pairwise(bounds)]
+        return self._of(ranges)
+
+    def _of(self, ranges: Sequence[tuple[str, int, int]]) -> FileDataset:
+        """Return a data set of these rows: names of files or of their parts, first rows, and ends."""
+        if not ranges:
+            raise ValueError(f"no rows of {self.number_samples} are left; take others")
+        dataset, dataset_blocks = copy.copy(self), {}
+        for name, start, stop in ranges:
+            block = self._blocks[name]
+            part = replace(block, first=block.first + start, rows=stop - start, files=block.files[start:stop])
+            dataset_blocks[name if part == block else f"{name}[{start}:{stop}]"] = part
+        dataset._blocks, dataset.files = dataset_blocks, list(dataset_blocks)
+        dataset.files_len = {name: block.rows for name, block in dataset_blocks.items()}
+        dataset.reference = dataset.files[0]
+        return dataset
 
     def __getitems__(self, batches: Any) -> Any:
         """Raise ``TypeError``: with a batch size, ``DataLoader`` would make batches of the sampler's batches."""
@@ -337,14 +396,3 @@ class FileDataset:
     def __repr__(self) -> str:
         keys = list(vars(self).get("layout", ()))  # the file of an unknown one is not read for this
         return f"FileDataset({len(self.files)} files, {self.number_samples} samples, keys {keys})"
-
-
-def read_arrays(names: Sequence[str], key: str, reader: Reader | Callable[..., Any] | None = None) -> list[Block]:
-    """Read one array of each file into memory."""
-    file_reader = as_reader(reader, names)
-    blocks = []
-    for name in names:
-        with bad_file_errors(absolute(name)):
-            rows = file_reader.describe(absolute(name), (key,)).rows
-            blocks.append(file_reader.read(absolute(name), 0, rows, (key,))[0][key])
-    return blocks

@@ -8,15 +8,17 @@ import pickle
 import struct
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from compss_train.data import layout as layouts
+from compss_train.data.block import Block
 from compss_train.data.file_cache import CacheEntry, FileCache
-from compss_train.data.locations import is_remote
+from compss_train.data.locations import absolute, is_remote
 from compss_train.data.order import RowRange
-from compss_train.data.readers import Arrays, Reader
+from compss_train.data.readers import Arrays, Reader, as_reader
 from compss_train.exceptions import BadFileError
 
 _TRANSIENT = {
@@ -177,3 +179,14 @@ class FilePart:
 def layout_of(arrays: Arrays) -> layouts.Layout:
     """Return the layout of the arrays."""
     return {key: layouts.field_of(array) for key, array in arrays.items()}
+
+
+def read_arrays(names: Sequence[str], key: str, reader: Reader | Callable[..., Any] | None = None) -> list[Block]:
+    """Read one array of each file into memory."""
+    file_reader = as_reader(reader, names)
+    blocks = []
+    for name in names:
+        with bad_file_errors(absolute(name)):
+            rows = file_reader.describe(absolute(name), (key,)).rows
+            blocks.append(file_reader.read(absolute(name), 0, rows, (key,))[0][key])
+    return blocks

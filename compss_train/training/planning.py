@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from compss_train._utils.validation import warn_once, warn_user
-from compss_train.data import partitioning
+from compss_train.data import FileDataset, partitioning
 from compss_train.exceptions import DivergedError
 from compss_train.model import loss_weights
 from compss_train.model import parameters as params
@@ -51,6 +51,8 @@ def planned_fit(
     checkpoint = resuming.find_checkpoint(resume, callbacks.callbacks)
     progress = None if checkpoint is None else checkpoint[1].progress
     blocks = workers if progress is None else len(progress.sizes)  # as in the fit to resume
+    if isinstance(x, FileDataset) and asked.order != "partial":
+        x = x.cut(blocks)
     data = data_source.as_data_source(x, y, blocks, floats=spec.float_dtype).weighted(sample_weight)
     chosen = asked.with_preset(data.sizes, workers, spec)
     if data.structure.weighted and spec.training_step is None:

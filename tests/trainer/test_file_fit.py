@@ -178,8 +178,8 @@ def test_targets_are_in_the_files(files, blocks):
 
 
 def test_more_workers_than_files_or_samples_are_warned_of(files):
-    with pytest.warns(UserWarning, match="6 workers share 4 files, so that some have nothing"):
-        fitted("serial", 6, files)
+    with pytest.warns(UserWarning, match="60 workers share 50 files, so that some have nothing"):
+        fitted("serial", 60, files, mlp)
     with pytest.warns(UserWarning, match="60 workers share 57 samples, so that some have nothing"):
         fitted("serial", 60, files, mlp, **POOLS)
 

@@ -7,6 +7,7 @@ from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer, FileDataset
 from compss_train.callbacks import Checkpoint
+from compss_train.data.order import RowRange
 from compss_train.data.readers import ImageFolderReader
 from tests.data.readers.formats import in_every
 from tests.data.readers.table_files import TABLES, TYPED, lists
@@ -43,16 +44,16 @@ def in_blocks(sizes, dtype=np.float32):
     return tuple(BlockedTensor([[part] for part in np.split(array, cuts)]) for array in (X.astype(dtype), Y))
 
 
-@pytest.mark.filterwarnings(NOTE, "ignore:2 workers share 1")
+@pytest.mark.filterwarnings(NOTE, "ignore:row groups of Parquet")
 @in_every(TABLES)
 def test_a_table_trains_to_the_bits_of_arrays(tmp_path, form):
-    files = table(form, tmp_path)
+    files = table(form, tmp_path).cut(2)  # of CSV, ranges of rows
     from_files, from_memory = trainer_of(), trainer_of()
     with pytest.warns(UserWarning, match=r"^float64 becomes float32, the dtype of the network's parameters"):
         result = from_files.fit(files, **FIT)
-    assert_same_bits(result, from_memory.fit(*in_blocks(form.blocks), **FIT))
-    assert from_files.evaluate(files) == from_memory.evaluate(*in_blocks(form.blocks))
-    x, _ = in_blocks(form.blocks)  # kernels for other numbers of rows may round differently
+    assert_same_bits(result, from_memory.fit(*in_blocks(files.sizes), **FIT))
+    assert from_files.evaluate(files) == from_memory.evaluate(*in_blocks(files.sizes))
+    x, _ = in_blocks(files.sizes)  # kernels for other numbers of rows may round differently
     np.testing.assert_array_equal(from_files.predict(files), from_memory.predict(x))
 
 
@@ -125,3 +126,35 @@ def test_a_folder_of_images_gives_every_engine_the_same_bits(tmp_path, shared_lo
 
 def as_floats(x):
     return x.float() / 255
+
+
+@pytest.mark.filterwarnings(NOTE)
+def test_a_file_of_one_row_group_is_shared_sliced_and_split(tmp_path):
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(
+        pyarrow.table({"a": X[:, 0], "b": X[:, 1], "row": np.arange(ROWS)}), tmp_path / "one.parquet"
+    )
+    files = FileDataset(tmp_path / "one.parquet", x=["a", "b"], y="row")
+
+    def rows_of(dataset):
+        parts = range(len(dataset.files))
+        return [
+            row for n in parts for row in dataset.part([n]).read(RowRange(n, 0, dataset.sizes[n]))["row"].tolist()
+        ]
+
+    assert rows_of(files[3:9][1:]) == [4, 5, 6, 7, 8]
+    with pytest.raises(ValueError, match="no rows of 20 are left"):
+        files[20:]
+    with pytest.warns(UserWarning, match="smaller row_group_size, or more files with compss-train shard"):
+        training, validation = files.split(0.2, seed=0)
+    assert len(validation) == 4
+    assert sorted(rows_of(training) + rows_of(validation)) == list(range(ROWS))
+    with DistributedTrainer(3, engine="serial", seed=0, threads=1) as trainer:
+        trainer.build(nn.Linear(2, ROWS), ADAM, "cross_entropy")
+        trainer.fit(files, validation_data=validation, **FIT)
+    assert sorted(worker["samples"] for worker in trainer.history[-1]["workers"]) == [6, 7, 7]
+
+
+def test_a_folder_that_does_not_exist_says_so():
+    with pytest.raises(ValueError, match=r"phtos/train does not exist; give a folder of images"):
+        FileDataset("phtos/train")

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from compss_train._utils.validation import check_fraction
 from compss_train.cli.run_files import Errors, RunFile, Table, unknown_name
 from compss_train.cli.run_files.objects import CALL, NONE, call_object, keywords_of, parameters_of
-from compss_train.data import BlockedTensor, FileDataset, Samples, block, files, readers, samples
+from compss_train.data import BlockedTensor, FileDataset, Samples, block, readers, reading, samples
 from compss_train.training.data_source import as_data_source
 
 FORMS = 'give files = "train/*.npz", or x = "x.npy" and y = "y.npy", or import = "module:function"'
@@ -95,7 +95,7 @@ def load_array(value: Any, role: str) -> Any:
     if value.endswith(".npy"):
         return np.load(value, mmap_mode="r", allow_pickle=False)
     names = list(readers.as_reader(None, [value]).describe(value).layout or ())
-    return files.read_arrays([value], names[0] if len(names) == 1 else key)[0]
+    return reading.read_arrays([value], names[0] if len(names) == 1 else key)[0]
 
 
 def _in_grid(dataset: Dataset, grid: Any) -> Dataset:
@@ -110,9 +110,13 @@ def _in_grid(dataset: Dataset, grid: Any) -> Dataset:
 def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Dataset, Dataset]:
     """Return training data and validation data, a fraction of the samples drawn by the seed.
 
-    Raises ``ValueError`` for a fraction that leaves either empty, and for samples without numbers.
+    Of files, parts are drawn (``FileDataset.split``). Raises ``ValueError`` for a fraction that leaves either
+    empty, and for samples without numbers.
     """
     check_fraction(FRACTION, fraction)
+    if isinstance(dataset.x, FileDataset):
+        training_files, validation_files = dataset.x.split(fraction, seed=seed)
+        return Dataset(training_files), Dataset(validation_files)
     parts = {name: _as_indexed(part) for name, part in dataset._asdict().items() if part is not None}
     lengths = {name: len(part.dataset if isinstance(part, Samples) else part) for name, part in parts.items()}
     if len(set(lengths.values())) > 1:
@@ -141,6 +145,6 @@ def _as_indexed(part: Any) -> Any:
     if isinstance(part, BlockedTensor):
         return part.collect()
     by_number = samples.as_samples(part)
-    if isinstance(part, FileDataset) or (by_number is not None and by_number.is_stream):
-        raise ValueError(f"{FRACTION}: samples of files and streams have no numbers; name others, as in [data]")
+    if by_number is not None and by_number.is_stream:
+        raise ValueError(f"{FRACTION}: samples of streams have no numbers; name others, as in [data]")
     return block.as_block(part) if by_number is None else by_number

@@ -1,9 +1,10 @@
 """Readers: one for each file format, selected by the file names' suffix, and one for user functions."""
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from compss_train.data.locations import is_folder, suffix_of
+from compss_train.data.locations import is_folder, is_remote, suffix_of
 from compss_train.data.readers.arrays import Hdf5Reader, NpyReader, NpzReader, TorchReader
 from compss_train.data.readers.base import Arrays, CustomReader, Reader
 from compss_train.data.readers.images import ImageFolderReader
@@ -61,6 +62,8 @@ def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) 
     if files and not READERS.keys() & suffixes and all(map(is_folder, files)):
         return ImageFolderReader()
     unknown = [suffix for suffix in suffixes if suffix not in READERS]
+    if "" in unknown and not is_remote(files[0]) and not os.path.exists(files[0]):
+        raise ValueError(f"{files[0]} does not exist; give a folder of images, or files of a known format")
     if unknown or len({READERS[suffix] for suffix in suffixes}) != 1:
         raise ValueError(
             f"files with the suffixes {', '.join(map(repr, suffixes))}: give files of one format, "

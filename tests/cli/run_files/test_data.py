@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-from compss_train import BlockedTensor, FileDataset, Samples, write_files
+from compss_train import BlockedTensor, Samples, write_files
 from compss_train.cli.run_files import Errors
 from compss_train.cli.run_files.data import Dataset, read_section, split_validation
 from compss_train.data.block_passes import Place
@@ -191,14 +191,8 @@ SPLITS = [
     *((Dataset(np.arange(10)), each, "give a number above 0 and") for each in (0, 1, -0.5, 2, True, "half")),
     (Dataset(np.arange(10), np.arange(9)), 0.5, "have different lengths: x 10, y 9"),
     (Dataset(Pairs(), weight=np.arange(11)), 0.3, "different lengths: x 10, weight 11"),
-    (Dataset(Stream()), 0.3, "samples of files and streams have no numbers; name others"),
+    (Dataset(Stream()), 0.3, "samples of streams have no numbers; name others"),
 ]
-
-
-def test_files_are_named_for_validation():
-    write_files("parts", {"a": X, "b": Y}, rows=2)
-    with pytest.raises(ValueError, match="samples of files and streams have no numbers; name others"):
-        split_validation(Dataset(FileDataset("parts/*.npz", x="a", y="b")), 0.3, 0)
 
 
 @pytest.mark.parametrize(("dataset", "fraction", "message"), SPLITS)
