@@ -17,7 +17,7 @@ from torch import nn
 from compss_train._utils.validation import check_count, check_fraction
 from compss_train.callbacks import Callback, EarlyStopping
 from compss_train.data import FileDataset
-from compss_train.engines import Engine
+from compss_train.engines import Engine, LocalEngine, SerialEngine, engine_class
 from compss_train.integrations.sklearn import defaults
 from compss_train.model import losses, metrics, optimizers
 from compss_train.model.devices import accelerators
@@ -27,9 +27,11 @@ from compss_train.trainer import DistributedTrainer
 from compss_train.training.fit import ShuffleLike
 from compss_train.training.merge import Merge, MergeLike
 
-_DICTS = ("optimizer", "build_options", "fit_options")
+_DICTS = ("optimizer", "net_options", "build_options", "fit_options")
 """Parameters with separately named options."""
 _FIT_PARAMETERS = ("batch_size", "merge", "shuffle")
+SMALL = 1_000_000
+"""Numbers in X up to which a fit is usually over before worker processes have started."""
 _PREDICTION_OPTIONS = ("transform", "precision", "memory_format")
 
 
@@ -42,7 +44,9 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     net:
         ``None`` (default) for a multilayer perceptron, an ``nn.Module``, whose current parameters are the initial
         ones and which is never modified, or a function of (inputs, outputs) that returns one: ``X.shape[1]``, and
-        the number of classes or of targets.
+        the number of classes or of targets. A class is called with these two if it needs two arguments or more.
+    net_options:
+        Keyword arguments of a class or function that is ``net``.
     hidden:
         Widths of the perceptron's hidden layers, ``(100,)`` by default; a number for a single one.
     optimizer:
@@ -55,8 +59,9 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     loss, metric:
         As in ``build``. The metric is in ``history_``; ``score`` is scikit-learn's.
     num_workers, engine, threads:
-        As in ``DistributedTrainer``; by default 2 workers, at most one per sample. An engine given by name is
-        started for every fit; an ``Engine`` object is shared with clones, and the caller shuts it down.
+        As in ``DistributedTrainer``; by default 2 workers, at most one per sample. ``"auto"`` trains X of up to a
+        million numbers in this process, unless there is a cluster: the bits are the same. Another engine given by
+        name is started for every fit; an ``Engine`` object is shared with clones, and the caller shuts it down.
     num_epochs, batch_size, merge, shuffle:
         As in ``DistributedTrainer.fit``; by default 20 epochs, batches of 32, a merge after every epoch,
         and all samples shuffled. ``merge="auto"`` with ``batch_size=None`` also chooses the batches.
@@ -80,8 +85,8 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     fit_options, build_options:
         Dicts of all other options of the trainer's ``fit`` and ``build``.
 
-        Searches and ``set_params`` reach options in dicts by names such as ``optimizer__momentum`` and
-        ``fit_options__max_time``.
+        Searches and ``set_params`` reach options in dicts by names such as ``optimizer__momentum``,
+        ``net_options__width`` and ``fit_options__max_time``.
     verbose:
         Whether to show progress.
 
@@ -101,6 +106,7 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
 
     net: nn.Module | defaults.NetworkFactory | None = None
     _: KW_ONLY
+    net_options: Mapping[str, Any] | None = None
     hidden: int | Sequence[int] = (100,)
     optimizer: optimizers.OptimizerSpec | str | None = None
     lr: float | None = None
@@ -184,9 +190,12 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
             del self.module_  # would not match the attributes set below if this fit fails
         y, outputs = self._encode_targets(x, y, None if warm_start else y if classes is None else classes)
         seed = self._next_seed(warm_start)
-        net = self.module_ if warm_start else defaults.make_network(self.net, x[:1], outputs, self.hidden, seed)
+        network = self.net, self.net_options or {}, x[:1], outputs, self.hidden, seed
+        net = self.module_ if warm_start else defaults.make_network(*network)
         num_workers = min(check_count("num_workers", self.num_workers), len(x))
-        trainer = DistributedTrainer(num_workers, engine=self.engine, seed=seed, threads=self.threads)
+        starts_processes = self.engine == "auto" and engine_class("auto") is LocalEngine
+        engine = SerialEngine.name if starts_processes and x.size <= SMALL else self.engine
+        trainer = DistributedTrainer(num_workers, engine=engine, seed=seed, threads=self.threads)
         optimizer = defaults.make_optimizer(self.optimizer, self.lr)
         trainer.build(net, optimizer, self.loss, self.metric, **self._build_options(y))
         output = self._predictor(net).predict(x[:1])[0]

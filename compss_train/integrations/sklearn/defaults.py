@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from inspect import signature
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -14,20 +15,28 @@ from compss_train.data.block import Block
 from compss_train.model import devices, optimizers
 from compss_train.model.schedule import ScheduleSpec
 
-NetworkFactory: TypeAlias = Callable[[int, int], nn.Module]
-"""A function of the numbers of inputs and outputs that returns a network."""
+NetworkFactory: TypeAlias = Callable[..., nn.Module]
+"""A class of networks, or a function of the numbers of inputs and outputs, and of options, that returns one."""
 
 LEARNING_RATE = 1e-3
 """Default learning rate of optimizers given by name."""
 
 
 def make_network(
-    net: nn.Module | NetworkFactory | None, sample: Block, outputs: int, hidden: int | Sequence[int], seed: int
+    net: nn.Module | NetworkFactory | None,
+    options: Mapping[str, Any],
+    sample: Block,
+    outputs: int,
+    hidden: int | Sequence[int],
+    seed: int,
 ) -> nn.Module:
     """Return the initial network for a sample of shape (1, ...): ``net`` itself if it is a module.
 
     Otherwise its parameters are drawn as after ``torch.manual_seed(seed)``; the global random state is unchanged.
+    A class is called with the numbers of inputs and outputs if ``options`` leave it two arguments to give or more.
     """
+    if options and (net is None or isinstance(net, nn.Module)):
+        raise TypeError(f"net_options={dict(options)} are for net=, a class or a function that makes the network")
     if isinstance(net, nn.Module):
         return net
     if net is not None and not callable(net):
@@ -38,7 +47,10 @@ def make_network(
     inputs = sample.shape[1]
     with devices.random_state(seed, "cpu"):
         if net is not None:
-            return net(inputs, outputs)
+            given = [each for name, each in signature(net).parameters.items() if name not in options]
+            needed = [each for each in given if each.default is each.empty]
+            sizes = () if isinstance(net, type) and len(needed) < 2 else (inputs, outputs)
+            return net(*sizes, **options)
         network = perceptron(inputs, outputs, hidden)
     return network.double() if str(sample.dtype).endswith("float64") else network
 

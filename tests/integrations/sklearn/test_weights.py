@@ -9,8 +9,10 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
+from torch import nn
 
-from compss_train import DistributedTrainer
+from compss_train import DistributedTrainer, LocalEngine
+from compss_train.integrations.sklearn import base
 from tests.helpers.models import assert_close, assert_same_bits, classification, mlp, state_arrays
 from tests.helpers.tolerances import sgd_error
 from tests.integrations.sklearn.estimators import FAST_ADAM, classifier, digits, regressor
@@ -111,6 +113,44 @@ def test_options_are_parameters():
 def test_a_grid_search_on_one_engine_finds_the_same(shared_local):
     here, there = search({EPOCHS: [1, 4]}), search({EPOCHS: [1, 4]}, engine=shared_local)
     np.testing.assert_array_equal(there.cv_results_["mean_test_score"], here.cv_results_["mean_test_score"])
+
+
+def test_a_search_with_small_data_starts_no_processes(monkeypatch):
+    def refuse(*_, **__):
+        raise ChildProcessError
+
+    monkeypatch.setattr(LocalEngine, "__init__", refuse)
+    found = search({EPOCHS: [1, 4]}, engine="auto")
+    np.testing.assert_array_equal(
+        found.cv_results_["mean_test_score"], search({EPOCHS: [1, 4]}).cv_results_["mean_test_score"]
+    )
+    monkeypatch.setattr(base, "SMALL", X.size - 1)
+    with pytest.raises(ChildProcessError):
+        classifier(engine="auto").fit(X, Y)
+
+
+class Net(nn.Sequential):
+    def __init__(self, width=4, *, depth=1):
+        layers = [nn.Linear(6, width), *(nn.Linear(width, width) for _ in range(depth)), nn.Linear(width, 3)]
+        super().__init__(*layers)
+
+
+def test_a_search_has_the_arguments_of_a_class_of_networks():
+    grid = {"net_options__width": [2, 8], "optimizer__lr": [0.01, 0.1]}
+    found = GridSearchCV(classifier(net=Net, net_options={"depth": 2}, optimizer="sgd"), grid, cv=2).fit(X, Y)
+    best = found.best_estimator_
+    assert best.net_options == {"depth": 2, "width": found.best_params_["net_options__width"]}
+    assert best.module_[0].out_features == best.net_options["width"]
+    assert len(best.module_) == 4
+    assert (
+        classifier(net=lambda inputs, outputs, bias: nn.Linear(inputs, outputs, bias), net_options={"bias": False})
+        .fit(X, Y)
+        .module_.bias
+        is None
+    )
+    assert classifier(net=nn.Linear, net_options={"bias": False}).fit(X, Y).module_.bias is None
+    with pytest.raises(TypeError, match="are for net=, a class or a function"):
+        classifier(net_options={"width": 3}).fit(X, Y)
 
 
 SMALL = {"optimizer": {"optimizer": "adam", "lr": 0.03}, "num_epochs": 4, "hidden": (20,)}
