@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 
 from compss_train._utils.validation import check_choice, check_count, check_positive, suggestion
 from compss_train.model.parameter_groups import BoundOptimizer, GroupedOptimizer, is_over, trainable
@@ -199,23 +200,36 @@ class JoinedOptimizer(torch.optim.Optimizer):
 
 
 class ConfiguredOptimizer:
-    """The optimizer that ``configure_optimizers`` of a module in Lightning's style returns."""
+    """The optimizer that ``configure_optimizers`` of a module in Lightning's style returns, and its schedule."""
 
     def of_module(self, net: nn.Module) -> torch.optim.Optimizer:
-        """Return the optimizer; raise ``TypeError`` for several optimizers and for learning-rate schedules."""
+        """Return the optimizer; its ``configured_scheduler`` is the scheduler, if there is one.
+
+        Raises ``TypeError`` for several optimizers or schedulers, and for options of schedulers that are not known.
+        """
+        return self.configured(net)[0]
+
+    def configured(self, net: nn.Module) -> tuple[torch.optim.Optimizer, LRScheduler | None, str]:
+        """Return the optimizer, its scheduler, and whether this counts each ``"epoch"`` or ``"step"``."""
         returned: Any = net.configure_optimizers()  # type: ignore[operator]
-        configured = returned
-        if isinstance(configured, dict) and set(configured) == {"optimizer"}:
-            configured = configured["optimizer"]
-        if isinstance(configured, tuple | list) and len(configured) == 1:
-            configured = configured[0]
-        if not isinstance(configured, torch.optim.Optimizer):
+        optimizer, scheduler = returned, None
+        if isinstance(returned, dict) and {"optimizer"} <= {*returned} <= {"optimizer", "lr_scheduler"}:
+            optimizer, scheduler = returned["optimizer"], returned.get("lr_scheduler")
+        elif isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[1], list | tuple):
+            optimizer, scheduler = returned[0], returned[1][0] if len(returned[1]) == 1 else returned[1]
+        if isinstance(optimizer, tuple | list) and len(optimizer) == 1:
+            optimizer = optimizer[0]
+        options = {"interval": "epoch", **(scheduler if isinstance(scheduler, dict) else {"scheduler": scheduler})}
+        scheduler, interval = options.pop("scheduler", ()), options.pop("interval")
+        fits = isinstance(optimizer, torch.optim.Optimizer) and isinstance(scheduler, LRScheduler | None)
+        if not fits or interval not in ("epoch", "step") or options.get("monitor", "val_loss") != "val_loss":
             raise TypeError(
-                f"configure_optimizers returned a {type(returned).__name__}; return one optimizer, and give a "
-                "learning-rate schedule as build(schedule=...), several optimizers as "
-                "build(optimizer={module: ...}, training_step=...)"
+                f"configure_optimizers returned a {type(returned).__name__}; return one optimizer, and at most one "
+                "scheduler, with interval epoch or step and monitor val_loss; or give the latter as "
+                "build(schedule=...), several optimizers as build(optimizer={module: ...}, training_step=...)"
             )
-        return configured
+        optimizer.configured_scheduler = scheduler  # where the schedule finds it
+        return optimizer, scheduler, interval
 
     def __repr__(self) -> str:
         return "configure_optimizers"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
+from operator import attrgetter
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -20,7 +21,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from compss_train._utils.validation import check_choice, check_count, warn_user
-from compss_train.model.optimizers import NetOptimizer, make_optimizer
+from compss_train.model.optimizers import ConfiguredOptimizer, NetOptimizer, make_optimizer
 from compss_train.model.parameter_groups import rates
 
 Hyperparameters: TypeAlias = tuple[dict[str, Any], ...]
@@ -245,6 +246,15 @@ def _numeric_values(group: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in group.items()
     }
     return {name: value for name, value in values.items() if isinstance(value, Real | tuple)}
+
+
+def configured_schedule(net: nn.Module, factory: NetOptimizer) -> Schedule | None:
+    """Return the schedule in ``configure_optimizers`` of a module in Lightning's style, if there is one."""
+    if not isinstance(factory, ConfiguredOptimizer):
+        return None
+    _, scheduler, interval = factory.configured(net)
+    unit: ScheduleUnit = "batches" if interval == "step" else "epochs"
+    return None if scheduler is None else Schedule(attrgetter("configured_scheduler"), unit=unit)
 
 
 def make_schedule(spec: ScheduleSpec, net: nn.Module, optimizer_factory: NetOptimizer) -> LrSchedule:

@@ -18,7 +18,7 @@ from compss_train.model import compilation, copies, loss_weights, losses, metric
 from compss_train.model import parameters as params
 from compss_train.model.export import export
 from compss_train.model.optimizers import Gradients
-from compss_train.model.schedule import Schedule, ScheduleSpec, make_schedule
+from compss_train.model.schedule import Schedule, ScheduleSpec, configured_schedule, make_schedule
 from compss_train.model.train_transform import TrainTransform, as_train_transform
 from compss_train.model.training_step import Step, no_loss, training_steps
 from compss_train.reports.history import History
@@ -205,7 +205,7 @@ class TrainerBase:
         given += ["precision='fp16'"] if precision == "fp16" else []
         unsupported = ["one of several optimizers"] if several else given
         arguments.check_optimizer(own, factory, next(iter(unsupported), ""))
-        chosen = None if schedule is None else Schedule.of(schedule)
+        chosen = configured_schedule(own, factory) if schedule is None else Schedule.of(schedule)
         lr_schedule = None if chosen is None else make_schedule(chosen, own, factory)
         self._workplace.engine_class.check_gpus(num_gpu)
         self._model.build(arguments.BuildArguments(spec, num_gpu, chosen, lr_schedule))

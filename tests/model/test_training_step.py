@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from compss_train import DistributedTrainer, Gradients, Merge, StepContext
+from compss_train import DistributedTrainer, Gradients, Merge, Schedule, StepContext
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
@@ -259,12 +259,37 @@ def test_what_only_a_trainer_calls_is_an_error_of_build():
         trainer_of(lightning_with(automatic_optimization=False))
 
 
+def halved(optimizer):
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("returned", "unit"),
+    [
+        (lambda sgd: {"optimizer": sgd, "lr_scheduler": halved(sgd)}, "epochs"),
+        (lambda sgd: ([sgd], [{"scheduler": halved(sgd), "interval": "step", "name": "rate"}]), "batches"),
+    ],
+)
+def test_schedulers_of_configure_optimizers_are_those_of_build(returned, unit):
+    def configure(self):
+        return returned(torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9))
+
+    ours = trainer_of(lightning_with(configure_optimizers=configure))
+    theirs = trainer_of(Lightning(), schedule=Schedule(halved, unit=unit))
+    bits = [trainer.fit(*blocked(X, Y, 4), **STILL) for trainer in (ours, theirs)]
+    assert_same_bits(*bits)
+    rates = [record["lr"] for record in ours.history]
+    assert rates == [record["lr"] for record in theirs.history] == sorted(rates, reverse=True)
+    assert len(set(rates)) == len(rates)
+
+
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
         (lambda sgd: {"optimizer": sgd, "lr_scheduler": 1}, "a dict; .*schedule="),
         (lambda sgd: ([sgd], [1]), "a tuple; .*schedule="),
         (lambda sgd: [sgd, sgd], "a list; .*several optimizers"),
+        (lambda sgd: {"optimizer": sgd, "lr_scheduler": {"scheduler": halved(sgd), "monitor": "x"}}, "monitor val"),
     ],
 )
 def test_more_than_one_optimizer_is_an_error(returned, message):
