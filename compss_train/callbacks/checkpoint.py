@@ -63,6 +63,11 @@ class Checkpoint(Callback):
         mode: Mode | None = None,
         overwrite: bool = False,
     ) -> None:
+        if "://" in str(folder):
+            raise ValueError(
+                f"Checkpoint({str(folder)!r}): give a folder of a file system, as checkpoints are not written to "
+                "object stores; mount the store, or copy the folder to it after the fit"
+            )
         self.folder = Path(folder)
         self.every = validation.check_count("every", every)
         self.keep = validation.check_count("keep", keep)

@@ -100,7 +100,8 @@ class MLflow(_Tracker):
         Such as ``"http://localhost:5000"`` or ``"sqlite:///mlflow.db"``; by default that of MLflow's own settings.
 
     Inside ``with mlflow.start_run():`` the fit logs to that run, and leaves it open. Settings are parameters with
-    dotted names, such as ``build.optimizer.arguments.lr``.
+    dotted names, such as ``build.optimizer.arguments.lr``. Those that are too long for MLflow, such as the text of
+    a large network, are whole in artifacts, text files in ``settings``.
     """
 
     package: ClassVar[str] = "mlflow"
@@ -127,8 +128,11 @@ class MLflow(_Tracker):
             run_id = self.run_id
             self._client.set_terminated(run_id, "RUNNING")
         known = self._client.get_run(run_id).data.params  # MLflow refuses other values
-        settings = {name: str(value)[:MAX_VALUE] for name, value in _settings(configuration).items()}
-        new = [mlflow.entities.Param(name, value) for name, value in settings.items() if name not in known]
+        settings = {name: str(value) for name, value in _settings(configuration).items() if name not in known}
+        new = [mlflow.entities.Param(name, value[:MAX_VALUE]) for name, value in settings.items()]
+        for name, value in settings.items():
+            if len(value) > MAX_VALUE:
+                self._client.log_text(run_id, value, f"settings/{name}.txt")
         for first in range(0, len(new), MOST_PARAMETERS):
             self._client.log_batch(run_id, params=new[first : first + MOST_PARAMETERS])
         return run_id

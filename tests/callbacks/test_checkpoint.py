@@ -209,3 +209,8 @@ def test_invalid_counts_are_errors(name, value):
 def test_rounds_without_a_snapshot_need_no_state():
     assert [Checkpoint("x", 3).needs_state(number) for number in range(6)] == [False, False, True] * 2
     assert all(Checkpoint("x", 3, best="loss").needs_state(number) for number in range(6))
+
+
+def test_a_store_is_an_error_that_says_what_to_do():
+    with pytest.raises(ValueError, match=r"Checkpoint\('s3://bucket/run'\): .*; mount the store, or copy"):
+        Checkpoint("s3://bucket/run")

@@ -3,11 +3,12 @@
 import copy
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
 from compss_train.callbacks import MLflow, TensorBoard, Trackio, WandB
-from compss_train.callbacks.trackers import MOST_PARAMETERS, _Tracker
+from compss_train.callbacks.trackers import MAX_VALUE, MOST_PARAMETERS, _Tracker
 from tests.helpers.callbacks import StopAfter
 from tests.helpers.small_fits import PLAIN_SGD as SGD
 from tests.helpers.small_fits import fit, trainer_of
@@ -44,12 +45,15 @@ def test_mlflow_has_every_round_and_the_settings(mlflow_store):
         assert values == [(record["round"], record[name]) for record in trainer.history]
 
 
-def test_mlflow_has_all_of_many_settings(mlflow_store):
+def test_mlflow_has_all_of_many_and_of_long_settings(mlflow_store, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where MLflow keeps artifacts
     tracker = MLflow(tracking_uri=mlflow_store)
     settings = {f"fit.option{number}": str(number) for number in range(3 * MOST_PARAMETERS + 1)}
-    configuration = {"fit": {name.removeprefix("fit."): value for name, value in settings.items()}}
+    text = "Linear()\n" * 99
+    configuration = {"fit": {name.removeprefix("fit."): value for name, value in settings.items()}, "net": text}
     tracker.run_id = tracker._start(configuration, 0)
-    assert mlflow_run(mlflow_store, tracker)[0].data.params == settings
+    assert mlflow_run(mlflow_store, tracker)[0].data.params == {**settings, "net": text[:MAX_VALUE]}
+    assert Path(tracker._client.download_artifacts(tracker.run_id, "settings/net.txt")).read_text() == text
 
 
 def test_mlflow_logs_to_the_active_run_and_leaves_it_open(mlflow_store, monkeypatch):
