@@ -17,6 +17,7 @@ from compss_train.worker import source
 from tests.helpers.callbacks import StopAfter
 from tests.helpers.models import MODES, assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
+from tests.helpers.processes import wait_until
 from tests.helpers.small_fits import STILL, X, Y, combined, fit, trainer_of
 
 BATCHES = {"merge": Merge(unit="batches")}
@@ -272,4 +273,4 @@ def test_an_exception_in_the_network_ends_the_reading(kind, merge):
     trainer = trainer_of(workers=1, net=lambda: Failing(6, 3))
     with pytest.raises(RuntimeError, match="this batch is not for me"):
         fit(trainer, blocks=3, num_epochs=1, batch_size=4, merge=merge, buffer=BufferSpec(kind, 16))
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("read-ahead", "fill"))]
+    wait_until(lambda: not any(each.name.startswith(("read-ahead", "fill")) for each in threading.enumerate()))

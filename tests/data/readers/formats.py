@@ -4,6 +4,7 @@ import io
 import os
 import re
 import struct
+import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -62,8 +63,12 @@ def save_bin(path, **arrays):
         np.savez(file, **arrays)
 
 
+PARSING = threading.Lock()
+"""numpy parses headers by ast, which in Python 3.11 fails in several threads at once."""
+
+
 def read_bin(filename, get_data=False):
-    with open(filename, "rb") as file, np.load(file) as npz:
+    with PARSING, open(filename, "rb") as file, np.load(file) as npz:
         arrays = dict(npz)
     lengths = {len(array) for array in arrays.values()}
     return (arrays, max(lengths)) if get_data else max(lengths)
