@@ -25,8 +25,8 @@ ENGINES = ("serial", "local")
 MEMORY, ROOM = Path("/dev/shm"), 2**32
 
 # Examples take as long as they take: other tests run at the same time. They are drawn anew in every run.
-settings.register_profile("unhurried", deadline=None, max_examples=50)
-settings.load_profile("unhurried")
+settings.register_profile("few", deadline=None, max_examples=20)
+settings.register_profile("many", deadline=None, max_examples=100)
 
 # Its assertions are checked even by python -O, with which COMPSs runs programs.
 pytest.register_assert_rewrite("tests.helpers")
@@ -47,7 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--engines", default=",".join(ENGINES), help="engines of the tests that run on every engine")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Heed Ctrl-C, let threads that wait sleep, and look for no garbage while tests are imported.
 
     A shell that runs the tests in the background makes them, and all that they start, ignore Ctrl-C. Threads of
@@ -55,6 +55,7 @@ def pytest_configure() -> None:
     times as long. Looking for garbage takes a quarter of the time of imports, and what these make stays. Files of
     tests are in memory where there is room: thousands are synced and removed, which takes milliseconds on a disk.
     """
+    settings.load_profile("many" if config.getoption("--slow") else "few")
     if MEMORY.is_dir() and shutil.disk_usage(MEMORY).free > ROOM:
         os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")

@@ -20,6 +20,9 @@ def two_nodes() -> Iterator[Any]:
         patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_worker_niceness", "0")
+        # Processes stay between tests: to start one anew takes seconds of a core.
+        patch.setenv("RAY_num_workers_soft_limit", "8")
+        patch.setenv("RAY_idle_worker_killing_time_threshold_ms", "600000")
         import ray
         from ray._raylet import Config
         from ray.cluster_utils import Cluster

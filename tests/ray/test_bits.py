@@ -13,22 +13,17 @@ from tests.same_bits.fitting import Place
 from tests.same_bits.program import KINDS
 
 SOME = (
-    *("blocks shuffled", "total shuffle", "no shuffle", "partial shuffle, two pools", "one worker"),
-    *("several workers a task", "several workers a task, total shuffle", "merged every two batches", "commutative"),
-    *("parameter server", "outer optimizer", "merged in int8, outer optimizer", "optimizers averaged"),
-    *(
-        "averaged parameters",
-        "files, partial shuffle",
-        "a data set",
-        "sequences",
-        "sample weights",
-        "FIRO, batches",
-    ),
-    *("transform that draws", "two optimizers"),
+    *("blocks shuffled", "total shuffle", "partial shuffle, two pools", "several workers a task, total shuffle"),
+    *("commutative", "parameter server", "merged in int8, outer optimizer", "optimizers averaged"),
+    *("files, partial shuffle", "FIRO, batches", "transform that draws"),
+)
+OTHERS = (
+    *("no shuffle", "one worker", "several workers a task", "merged every two batches", "outer optimizer"),
+    *("averaged parameters", "a data set", "sequences", "sample weights", "two optimizers"),
 )
 
 
-@pytest.mark.parametrize("kind", SOME)
+@pytest.mark.parametrize("kind", [*SOME, *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)])
 def test_kinds_of_fits_have_the_bits_of_the_serial_engine(kind, shared_ray, tmp_path):
     results = []
     for number, engine in enumerate((SerialEngine(), shared_ray)):
@@ -37,15 +32,12 @@ def test_kinds_of_fits_have_the_bits_of_the_serial_engine(kind, shared_ray, tmp_
     assert list(differences(*results)) == []
 
 
-def halve(x):
-    return x.mul_(0.5)
-
-
 def test_changes_in_place_reach_neither_blocks_nor_parameters_in_shared_memory(shared_ray):
+    """The transform travels by value: nodes would import all that these tests import."""
     wide_data = [array.repeat(160, axis=0) for array in classification(samples=57)]
     results = []
     for engine in ("serial", shared_ray):
-        trainer = trainer_of(engine, 2, net=wide, transform=halve)
+        trainer = trainer_of(engine, 2, net=wide, transform=lambda x: x.mul_(0.5))
         fit(trainer, data=wide_data, shuffle=None, shuffle_block_data=False, batch_size=1000)
         results.append(trainer)
     assert_alike(*results)

@@ -72,6 +72,7 @@ def test_the_doctor_finds_the_nodes(ray_cluster, monkeypatch, capsys):
     assert printed.endswith("The ray engine can run here.\n")
 
 
+@pytest.mark.slow  # Ray Tune takes 20 seconds to start
 @pytest.mark.usefixtures("shared_ray")
 @pytest.mark.filterwarnings("ignore")
 def test_trials_run_as_documented(capsys, tmp_path, monkeypatch):
