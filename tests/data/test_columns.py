@@ -10,6 +10,7 @@ from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, P
 from compss_train.data.columns import ColumnStructure, structured
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
+from tests.helpers import small_fits
 from tests.helpers.models import assert_same_bits, state_arrays
 
 RANDOM = np.random.default_rng(0)
@@ -49,9 +50,7 @@ FORMS = {
 
 
 def trainer_of(engine="serial", workers=1, loss=loss, **options):
-    trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
-    trainer.build(Towers(), SGD, loss, **options)
-    return trainer
+    return small_fits.trainer_of(engine, workers, 3, Towers, SGD, loss, metric=None, **options)
 
 
 def plain_loop():

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, PartialShuffle, Ragged
 from compss_train.callbacks import Checkpoint
 from compss_train.data.block import gather
 from compss_train.data.ragged import join
-from compss_train.engines.calls import intra_op_threads
-from compss_train.model.devices import random_state
-from tests.helpers.models import SGD, assert_same_bits, state_arrays
+from tests.helpers import small_fits
+from tests.helpers.models import SGD, assert_same_bits
+from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
+from tests.same_bits.material import Characters
 
 RANDOM = np.random.default_rng(1)
 LENGTHS = RANDOM.integers(2, 12, 41)
@@ -25,20 +25,8 @@ STILL = {"shuffle": None, "shuffle_block_data": False, "progress": False}
 BUCKETED = Ragged(TOKENS, bucket_by_length=True)
 
 
-class Characters(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(3)
-        self.embedding, self.net, self.last = nn.Embedding(9, 6), nn.GRU(6, 8, batch_first=True), nn.Linear(8, 9)
-
-    def forward(self, x):
-        return self.last(self.net(self.embedding(x))[0]).transpose(1, 2)
-
-
-def trainer_of(engine="serial", workers=1, loss="cross_entropy", **options):
-    trainer = DistributedTrainer(workers, engine=engine, seed=3, threads=1)
-    trainer.build(Characters(), SGD, loss, **options)
-    return trainer
+def trainer_of(engine="serial", workers=1, **options):
+    return small_fits.trainer_of(engine, workers, 3, Characters, SGD, metric=None, **options)
 
 
 def padded(sequences, value):
@@ -46,17 +34,9 @@ def padded(sequences, value):
 
 
 def plain_loop():
-    net = Characters()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    with intra_op_threads(1), random_state(3, "cpu"):
-        for _ in range(2):
-            for rows in np.array_split(np.arange(41), 3):
-                for part in np.array_split(rows, 4):
-                    x, y = padded([TOKENS[n] for n in part], 0), padded([NEXT[n] for n in part], -100)
-                    optimizer.zero_grad()
-                    functional.cross_entropy(net(x), y).backward()
-                    optimizer.step()
-    return state_arrays(net)
+    batches = [numbers for rows in np.array_split(np.arange(41), 3) for numbers in np.array_split(rows, 4)]
+    steps = [(padded([TOKENS[n] for n in each], 0), padded([NEXT[n] for n in each], -100)) for each in batches]
+    return plain_steps(Characters(), OPTIMIZERS[0][1], 2 * steps, seed=3)
 
 
 def own_collate(samples):

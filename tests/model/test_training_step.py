@@ -13,8 +13,9 @@ from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, mlp, state_arrays
-from tests.helpers.plain_loop import plain_loop
+from tests.helpers.plain_loop import OPTIMIZERS, plain_loop, plain_steps
 from tests.helpers.small_fits import assert_alike, fit
+from tests.same_bits.material import discriminator, generator
 
 X, Y = classification(samples=62)
 STILL = {
@@ -49,35 +50,23 @@ def step(model, batch, context):
     return {"loss": loss + decay, "decay": decay, "output": output, "number": context.number}
 
 
-def with_decay(net):
-    def loss(output, target):
-        decay = 0.01 * sum(weight.square().sum() for weight in net.parameters())
-        return functional.cross_entropy(output, target) + decay
-
-    return loss
-
-
 def test_a_step_is_the_plain_loop_and_tells_its_numbers(engine):
     trainer = trainer_of(awkward_net(), SGD, "cross_entropy", "accuracy", engine=engine, training_step=step)
     ours = trainer.fit(*blocked(X, Y, 4), **STILL)
     net = awkward_net()
-    expected = plain_loop_of(net, with_decay(net))
-    assert_same_bits(ours, expected)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    with intra_op_threads(1), random_state(3, "cpu"):
+        for x, y in batches():
+            optimizer.zero_grad()
+            loss = functional.cross_entropy(net(x), y)
+            (loss + 0.01 * sum(weight.square().sum() for weight in net.parameters())).backward()
+            optimizer.step()
+    assert_same_bits(ours, state_arrays(net))
     assert [record["number"] for record in trainer.history] == [
         np.average(range(start, start + 12), weights=[6, 5, 5, 6, 5, 5, 5, 5, 5, 5, 5, 5]) for start in (0, 12)
     ]
     assert 0 < trainer.history[0]["decay"] < trainer.history[0]["loss"]
     assert 0 < trainer.history[0]["accuracy"] <= 1
-
-
-def plain_loop_of(net, loss):
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    with intra_op_threads(1), random_state(3, "cpu"):
-        for x, y in batches():
-            optimizer.zero_grad()
-            loss(net(x), y).backward()
-            optimizer.step()
-    return state_arrays(net)
 
 
 class Own(nn.Module):
@@ -142,16 +131,6 @@ def test_options_of_steps_apply_and_weights_reach_the_step():
     for trainer in trainers:
         trainer.fit(*blocked(X, Y, 4), sample_weight=weights, **STILL)
     assert_same_bits(*(trainer.get_parameters() for trainer in trainers))
-
-
-def generator():
-    torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 6))
-
-
-def discriminator():
-    torch.manual_seed(2)
-    return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Dropout(0.2), nn.Linear(16, 1))
 
 
 def losses(generate, discriminate, real):
@@ -238,8 +217,7 @@ class Lightning(nn.Module):
 def test_a_module_in_lightnings_style_is_taken_as_it_is(engine):
     trainer = trainer_of(Lightning(), engine=engine)
     ours = trainer.fit(*blocked(X, Y, 4), **STILL, validation_data=(X, Y))
-    expected = plain_loop_of(net := awkward_net(), functional.cross_entropy)
-    assert len(list(net.parameters())) == 5
+    expected = plain_steps(awkward_net(), OPTIMIZERS[0][1], batches(), seed=3)
     assert_same_bits({name.removeprefix("net."): array for name, array in ours.items()}, expected)
     last = trainer.history[-1]
     assert last["loss_twice"] == pytest.approx(2 * last["loss"], rel=1e-6)

@@ -1,13 +1,11 @@
 """Online fits with default options: of networks that count samples, and of networks like a plain PyTorch loop's."""
 
-import copy
-
 import torch
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
-from compss_train.engines.calls import intra_op_threads
-from tests.helpers.models import SGD, state_arrays
+from tests.helpers.models import SGD
+from tests.helpers.plain_loop import plain_steps
 from tests.online.simulations import COUNTING_SGD, sample_counts, sum_loss
 
 FIFO = BufferSpec("FIFO", 16)
@@ -60,16 +58,8 @@ def fit_online(trainer, simulate, inputs, **options):
 
 def plain_loop(net, optimizer, batches, loss=nn.functional.cross_entropy, seed=3):
     """Train in a plain PyTorch loop on batches of (x, y)."""
-    net = copy.deepcopy(net)
-    optimizer = optimizer(net.parameters())
-    with intra_op_threads(1):
-        torch.manual_seed(seed)
-        for x, y in batches:
-            optimizer.zero_grad()
-            output = net(x)
-            loss(output, x if y is None else y).backward()
-            optimizer.step()
-    return state_arrays(net)
+    steps = ((x, x if y is None else y) for x, y in batches)
+    return plain_steps(net, optimizer, steps, seed, loss)
 
 
 def batches_of(size, *arrays):

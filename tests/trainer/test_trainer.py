@@ -174,11 +174,16 @@ def mapped(folder, array):
     return np.load(folder / f"{array.dtype}.npy", mmap_mode="r")
 
 
+@functools.cache
+def of_arrays(shuffle):
+    return fit(built(), data=blocked(*classification(), 4), shuffle=shuffle)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("shuffle", ["total", None])
 def test_other_forms_of_blocks_train_as_arrays_do(engine, tmp_path, form, shuffle):
     x, y = classification()
-    expected = fit(built(engine), data=blocked(x, y, 4), shuffle=shuffle)
+    expected = of_arrays(shuffle)
     blocks, targets = (FORMS[form](tmp_path, array) for array in (x, y))
     for _ in range(2):  # the second time, the blocks have been published before
         assert_same_bits(fit(built(engine), data=(blocks, targets), shuffle=shuffle), expected)

@@ -13,7 +13,6 @@ from torch import nn
 from torch.nn import functional
 
 from compss_train import BlockedTensor, BufferSpec, Gradients, Merge, Simulations
-from compss_train.engines import Resources
 from compss_train.model.losses import are_probabilities
 from tests.helpers.callbacks import NoTasks
 from tests.helpers.models import SGD, assert_same_bits, blocked, classification, mlp
@@ -249,8 +248,7 @@ def test_the_first_batch_that_is_not_skipped_is_checked():
 
 
 def test_an_online_fit_warns_once(shared_local):
-    shared_local.reserve([Resources()] * 4)
-    trainer = trainer_of(shared_local, 2, seed=3, net=soft)
+    trainer = trainer_of(shared_local, 1, seed=3, net=soft)
     online = partial(
         trainer.fit_online,
         Simulations(simulate_rows, [classification(40), classification(40)]),
