@@ -18,6 +18,12 @@ pytestmark = pytest.mark.filterwarnings(  # of the trackers' own dependencies
 )
 
 
+@pytest.fixture(autouse=True)
+def own_folder(tmp_path, monkeypatch):
+    """The current folder, where MLflow keeps artifacts."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def mlflow_store(tmp_path_factory):
     pytest.importorskip("mlflow")
@@ -45,8 +51,7 @@ def test_mlflow_has_every_round_and_the_settings(mlflow_store):
         assert values == [(record["round"], record[name]) for record in trainer.history]
 
 
-def test_mlflow_has_all_of_many_and_of_long_settings(mlflow_store, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # where MLflow keeps artifacts
+def test_mlflow_has_all_of_many_and_of_long_settings(mlflow_store):
     tracker = MLflow(tracking_uri=mlflow_store)
     settings = {f"fit.option{number}": str(number) for number in range(3 * MOST_PARAMETERS + 1)}
     text = "Linear()\n" * 99
