@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
+from compss_train._utils.validation import check_keywords, suggests_keywords
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback, Profile
 from compss_train.callbacks.checks import callback_list
@@ -53,6 +54,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
 
     _clock: Callable[[], float] = staticmethod(time.monotonic)
 
+    @suggests_keywords
     def fit(
         self,
         x: Any,
@@ -154,7 +156,8 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         first GPU, or on the CPU where this process has none (its errors are then warnings, as some operations need
         a GPU). No worker is started, no file is written, and the trainer is unchanged.
         """
-        bound = inspect.signature(self.fit).bind(x, y, **options)  # raises TypeError for unknown names
+        check_keywords(self.fit, options)
+        bound = inspect.signature(self.fit).bind(x, y, **options)
         bound.apply_defaults()
         planning.try_fit(self._planned("check_fit", dict(bound.arguments)), self._model)
 
@@ -166,6 +169,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         called = callback_list(self, arguments.pop("callbacks"), arguments.pop("progress"), **measured)
         return planning.planned_fit(self._workplace, called, self._clock, **arguments)
 
+    @suggests_keywords
     def fit_online(
         self,
         simulations: Simulations,

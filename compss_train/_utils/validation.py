@@ -1,14 +1,18 @@
 """Checks of single arguments. Each message says what was given and what is accepted."""
 
+import inspect
 import re
 import sys
 import warnings
 from collections.abc import Callable, Collection
 from difflib import get_close_matches
-from functools import cache
+from functools import cache, wraps
 from math import inf
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 def _number(name: str, value: Any, kind: type, is_accepted: Callable[[Any], bool], accepted: str) -> Any:
@@ -75,6 +79,27 @@ def suggestion(name: str, accepted: Collection[str]) -> str:
     by_lower = {key.lower(): key for key in accepted}
     similar = get_close_matches(name.lower(), by_lower, n=1)
     return f"; did you mean {by_lower[similar[0]]}?" if similar else ""
+
+
+def check_keywords(function: Callable[..., Any], keywords: Collection[str]) -> None:
+    """Raise ``TypeError`` for a keyword that the function lacks, with the most similar one that it has."""
+    accepted = inspect.signature(function).parameters
+    for name in keywords:
+        if name not in accepted:
+            raise TypeError(
+                f"{function.__name__}() got an unexpected keyword argument {name!r}{suggestion(name, accepted)}"
+            )
+
+
+def suggests_keywords(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Let a method check its keywords by ``check_keywords``: Python's own error suggests nothing."""
+
+    @wraps(method)
+    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        check_keywords(method, kwargs)
+        return method(*args, **kwargs)
+
+    return checked
 
 
 @cache

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from compss_train._utils.validation import check_choice, check_count
+from compss_train._utils.validation import check_choice, check_count, suggests_keywords
 from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
 from compss_train.model import compilation, copies, loss_weights, losses, metrics, optimizers, training_spec
@@ -52,6 +52,7 @@ class TrainerBase:
         self._workplace = Workplace(self._model, num_workers, engine, threads, worker_timeout)
         self.num_workers, self.threads = self._workplace.num_workers, self._workplace.threads
 
+    @suggests_keywords
     def build(
         self,
         net: nn.Module | Mapping[str, nn.Module],

@@ -406,8 +406,11 @@ def test_warnings_of_the_fit_point_to_the_call():
 
 
 def test_unknown_and_missing_arguments_are_named():
-    with pytest.raises(TypeError, match="unexpected keyword argument 'epochs'"):
-        trainer_of().check_fit(X, Y, **FIT, epochs=3)
+    for call in (trainer_of().check_fit, trainer_of().fit, trainer_of().fit_synchronous_with_GPU):
+        with pytest.raises(TypeError, match="unexpected keyword argument 'epochs'; did you mean num_epochs"):
+            call(X, Y, **FIT, epochs=3)
+    with pytest.raises(TypeError, match=r"build\(\) got an .* 'optimiser'; did you mean optimizer"):
+        trainer_of().build(mlp(), optimiser=SGD, loss="mse")
     with pytest.raises(TypeError, match="missing a required argument: 'num_epochs'"):
         trainer_of().check_fit(X, Y, batch_size=3)
 
