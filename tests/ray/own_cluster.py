@@ -9,9 +9,10 @@ import ray
 from torch import nn
 
 from compss_train import DistributedTrainer
+from compss_train.callbacks import Callback
 from compss_train.engines import RayEngine
 
-STRANGER = "import ray, sys; ray.init(address=sys.argv[1], logging_level='ERROR'); print('in')"
+PROGRAM = "import ray, sys; ray.init(address=sys.argv[1], logging_level='ERROR'); print('in')"
 
 
 class Own(nn.Module):
@@ -26,14 +27,24 @@ class Own(nn.Module):
         return self.linear(x)
 
 
+class Stranger(Callback):
+    """Tries to join while the fit runs, as Ray gives up only after 20 seconds."""
+
+    def __init__(self, before: dict[str, str]) -> None:
+        self._environment = {**before, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
+
+    def on_fit_start(self, trainer, total_samples):
+        command = [sys.executable, "-c", PROGRAM, ray.get_runtime_context().gcs_address]
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        self.process = subprocess.Popen(command, env=self._environment, **pipes)
+
+
 if __name__ == "__main__":
-    before = dict(os.environ)
     with DistributedTrainer(2, engine="ray", seed=0, threads=1) as trainer:
         trainer.build(Own(), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
-        trainer.fit(np.zeros((40, 3), "float32"), np.zeros(40, "int64"), num_epochs=2, batch_size=5, progress=False)
+        data, stranger = (np.zeros((40, 3), "float32"), np.zeros(40, "int64")), Stranger(dict(os.environ))
+        trainer.fit(*data, num_epochs=2, batch_size=5, callbacks=[stranger], progress=False)
         print(f"nodes {[node.name for node in RayEngine.nodes()]}")
-        environment = {**before, "RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64}
-        command = [sys.executable, "-c", STRANGER, ray.get_runtime_context().gcs_address]
-        stranger = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        print(f"stranger: {stranger.returncode} {'AuthenticationError' in stranger.stderr} {stranger.stdout!r}")
+        out, errors = stranger.process.communicate()
+        print(f"stranger: {stranger.process.returncode} {'AuthenticationError' in errors} {out!r}")
     print(f"left running: {ray.is_initialized()}")
