@@ -406,7 +406,7 @@ def test_warnings_of_the_fit_point_to_the_call():
 
 
 def test_unknown_and_missing_arguments_are_named():
-    for call in (trainer_of().check_fit, trainer_of().fit, trainer_of().fit_synchronous_with_GPU):
+    for call in (trainer_of().check_fit, trainer_of().fit):
         with pytest.raises(TypeError, match="unexpected keyword argument 'epochs'; did you mean num_epochs"):
             call(X, Y, **FIT, epochs=3)
     with pytest.raises(TypeError, match=r"build\(\) got an .* 'optimiser'; did you mean optimizer"):
