@@ -128,10 +128,12 @@ def test_the_suffix_selects_the_reader(suffix):
     assert type(as_reader(None, ["a.h5", "b.hdf5", "c.H5"])) is Hdf5Reader
 
 
-@pytest.mark.parametrize("files", [["a.npz", "b.npy"], ["a.npz", "b.csv"], ["a.txt"], ["a"], [".npz"], []])
+@pytest.mark.parametrize("files", [["a.npz", "b.npy"], ["a.npz", "b.csv"], ["a.txt"], []])
 def test_ends_that_are_unknown_or_differ_are_errors(files):
     with pytest.raises(ValueError, match=r"give files of one format, \.npz, .*, or a reader"):
         as_reader(None, files)
+    with pytest.raises(ValueError, match="a does not exist; give a folder of images, or files of a known format"):
+        as_reader(None, ["a"])
 
 
 def test_a_reader_that_is_given_is_taken_for_any_names(tmp_path):
