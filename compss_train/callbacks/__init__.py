@@ -5,6 +5,7 @@ from compss_train.callbacks.loggers import Csv, JsonLines, Profile, Report
 from compss_train.callbacks.monitoring import EarlyStopping
 from compss_train.callbacks.progress import ProgressBar, RoundLines
 from compss_train.callbacks.trackers import MLflow, TensorBoard, Trackio, WandB
+from compss_train.callbacks.unfreezing import Unfreeze
 from compss_train.training.callback import Callback
 from compss_train.worker.callbacks import WorkerCallback, WorkerContext
 
@@ -21,6 +22,7 @@ __all__ = [
     "RoundLines",
     "TensorBoard",
     "Trackio",
+    "Unfreeze",
     "WandB",
     "WorkerCallback",
     "WorkerContext",

@@ -34,7 +34,7 @@ def callback_list(
         raise ValueError(f"{type(in_workers[0]).__name__} runs in workers of fit; fit_online has no such callbacks")
     own = [callback for callback in checked if isinstance(callback, Callback)]
     called = CallbackList(with_progress(own, progress), trainer, in_workers)
-    for each in called.callbacks:
+    for each in called.all:
         each.check(trainer)
     if not (trainer.measures_in_steps or in_workers):
         check_watched(called.callbacks, trainer.measures, **records)

@@ -147,7 +147,9 @@ class TrainingSpec:
         augment = own.train_transform and own.train_transform.function
         for part in (own.net, own.loss, own.transform, augment, *own.measures.modules()):
             if isinstance(part, nn.Module):
-                part.to(device).train(training)
+                part.to(device)
+                if not (training and part.training):  # what is in evaluation mode inside of it stays so in training
+                    part.train(training)
         if own.memory_format != "contiguous":
             own.net.to(memory_format=MEMORY_FORMATS[own.memory_format])  # type: ignore[call-overload]
         params.load_into(own.net, parameters)

@@ -35,8 +35,14 @@ class BuildArguments:
     @cached_property
     def objective(self) -> Details:
         """The details of the network and the loss."""
-        spec = self.training_spec
-        return details("net", spec.net, tensors=False) | details("loss", spec.loss)
+        spec, modules = self.training_spec, dict(self.training_spec.net.named_modules())
+        evaluated = [
+            name
+            for name, module in modules.items()
+            if modules[name.rpartition(".")[0]].training and not module.training
+        ]
+        found = details("net", spec.net, tensors=False) | details("loss", spec.loss)
+        return {**found, "modules in evaluation mode": ", ".join(evaluated)}
 
     @cached_property
     def surroundings(self) -> Details:

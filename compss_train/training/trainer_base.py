@@ -79,7 +79,8 @@ class TrainerBase:
         Parameters
         ----------
         net:
-            Any module; its current parameters are the initial ones. It is copied, never modified. For training
+            Any module; its current parameters are the initial ones. It is copied, never modified. A submodule in
+            evaluation mode, such as a frozen BatchNorm, stays in it, unless the whole network is. For training
             steps also a dict of modules, which they receive as an ``nn.ModuleDict``.
         optimizer:
             A dict such as ``{"optimizer": "adam", "lr": 1e-3}`` with EDDL's names (adam, sgd, rmsprop, adagrad,
@@ -143,7 +144,9 @@ class TrainerBase:
         self._model.require_idle("build")
         check_count("num_gpu", num_gpu, least=0)
         check_count("num_nodes", num_nodes, least=0)
-        net = nn.ModuleDict(net) if isinstance(net, Mapping) and not isinstance(net, nn.Module) else net
+        if isinstance(net, Mapping) and not isinstance(net, nn.Module):
+            net = nn.ModuleDict(net)
+            net.training = any(module.training for module in net.values())
         gradients = Gradients() if gradients is None else gradients
         arguments.check_network(net)
         factory, training, validation = training_steps(net, optimizer, loss, training_step, validation_step)

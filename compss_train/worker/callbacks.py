@@ -23,9 +23,9 @@ class WorkerContext:
     """The number of the round, counted from 0 over all fits, as in records."""
     model: nn.Module
     """The worker's copy of the network, on its device."""
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer = field(init=False)
     epoch: int = 0
-    """The epoch of the batch, counted from 0 over all fits."""
+    """The epoch of the batch, or the one in which the round starts, counted from 0 over all fits."""
     number: int = 0
     """Number of batches that the worker has trained since ``build`` before this one."""
     x: Any = None
@@ -60,6 +60,16 @@ class WorkerCallback:
     Numbers logged around a batch are weighted by its samples. Numbers logged at the start and end of a round are
     weighted by the samples that the worker actually trained on in it (``samples`` of the worker in the record).
     """
+
+    def check(self, trainer: Any) -> None:
+        """Raise an exception if the trainer does not suit the callback; called before fits and in ``check_fit``."""
+
+    def on_optimizer(self, context: WorkerContext) -> None:
+        """Run in every round when the optimizer has been made, before it gets its state.
+
+        May add groups of parameters, from some round on and then in each, in the same order. With a learning-rate
+        schedule they have the first group's rate, times their option ``"factor"``.
+        """
 
     def on_round_start(self, context: WorkerContext) -> None:
         """Run before the first batch of a worker's round, with the merged parameters."""
@@ -99,6 +109,11 @@ class CallbackRunner:
         for name, callback in self._callbacks.items():
             if states is not None and name in states:
                 callback.load_state_dict(copy.deepcopy(states[name]))
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Call ``on_optimizer`` with a new optimizer."""
+        self.context.optimizer = optimizer
+        self._call("on_optimizer")
 
     def round_start(self) -> None:
         """Call ``on_round_start``; what it logs is measured by ``round_end``, as streams have unknown lengths."""

@@ -60,6 +60,9 @@ class Learner:
         self.replica = training_spec.replica(parameters, work.device, training=True)
         self.net = self.replica.training_spec.net
         restore_buffers(self.net, state.buffers, work.device)
+        self._measures = metrics.MetricAccumulator(self.replica.training_spec.measures)
+        context = WorkerContext(worker=work.worker, round=work.round, model=self.net, epoch=work.epoch)
+        self.callbacks = CallbackRunner(work.options.callbacks, context, self._measures, state.callbacks)
         reset = work.options.optimizer_state == "reset"
         self.optimizer = self._optimizer_with(None if reset else state.optimizer)
         if moments and not reset and state.optimizer is None:
@@ -80,9 +83,6 @@ class Learner:
         self._check_outputs = work.check_outputs and not several and losses.takes_logits(spec.loss)
         self._probabilities = False
         """Whether the first outputs are probabilities, though the loss takes logits."""
-        self._measures = metrics.MetricAccumulator(spec.measures)
-        context = WorkerContext(worker=work.worker, round=work.round, model=self.net, optimizer=self.optimizer)
-        self.callbacks = CallbackRunner(work.options.callbacks, context, self._measures, state.callbacks)
         self.tracer = Tracer(work.device, wanted=work.traced)
         self.skipped = 0
         """Number of batches skipped since the last one that was learnt."""
@@ -240,7 +240,9 @@ class Learner:
 
     def set_hyperparameters(self, hyperparameters: schedule.Hyperparameters) -> None:
         """Set the learning rate, and other values that a schedule changes, in each parameter group."""
-        for group, values in zip(self.optimizer.param_groups, hyperparameters, strict=True):
+        groups, first = self.optimizer.param_groups, hyperparameters[0]
+        added = [{**first, "lr": first["lr"] * group["factor"]} for group in groups[len(hyperparameters) :]]
+        for group, values in zip(groups, (*hyperparameters, *added), strict=True):
             for name, value in values.items():
                 if isinstance(group[name], torch.Tensor):
                     group[name].fill_(value)
@@ -250,14 +252,24 @@ class Learner:
     def renew_optimizer(self, hyperparameters: schedule.Hyperparameters | None) -> None:
         """Train the next block with a new optimizer, as dislib does; accumulated gradients are applied before."""
         self.step()
-        self.optimizer = self.callbacks.context.optimizer = self._optimizer_with(None)
+        self.optimizer = self._optimizer_with(None)
         if hyperparameters is not None:
             self.set_hyperparameters(hyperparameters)
 
     def _optimizer_with(self, state: dict[str, Any] | None) -> torch.optim.Optimizer:
         """Return a new optimizer of the copy's parameters, with the given state if it is not ``None``."""
+        for parameter, given in zip(self.net.parameters(), self._spec.net.parameters(), strict=True):
+            parameter.requires_grad_(given.requires_grad)  # a callback may have changed it for the last block
         optimizer = make_optimizer(self.replica.training_spec.optimizer, self.net)
+        self.callbacks.optimizer(optimizer)
         if state is not None:
+            saved, own = state["param_groups"], optimizer.state_dict()["param_groups"]
+            if len(saved) > len(own):
+                raise ValueError(
+                    f"the optimizer's state has {len(saved)} groups of parameters instead of {len(own)}, as an "
+                    "Unfreeze has added some: give later fits the same callback, or build again"
+                )
+            state = {**state, "param_groups": [*saved, *own[len(saved) :]]}
             # A copy, as optimizers update loaded tensors in place, and tasks must not change their arguments.
             optimizer.load_state_dict(with_tensors(torch.Tensor.clone, state))
         return optimizer

@@ -12,6 +12,7 @@ value.
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain, repeat
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -49,8 +50,8 @@ class WorkerState:
         """Return this state with other options of the optimizer's parameter groups, such as ``lr``."""
         if self.optimizer is None:
             return self
-        saved = self.optimizer["param_groups"]
-        groups = [{**group, **changed} for group, changed in zip(saved, options, strict=True)]
+        saved = self.optimizer["param_groups"]  # callbacks may have added some at the end
+        groups = [{**group, **changed} for group, changed in zip(saved, chain(options, repeat({})), strict=False)]
         return replace(self, optimizer={**self.optimizer, "param_groups": groups})
 
 

@@ -81,6 +81,12 @@ class Work(NamedTuple):
         return self.task or f"round {self.round} on worker {self.worker}"
 
     @property
+    def epoch(self) -> int:
+        """The epoch in which the round starts, counted from 0 over all fits."""
+        first = self.draws or next(iter(self.block_passes), None)
+        return first.epoch if first else 0
+
+    @property
     def samples(self) -> int:
         """Number of samples to train on."""
         return self.draws.samples if self.draws else sum(block_pass.size for block_pass in self.block_passes)

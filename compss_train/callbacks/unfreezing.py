@@ -1,0 +1,56 @@
+"""``Unfreeze``: trains frozen parameters from some epoch on, as fine-tuning does once a new head has settled."""
+
+import torch
+
+from compss_train._utils.validation import check_at_least_0, check_count
+from compss_train.model.optimizers import JoinedOptimizer
+from compss_train.model.parameter_groups import matches
+from compss_train.training.trainer_base import TrainerBase
+from compss_train.worker.callbacks import WorkerCallback, WorkerContext
+
+
+class Unfreeze(WorkerCallback):
+    """Trains parameters that were frozen in ``build`` from the first round on that starts in an epoch or later.
+
+    Every worker's optimizer gets them as a group with the options of its first group (``add_param_group``), and
+    keeps the state of the others. Submodules in evaluation mode, such as a BatchNorm, stay in it. Later fits need
+    the same callback. An outer optimizer does not step these parameters: they are averaged.
+
+    Parameters
+    ----------
+    pattern:
+        A prefix of dotted names, such as ``"layer4"``, or a pattern, such as ``"layer4.*.weight"``.
+    epoch:
+        Counted from 0 over all fits.
+    factor:
+        The learning rate as a multiple of that of the first group, 1 by default.
+
+    Raises ``ValueError`` if no frozen parameter has such a name, or the optimizer takes no more groups.
+    """
+
+    def __init__(self, pattern: str, *, epoch: int, factor: float = 1.0) -> None:
+        self.pattern, self.epoch = pattern, check_count("epoch", epoch, least=0)
+        self.factor = check_at_least_0("factor", factor)
+
+    def check(self, trainer: TrainerBase) -> None:
+        """Raise ``ValueError`` if no frozen parameter matches the pattern."""
+        frozen = [name for name, parameter in trainer.model().named_parameters() if not parameter.requires_grad]
+        if not any(matches(name, self.pattern) for name in frozen):
+            some = ", ".join(frozen[:5]) or "none"
+            raise ValueError(f"Unfreeze({self.pattern!r}) matches no frozen parameter; these are {some}")
+
+    def on_optimizer(self, context: WorkerContext) -> None:
+        """Unfreeze the parameters, and add those that the optimizer lacks."""
+        if context.epoch < self.epoch:
+            return
+        optimizer, named = context.optimizer, dict(context.model.named_parameters())
+        if isinstance(optimizer, JoinedOptimizer | torch.optim.LBFGS):
+            raise ValueError(f"Unfreeze adds a group of parameters, which {type(optimizer).__name__} does not take")
+        present = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+        own = {name: named[name].requires_grad_() for name in named if matches(name, self.pattern)}
+        new = [(name, parameter) for name, parameter in own.items() if id(parameter) not in present]
+        options = {**optimizer.param_groups[0], "name": self.pattern, "factor": self.factor}
+        options["lr"] = options["lr"] * self.factor
+        options["params"] = new if options.pop("param_names", None) else [parameter for _, parameter in new]
+        if new:
+            optimizer.add_param_group(options)
