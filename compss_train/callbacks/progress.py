@@ -30,12 +30,8 @@ class _Progress(Callback):
     def on_fit_end(self, trainer: TrainerBase) -> None:
         """Print why the fit was stopped, if it was."""
         if trainer.stopped is not None:
-            self._print(f"stopped {_place(trainer)}: {trainer.stopped}")
-
-    def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
-        """Print the round whose parameters the trainer has after Ctrl-C."""
-        if isinstance(error, KeyboardInterrupt):
-            self._print(f"interrupted {_place(trainer)}")
+            place = f"after round {trainer.history[-1]['round']}" if trainer.history else "in the first round"
+            self._print(f"stopped {place}: {trainer.stopped}")
 
     def _print(self, line: str) -> None:
         print(line, file=self._file or sys.stderr, flush=True)
@@ -103,17 +99,20 @@ class ProgressBar(_Progress):
         """Advance the bar by the samples of the round; print a line if an epoch has ended."""
         if self._bar is None:
             return
+        is_online = "received" in record  # of which the bar has all measures, as there are no lines
+        measures = _formatted_measures(record)
+        shown = {name: value for name, value in measures.items() if is_online or name == "loss"}
         with self._bar.lock:
-            measures = _formatted_measures(record)
-            if "received" not in record:  # of an online fit, which prints no lines, the bar has all measures
-                if self._pending is not None and record["epoch"] > self._pending["epoch"]:
-                    self._print_pending()
-                self._pending = record
-                if self._rounds_are_epochs:
-                    self._print_pending()
-                measures = {name: measures[name] for name in ("loss",) if name in measures}
-            self._bar.tqdm.set_postfix(_position(record) | measures, refresh=False)
-        self._bar.complete(record["samples"])
+            self._bar.tqdm.set_postfix(_position(record) | shown, refresh=False)
+        self._bar.complete(record["samples"])  # before lines, below which the bar is drawn again
+        if is_online:
+            return
+        with self._bar.lock:
+            if self._pending is not None and record["epoch"] > self._pending["epoch"]:
+                self._print_pending()
+            self._pending = record
+            if self._rounds_are_epochs:
+                self._print_pending()
 
     def _print_pending(self) -> None:
         if self._pending is not None:
@@ -126,9 +125,8 @@ class ProgressBar(_Progress):
         super().on_fit_end(trainer)
 
     def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
-        """Close the bar; after Ctrl-C, print the round whose parameters the trainer has."""
+        """Close the bar."""
         self._close()
-        super().on_exception(trainer, error)
 
     def _close(self) -> None:
         if self._bar is not None:
@@ -158,10 +156,6 @@ def with_progress(callbacks: Sequence[Callback], progress: bool) -> tuple[Callba
         return tuple(callbacks)
     shows_bars = "ipykernel" in sys.modules or sys.stderr.isatty()
     return (*callbacks, ProgressBar() if shows_bars else RoundLines())
-
-
-def _place(trainer: TrainerBase) -> str:
-    return f"after round {trainer.history[-1]['round']}" if trainer.history else "in the first round"
 
 
 def _workers(trainer: TrainerBase) -> str:

@@ -5,6 +5,7 @@ masks. Formats that numpy does not have (bfloat16, float8) are stored as float32
 Workers may return compressed changes in place of some arrays (``compression``). ``weighted_mean`` computes means.
 """
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
@@ -24,6 +25,7 @@ from compss_train.model.copies import normalize_spectral_vectors
 from compss_train.model.devices import to_host
 from compss_train.model.metrics import Measured
 from compss_train.model.saved_state import sha256_of
+from compss_train.reports.formatting import Table
 
 Parameters = dict[str, NDArray[Any]]
 
@@ -96,6 +98,30 @@ def as_parameters(values: Mapping[str, Any]) -> Parameters:
     """Return arrays, tensors or lists by name as arrays."""
     tensors = to_arrays({name: value for name, value in values.items() if isinstance(value, torch.Tensor)})
     return {name: tensors[name] if name in tensors else np.asarray(value) for name, value in values.items()}
+
+
+class NamedArrays(Parameters):
+    """Parameters that a program or notebook shows in a line or a table, without their values."""
+
+    def __repr__(self) -> str:
+        return f"{len(self)} arrays of {sum(array.size for array in self.values()):,} numbers"
+
+    def _repr_html_(self) -> str:
+        return table(self, repr(self))._repr_html_()
+
+
+def table(tensors: Mapping[str, Any], caption: str, kinds: Mapping[str, str] | None = None) -> Table:
+    """Return a table of arrays or tensors with their names, sizes and, if given, the kind of each."""
+    columns: dict[str, list[str]] = {
+        "name": [*tensors],
+        "shape": [str(tuple(each.shape)) for each in tensors.values()],
+        "dtype": [str(each.dtype).removeprefix("torch.") for each in tensors.values()],
+        "numbers": [f"{math.prod(each.shape):,}" for each in tensors.values()],
+        "bytes": [f"{each.nbytes:,}" for each in tensors.values()],
+    }
+    if kinds is not None:
+        columns["kind"] = [kinds[name] for name in tensors]
+    return Table(caption, [*columns], [*zip(*columns.values(), strict=True)])
 
 
 def copy_of(parameters: Mapping[str, NDArray[Any]]) -> Parameters:

@@ -16,6 +16,7 @@ from compss_train.model import parameters as params
 from compss_train.model.loss_weights import TrainingLoss
 from compss_train.model.train_transform import TrainTransform
 from compss_train.model.training_step import Step, StepContext, StepResult, no_loss
+from compss_train.reports.formatting import Table
 
 Precision = Literal["fp32", "bf16", "fp16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
@@ -122,6 +123,18 @@ class TrainingSpec:
     def names(self) -> TensorNames:
         """The names of the network's tensors."""
         return TensorNames.of(self.net)
+
+    def summary(self) -> Table:
+        """Return a table of what the network holds: trained and frozen parameters, and buffers."""
+        tensors, names = self.net.state_dict(), self.names
+        kinds = dict.fromkeys(tensors, "frozen") | dict.fromkeys(names.weights, "trained")
+        kinds |= dict.fromkeys(names.buffers, "buffer")
+        distinct = [name for name in tensors if name not in names.aliases]
+        numbers = sum(tensors[name].numel() for name in distinct if kinds[name] != "buffer")
+        trained = sum(tensors[name].numel() for name in names.distinct_weights)
+        size = sum(tensors[name].nbytes for name in distinct) / 1e6
+        caption = f"{numbers:,} parameters, {trained:,} of them trained; {size:,.3g} MB in each worker's copy"
+        return params.table(tensors, caption, kinds)
 
     @cached_property
     def _template(self) -> copies.CopyTemplate:

@@ -1,11 +1,15 @@
-"""Formatting of numbers, times and durations for people."""
+"""Formatting of numbers, times, durations and tables for people."""
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
+from html import escape
 
 DIGITS = 4
 """Significant digits of numbers that are not whole."""
+MOST_SHOWN = 20
+"""Rows of tables that notebooks show without a click."""
 _PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
 
 
@@ -49,6 +53,24 @@ def columns(lines: Sequence[Sequence[str]], justify: Callable[[str, int], str] =
     """Return lines of cells as texts with aligned columns; all lines have equally many cells."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return ["  ".join(map(justify, cells, widths)) for cells in lines]
+
+
+@dataclass(frozen=True, repr=False)
+class Table:
+    """A table that programs print as text, and notebooks show as HTML."""
+
+    caption: str
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def __repr__(self) -> str:
+        return "\n".join([*columns([self.header, *self.rows]), self.caption])
+
+    def _repr_html_(self) -> str:
+        lines = [[f"<td>{escape(cell)}</td>" for cell in line] for line in (self.header, *self.rows)]
+        body = "".join(f"<tr>{''.join(cells)}</tr>" for cells in lines)
+        shown = " open" if len(self.rows) <= MOST_SHOWN else ""
+        return f"<details{shown}><summary>{escape(self.caption)}</summary><table>{body}</table></details>"
 
 
 def tick(value: float) -> str:

@@ -12,7 +12,8 @@ import numpy as np
 
 from compss_train._utils import files, imports, validation
 from compss_train.exceptions import BadFileError
-from compss_train.reports.records import Record, from_json, is_record
+from compss_train.reports import formatting
+from compss_train.reports.records import Record, from_json, is_record, measured_numbers
 from compss_train.reports.timeline import round_rows, worker_rows
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from compss_train.reports.curves import Axis
 
 
+SHOWN_ROUNDS = 10
+"""The last rounds, which notebooks show."""
 MOST_WORKER_ENTRIES = 250_000
 """Maximum number of worker entries in a history: enough for 25 rounds of 10,000 workers, or 4,000 rounds of 60."""
 
@@ -39,6 +42,21 @@ class History(list[Record]):
         early = -1 - max(1, MOST_WORKER_ENTRIES // max(1, len(record.get("workers", ()))))
         if len(self) >= -early and self[early].get("workers"):
             self[early] = {**self[early], "workers": []}
+
+    def __repr__(self) -> str:
+        last = {"epoch": self[-1]["epoch"], **measured_numbers(self[-1])} if self else {}
+        measures = ", ".join(f"{name} {formatting.number(value)}" for name, value in last.items())
+        return f"history of {len(self)} round{'s' * (len(self) != 1)}" + (f": {measures}" if measures else "")
+
+    def _repr_html_(self) -> str:
+        names = [*measured_numbers(self[-1])] if self else []
+        rows = [
+            [str(record["round"]), str(record["epoch"])]
+            + [formatting.number(measured_numbers(record).get(name, "")) for name in names]
+            + [formatting.speed(record["samples_per_second"])]
+            for record in self[-SHOWN_ROUNDS:]
+        ]
+        return formatting.Table(repr(self), ["round", "epoch", *names, "samples/s"], rows)._repr_html_()
 
     @overload
     def __getitem__(self, index: SupportsIndex) -> Record: ...
@@ -65,8 +83,8 @@ class History(list[Record]):
 
         ``path`` is a file to save the figure to, as .png, .svg or .pdf; ``against`` is the x axis: ``"round"``,
         ``"epoch"``, ``"samples"`` trained, or ``"seconds"`` of training. Returns a matplotlib figure (extra
-        ``plot``), which needs no display. Raises ``ValueError`` for an empty history, and for a suffix that
-        matplotlib does not support.
+        ``plot``), which notebooks show, and which needs no display. Raises ``ValueError`` for an empty history, and
+        for a suffix that matplotlib does not support.
         """
         imports.import_optional("matplotlib", extra="plot", needed_by="plot")
         from compss_train.reports.plots import draw

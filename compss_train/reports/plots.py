@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from io import StringIO
+from io import BytesIO, StringIO
 from itertools import groupby
 from typing import Any
 
@@ -58,6 +58,14 @@ _LANE_GAP = 2
 """Pixels between two lanes."""
 
 
+class Picture(Figure):
+    """A figure that notebooks show, also those that have not prepared pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        self.savefig(stream := BytesIO(), format="png")
+        return stream.getvalue()
+
+
 def draw(history: Sequence[Record], against: Axis = "round") -> Figure:
     """Return the figure of a history; raise ``ValueError`` for an empty one."""
     if not history:
@@ -82,7 +90,7 @@ def draw_comparison(runs: Sequence[comparison.ComparedRun], against: Axis = "rou
 
 def draw_rates(rates: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], chosen: float) -> Figure:
     """Return a figure with the losses of a learning-rate finder, their moving average, and the rate it suggests."""
-    figure = Figure(figsize=_PANEL_INCHES, layout="constrained")
+    figure = Picture(figsize=_PANEL_INCHES, layout="constrained")
     ax = figure.add_subplot()
     ax.plot(rates, losses, linewidth=1, alpha=0.4, label="batches")
     ax.plot(rates, smoothed, linewidth=1.5, label="moving average")
@@ -95,7 +103,7 @@ def draw_rates(rates: Sequence[float], losses: Sequence[float], smoothed: Sequen
 
 def _figure(charts: Sequence[Panel], against: Axis) -> Figure:
     rows = -(-len(charts) // COLUMNS)
-    figure = Figure(figsize=(COLUMNS * _PANEL_INCHES[0], rows * _PANEL_INCHES[1]), layout="constrained")
+    figure = Picture(figsize=(COLUMNS * _PANEL_INCHES[0], rows * _PANEL_INCHES[1]), layout="constrained")
     for number, panel in enumerate(charts, 1):
         ax = figure.add_subplot(rows, COLUMNS, number)
         _draw_panel(ax, panel, against)

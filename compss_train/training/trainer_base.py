@@ -3,6 +3,7 @@
 import copy
 import os
 from collections.abc import Callable, Mapping
+from html import escape
 from itertools import chain
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -21,6 +22,7 @@ from compss_train.model.optimizers import Gradients
 from compss_train.model.schedule import Schedule, ScheduleSpec, configured_schedule, make_schedule
 from compss_train.model.train_transform import TrainTransform, as_train_transform
 from compss_train.model.training_step import Step, no_loss, training_steps
+from compss_train.reports.formatting import Table
 from compss_train.reports.history import History
 from compss_train.training import build_arguments as arguments
 from compss_train.training import data_source, description, resuming
@@ -51,6 +53,13 @@ class TrainerBase:
         self._model = TrainedModel(seed)
         self._workplace = Workplace(self._model, num_workers, engine, threads, worker_timeout)
         self.num_workers, self.threads = self._workplace.num_workers, self._workplace.threads
+
+    def __repr__(self) -> str:
+        own = f"num_workers={self.num_workers}, engine={self._workplace.engine_class.name!r}, seed={self.seed}"
+        return f"{type(self).__name__}({own}), {self.history!r}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self))}</p>{self.history._repr_html_()}"
 
     @suggests_keywords
     def build(
@@ -305,7 +314,14 @@ class TrainerBase:
 
     def get_parameters(self, *, averaged: bool = False) -> params.Parameters:
         """Return a copy of the global parameters, arrays in state_dict order; ``averaged`` as in ``model``."""
-        return params.copy_of(self._model.current(averaged=averaged))
+        return params.NamedArrays(params.copy_of(self._model.current(averaged=averaged)))
+
+    def summary(self) -> Table:
+        """Return a table of the network: names, shapes, numbers and bytes of what it holds, and what is trained.
+
+        The bytes are those of a copy, of which each worker has one, besides gradients and the optimizer's state.
+        """
+        return self._model.built.training_spec.summary()
 
     def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
         """Replace the global parameters; raise ``ValueError`` if names, shapes or kinds of numbers differ."""

@@ -11,7 +11,7 @@ import pytest
 from compss_train import Merge
 from compss_train.callbacks import Checkpoint, ProgressBar, RoundLines, progress
 from compss_train.callbacks.progress import with_progress
-from tests.helpers.callbacks import CallAt, InterruptAt, StopAfter
+from tests.helpers.callbacks import CallAt, StopAfter
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 
 
@@ -35,7 +35,7 @@ def test_terminals_show_a_bar(monkeypatch):
     assert "171/171" in last
     assert f"epoch=3, loss={trainer.history[-1]['loss']:.4f}" in last
     assert text.startswith("\rstarting 3 workers: ")
-    assert "starting" not in last
+    assert text.count("starting") == 1
     assert text.endswith("\n")
 
 
@@ -92,14 +92,6 @@ def test_engines_report_the_samples_that_were_trained(engine):
     ]
     fit(trainer, *at, validation_data=(X, Y))
     assert counts[1] - counts[0] == 3 * len(X)
-
-
-def test_after_ctrl_c_one_line_says_which_round_is_left(monkeypatch):
-    for kind in (ProgressBar, RoundLines):
-        stream = io.StringIO()
-        with pytest.raises(KeyboardInterrupt):
-            fit(trainer_of(), kind(stream), InterruptAt(1))
-        assert stream.getvalue().endswith("\ninterrupted after round 0\n")
 
 
 def test_other_streams_show_a_line_per_round(monkeypatch):

@@ -131,6 +131,21 @@ def test_plots_need_no_display_and_are_saved(trainer, tmp_path):
     assert title_of("val_averaged_recall[2]") == title_of("val_recall[2]") == title_of("recall") == "recall"
 
 
+def test_notebooks_show_pictures_and_tables(trainer):
+    """As IPython asks objects, which knows nothing of matplotlib here."""
+    formatters = pytest.importorskip("IPython.core.formatters")
+    shown = formatters.DisplayFormatter().format
+    assert shown(trainer.history.plot())[0]["image/png"].startswith(b"\x89PNG")
+    parameters, table = trainer.get_parameters(), trainer.summary()
+    for value in (trainer, trainer.history, parameters, History(), table):
+        assert shown(value)[0]["text/html"].count("<table>") == 1
+    loss = trainer.history[-1]["loss"]
+    assert repr(trainer).startswith("DistributedTrainer(num_workers=2, engine='serial', seed=0), history of ")
+    assert f"epoch 3, loss {loss:.4f}"[:-1] in repr(trainer)
+    assert repr(parameters) == "4 arrays of 163 numbers"
+    assert pickle.loads(pickle.dumps(parameters)).keys() == parameters.keys()
+
+
 @pytest.mark.parametrize(
     ("rounds", "options", "message"),
     [

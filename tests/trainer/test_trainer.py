@@ -324,3 +324,15 @@ def test_a_loss_has_one_element(engine):
     fit(built(engine, loss=reshaped, metric=None))
     with pytest.raises(ValueError, match=r"loss must be one number a batch .*not a tensor of shape \(6,\)"):
         fit(built(engine, 1, loss=nn.CrossEntropyLoss(reduction="none"), metric=None), blocks=1)
+
+
+def test_a_summary_says_what_is_trained():
+    net = awkward_net()
+    net[4].weight = nn.Parameter(net[4].weight.detach(), requires_grad=False)
+    trainer = trainer_of(net=lambda: net)
+    table = trainer.summary()
+    kinds = {name: kind for name, *_, kind in table.rows}
+    assert kinds["0.weight"] == kinds["1.bias"] == "trained"
+    assert kinds["1.running_mean"] == kinds["1.num_batches_tracked"] == "buffer"
+    assert kinds["4.weight"] == "frozen"
+    assert str(table).splitlines()[-1] == "192 parameters, 144 of them trained; 0.000904 MB in each worker's copy"

@@ -265,10 +265,13 @@ def test_fits_in_other_threads_train_and_stop_as_well(tmp_path):
     assert_alike(stopped, whole)
 
 
-def test_after_ctrl_c_the_last_complete_round_is_told(capsys):
+@pytest.mark.parametrize("progress", [True, False])
+def test_after_ctrl_c_one_line_tells_the_last_complete_round(capsys, progress):
     with pytest.raises(KeyboardInterrupt):
-        fit(trainer_of(), InterruptAt(2))
-    assert capsys.readouterr().err == "compss_train: fit interrupted by Ctrl-C; last complete round: 1\n"
+        fit(trainer_of(), InterruptAt(2), progress=progress)
+    *_, last = lines = capsys.readouterr().err.splitlines()
+    assert last == "compss_train: fit interrupted by Ctrl-C; last complete round: 1"
+    assert sum("interrupted" in line for line in lines) == 1
 
 
 @contextmanager
