@@ -61,6 +61,25 @@ class _HistoryFile(Callback):
             self._set_aside(found)
         elif (rest := "".join(f"{line}\n" for line in lines[:kept])) != text:
             files.write_atomic(self.path, rest)
+        self._writes = True
+
+    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
+        """Append the round; if the disk is full, or fails, warn once, and write no more of the fit.
+
+        Raises ``FileNotFoundError`` if the file or its folder was moved or removed.
+        """
+        if not self._writes:
+            return
+        try:
+            self._append(record)
+        except FileNotFoundError:
+            raise
+        except OSError as error:
+            self._writes = False
+            validation.warn_user(f"no more rounds are written to {self.path}: {error}; trainer.history has them")
+
+    def _append(self, record: dict[str, Any]) -> None:
+        raise NotImplementedError
 
     def _set_aside(self, rounds: int) -> None:
         names = (self.path.with_name(f"{self.path.stem}.{n}{self.path.suffix}") for n in itertools.count(1))
@@ -97,8 +116,7 @@ class JsonLines(_HistoryFile):
 
     prefix: ClassVar[str] = '{"round": '
 
-    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
-        """Append the record."""
+    def _append(self, record: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(history.line_of(record))
 
@@ -122,8 +140,7 @@ class Csv(_HistoryFile):
         with self.path.open(encoding="utf-8", newline="") as file:
             self._columns = next(csv.reader(file), [])
 
-    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
-        """Append the row."""
+    def _append(self, record: dict[str, Any]) -> None:
         cells = {
             name: json.dumps(value)
             if isinstance(value, list | tuple) or (isinstance(value, str) and not value.isprintable())

@@ -129,6 +129,7 @@ def format_keys() -> str:
 def format_plan(run: training.TrainingRun, trainer: DistributedTrainer) -> str:
     """Return what a run would do, for ``--dry-run``."""
     net, given = trainer.model(), run.arguments
+    fitted = {name: value for name, value in run.file.section("fit").items() if name != "callbacks"}
     validation = given.get("validation_data")
     parameters = sum(parameter.numel() for parameter in net.parameters())
     resumed = ", resumed" if run.folder.has_results else ", which holds no run to resume"
@@ -140,7 +141,7 @@ def format_plan(run: training.TrainingRun, trainer: DistributedTrainer) -> str:
         "workers": f"{trainer.num_workers} ({engine}), {_count(trainer.threads, 'thread')} each",
         "seed": str(trainer.seed),
         "build": _format_options(run.file.section("build")),
-        "fit": _format_options(run.file.section("fit")),
+        "fit": _format_options(fitted),
         "callbacks": ", ".join(type(callback).__name__ for callback in given["callbacks"]),
         "output": f"{run.folder.path}{resumed if run.resume else ''}",
     }
@@ -155,7 +156,22 @@ def _format_size(num_workers: int, x: Any, y: Any) -> str:
 
 
 def _format_options(options: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value!r}" for name, value in options.items())
+    return ", ".join(f"{name}={_format_value(value)}" for name, value in options.items())
+
+
+def _format_value(value: Any) -> str:
+    """Return a value of a run file as in Python, with the short names of objects."""
+    if isinstance(value, list):
+        return f"[{', '.join(map(_format_value, value))}]"
+    if not objects.is_object(value):
+        return f"{{{_format_options(value)}}}" if isinstance(value, dict) else repr(value)
+    if isinstance(value, str):
+        return value.rpartition(":")[2]
+    named = {
+        key: each for key, each in value.items() if key not in (objects.CALL, objects.PARTIAL, objects.ARGUMENTS)
+    }
+    arguments = [*map(_format_value, value.get(objects.ARGUMENTS, ())), *filter(None, [_format_options(named)])]
+    return f"{value.get(objects.CALL, value.get(objects.PARTIAL)).rpartition(':')[2]}({', '.join(arguments)})"
 
 
 def _format_result(trainer: DistributedTrainer, folder: run_files.RunFolder) -> str:

@@ -5,6 +5,7 @@ import itertools
 import json
 import math
 import os
+import resource
 import shutil
 from contextlib import suppress
 from types import SimpleNamespace
@@ -187,6 +188,24 @@ def test_unwritable_files_are_errors_before_training(trainer, tmp_path, logger):
         fit(trainer, logger(tmp_path / "file" / "history.html"))
     assert raised.value.__notes__[0] == f"Raised in the callback {logger.__name__}, by its on_fit_start."
     assert trainer.history == []
+
+
+@pytest.mark.parametrize("logger", FILES)
+def test_a_full_disk_is_a_warning_and_the_fit_ends_well(trainer, tmp_path, logger):
+    """The system refuses to let files grow beyond some bytes."""
+    path, before = path_of(tmp_path, logger), resource.getrlimit(resource.RLIMIT_FSIZE)
+    again = logger(path.with_stem("again"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
+    try:
+        with pytest.warns(UserWarning, match=r"no more rounds are written to .*\[Errno 27") as caught:
+            fit(trainer, logger(path), num_epochs=9)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert len([each for each in caught if "no more rounds" in str(each.message)]) == 1
+    assert len(trainer.history) == 9
+    assert path.stat().st_size <= 600
+    fit(trainer, again, num_epochs=1)
+    assert rounds_of(again.path) == [9]
 
 
 def events(folder):
