@@ -1,4 +1,4 @@
-"""``compss-train evaluate``, ``predict`` and ``export``: use the network that a run has trained."""
+"""``compss-train evaluate``, ``predict`` and ``export``, and ``load``: use a network that has been trained."""
 
 import argparse
 import json
@@ -6,8 +6,11 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
+import torch
+from torch import nn
 
 from compss_train._utils.files import atomic_path, check_folder
 from compss_train.cli import run_files
@@ -18,6 +21,7 @@ from compss_train.exceptions import BadFileError
 from compss_train.model import parameters, saved_state
 from compss_train.model.export import ONNX
 from compss_train.trainer import DistributedTrainer
+from compss_train.training import checkpoints
 from compss_train.training.data_source import as_blocked
 
 PREDICTION_SUFFIXES = (".npy", ".npz")
@@ -68,9 +72,48 @@ def export(options: argparse.Namespace) -> int:
             else:
                 example = block.load_block(next(as_blocked(x, 1).blocks()))[:2]
         with _rejected_samples("exported with"):
-            trainer.export(target, example)
+            trainer.save(target, example)
     print(f"written to {options.output}")
     return 0
+
+
+def load(
+    path: str | os.PathLike[str], net: nn.Module | None = None, *, best: bool = False, trust: bool = False
+) -> nn.Module:
+    """Return a trained network in evaluation mode, on the CPU, for inference in another program.
+
+    Nothing is unpickled, and checksums are verified. A ``transform`` of ``build`` is not part of the network.
+
+    Parameters
+    ----------
+    path:
+        A file of ``trainer.save`` (``.safetensors``, ``.npz``) or of a state_dict (``.pt``, ``.pth``), or the
+        folder of a ``Checkpoint``, whose newest good one is taken; or, without ``net``, the folder of a run of
+        ``compss-train fit``.
+    net:
+        A network of the same structure, which gets the parameters and is returned. ``None`` (default) makes the
+        network of the run, for which its modules are imported; a line on standard error names them.
+    best:
+        For a run: the parameters of its best checkpoint instead of the final ones.
+    trust:
+        For a run: do not name its modules, and import them also if they belong to another user.
+
+    Raises ``ValueError`` for a network of another structure, ``BadFileError`` for a damaged file, and
+    ``FileNotFoundError``.
+    """
+    path = Path(path)
+    if net is not None:
+        found = checkpoints.read_latest_checkpoint(path, warn=True)[1]["parameters"] if path.is_dir() else None
+        parameters.load_into(net, parameters.load(path) if found is None else found)
+        return net.eval()
+    if path.is_file():
+        raise TypeError(
+            f"load({path.name!r}) needs the network, too: a file has its parameters; give load(path, net)"
+        )
+    with torch.random.fork_rng(devices=()):  # a run seeds torch before it makes its network
+        options = argparse.Namespace(run=path, settings=(), trust=trust, best=best)
+        with _open_run(options) as (_, trainer):
+            return trainer.model().eval()
 
 
 @contextmanager

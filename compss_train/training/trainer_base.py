@@ -373,12 +373,13 @@ class TrainerBase:
         """
         return resuming.snapshot_of(self._workplace)
 
-    def export(self, path: str | os.PathLike[str], example: Any = None) -> None:
+    def save(self, path: str | os.PathLike[str], example: Any = None) -> None:
         """Write the global parameters to a ``.safetensors`` or ``.npz`` file, or the network to an ``.onnx`` one.
 
-        An ONNX file (extra ``onnx``) includes the ``transform`` of ``build`` and takes any number of samples as
-        ``x``; ``example`` is a batch of x, such as ``x[:2]``, to trace the network with. The file is written
-        atomically. Raises ``ValueError`` for other suffixes, and for a network that ONNX cannot represent.
+        ``compss_train.load(path, net)`` reads parameters; a ``.safetensors`` file has their SHA-256. An ONNX file
+        (extra ``onnx``) includes the ``transform`` of ``build`` and takes any number of samples as ``x``;
+        ``example`` is a batch of x, such as ``x[:2]``, to trace the network with. The file is written atomically.
+        Raises ``ValueError`` for other suffixes, and for a network that ONNX cannot represent.
         """
         transform = copy.deepcopy(self._model.built.training_spec.transform)
         export(path, self.model(), example, transform=transform)

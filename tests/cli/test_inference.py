@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+import compss_train
 from compss_train import DistributedTrainer, FileDataset, PartialShuffleSampler, write_files
 from compss_train.cli import main
 from compss_train.model import parameters
@@ -143,6 +144,30 @@ def test_onnx_has_the_input_of_the_training_data(run_file, command):
     session = onnxruntime.InferenceSession("model.onnx")
     outputs = session.run(None, {"x": np.load("x.npy")})[0]
     np.testing.assert_allclose(outputs, np.load("y.npy"), rtol=0, atol=sum_error(np.float32, WIDTHS, 10))
+
+
+def test_programs_load_a_run_a_file_or_a_checkpoint(fitted, command, tmp_path, capsys):
+    x, _ = data(20)
+    np.save("x.npy", x)
+    command("predict", fitted, "--input", "x.npy", "--output", "y.npy")
+    before = torch.get_rng_state()
+    loaded = [compss_train.load(fitted)]
+    assert "runs tests.cli.user_objects:data, tests.helpers.models:mlp (--trust to hide" in capsys.readouterr().err
+    loaded += [compss_train.load(fitted, best=True, trust=True)]
+    assert capsys.readouterr().err == ""
+    assert torch.equal(torch.get_rng_state(), before)
+    loaded += [
+        compss_train.load(each, mlp()) for each in (fitted / "parameters.safetensors", fitted / "checkpoints")
+    ]
+    for net in loaded:
+        assert not net.training
+        np.testing.assert_array_equal(net(torch.from_numpy(x)).detach().numpy(), np.load("y.npy"))
+    with pytest.raises(TypeError, match=r"load\('parameters.safetensors'\) needs the network"):
+        compss_train.load(fitted / "parameters.safetensors")
+    with pytest.raises(ValueError, match="are missing in the parameters"):
+        compss_train.load(fitted / "parameters.safetensors", torch.nn.Linear(2, 2))
+    with pytest.raises(FileNotFoundError, match="no checkpoint in"):
+        compss_train.load(tmp_path, mlp())
 
 
 COMMANDS = {"evaluate": [], "predict": ["--input", "x.npy", "--output", "y.npy"], "export": ["-o", "p.npz"]}

@@ -165,7 +165,7 @@ def test_onnx_has_every_input_and_output(tmp_path, kind):
     trainer = DistributedTrainer(1, engine="serial", threads=1)
     trainer.build(Sums(), SGD, loss, transform=transform)
     x = named if kind is dict else tuple(named.values())
-    trainer.export(tmp_path / "net.onnx", x)
+    trainer.save(tmp_path / "net.onnx", x)
     session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
     assert [each.name for each in session.get_inputs()] == list(named)
     assert [each.name for each in session.get_outputs()] == ["output_0", "output_1"]

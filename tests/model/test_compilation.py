@@ -128,7 +128,7 @@ def test_a_trainer_exports_its_current_parameters_and_transform(tmp_path, sessio
     with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
         trainer.build(net, SGD, "cross_entropy", transform=scaled)
         trainer.fit(images, np.arange(30) % 3, num_epochs=1, batch_size=5, progress=False)
-        trainer.export(tmp_path / "model.onnx", images[:1])
+        trainer.save(tmp_path / "model.onnx", images[:1])
         expected = trainer.predict(images)
     exported = session()
     assert [(value.name, value.type) for value in exported.get_inputs()] == [("x", "tensor(uint8)")]
