@@ -8,6 +8,7 @@
             state.json             everything else, and the checksums of both
 """
 
+import logging
 import os
 import re
 import socket
@@ -21,6 +22,7 @@ from compss_train._utils.validation import warn_user
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model.saved_state import STATE, read_state, write_state
 
+_LOG = logging.getLogger(__name__)
 _ROUND_FOLDER = re.compile(r"round-([0-9]{6}|[1-9][0-9]{6,})")
 
 
@@ -58,6 +60,7 @@ def write_checkpoint(path: str | os.PathLike[str], content: dict[str, Any], disk
             delete_checkpoint(path, disk)
         disk.rename(new, path)
         disk.sync(path.parent)
+        _LOG.info("wrote %s", path)
     except BaseException as error:
         disk.remove(new)
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:

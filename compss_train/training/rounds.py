@@ -1,6 +1,7 @@
 """``RoundRunner``: submits the rounds of a fit a little ahead, collects their measurements, records the history."""
 
 import contextlib
+import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,6 +24,8 @@ from compss_train.training.training_state import MergeState, States, TrainingSta
 from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session, Workplace
 from compss_train.worker.state import GroupState
+
+_LOG = logging.getLogger(__name__)
 
 MERGERS: Mapping[str, type[Merger]] = {
     merger.name: merger for merger in (SynchronousMerger, CommutativeMerger, ServerMerger)
@@ -208,6 +211,9 @@ class RoundRunner:
             own = {each["worker"]: each["seconds"] for each in record["workers"]}
             seconds = max((sum(own[worker] for worker in task) for task in submitted.tasks), default=0.0)
         self._fit.stopping.after_round(seconds)
+        _LOG.info(
+            "round %d of epoch %d: loss %.6g, %.3f s", *map(record.get, ("round", "epoch", "loss", "seconds"))
+        )
         self._model.record(record)
 
     def _complete_round(self, submitted: SubmittedRound) -> None:
@@ -291,6 +297,9 @@ def run_rounds(fit: FitOfEpochs, workplace: Workplace) -> None:
         start=fit.reached,
         put_counts=options.buffer.put_counts if options.buffer and options.carries_buffers else None,
     )
+    begin = f"from {fit.checkpoint[0]}" if fit.checkpoint else f"at epoch {fit.first_epoch}"
+    where = workplace.num_workers, workplace.engine_class.name, begin
+    _LOG.info("a fit of %d epochs with %d workers on %s begins %s", options.num_epochs, *where)
     with workplace.fitting(fit, plan.samples if fit.data.counted else None) as session:
         rounds = fit.running = RoundRunner(fit, model, session)
         try:
@@ -305,6 +314,7 @@ def run_rounds(fit: FitOfEpochs, workplace: Workplace) -> None:
         finally:
             fit.running = None
             rounds.stop()
+        _LOG.info("the fit has ended (%s)", model.stopped or "complete")
         session.merge_state = rounds.merge_state
         model.averaged = rounds.averaged()
         rounds.close()

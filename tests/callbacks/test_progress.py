@@ -1,6 +1,7 @@
 """Progress of a fit: a bar in terminals, lines elsewhere, or nothing."""
 
 import io
+import logging
 import re
 import sys
 import threading
@@ -107,6 +108,25 @@ def test_other_streams_show_a_line_per_round(monkeypatch):
 @pytest.mark.parametrize("stream", [Terminal, io.StringIO])
 def test_nothing_is_shown_without_progress(monkeypatch, stream):
     assert shown(monkeypatch, stream(), progress=False)[1] == ""
+
+
+def test_logs_tell_what_happens_to_programs_that_ask(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "compss_train"):
+        fit(trainer_of(), Checkpoint(tmp_path), num_epochs=1)
+        fit(trainer_of(), resume=tmp_path, num_epochs=2)
+    assert {name.partition(".")[0] for name, *_ in caplog.record_tuples} == {"compss_train"}
+    path = tmp_path / "round-000000"
+    expected = [
+        "a fit of 1 epochs with 3 workers on serial begins at epoch 0",
+        "round 0 of epoch 1: loss ",
+        f"wrote {path}",
+        "the fit has ended (complete)",
+        f"a fit of 2 epochs with 3 workers on serial begins from {path}",
+        "round 1 of epoch 2: loss ",
+        "the fit has ended (complete)",
+    ]
+    for message, beginning in zip(caplog.messages, expected, strict=True):
+        assert message.startswith(beginning)
 
 
 @pytest.mark.parametrize("kind", [ProgressBar, RoundLines])

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import itertools
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +21,8 @@ from compss_train.engines.local.scheduler import Scheduler
 from compss_train.engines.local.worker_process import WorkerProcess, interrupts_deferred
 from compss_train.engines.nodes import cores
 from compss_train.exceptions import EngineClosedError
+
+_LOG = logging.getLogger(__name__)
 
 
 class LocalEngine(GraphEngine):
@@ -144,6 +147,7 @@ class LocalEngine(GraphEngine):
             if error.errno == errno.EMFILE:
                 error.add_note(f"{processes} processes take {7 * processes} file descriptors: raise ulimit -n")
             raise
+        _LOG.info("started %d worker processes of %d threads each", len(added), self.threads)
         self.processes += len(added)
         self.cpus += cpus
         self._post(self._scheduler.add_workers, added, cpus)
