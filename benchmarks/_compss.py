@@ -28,9 +28,11 @@ REQUEST, RESULT = "request.json", "result.json"
 
 @dataclass(frozen=True)
 class Runtime:
-    """How COMPSs runs an application: one node, this machine, with so many computing units."""
+    """How COMPSs runs an application: with so many computing units a node, by default on this machine only."""
 
     units: int = 2
+    hosts: Sequence[str] = ()
+    """The nodes, each with a worker, if there are several; the application runs on the first."""
     pythonpath: Sequence[str] = ()
     """Folders for modules beside ours, on the workers too."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -43,10 +45,13 @@ def skip_without_compss() -> None:
         sys.exit(0)
 
 
-def call(function: Callable[..., Any], *arguments: Any, runtime: Runtime | None = None) -> Any:
+def call(
+    function: Callable[..., Any], *arguments: Any, runtime: Runtime | None = None, within: Sequence[str] = ()
+) -> Any:
     """Return what the function returns in a new application: of COMPSs where a runtime is given.
 
-    It is found by its module and name; arguments and result are what JSON can hold.
+    It is found by its module and name; arguments and result are what JSON can hold. ``within`` are words before the
+    command, which say where it runs.
     """
     with tempfile.TemporaryDirectory(prefix="compss_bench-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -54,7 +59,7 @@ def call(function: Callable[..., Any], *arguments: Any, runtime: Runtime | None 
         (folder / REQUEST).write_text(json.dumps(asked))
         python = [sys.executable] if runtime is None else _runcompss(runtime, folder)
         environment = {} if runtime is None else runtime.environment
-        code = _run([*python, str(MAIN), str(folder / REQUEST)], folder, {**os.environ, **environment})
+        code = _run([*within, *python, str(MAIN), str(folder / REQUEST)], folder, {**os.environ, **environment})
         if code or not (folder / RESULT).exists():
             raise RuntimeError(f"{function.__name__} ended with {code}; its last words:\n{_tail(folder)}")
         return json.loads((folder / RESULT).read_text())
@@ -63,9 +68,13 @@ def call(function: Callable[..., Any], *arguments: Any, runtime: Runtime | None 
 def _runcompss(runtime: Runtime, folder: Path) -> list[str]:
     configure = [sys.executable, "-m", "compss_train", "configure", f"--units={runtime.units}"]
     files = [f"--folder={folder}", f"--working-dir={folder}/workers"]
+    several: list[str] = []
+    if runtime.hosts:
+        configure.append(f"--hosts={','.join(runtime.hosts)}")
+        several = [f"--master_name={runtime.hosts[0]}", "--cpu_affinity=disabled"]
     subprocess.run([*configure, *files], check=True, stdout=subprocess.DEVNULL)
     return [
-        *("runcompss", "--lang=python", f"--log_dir={folder}"),
+        *("runcompss", "--lang=python", f"--log_dir={folder}", *several),
         *(f"--project={folder}/project.xml", f"--resources={folder}/resources.xml"),
         f"--python_interpreter={sys.executable}",
         f"--pythonpath={':'.join([str(HERE), str(HERE.parent), *runtime.pythonpath])}",
