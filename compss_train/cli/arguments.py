@@ -132,13 +132,14 @@ def predict_arguments(parser: Parser) -> None:
     examples:
       compss-train predict runs/spirals --input x.npy --output y.npy
       compss-train predict runs/spirals --best --input "new/*.npz" --output classes.npy --classes
+      compss-train predict runs/pets --input photo.jpg --output classes.csv --classes
     """
     _add_run(parser)
-    files = "files with samples: .npy, or .npz, .pt, .h5 with an array x; quoted patterns"
+    files = "files with samples: .npy, or .npz, .pt, .h5 with an array x, tables, images; quoted patterns"
     parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help=files)
-    output = "a .npy file, or .npz with an array called output; in the order of the samples"
+    output = "a .npy file, .npz with an array called output, or .csv with the samples' files and classes, in order"
     parser.add_argument("--output", type=_path, required=True, metavar="FILE", help=output)
-    classes = "write the index of each sample's largest output instead of the outputs"
+    classes = "write the index of each sample's largest output, in .csv its class, instead of the outputs"
     parser.add_argument("--classes", action="store_true", help=classes)
 
 

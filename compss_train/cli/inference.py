@@ -1,22 +1,26 @@
 """``compss-train evaluate``, ``predict`` and ``export``, and ``load``: use a network that has been trained."""
 
 import argparse
+import csv
 import json
 import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from compss_train._utils.files import atomic_path, check_folder
 from compss_train.cli import run_files
 from compss_train.cli.fit import format_metrics
 from compss_train.cli.run_files import data, objects, training, trust
-from compss_train.data import FileDataset, block, locations, order
+from compss_train.data import FileDataset, block, locations, order, readers
 from compss_train.exceptions import BadFileError
 from compss_train.model import parameters, saved_state
 from compss_train.model.export import ONNX
@@ -24,7 +28,7 @@ from compss_train.trainer import DistributedTrainer
 from compss_train.training import checkpoints
 from compss_train.training.data_source import as_blocked
 
-PREDICTION_SUFFIXES = (".npy", ".npz")
+PREDICTION_SUFFIXES = (".npy", ".npz", ".csv")
 
 
 def evaluate(options: argparse.Namespace) -> int:
@@ -42,7 +46,7 @@ def predict(options: argparse.Namespace) -> int:
     """Write the outputs and print their number."""
     files, target = _absolute_names(options.input), options.output.absolute()
     if target.suffix not in PREDICTION_SUFFIXES:
-        raise ValueError(f"--output {options.output}: give a name that ends in {' or '.join(PREDICTION_SUFFIXES)}")
+        raise ValueError(f"--output {options.output}: give a name that ends in {', '.join(PREDICTION_SUFFIXES)}")
     check_folder(options.output)
     with _open_run(options) as (file, trainer):
         samples = read_samples(files, file)
@@ -50,12 +54,29 @@ def predict(options: argparse.Namespace) -> int:
             output = trainer.predict(samples)
     output = output.argmax(axis=1) if options.classes else output
     with atomic_path(target) as path:
-        if target.suffix == ".npy":
+        if target.suffix == ".csv":
+            section = file.section("data")
+            _write_csv(path, samples, output, section.get("classes", {}).get(str(section.get("y", "y")), ()))
+        elif target.suffix == ".npy":
             np.save(path, output)
         else:
             np.savez(path, output=output)
     print(f"{len(output):,} samples, {output.dtype} {tuple(output.shape)}, in {options.output}")
     return 0
+
+
+def _write_csv(path: Path, samples: FileDataset, output: NDArray[Any], classes: Sequence[str]) -> None:
+    """Write a line for each sample: its file, and its outputs, or the name of its class if these are numbers."""
+    rows = output.reshape(len(output), -1)
+    header = list(classes) if len(classes) == rows.shape[1] else [f"output {n}" for n in range(rows.shape[1])]
+    if output.ndim == 1 and classes:
+        header, rows = ["class"], np.take(classes, rows)
+    files = samples.part(range(len(samples.files))).blocks.values()
+    names = chain.from_iterable(each.row_names() for each in files)
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        table = csv.writer(file)
+        table.writerow(["sample", *header])
+        table.writerows([name, *row] for name, row in zip(names, rows.tolist(), strict=True))
 
 
 def export(options: argparse.Namespace) -> int:
@@ -197,6 +218,8 @@ def read_samples(names: Sequence[str], run_file: run_files.RunFile, *, targets: 
     """Return files that hold x, and with ``targets`` y; a single array is x if no targets are needed."""
     files = [file for name in names for file in locations.file_names(name)]
     named = _array_names(run_file.section("data"))
+    if not issubclass(readers.READERS.get(locations.suffix_of(files[0]), readers.TableReader), readers.TableReader):
+        named.pop("classes", None)  # arrays have none
     if not targets:  # the files need not have them
         named["y"] = objects.NONE
     dataset = FileDataset(**objects.keywords_of({"files": files, **named}, data.FILES))

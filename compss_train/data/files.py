@@ -46,8 +46,9 @@ class FileDataset:
     Parameters
     ----------
     files:
-        File names, or a pattern such as ``"data/*.npz"``, whose matches are sorted; or a folder with a subfolder
-        of images for each class. Names such as ``"s3://bucket/*.parquet"`` are opened through ``fsspec``.
+        File names, or a pattern such as ``"data/*.npz"``, whose matches are sorted; images, which have no y; or a
+        folder with a subfolder of images for each class. Names such as ``"s3://bucket/*.parquet"`` are opened
+        through ``fsspec``.
     reader:
         ``None`` for the reader of the files' format: .npz, .npy (memory-mapped), .pt (tensors only), HDF5, Parquet,
         Arrow (.arrow, .feather), CSV (.csv, .tsv), or images. ``compss_train.data.readers`` has them with options.

@@ -19,6 +19,7 @@ from compss_train.data.file_cache import CacheEntry, FileCache
 from compss_train.data.locations import absolute, is_remote
 from compss_train.data.order import RowRange
 from compss_train.data.readers import Arrays, Reader, as_reader
+from compss_train.data.readers.images import image_path
 from compss_train.exceptions import BadFileError
 
 _TRANSIENT = {
@@ -104,6 +105,12 @@ class FileBlock:
     """Number of rows of the file."""
     files: tuple[str, ...] = ()
     """In a folder, the file of each row."""
+
+    def row_names(self) -> list[str]:
+        """Return a name for each row: an image's path, or the file and the number of the row there."""
+        if self.files:
+            return [image_path(self.path, name) for name in self.files]
+        return [f"{self.path}[{row}]" for row in range(self.first, self.first + self.rows)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,6 +1,8 @@
+import csv
 import errno
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +127,37 @@ def test_outputs_equal_the_trainers_in_order(fitted, command):
     assert np.allclose(np.load("out.npz")["output"], expected, rtol=0, atol=sum_error(np.float32, WIDTHS, 10))
     command("predict", fitted, "--input", "x.npy", "--output", "classes.npy", "--classes")
     assert np.array_equal(np.load("classes.npy"), expected.argmax(axis=1))
+
+
+def test_one_image_is_predicted_with_the_classes_of_the_run(run_file, command, tmp_path):
+    image = pytest.importorskip("PIL.Image")
+    for number in range(12):
+        folder = tmp_path / "pets" / ("cat", "dog", "newt")[number % 3]
+        folder.mkdir(parents=True, exist_ok=True)
+        image.new("L", (3, 2), 20 * number).save(folder / f"{number}.png")
+    shutil.copy(tmp_path / "pets" / "dog" / "4.png", tmp_path / "photo.png")
+    image.new("L", (8, 8)).save("other.png")
+    text = run_file.read_text().replace('import = "tests.cli.user_objects:data"\nblocks = 4', "FILES")
+    reader = '{ import = "compss_train.data.readers:ImageFolderReader", mode = "L", size = [2, 3] }'
+    text = text.replace("FILES", f'files = "pets"\nreader = {reader}').replace(
+        "helpers.models:mlp", "cli.user_objects:pets"
+    )
+    run_file.write_text(text)
+    command("fit", run_file, settings=["build.transform=import:tests.cli.user_objects:to_float"])
+    command("predict", "runs/small", "--input", "pets", "--output", "all.csv")
+    (header, *rows) = csv.reader(Path("all.csv").read_text().splitlines())
+    assert header == ["sample", "cat", "dog", "newt"]
+    assert sorted(row[0] for row in rows) == sorted(map(str, (tmp_path / "pets").glob("*/*.png")))
+    (known,) = (row for row in rows if row[0].endswith("dog/4.png"))
+    shutil.rmtree("pets")
+    command("predict", "runs/small", "--input", "photo.png", "other.png", "--output", "two.csv")
+    assert Path("two.csv").read_text().splitlines()[1] == ",".join([str(tmp_path / "photo.png"), *known[1:]])
+    command("predict", "runs/small", "--input", "photo.png", "--output", "class.csv", "--classes")
+    best = header[1 + int(np.argmax([float(value) for value in known[1:]]))]
+    assert Path("class.csv").read_text() == f"sample,class\n{tmp_path / 'photo.png'},{best}\n"
+    np.save("x.npy", np.zeros((2, 1, 2, 3), np.float32))
+    command("predict", "runs/small", "--input", "x.npy", "--output", "x.csv", settings=["data.reader=none"])
+    assert Path("x.csv").read_text().splitlines()[2].startswith(f"{tmp_path / 'x.npy'}[1],")
 
 
 @pytest.mark.parametrize("suffix", [".npz", ".safetensors"])

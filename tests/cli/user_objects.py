@@ -48,6 +48,10 @@ def same():
     return nn.Linear(6, 6)
 
 
+def pets():
+    return nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
+
+
 class Broken(nn.Module):
     def __init__(self):
         super().__init__()

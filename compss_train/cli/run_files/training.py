@@ -164,6 +164,8 @@ def prepare_run(run_file: RunFile, *, resume: bool = False, overwrite: bool = Fa
     has_validation = bool(run_file.section("validation"))
     writers = read_output(run_file.section("output"), folder, errors, has_validation=has_validation)
     errors.check(run_file.path)
+    if "files" in run_file.section("data") and training.x.classes:  # other files may lack some of them
+        run_file = run_file.with_value("data", "classes", training.x.classes)
     arguments = {
         **fit,
         "x": training.x,

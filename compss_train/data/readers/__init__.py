@@ -7,7 +7,7 @@ from typing import Any
 from compss_train.data.locations import is_folder, is_remote, suffix_of
 from compss_train.data.readers.arrays import Hdf5Reader, NpyReader, NpzReader, TorchReader
 from compss_train.data.readers.base import Arrays, CustomReader, Reader
-from compss_train.data.readers.images import ImageFolderReader
+from compss_train.data.readers.images import SUFFIXES, ImageFolderReader
 from compss_train.data.readers.table import ArrowReader, CsvReader, ParquetReader, TableReader
 
 __all__ = [
@@ -46,7 +46,7 @@ READERS: dict[str, type[Reader]] = {
 def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) -> Reader:
     """Return ``reader`` as a ``Reader``, or the reader for the suffix of these files if it is ``None``.
 
-    A folder is read as images.
+    Images and folders are read as images.
 
     Raises ``ValueError`` for suffixes that are unknown or differ, ``TypeError`` if ``reader`` cannot be called.
     """
@@ -59,7 +59,8 @@ def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) 
             raise TypeError(f"reader={reader!r}: give a function reader(filename, get_data=False), or None")
         return CustomReader(reader)
     suffixes = sorted({suffix_of(file) for file in files})
-    if files and not READERS.keys() & suffixes and all(map(is_folder, files)):
+    folders = not READERS.keys() & suffixes and all(map(is_folder, files))
+    if files and (folders or {*SUFFIXES} >= {*suffixes}):
         return ImageFolderReader()
     unknown = [suffix for suffix in suffixes if suffix not in READERS]
     if "" in unknown and not is_remote(files[0]) and not os.path.exists(files[0]):
@@ -67,6 +68,6 @@ def as_reader(reader: Reader | Callable[..., Any] | None, files: Sequence[str]) 
     if unknown or len({READERS[suffix] for suffix in suffixes}) != 1:
         raise ValueError(
             f"files with the suffixes {', '.join(map(repr, suffixes))}: give files of one format, "
-            f"{', '.join(READERS)}, or a reader(filename, get_data=False)"
+            f"{', '.join(READERS)}, images, or a reader(filename, get_data=False)"
         )
     return READERS[suffixes[0]]()

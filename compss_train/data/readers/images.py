@@ -1,4 +1,4 @@
-"""Reader of folders of images, a subfolder a class; needs Pillow (extra ``images``)."""
+"""Reader of images and of folders of them, a subfolder a class; needs Pillow (extra ``images``)."""
 
 import copy
 import hashlib
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.data.layout import Description, Field, FileContentError
-from compss_train.data.locations import file_stamp, files_below, open_binary
+from compss_train.data.locations import file_stamp, files_below, is_folder, open_binary
 from compss_train.data.readers.base import Arrays, Reader, select_keys
 from compss_train.data.tables import class_codes
 
@@ -31,7 +31,7 @@ class ImageFolderReader(Reader):
 
     Arrays: ``x``, uint8 of shape (channels, height, width); ``y``, int64, the index of the subfolder in the sorted
     names. Because a folder lists images class by class, rows are in a fixed random order instead, so that each
-    block has images of all classes; ``images`` returns this order.
+    block has images of all classes; ``images`` returns this order. A file that is an image is one row, without y.
 
     Parameters
     ----------
@@ -77,29 +77,32 @@ class ImageFolderReader(Reader):
     def images(self, folder: str, *, warn: bool = False) -> list[str]:
         """Return the names of the images in the order of their rows, from the folder: ``class/name``.
 
+        The folder may be an image itself, whose name from there is empty.
         ``warn`` warns of links that are left out, as folders are read once, or lead out of the folder.
         """
+        if folder.lower().endswith(SUFFIXES) and not is_folder(folder):
+            return [""]
         names = files_below(folder, warn=warn)
         found = sorted(name for name in names if name.count("/") and name.lower().endswith(SUFFIXES))
         if not found:
             raise FileContentError(
                 f"is a folder without images in subfolders, one a class ({', '.join(SUFFIXES)}); give its files, "
-                "for example '*.npz'"
+                "for example '*.npz' or '*.png'"
             )
         return [found[place] for place in np.random.default_rng(0).permutation(len(found))]
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the number of images, their layout and the classes; reads one image unless a size is given."""
         images = self.images(path, warn=True)
-        classes = tuple(self.classes.get("y") or _classes_of(images))
+        classes = {"y": tuple(self.classes.get("y") or _classes_of(images))} if images[0] else {}
         sides = self.size or self._decode(path, images[0]).shape[1:]
-        layout = {"x": Field("uint8", (CHANNELS[self.mode], *sides)), "y": Field("int64", ())}
+        layout = {"x": Field("uint8", (CHANNELS[self.mode], *sides))} | dict.fromkeys(classes, Field("int64", ()))
         bounds = [*range(0, len(images), self.rows), len(images)]
         return Description(
             len(images),
             {key: layout[key] for key in select_keys(keys, layout)},
             blocks=tuple(stop - start for start, stop in pairwise(bounds)),
-            classes={"y": classes},
+            classes=classes,
             files=tuple(images),
         )
 
@@ -108,7 +111,7 @@ class ImageFolderReader(Reader):
         number, images = self._listing(path)
         names = [images[row] for row in range(start, min(stop, number))]
         arrays: Arrays = {}
-        for key in select_keys(keys, ("x", "y")):
+        for key in select_keys(keys, ("x",) if names == [""] else ("x", "y")):
             arrays[key] = self._pixels(path, names) if key == "x" else self._codes(path, names, start)
         return arrays, number
 
@@ -122,7 +125,7 @@ class ImageFolderReader(Reader):
         number, images = self._listing(path)
         names = [images[row] for row in range(start, min(stop, number))]
         with ThreadPoolExecutor(_STAMP_THREADS) as threads:
-            stamps = list(threads.map(lambda name: file_stamp(f"{path}/{name}"), names))
+            stamps = list(threads.map(lambda name: file_stamp(image_path(path, name)), names))
         if None in stamps:
             return None
         return [int(hashlib.sha256(json.dumps([names, stamps]).encode()).hexdigest()[:15], 16)]
@@ -151,16 +154,22 @@ class ImageFolderReader(Reader):
         """Return an image, shape (channels, height, width)."""
         module = import_optional("PIL.Image", extra="images", needed_by="folders of images", package="Pillow")
         try:
-            with open_binary(f"{path}/{name}") as file, module.open(file) as opened:
+            with open_binary(image_path(path, name)) as file, module.open(file) as opened:
                 image = opened.convert(self.mode)
                 if self.size is not None and image.size != self.size[::-1]:
                     image = image.resize(self.size[::-1], module.Resampling.BILINEAR)
         except (module.UnidentifiedImageError, OSError, SyntaxError) as error:
             if isinstance(error, OSError) and error.errno is not None:
                 raise  # of the file system
-            raise FileContentError(f"holds {name}, which cannot be read as an image: {error}") from error
+            which = f"holds {name}, which " if name else ""
+            raise FileContentError(f"{which}cannot be read as an image: {error}") from error
         pixels: NDArray[np.uint8] = np.asarray(image, np.uint8).reshape(image.height, image.width, -1)
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def image_path(folder: str, name: str) -> str:
+    """Return the path of an image by its name from a folder, or from itself."""
+    return f"{folder}/{name}" if name else folder
 
 
 def _class_of(image: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 from compss_train import FileDataset
 from compss_train.data.order import RowRange
 from compss_train.data.readers import ImageFolderReader
+from compss_train.exceptions import BadFileError
 from tests.data.readers.formats import names, same
 from tests.data.readers.test_table import read_all
 
@@ -62,6 +63,17 @@ def test_a_task_knows_the_images_of_its_blocks_only(folder, monkeypatch):
     assert len(part.read(RowRange(1, 1, 3))["x"]) == 2
     assert b"cat/0.png" in pickle.dumps(dataset.part([0, 1, 2, 3]))
     assert len(pickle.dumps(part)) < len(pickle.dumps(dataset.part([0, 1, 2, 3])))
+
+
+def test_single_images_are_rows_without_classes(folder):
+    paths = [folder / "cat" / "0.png", folder / "dog" / "1.png"]
+    dataset = FileDataset(paths)
+    assert (dataset.classes, dataset.training_keys(targets=False)) == ({}, ("x",))
+    same(read_all(dataset)["x"], np.stack([pixels(f"{p.parent.name}/{p.name}").transpose(2, 0, 1) for p in paths]))
+    assert [dataset.part([n]).blocks[n].row_names() for n in (0, 1)] == [[str(path)] for path in paths]
+    paths[1].write_text("no image")
+    with pytest.raises(BadFileError, match=r"1\.png cannot be read as an image"):
+        FileDataset(paths)
 
 
 @pytest.mark.parametrize(("size", "shape"), [((3, 5), (3, 5)), (8, (8, 8))])
