@@ -36,9 +36,9 @@ SETTLED = 0.4
 class NoEngine(SerialEngine):
     """Runs nothing: a task's results are there at once, as far as the coordinator looks at them."""
 
-    def __init__(self, places: int, *, shared_memory: bool, pickles: bool) -> None:
+    def __init__(self, slots: int, *, shared_memory: bool, pickles: bool) -> None:
         super().__init__()
-        self._places = places
+        self._slots = slots
         self.traits = Traits(shared_memory=shared_memory, task_seconds=0.0)  # type: ignore[misc]
         self._pickles = pickles
         self.tasks = self.inputs = self.sent = 0
@@ -70,9 +70,9 @@ class NoEngine(SerialEngine):
         made: Ref = self.submit(function, target, *args)
         return made
 
-    def places(self, resources: Resources) -> int:
+    def slots(self, resources: Resources) -> int:
         """Return the given number."""
-        return self._places
+        return self._slots
 
 
 def _nothing(returns: int, *args: Any) -> list[Any]:
@@ -103,7 +103,7 @@ RESULTS: dict[str, Callable[..., list[Any]]] = {
     "train_alone": _trained,
     "train_and_exchange": _trained,
     "partial_sum": _added_up,
-    "finish": _finished,
+    "merge_results": _finished,
     "evaluate": _evaluated,
 }
 
@@ -142,8 +142,8 @@ class Case:
     merge: str = "synchronous"
     shuffle: str | None = "blocks"
     unit: str = "epochs"
-    places: int = 0
-    """Places to run; 0 for one for each worker."""
+    slots: int = 0
+    """Slots to run; 0 for one for each worker."""
     nodes: bool = False
     """Whether blocks cannot be mapped, so that a total shuffle cuts them into pieces."""
     validation: bool = False
@@ -153,7 +153,7 @@ class Case:
     @property
     def name(self) -> str:
         """What differs from the default."""
-        parts = [self.merge, f"shuffle {self.shuffle}", f"{self.places} places" if self.places else "a place each"]
+        parts = [self.merge, f"shuffle {self.shuffle}", f"{self.slots} slots" if self.slots else "a slot each"]
         parts += [] if self.unit == "epochs" else [f"rounds of {self.unit}"]
         return ", ".join([*parts, *(name for name in ("nodes", "validation", "pickles") if getattr(self, name))])
 
@@ -163,7 +163,7 @@ def coordinate(case: Case, workers: int, rounds: int) -> dict[str, float]:
     samples = workers * SAMPLES_A_BLOCK
     x = BlockedTensor.from_array(np.zeros((samples, 4), np.float32), (workers, 1))
     y = BlockedTensor.from_array(np.zeros(samples, np.int64), (workers, 1))
-    engine = NoEngine(case.places or workers, shared_memory=not case.nodes, pickles=case.pickles)
+    engine = NoEngine(case.slots or workers, shared_memory=not case.nodes, pickles=case.pickles)
     watch = Watch()
     with DistributedTrainer(workers, engine=engine, seed=0, threads=1) as trainer:
         trainer.build(nn.Linear(4, 2), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
@@ -190,12 +190,12 @@ def coordinate(case: Case, workers: int, rounds: int) -> dict[str, float]:
 
 def cases(options: argparse.Namespace) -> Iterator[Case]:
     """Iterate over the cases that the options name."""
-    for merge, shuffle, places in product(options.merges, options.shuffles, options.places):
+    for merge, shuffle, slots in product(options.merges, options.shuffles, options.slots):
         yield Case(
             merge=merge,
             shuffle=None if shuffle == "none" else shuffle,
             unit=options.unit,
-            places=places,
+            slots=slots,
             nodes=options.nodes,
             validation=options.validation,
             pickles=options.pickles,
@@ -245,7 +245,7 @@ def main() -> None:
     options_parser = parser(__doc__, repetitions=3, epochs=20)
     add = options_parser.add_argument
     add("--workers", type=int, default=10_000, help="workers, and blocks")
-    add("--places", type=int, nargs="+", default=[0, 64], help="places to run; 0 for one for each worker")
+    add("--slots", type=int, nargs="+", default=[0, 64], help="slots to run; 0 for one for each worker")
     add("--merges", nargs="+", default=["synchronous", "commutative", "parameter_server"])
     add("--shuffles", nargs="+", default=["none", "blocks", "total", "partial"])
     add("--unit", default="epochs", help="merge_unit")
@@ -256,7 +256,7 @@ def main() -> None:
     options = options_parser.parse_args()
     if options.quick:
         options.repetitions, options.epochs, options.workers = 1, 2, 100
-    chosen = [case for case in cases(options) if case.merge == "synchronous" or not case.places]
+    chosen = [case for case in cases(options) if case.merge == "synchronous" or not case.slots]
     if options.profile:
         for case in chosen:
             profile(case, options)

@@ -9,7 +9,7 @@ from _common import parser, print_table, spread
 from _compss import call
 from _fault_parts import WORKERS, rate
 
-PLACES, FAULT_SECONDS = 32, 1800 / 62
+SLOTS, FAULT_SECONDS = 32, 1800 / 62
 """A larger machine that is computed: torchft's own test had 62 faults in half an hour with so many replicas."""
 
 
@@ -34,10 +34,10 @@ def main() -> None:
             kills += disturbed["kills"]
             if disturbed["kills"]:
                 cost.append((disturbed["seconds"] - still["seconds"]) / disturbed["kills"])
-        large = 1 - median(cost or [0.0]) / FAULT_SECONDS  # all places wait for the one that trains again
+        large = 1 - median(cost or [0.0]) / FAULT_SECONDS  # all slots wait for the one that trains again
         rows.append([engine, str(kills), spread(kept, ".2f"), spread(cost, ".1f") if cost else "-", f"{large:.3f}"])
-    headers = ["engine", "kills", "kept of the samples/s", "seconds a kill", f"{PLACES} places, computed"]
-    print_table(f"A worker killed every {options.every:g} s, {WORKERS} places", headers, rows)
+    headers = ["engine", "kills", "kept of the samples/s", "seconds a kill", f"{SLOTS} slots, computed"]
+    print_table(f"A worker killed every {options.every:g} s, {WORKERS} slots", headers, rows)
 
 
 if __name__ == "__main__":

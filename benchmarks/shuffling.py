@@ -16,7 +16,7 @@ from compss_train.data.block_passes import WorkerAssignment
 from compss_train.data.partitioning import RoundPlan, Shuffle
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit import FitOptions
-from compss_train.worker.batches import placed_batches
+from compss_train.worker.batches import cut_batches
 from compss_train.worker.source import source_of
 from compss_train.worker.work import Work
 
@@ -40,7 +40,7 @@ def schedule(x: BlockedTensor, how: Shuffle) -> list[tuple[WorkerAssignment, ...
 
 def gather(x: BlockedTensor, y: BlockedTensor, share: WorkerAssignment) -> None:
     """Go through all batches of one worker's share, as its training task does."""
-    total = any(block_pass.samples is not None for block_pass in share)
+    total = any(block_pass.sample_numbers is not None for block_pass in share)
     numbers = (
         tuple(range(len(x.sizes))) if total else tuple(dict.fromkeys(block_pass.block for block_pass in share))
     )
@@ -50,7 +50,7 @@ def gather(x: BlockedTensor, y: BlockedTensor, share: WorkerAssignment) -> None:
     work = Work(options.for_workers(DataSource(x=x), SEED), share, blocks=numbers, starts=starts)
     xs, ys = list(x.blocks()), list(y.blocks())
     source = source_of(work, [column[number] for column in (xs, ys) for number in numbers])
-    for _ in placed_batches(work, source, "cpu"):
+    for _ in cut_batches(work, source, "cpu"):
         pass
 
 

@@ -1,4 +1,4 @@
-"""Samples/s of a fit on two places of which one is slowed down four times, against the sum of both alone."""
+"""Samples/s of a fit on two slots of which one is slowed down four times, against the sum of both alone."""
 
 from __future__ import annotations
 
@@ -45,38 +45,38 @@ def slowed(pid: int) -> Iterator[None]:
         program.wait()
 
 
-def measure(images: Images, workers: int, places: int, rounds: int, *, slow: bool) -> tuple[float, float]:
-    """Return the speed of a fit, and its share of the sum of the speeds that its places had while they trained.
+def measure(images: Images, workers: int, slots: int, rounds: int, *, slow: bool) -> tuple[float, float]:
+    """Return the speed of a fit, and its share of the sum of the speeds that its slots had while they trained.
 
-    Both are medians of the rounds after the first, in which the speeds of places are unknown.
+    Both are medians of the rounds after the first, in which the speeds of slots are unknown.
     """
     x = BlockedTensor.from_array(images.x, (workers, 1))
     y = BlockedTensor.from_array(images.y, (workers, 1))
-    with LocalEngine(places) as engine, DistributedTrainer(workers, engine=engine, seed=0) as trainer:
+    with LocalEngine(slots) as engine, DistributedTrainer(workers, engine=engine, seed=0) as trainer:
         trainer.build(network("CNN", 0), {"optimizer": "sgd", "lr": 0.05}, "cross_entropy")
         trainer.fit(x, y, num_epochs=1, batch_size=100, progress=False)
         with slowed(engine._processes[0].pid) if slow else nullcontext():
             trainer.fit(x, y, num_epochs=rounds + 1, batch_size=100, progress=False)
         measured = trainer.history[2:]
     speed = median(record["samples_per_second"] for record in measured)
-    return speed, median(record["samples_per_second"] / busy_speed(record, places) for record in measured)
+    return speed, median(record["samples_per_second"] / busy_speed(record, slots) for record in measured)
 
 
-def busy_speed(record: dict[str, Any], places: int) -> float:
-    """Return the sum of the speeds of places while they trained; a worker goes on where another has just ended."""
-    ends, samples, busy = [0.0] * places, [0] * places, [0.0] * places
+def busy_speed(record: dict[str, Any], slots: int) -> float:
+    """Return the sum of the speeds of slots while they trained; a worker goes on where another has just ended."""
+    ends, samples, busy = [0.0] * slots, [0] * slots, [0.0] * slots
     for worker in sorted(record["workers"], key=itemgetter("started")):
-        place = max((n for n in range(places) if ends[n] <= worker["started"]), key=ends.__getitem__, default=0)
-        ends[place] = worker["started"] + worker["seconds"]
-        samples[place] += worker["samples"]
-        busy[place] += worker["seconds"]
+        slot = max((n for n in range(slots) if ends[n] <= worker["started"]), key=ends.__getitem__, default=0)
+        ends[slot] = worker["started"] + worker["seconds"]
+        samples[slot] += worker["samples"]
+        busy[slot] += worker["seconds"]
     return sum(trained / seconds for trained, seconds in zip(samples, busy, strict=True) if seconds)
 
 
 def main() -> None:
     options_parser = parser(__doc__, repetitions=3, epochs=2)
     options_parser.add_argument("--samples", type=int, default=8_000)
-    options_parser.add_argument("--workers", type=int, nargs="+", default=WORKERS, help="workers on the two places")
+    options_parser.add_argument("--workers", type=int, nargs="+", default=WORKERS, help="workers on the two slots")
     options = options_parser.parse_args()
     if options.quick:
         options.repetitions, options.epochs, options.samples, options.workers = 1, 1, 2_000, (2, 16)
@@ -87,8 +87,8 @@ def main() -> None:
         speeds: dict[str, list[float]] = {"fast": [], "slow": [], "both": []}
         busy = []
         for _ in range(options.repetitions):
-            for name, places in (("fast", 1), ("slow", 1), ("both", 2)):
-                speed, share = measure(images, workers, places, options.epochs, slow=name != "fast")
+            for name, slots in (("fast", 1), ("slow", 1), ("both", 2)):
+                speed, share = measure(images, workers, slots, options.epochs, slow=name != "fast")
                 speeds[name].append(speed)
             busy.append(share)
         summed = [fast + slow for fast, slow in zip(speeds["fast"], speeds["slow"], strict=True)]

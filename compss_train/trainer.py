@@ -30,10 +30,11 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
     ----------
     num_workers:
         Number of model copies, each trained in tasks on its part of the blocks; results depend on it. By default
-        the number that can run at once: physical cores, places of the engine or units of COMPSs, over ``threads``.
+        the number that can run at once: physical cores, slots of the engine or units of COMPSs, over ``threads``.
     engine:
-        ``"auto"`` (default: ``"compss"`` in an application of COMPSs, else ``"local"``), ``"serial"`` (in this
-        process, for debugging), ``"local"`` (processes on this machine), ``"compss"`` (tasks of PyCOMPSs), or an
+        ``"auto"`` (default: ``COMPSS_TRAIN_ENGINE``, else ``"compss"`` in an application of COMPSs, ``"ray"`` where
+        ``RAY_ADDRESS`` is set, and ``"local"`` elsewhere), ``"serial"`` (in this process, for debugging),
+        ``"local"`` (processes on this machine), ``"compss"`` (tasks of PyCOMPSs), ``"ray"`` (tasks of Ray), or an
         ``Engine``, which the caller shuts down (an exception in a fit also does).
     seed:
         Integer from 0 to 2**63 - 1 that fixes the order of samples and every random number in the workers; ``None``
@@ -141,7 +142,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         order = {"shuffle": shuffle, "shuffle_block_data": shuffle_block_data, "buffer": buffer}
         run = {"callbacks": callbacks, "progress": progress, "resume": resume, "max_time": max_time}
         fit = self._planned("fit", {"num_epochs": num_epochs, "merge": merge, **data, **size, **order, **run})
-        resuming.begin(fit, self._workplace)
+        resuming.prepare(fit, self._workplace)
         traces = [str(each.path) for each in fit.callbacks.callbacks if isinstance(each, Profile)]
         read = {"data": fit.data, "validation_data": fit.validation, "profile": next(iter(traces), None)}
         self._model.last_fit = description.described_fit("fit", fit.options, fit.callbacks.all, **read)

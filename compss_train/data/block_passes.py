@@ -17,9 +17,10 @@ class BlockPass:
     block: int
     """Number of the block, or of the grid position to which a total shuffle moves these samples."""
     epoch: int
+    """Number of the epoch, from 0 over all fits."""
     size: int
     """Number of samples in this pass."""
-    samples: NDArray[Any] | None = None
+    sample_numbers: NDArray[Any] | None = None
     """Numbers of the samples among the samples of all blocks; ``None`` for the block's own rows."""
     first: int = 0
     """First row of the block in this pass."""
@@ -30,7 +31,15 @@ class BlockPass:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields: the default for dataclasses with slots takes several times as long."""
-        return type(self), (self.block, self.epoch, self.size, self.samples, self.first, self.skip, self.rest)
+        return type(self), (
+            self.block,
+            self.epoch,
+            self.size,
+            self.sample_numbers,
+            self.first,
+            self.skip,
+            self.rest,
+        )
 
     @property
     def whole(self) -> int:
@@ -42,14 +51,14 @@ class BlockPass:
         return replace(
             self,
             size=stop - start,
-            samples=None if self.samples is None else self.samples[start:stop],
+            sample_numbers=None if self.sample_numbers is None else self.sample_numbers[start:stop],
             skip=self.skip + start,
             rest=self.rest + self.size - stop,
         )
 
-    def with_samples(self, samples: NDArray[Any]) -> "BlockPass":
+    def with_numbers(self, sample_numbers: NDArray[Any]) -> "BlockPass":
         """Return this pass over samples with other numbers."""
-        return BlockPass(self.block, self.epoch, self.size, samples, self.first, self.skip, self.rest)
+        return BlockPass(self.block, self.epoch, self.size, sample_numbers, self.first, self.skip, self.rest)
 
 
 WorkerAssignment: TypeAlias = tuple[BlockPass, ...]
@@ -112,11 +121,11 @@ def join_parts(parts: Iterable[BlockPass]) -> WorkerAssignment:
 
 
 def _join_run(parts: Sequence[BlockPass]) -> BlockPass:
-    samples = [part.samples for part in parts if part.samples is not None]
+    numbers = [part.sample_numbers for part in parts if part.sample_numbers is not None]
     return replace(
         parts[0],
         size=sum(part.size for part in parts),
-        samples=np.concatenate(samples) if samples else None,
+        sample_numbers=np.concatenate(numbers) if numbers else None,
         rest=parts[-1].rest,
     )
 

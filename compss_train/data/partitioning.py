@@ -32,7 +32,7 @@ MergeEvery: TypeAlias = int | Callable[[int], int]
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class ResumePoint:
     """A point between two rounds of a fit, from which any number of workers can resume it."""
 
     epoch: int
@@ -52,11 +52,11 @@ class Round:
     """What every worker trains between two merges."""
 
     number: int
-    epoch: int
-    """Number of the last epoch in this round, counted from 1."""
+    last_epoch: int
+    """Number of the last epoch in this round, from 0 over all fits."""
     assignments: tuple[WorkerAssignment, ...]
     """One for each worker; empty for a worker without samples."""
-    end_position: Position
+    resume_point: ResumePoint
     """Where the next round begins."""
     spans: tuple[Span, ...] = ()
     """The part of the epoch that each worker trains, by its own batches; empty for a round of whole epochs."""
@@ -71,7 +71,7 @@ class Round:
         return tuple([sum([block_pass.size for block_pass in assignment]) for assignment in self.assignments])
 
     @property
-    def stop(self) -> Fraction:
+    def fraction_done(self) -> Fraction:
         """The part of the last epoch that has been trained after this round."""
         return max((stop for start, stop in self.spans if start < stop), default=Fraction(1))
 
@@ -98,7 +98,7 @@ class RoundPlan:
     merge_unit: MergeUnit = "epochs"
     first_epoch: int = 0
     first_round: int = 0
-    start: Position | None = None
+    start: ResumePoint | None = None
     put_counts: PutCounts | None = None
     """For a buffer that merges by batches do not empty. An epoch must then end with the workers that began it."""
 
@@ -126,8 +126,8 @@ class RoundPlan:
         return 1 if self.put_counts is None else len(self.put_counts([1]))
 
     @property
-    def _start(self) -> Position:
-        return self.start or Position(self.first_epoch)
+    def _start(self) -> ResumePoint:
+        return self.start or ResumePoint(self.first_epoch)
 
     @property
     def _epochs(self) -> range:
@@ -145,12 +145,12 @@ class RoundPlan:
                     return
                 planned.append(self._epoch_assignments(epoch, self.num_workers))
             assignments = tuple(tuple(chain.from_iterable(passes)) for passes in zip(*planned, strict=True))
-            yield Round(next(numbers), epochs.stop, assignments, Position(epochs.stop))
+            yield Round(next(numbers), epochs.stop - 1, assignments, ResumePoint(epochs.stop))
 
     def _rounds_within_epochs(self, numbers: Iterator[int]) -> Iterator[Round]:
         """Iterate over rounds that are each a part of one epoch."""
         for epoch in self._epochs:
-            start = self._start if epoch == self._start.epoch else Position(epoch)
+            start = self._start if epoch == self._start.epoch else ResumePoint(epoch)
             cut_for = start.cut_for or self.num_workers
             units = self._units(epoch, cut_for)
             counted = self._counted_batches(units)
@@ -162,7 +162,7 @@ class RoundPlan:
                 whole = [Draws.of_epoch(own, self.batching, self.put_counts) if own else None for own in of_workers]
             for first in range(start.units, len(units), size):
                 stop = first + size
-                end_position = Position(epoch, stop, cut_for) if stop < len(units) else Position(epoch + 1)
+                resume_point = ResumePoint(epoch, stop, cut_for) if stop < len(units) else ResumePoint(epoch + 1)
                 spans = tuple(self._spans(counted, first, min(stop, len(units))))
                 draws = tuple(each and each.part(first // cut_for, stop // cut_for) for each in whole)
                 if draws:
@@ -171,7 +171,7 @@ class RoundPlan:
                 else:
                     of_round = (units[first:stop][worker :: self.num_workers] for worker in range(self.num_workers))
                     assignments = [block_passes.join_parts(chain.from_iterable(own)) for own in of_round]
-                yield Round(next(numbers), epoch + 1, tuple(assignments), end_position, spans, draws)
+                yield Round(next(numbers), epoch, tuple(assignments), resume_point, spans, draws)
 
     def _counted_batches(self, units: list[WorkerAssignment]) -> list[int]:
         """Return a zero for each worker, then for each unit the number of its worker's batches up to its end."""

@@ -211,7 +211,7 @@ class Engine(ABC):
         """
         return [Node("localhost", nodes.cores(), accelerators())]
 
-    def places(self, resources: Resources) -> int:
+    def slots(self, resources: Resources) -> int:
         """Return how many tasks with these resources run at the same time; 0 if that is unknown."""
         return sum(node.cpus // resources.cpus for node in self.nodes())
 
@@ -288,7 +288,7 @@ class Engine(ABC):
         self.shutdown(kill=error is not None)
 
 
-def check_fit(tasks: Sequence[Resources], nodes: Sequence[Node], advice: str) -> None:
+def check_room(tasks: Sequence[Resources], nodes: Sequence[Node], advice: str) -> None:
     """Raise ``ValueError`` if the tasks cannot run together, on the nodes if they are known: they would wait.
 
     Places the largest tasks first. For tasks of very different sizes there may be another placement; a runtime is

@@ -115,7 +115,7 @@ class GraphEngine(Engine):
         task = Task(
             number=next(self._numbers),
             function=function,
-            args=map_refs(args, self._read),
+            args=map_refs(args, self._settled_value),
             outputs=[Value() for _ in range(returns)],
             resources=resources,
             priority=priority,
@@ -126,7 +126,7 @@ class GraphEngine(Engine):
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Wait, and raise as soon as a task has failed."""
         self._check_open()
-        futures = [self._read(ref).future for ref in refs]
+        futures = [self._settled_value(ref).future for ref in refs]
         while (state := wait(futures, _CHECK_SECONDS, FIRST_EXCEPTION)).not_done:
             _raise_first(state.done)
             self._check_open()
@@ -147,7 +147,7 @@ class GraphEngine(Engine):
     def wait(self, refs: Sequence[Ref], timeout: float) -> bool:
         """Wait for the tasks."""
         self._check_open()
-        done, missing = wait([self._read(ref).future for ref in refs], timeout, FIRST_EXCEPTION)
+        done, missing = wait([self._settled_value(ref).future for ref in refs], timeout, FIRST_EXCEPTION)
         return not missing or any(future.exception() is not None for future in done)
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
@@ -160,7 +160,7 @@ class GraphEngine(Engine):
         task = Task(
             number=next(self._numbers),
             function=function,
-            args=(ref.updates, *map_refs(args, self._read)),
+            args=(ref.updates, *map_refs(args, self._settled_value)),
             outputs=[Value()],
             priority=True,
             updates=ref.updates,
@@ -172,14 +172,14 @@ class GraphEngine(Engine):
         """Free the values once all submitted tasks have read them."""
         self._check_open()
         for ref in refs:
-            self._post(self._graph.delete, self._read(ref))
+            self._post(self._graph.delete, self._settled_value(ref))
 
     def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
         """Return the references whose task has ended; for commutative updates, the task of the first value."""
         self._check_open()
         return [ref for ref in refs if self._own(ref).value.future.done()]
 
-    def _read(self, ref: Ref) -> Value:
+    def _settled_value(self, ref: Ref) -> Value:
         """Return the value that readers get from now on: after all updates submitted so far."""
         own = self._own(ref)
         if own.updates is not None:

@@ -72,7 +72,7 @@ class SerialEngine(Engine):
         for ref in refs:
             _serial(ref).value = None
 
-    def places(self, resources: Resources) -> int:
+    def slots(self, resources: Resources) -> int:
         """Return 1."""
         return 1
 

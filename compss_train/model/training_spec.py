@@ -23,7 +23,7 @@ MemoryFormat = Literal["contiguous", "channels_last"]
 
 HALF: dict[Precision, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """The precisions of autocast."""
-_SHARED_BY_REPLICAS = "compile", "samples"
+_SHARED_BY_REPLICAS = "compile", "sample_reader"
 MEMORY_FORMATS: dict[MemoryFormat, torch.memory_format] = {
     "contiguous": torch.contiguous_format,
     "channels_last": torch.channels_last,
@@ -88,7 +88,7 @@ class TrainingSpec:
     """Computes the loss of a training batch; ``None`` for the network's outputs and ``loss``."""
     validation_step: Step | None = None
     """Computes the loss of a batch in evaluation; ``None`` for the network's outputs and ``loss``."""
-    samples: Any = field(default=None, repr=False)
+    sample_reader: Any = field(default=None, repr=False)
     """The ``SampleReader`` of a fit whose batches hold sample numbers; ``None`` if they hold the samples."""
 
     @property
@@ -184,7 +184,7 @@ class ModelReplica:
     @property
     def columns_device(self) -> str:
         """The device that data columns are copied to; the CPU for sample numbers."""
-        return self.device if self.training_spec.samples is None else "cpu"
+        return self.device if self.training_spec.sample_reader is None else "cpu"
 
     def transformed(self, x: Any) -> Any:
         """Return a batch transformed for the network."""

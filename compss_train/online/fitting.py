@@ -132,7 +132,7 @@ class OnlineFit:
         Without resources of its own an evaluation runs when a simulation has ended.
         """
         session = self._session
-        tasks = [session.resources] * len(session.devices) + [ONE_CPU] * simulations.places
+        tasks = [session.resources] * len(session.devices) + [ONE_CPU] * simulations.slots
         session.engine.reserve(tasks)
         if validation is not None:
             with suppress(ValueError):

@@ -63,7 +63,7 @@ class Simulations:
         check_picklable(simulate=self.simulate, pairing=self.pairing)
 
     @property
-    def places(self) -> int:
+    def slots(self) -> int:
         """How many tasks run at the same time."""
         return 0 if self.simulate is None else self.count
 

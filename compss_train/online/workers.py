@@ -96,7 +96,7 @@ class Workers:
     """All workers: submitted together, restarted from their checkpoints, files in a ``folder``, when they die."""
 
     def __init__(self, session: Session, job: OnlineJob, progress: Progress, folder: str) -> None:
-        session.regroup(weighted_mean.aligned_ranges(job.num_workers, places=0))
+        session.regroup(weighted_mean.aligned_ranges(job.num_workers, slots=0))
         self._session, self._progress, self._folder = session, progress, Path(folder)
         self._warned = False
         resources = replace(session.resources, own_process=True)

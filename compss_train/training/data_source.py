@@ -182,10 +182,8 @@ class DataSource:
             )
 
 
-def as_data_source(
-    x: Any, y: Any, num_workers: int, *, targets: bool = True, floats: str | None = None
-) -> DataSource:
-    """Return the source of ``x`` and ``y``: blocked tensors, arrays that are cut into a block a worker, or files.
+def as_data_source(x: Any, y: Any, blocks: int, *, targets: bool = True, floats: str | None = None) -> DataSource:
+    """Return the source of ``x`` and ``y``: blocked tensors, arrays that are cut into ``blocks`` blocks, or files.
 
     Both may be tuples, lists or dicts of these. If some are in blocks, arrays are cut into the same blocks.
 
@@ -202,7 +200,7 @@ def as_data_source(
                 "leave y out, or say which part it is with Samples(dataset, x=..., y=...)"
             )
         if samples.tensors is None:
-            return _read(samples, num_workers if targets or not samples.is_stream else 1, floats)
+            return _read(samples, blocks if targets or not samples.is_stream else 1, floats)
         x, y = samples.tensors
     both, notes = (structured(x), None if y is None else structured(y)), []
     named = [*named_columns(both[0], "x"), *([] if y is None else named_columns(both[1], "y"))]
@@ -211,7 +209,7 @@ def as_data_source(
             array, notes_of_frame = frame_as_array(value, name, floats)
             named[place] = name, array
             notes += notes_of_frame
-    blocked = _blocked_columns(named, num_workers)
+    blocked = _blocked_columns(named, blocks)
     own = len(leaves(both[0]))
     ys = None if y is None else rebuilt(both[1], blocked[own:])
     return DataSource(x=rebuilt(both[0], blocked[:own]), y=ys, notes=tuple(notes))
@@ -228,15 +226,15 @@ def batch_size_of(x: Any) -> int | None:
     return None if samples is None else samples.batch_size
 
 
-def _blocked_columns(named: Sequence[tuple[str, Any]], num_workers: int) -> list[BlockedTensor]:
+def _blocked_columns(named: Sequence[tuple[str, Any]], number: int) -> list[BlockedTensor]:
     """Return columns as blocked tensors with equal blocks: those of the first column that has blocks."""
-    ready = {name: as_blocked(value, num_workers) for name, value in named if not _is_array(value)}
+    ready = {name: as_blocked(value, number) for name, value in named if not _is_array(value)}
     reference = next(iter(ready.values()), None)
     for name, value in named:
         if name not in ready and reference is not None:
             ready[name] = as_blocked_like(value, reference, name)
         elif name not in ready:
-            ready[name] = as_blocked(value, num_workers)
+            ready[name] = as_blocked(value, number)
     first, *others = (name for name, _ in named)
     for name in others:
         check_paired(ready[first], ready[name], name)
@@ -291,11 +289,11 @@ def check_same_classes(data: DataSource, validation: DataSource) -> None:
             )
 
 
-def as_blocked(value: object, num_workers: int) -> BlockedTensor:
+def as_blocked(value: object, number: int) -> BlockedTensor:
     """Return ``value`` as a blocked tensor.
 
     Accepts a ``BlockedTensor``, anything with a grid of blocks in ``.tensors``, such as dislib's Tensor, and an
-    array or tensor, which is cut into a block a worker.
+    array or tensor, which is cut into ``number`` blocks, or one a sample if it has fewer.
     """
     if isinstance(value, BlockedTensor):
         return value
@@ -306,7 +304,7 @@ def as_blocked(value: object, num_workers: int) -> BlockedTensor:
     block = as_block(value)
     if len(block) == 0:
         raise ValueError("the array has no samples")
-    return BlockedTensor.from_array(block, (min(num_workers, len(block)), 1))
+    return BlockedTensor.from_array(block, (min(number, len(block)), 1))
 
 
 class PublishedData:
@@ -330,7 +328,7 @@ class PublishedData:
         """The size and time of each memory-mapped file, to notice changes."""
         if source.reader is not None:
             try:
-                self.training_spec = engine.publish(replace(spec, samples=source.reader))
+                self.training_spec = engine.publish(replace(spec, sample_reader=source.reader))
             except Exception:
                 check_picklable(dataset=source.reader)  # names the attribute
                 raise

@@ -265,7 +265,7 @@ class FitOfEpochs(Fit):
     """Batches of a worker with an average share of an epoch."""
     first_epoch: int
     """The first epoch of the fit, counted over all fits of the trainer."""
-    reached: partitioning.Position
+    reached: partitioning.ResumePoint
     """Where the next round starts."""
     skipped: tuple[str, ...] = ()
     """Files that could not be read."""

@@ -65,17 +65,17 @@ class Inference:
         structure = replace(source.structure, bucketed=False)
         self._work = Work(WorkOptions(batching=Batching(size=size), structure=structure), task=task)
         self._tasks: dict[int, list[tuple[Any, ...]]] = {}
-        """The values and the work of each evaluation task, with the number of places that they were made for."""
+        """The values and the work of each evaluation task, with the number of slots that they were made for."""
 
     def evaluate(self, parameters: Ref) -> list[Ref]:
         """Submit the evaluation of these parameters; return references to lists of the workers' measurements."""
-        places = 0 if self._resources.gpus else self.engine.places(self._resources)
-        if places not in self._tasks:
+        slots = 0 if self._resources.gpus else self.engine.slots(self._resources)
+        if slots not in self._tasks:
             seconds = self._seconds / len(self._parts)
-            groups = ranges_for_costs(len(self._parts), places, seconds, self.engine.traits.task_seconds)
-            self._tasks = {places: [self._task_on(self._parts[group.start : group.stop]) for group in groups]}
+            groups = ranges_for_costs(len(self._parts), slots, seconds, self.engine.traits.task_seconds)
+            self._tasks = {slots: [self._task_on(self._parts[group.start : group.stop]) for group in groups]}
         first, resources = (self.data.training_spec, parameters), self._resources
-        return [self.engine.submit(evaluate, *first, *task, resources=resources) for task in self._tasks[places]]
+        return [self.engine.submit(evaluate, *first, *task, resources=resources) for task in self._tasks[slots]]
 
     def _task_on(self, parts: Sequence[tuple[str, range]], **reading: Any) -> tuple[list[Ref], list[Work]]:
         """Return the values of a task on the blocks or files of several workers, and the work for each of them."""

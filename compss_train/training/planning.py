@@ -74,7 +74,7 @@ def planned_fit(
         data=data,
         batches=chosen.batches_of_worker(data, workers),
         first_epoch=model.epochs,
-        reached=partitioning.Position(model.epochs),
+        reached=partitioning.ResumePoint(model.epochs),
         checkpoint=checkpoint,
     )
     fit = resuming.resumed(start, workplace)
@@ -132,7 +132,7 @@ def _evaluate_first_batch(data: data_source.DataSource, model: TrainedModel) -> 
     if data.is_stream or inference.is_for_tasks(data, model.built):
         return
     work = inference.first_batch(data, 0, inference.batch_size_for(data), inference.VALIDATION)
-    spec = replace(model.built.training_spec, samples=data.reader)
+    spec = replace(model.built.training_spec, sample_reader=data.reader)
     evaluate(spec, model.parameters, data.load(0), [work])
 
 
@@ -140,7 +140,7 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
     """Train a copy of the model on one batch, in this process on a device; raise the errors of a fit."""
     data, options = fit.data, fit.options
     # Compiling would take long.
-    spec = replace(model.built.training_spec, samples=data.reader, compile=None)
+    spec = replace(model.built.training_spec, sample_reader=data.reader, compile=None)
     skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]

@@ -94,7 +94,7 @@ def resumed(fit: FitOfEpochs, workplace: Workplace) -> FitOfEpochs:
         return fit
     model, (path, snapshot) = workplace.model, fit.checkpoint
     check_trainer(fit.checkpoint, workplace)
-    saved = check_fit(fit.checkpoint, fit, workplace)
+    saved = check_same_fit(fit.checkpoint, fit, workplace)
     warn_of_differences(fit.checkpoint, workplace, fit="the fit resumes")
     last = snapshot.history[-1] if snapshot.history else {}
     own = bool(model.history) and model.history[-1]["ended"] == last.get("ended")
@@ -103,7 +103,7 @@ def resumed(fit: FitOfEpochs, workplace: Workplace) -> FitOfEpochs:
     return replace(fit, first_epoch=saved.first_epoch, reached=saved.reached, skipped=skipped)
 
 
-def begin(fit: FitOfEpochs, workplace: Workplace) -> None:
+def prepare(fit: FitOfEpochs, workplace: Workplace) -> None:
     """Load the checkpoint that the fit starts from, if any; check that the schedule reaches the end of the fit."""
     model = workplace.model
     model.resumed_from = None
@@ -236,7 +236,7 @@ def warn_of_differences(checkpoint: Checkpoint, workplace: Workplace, *, fit: st
         warn_user(f"{fit} from {path}, but not bit for bit as without interruption: {_join_first(differences)}")
 
 
-def check_fit(checkpoint: Checkpoint, fit: FitOfEpochs, workplace: Workplace) -> Progress:
+def check_same_fit(checkpoint: Checkpoint, fit: FitOfEpochs, workplace: Workplace) -> Progress:
     """Return the progress of the fit; warn if some rows show that data of the same sizes have other values.
 
     Raises ``ValueError`` if it had other options or block sizes, or another number of workers with filled buffers.

@@ -144,8 +144,8 @@ class RoundRunner:
         return len(self._pending) <= self._merger.rounds_ahead
 
     def _submit(self, round_: Round) -> None:
-        self._workers.start(round_)
-        submitted = self._merger.submit(self._workers)
+        self._workers.set_round(round_)
+        submitted = self._merger.train_and_merge(self._workers)
         states = [*state_refs(submitted.states), *submitted.merge_state.refs()]
         self._engine.keep([submitted.parameters, *states, *self._merger.bases.values()])
         evaluated = {PLAIN: submitted.parameters, AVERAGED: submitted.merge_state.averaged}
@@ -223,7 +223,7 @@ class RoundRunner:
         self._workers.free_states(self._states, submitted.states)
         self.merge_state.free(self._engine, submitted.merge_state)
         self._states, self.merge_state = submitted.states, submitted.merge_state
-        self._fit.reached = submitted.round.end_position
+        self._fit.reached = submitted.round.resume_point
 
     def _check_readable(self, measured: Sequence[Measured]) -> None:
         """Raise ``BadFileError`` if no file of a whole epoch could be read, ``ValueError`` if streams are empty."""
@@ -247,7 +247,7 @@ class RoundRunner:
         samples = sum(part.given for part in measured)
         return {
             "round": round_.number,
-            "epoch": round_.epoch,
+            "epoch": round_.last_epoch + 1,
             **self._measures.values(measured),
             "samples": samples,
             "seconds": seconds,
@@ -257,7 +257,11 @@ class RoundRunner:
             "merge": self._merger.name,
             **({"skipped": list(self._fit.skipped)} if self._fit.skipped else {}),
             **skipped_batches(sum(part.skipped_batches for part in measured)),
-            **(self._schedule.rates(round_.epoch - 1, round_.stop) if self._schedule else self._constant_rates),
+            **(
+                self._schedule.rates(round_.last_epoch, round_.fraction_done)
+                if self._schedule
+                else self._constant_rates
+            ),
             **(agreement(measured, values["merge"][0]) if values["merge"] else {}),
             "workers": [
                 self._of_worker(worker, part)

@@ -50,9 +50,9 @@ def submit_cuts(
     the pieces would be many copies of the data.
     """
     samples = [samples_of(share) for share in shares]
-    blocks, places = len(data.starts), data.engine.places(Resources())
+    blocks, slots = len(data.starts), data.engine.slots(Resources())
     most = max(LEAST_CHUNKS, MOST_PIECES * sum(map(len, shares)) // len(shares))
-    number = min(blocks, max(LEAST_CHUNKS, 2 * places), most)
+    number = min(blocks, max(LEAST_CHUNKS, 2 * slots), most)
     chunks = [range(*bounds) for bounds in pairwise(split_points(blocks, number))]
     pieces_of_chunks, numbers_of_groups = cut_into_pieces(samples, [data.starts[chunk.start] for chunk in chunks])
     rows = sum(len(pieces.rows) for pieces in pieces_of_chunks)
@@ -84,10 +84,10 @@ def _split(data: PublishedData, chunk: range, pieces: Pieces) -> list[Ref]:
 def samples_of(assignments: Iterable[WorkerAssignment]) -> NDArray[Any]:
     """Return the numbers of the samples that a total shuffle gives to workers, in their order."""
     passes = chain.from_iterable(assignments)
-    samples = [block_pass.samples for block_pass in passes if block_pass.samples is not None]
-    if len(samples) == 1:
-        return samples[0]
-    return np.concatenate(samples) if samples else np.empty(0, np.int64)
+    numbers = [block_pass.sample_numbers for block_pass in passes if block_pass.sample_numbers is not None]
+    if len(numbers) == 1:
+        return numbers[0]
+    return np.concatenate(numbers) if numbers else np.empty(0, np.int64)
 
 
 def _renumbered(assignments: Sequence[WorkerAssignment], numbers: NDArray[Any]) -> list[WorkerAssignment]:
@@ -96,7 +96,7 @@ def _renumbered(assignments: Sequence[WorkerAssignment], numbers: NDArray[Any]) 
     for assignment in assignments:
         passes = []
         for block_pass in assignment:
-            passes.append(block_pass.with_samples(numbers[start : start + block_pass.size]))
+            passes.append(block_pass.with_numbers(numbers[start : start + block_pass.size]))
             start += block_pass.size
         renumbered.append(tuple(passes))
     return renumbered

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from compss_train.data.partitioning import Position
+from compss_train.data.partitioning import ResumePoint
 from compss_train.engines import Engine, Ref
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model.devices import RandomState
@@ -88,7 +88,7 @@ class Progress:
     """The number of samples of each block or file."""
     first_epoch: int
     """The first epoch of the fit, counted over all fits of the trainer."""
-    reached: Position
+    reached: ResumePoint
     fingerprint: int | None = None
     """The fingerprint of the data, if they were available."""
 
@@ -133,7 +133,7 @@ class Snapshot:
             if content["epoch"] < 0 or not all(isinstance(record, dict) for record in content["history"]):
                 raise ValueError("epoch is negative, or history has other items than records")
             saved = content["progress"]
-            progress = None if saved is None else Progress(**{**saved, "reached": Position(**saved["reached"])})
+            progress = None if saved is None else Progress(**{**saved, "reached": ResumePoint(**saved["reached"])})
             workers = tuple(worker_from_dict(state) for state in content["workers"])
             return cls(**{**content, "workers": workers, "progress": progress})
         except (TypeError, ValueError, LookupError, AttributeError) as error:

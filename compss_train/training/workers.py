@@ -34,7 +34,8 @@ class Workers:
         self._session, self._engine = session, session.engine
         self._regroup(fit)
         self.groups, self.states = session.groups, session.states
-        """The workers that train in one task, one after another, and the states of each group."""
+        """The workers that train in one task, one after another, and the states of each group: the session's own
+        lists, which ``train`` and ``regroup`` change for both."""
         self._schedule, self._callbacks = model.built.lr_schedule, fit.callbacks
         self.data = session.publish(fit.data)
         options = fit.options.for_workers(fit.data, model.seed, fit.callbacks.in_workers)
@@ -50,19 +51,19 @@ class Workers:
         # Each worker has its own task if it merges by itself, if sums would have more bytes than compressed
         # changes, and on GPUs, which workers share in another order.
         may_share = options.merge.kind == "synchronous" and options.merge.dtype is None and not resources.gpus
-        places = engine.places(resources) if may_share else 0
+        slots = engine.slots(resources) if may_share else 0
         seconds = self._session.sample_seconds * options.worker_samples(source.sizes, sharing)
-        active = ranges_for_costs(sharing, places, seconds, engine.traits.task_seconds)
+        active = ranges_for_costs(sharing, slots, seconds, engine.traits.task_seconds)
         self._session.regroup([*active, *(range(n, n + 1) for n in range(sharing, workers))])
 
-    def start(self, round_: Round) -> None:
-        """Begin to submit the tasks of a round; in a total shuffle submit those that cut blocks into pieces."""
+    def set_round(self, round_: Round) -> None:
+        """Note the round that ``train`` submits next; in a total shuffle submit the tasks that cut blocks."""
         self._work = self._work._replace(round=round_.number, check_outputs=self._is_first)
         self.round, self._is_first = round_, False
         self._traced = frozenset(self._callbacks.traced(round_.number))
         self._hyperparameters: dict[Any, dict[int, TimedHyperparameters]] = {}
         first = next(filter(None, round_.assignments), ())
-        self._shuffled = bool(first) and first[0].samples is not None
+        self._shuffled = bool(first) and first[0].sample_numbers is not None
         self._pieces: list[tuple[list[Ref], list[Work]]] = []
         """In a total shuffle, the pieces of each group, which serve this round only, and its workers' works."""
         if self._shuffled and not self.data.mapped:
@@ -109,7 +110,7 @@ class Workers:
         return values, [
             works[worker - first]._replace(
                 worker=worker,
-                position=worker - first,
+                index_in_group=worker - first,
                 device=self._session.devices[worker],
                 draws=self.round.draws[worker] if self.round.draws else None,
                 hyperparameters=self._timed(worker),
@@ -122,7 +123,7 @@ class Workers:
         """Return the hyperparameters of a worker by epoch, shared by many workers; ``None`` without a schedule."""
         if self._schedule is None:
             return None
-        epochs = {block_pass.epoch for block_pass in self.round.assignments[worker]} or {self.round.epoch - 1}
+        epochs = {block_pass.epoch for block_pass in self.round.assignments[worker]} or {self.round.last_epoch}
         span = self.round.span(worker)
         key = frozenset(epochs), span
         if key not in self._hyperparameters:

@@ -43,9 +43,10 @@ class Session:
         weights = sum(parameter.numel() for parameter in built.training_spec.net.parameters())
         self.sample_seconds = FLOPS_OF_WEIGHT / FLOPS_PER_SECOND * weights
         """Rough estimate of the time, in seconds, that a core trains on a sample."""
-        self.groups: list[range] = aligned_ranges(workers, places=0)
+        self.groups: list[range] = aligned_ranges(workers, slots=0)
         """The groups of workers; each group's states are one value of the engine."""
         self.states: list[GroupState | Ref] = []
+        """The states of each group. This list and ``groups`` are also those of ``Workers``, which changes them."""
         self.merge_state = NOTHING_KEPT
         self.set_state(state, model.seed)
 
@@ -110,8 +111,8 @@ class Workplace:
         own = None if self.engine is None else self.engine.threads
         fixed = own if threads is None else check_count("threads", threads)
         if num_workers is None:
-            places = 0 if self.engine is None else self.engine.places(Resources(fixed or 1))
-            num_workers = places or self.engine_class.default_workers(fixed or 1)
+            slots = 0 if self.engine is None else self.engine.slots(Resources(fixed or 1))
+            num_workers = slots or self.engine_class.default_workers(fixed or 1)
         self.num_workers = check_count("num_workers", num_workers)
         if self.num_workers > MAX_WORKERS:
             raise ValueError(f"num_workers={num_workers}: give at most {MAX_WORKERS} workers, one a block or fewer")

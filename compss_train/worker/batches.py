@@ -59,28 +59,28 @@ class Batch(NamedTuple):
         return {name: part for name, part in parts.items() if part is not None}
 
 
-def placed_batches(
+def cut_batches(
     work: Work,
     source: Source,
     device: str,
     buffer: CarriedBuffer | None = None,
-    samples: SampleReader | None = None,
+    sample_reader: SampleReader | None = None,
 ) -> Iterator[Batch]:
     """Iterate over the batches of a worker, with the samples of data sets still as numbers.
 
-    ``buffer`` is carried between the rounds of an epoch, ``samples`` reads samples by their numbers.
+    ``buffer`` is carried between the rounds of an epoch, ``sample_reader`` reads samples by their numbers.
     """
-    if isinstance(samples, StreamReader) and not samples.counted:
-        yield from _until_the_end(work, source, samples)
+    if isinstance(sample_reader, StreamReader) and not sample_reader.counted:
+        yield from _until_the_end(work, source, sample_reader)
         return
     options = work.options
     if options.pools is not None:
-        placed = _partially_shuffled(work, options.pools, source, device)
+        cut = _partially_shuffled(work, options.pools, source, device)
     elif options.buffer is not None:
-        placed = buffered_batches(work, options.buffer, source, device, buffer or CarriedBuffer())
+        cut = buffered_batches(work, options.buffer, source, device, buffer or CarriedBuffer())
     else:
-        placed = _block_by_block(work, source, device)
-    for place, columns in placed:
+        cut = _block_by_block(work, source, device)
+    for place, columns in cut:
         yield Batch(place, *options.structure.parts(columns))
 
 
@@ -201,7 +201,7 @@ def prepared(batches: Iterator[Batch], replica: ModelReplica, options: WorkOptio
     network's generators.
     """
     spec = replica.training_spec
-    functions = spec.collate, spec.train_transform, spec.transform, spec.samples
+    functions = spec.collate, spec.train_transform, spec.transform, spec.sample_reader
     if not options.structure.ragged and all(each is None for each in functions):
         return batches
     ready = (_prepared(replica, options.seed, batch) for batch in batches)
@@ -224,7 +224,7 @@ def _prepared(replica: ModelReplica, fit_seed: int, batch: Batch) -> Batch:
         before = batch.samples
         if not before:
             return batch
-        if spec.samples is not None:
+        if spec.sample_reader is not None:
             reseed(place.position)  # transforms draw as for a batch that was not read
         x, y = batch.x, batch.y
         with replica.annotate_errors(x, y, own_target=y is None), replica.autocast():
@@ -242,8 +242,8 @@ def collated(replica: ModelReplica, batch: Batch, reseed: Reseed) -> Batch:
     ignore. Raises ``TypeError`` for other targets.
     """
     spec = replica.training_spec
-    if spec.samples is not None:
-        read = spec.samples.read(batch.x.numpy(), batch.place, reseed, spec.collate)
+    if spec.sample_reader is not None:
+        read = spec.sample_reader.read(batch.x.numpy(), batch.place, reseed, spec.collate)
         batch = batch._replace(x=read.x, y=read.y, samples_before=read.samples)
         batch = batch.to(replica.device) if read.samples else batch
     elif spec.collate is not None:

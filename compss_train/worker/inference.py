@@ -16,7 +16,7 @@ from compss_train.model.metrics import Measured, MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.model.training_step import StepContext, StepResult
-from compss_train.worker.batches import Batch, collated, placed_batches
+from compss_train.worker.batches import Batch, collated, cut_batches
 from compss_train.worker.source import Source, source_of
 from compss_train.worker.work import Work
 
@@ -74,10 +74,11 @@ class _Transform:
 
 def _batches(replica: ModelReplica, work: Work, source: Source) -> Iterator[Batch]:
     """Iterate over the batches before the transform."""
-    for placed in placed_batches(work, source, replica.columns_device, samples=replica.training_spec.samples):
-        batch = collated(replica, placed, lambda _: 0)
-        if batch.samples:
-            yield batch
+    reader = replica.training_spec.sample_reader
+    for batch in cut_batches(work, source, replica.columns_device, sample_reader=reader):
+        ready = collated(replica, batch, lambda _: 0)
+        if ready.samples:
+            yield ready
 
 
 def _result(replica: ModelReplica, x: Any, y: Any) -> StepResult:

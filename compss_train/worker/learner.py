@@ -59,7 +59,7 @@ class Learner:
         self._spec, self._work = training_spec, work
         self.replica = training_spec.replica(parameters, work.device, training=True)
         self.net = self.replica.training_spec.net
-        restore_buffers(self.net, state.buffers, work.device)
+        restore_buffers(self.net, state.module_buffers, work.device)
         self._measures = metrics.MetricAccumulator(self.replica.training_spec.measures)
         context = WorkerContext(worker=work.worker, round=work.round, model=self.net, epoch=work.epoch)
         self.callbacks = CallbackRunner(work.options.callbacks, context, self._measures, state.callbacks)
@@ -148,7 +148,7 @@ class Learner:
         self._accumulated_batches += 1
         self._accumulated_samples += batch.samples
         if self._accumulated_batches == self._options.accumulate:
-            self.step()
+            self.step_accumulated()
         return result
 
     def _step_by_closure(self, batch: Batch) -> StepResult:
@@ -171,8 +171,11 @@ class Learner:
             )
         return evaluations[0]
 
-    def step(self) -> None:
-        """Make an optimizer step with the gradients that are accumulated, if any."""
+    def step_accumulated(self) -> None:
+        """Make an optimizer step with the gradients that are accumulated, if any.
+
+        In fp16 the scaler leaves the step out if gradients overflow; elsewhere it just calls ``optimizer.step()``.
+        """
         if not self._accumulated_batches:
             return
         self._scaler.unscale_(self.optimizer)
@@ -251,7 +254,7 @@ class Learner:
 
     def renew_optimizer(self, hyperparameters: schedule.Hyperparameters | None) -> None:
         """Train the next block with a new optimizer, as dislib does; accumulated gradients are applied before."""
-        self.step()
+        self.step_accumulated()
         self.optimizer = self._optimizer_with(None)
         if hyperparameters is not None:
             self.set_hyperparameters(hyperparameters)
@@ -280,7 +283,7 @@ class Learner:
         Raises ``DivergedError`` in the task rather than in the coordinator, so that NaN is never merged.
         ``measured`` has the measurements since the last merge, if they have already been taken.
         """
-        self.step()
+        self.step_accumulated()
         trained, name = params.from_module(self.net), self._work.name
         if self._spec.gradients.on_nan != "ignore":
             sums = self._measures if measured is None else measured
@@ -314,7 +317,7 @@ class Learner:
             optimizer=on_host(self.optimizer.state_dict()),
             random=devices.RandomState.capture(self._work.device),
             batches=self._batches,
-            buffers=changed_buffers(self.net, self._spec.net),
+            module_buffers=changed_buffers(self.net, self._spec.net),
             scaler=self._scaler.state_dict() or None,
             callbacks=self.callbacks.states(),
         )

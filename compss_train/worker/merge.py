@@ -42,16 +42,16 @@ class MergeRule:
     @property
     def is_mean(self) -> bool:
         """Whether the last task returns only the mean; a single worker's result then needs no task."""
-        return len(self.results) == 2 and not self.compressed
+        return len(self.result_names) == 2 and not self.compressed
 
     @property
-    def results(self) -> tuple[str, ...]:
-        """The names of the last task's results; after the first two, the names are those of ``MergeState``."""
+    def result_names(self) -> tuple[str, ...]:
+        """The names of the items that ``merge_results`` returns; after the first two, fields of ``MergeState``."""
         optional = {"moments": self.moments, "outer": self.optimizer, "averaged": self.decay}
         return "parameters", "measured", *(name for name, value in optional.items() if value)
 
 
-def finish(
+def merge_results(
     items: Sequence[PartialSum],
     rule: MergeRule,
     base: Parameters,
@@ -59,7 +59,7 @@ def finish(
     averaged: Parameters | None = None,
     moments: Parameters | None = None,
 ) -> tuple[Any, ...]:
-    """Return the results that ``rule.results`` names: the global parameters after a merge, and what is kept.
+    """Return the items of ``rule.result_names``: the global parameters after a merge, and what is kept.
 
     The measurements are the merge's, followed by the workers'.
 
@@ -82,7 +82,7 @@ def finish(
         results["parameters"], results["outer"] = _step(rule, rule.optimizer, base, averages, outer)
     if rule.decay is not None:
         results["averaged"] = _moving_average(averaged, results["parameters"], rule.decay)
-    return tuple(results[name] for name in rule.results)
+    return tuple(results[name] for name in rule.result_names)
 
 
 def _step(

@@ -46,7 +46,7 @@ def stored_rows(block_pass: BlockPass, shuffle_seed: int | None) -> slice:
 
 def training_order(block_pass: BlockPass, shuffle_seed: int | None) -> Order:
     """Return the training order of a pass."""
-    if shuffle_seed is None or block_pass.samples is not None:
+    if shuffle_seed is None or block_pass.sample_numbers is not None:
         return None
     order = row_order(shuffle_seed, block_pass.epoch, block_pass.block, block_pass.whole)
     return order[block_pass.skip : block_pass.skip + block_pass.size]
@@ -114,8 +114,8 @@ class BlockSource(Source):
         yield map(self._rows, block_passes)
 
     def _rows(self, block_pass: BlockPass) -> Columns:
-        if block_pass.samples is not None:
-            return self._gathered(block_pass.samples)
+        if block_pass.sample_numbers is not None:
+            return self._gathered(block_pass.sample_numbers)
         return tuple(map(as_tensor, self._stored(block_pass)))
 
     def _gathered(self, samples: NDArray[Any]) -> Columns:
@@ -152,8 +152,8 @@ class BlockSource(Source):
 
     def _copied(self, part: tuple[BlockPass, Order, slice]) -> Columns:
         block_pass, order, some = part
-        if block_pass.samples is not None:
-            return self._gathered(block_pass.samples[some])
+        if block_pass.sample_numbers is not None:
+            return self._gathered(block_pass.sample_numbers[some])
         if order is None:
             return tuple(as_tensor(rows[some]).clone() for rows in self._stored(block_pass))
         return tuple(_taken(rows, order[some]) for rows in self._stored(block_pass))

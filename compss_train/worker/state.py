@@ -33,13 +33,13 @@ class WorkerState:
     """The optimizer's state_dict; ``None`` makes a new optimizer."""
     random: RandomState | int
     """A state, or the seed of a new worker."""
-    buffer: dict[str, Any] | None = None
+    sample_buffer: dict[str, Any] | None = None
     """Within an epoch, the state of a buffer that merges by batches do not empty."""
     error: Parameters | None = None
     """The accumulated compression error of the changes, with ``Merge(dtype=...)``."""
     batches: int = 0
     """Number of batches that the worker has trained, for training steps."""
-    buffers: dict[str, torch.Tensor] | None = None
+    module_buffers: dict[str, torch.Tensor] | None = None
     """The worker's own buffers that have changed."""
     scaler: dict[str, Any] | None = None
     """The state of the loss scaler in fp16."""

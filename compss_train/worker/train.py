@@ -21,7 +21,7 @@ from compss_train.model.parameters import Parameters, first_not_finite, squared_
 from compss_train.model.schedule import Hyperparameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
-from compss_train.worker.batches import Batch, batches_in_epoch, placed_batches, prepared
+from compss_train.worker.batches import Batch, batches_in_epoch, cut_batches, prepared
 from compss_train.worker.buffered import CarriedBuffer
 from compss_train.worker.learner import Learner
 from compss_train.worker.source import source_of
@@ -55,12 +55,12 @@ def train(
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, work.device):
         learner = Learner(training_spec, parameters, state, work, moments)
-        source, buffer = source_of(work, values), CarriedBuffer(state.buffer)
-        samples = training_spec.samples
-        placed = placed_batches(work, source, learner.replica.columns_device, buffer, samples)
-        drawn = train_on(prepared(placed, learner.replica, work.options), learner, work)
+        source, buffer = source_of(work, values), CarriedBuffer(state.sample_buffer)
+        reader = training_spec.sample_reader
+        batches = cut_batches(work, source, learner.replica.columns_device, buffer, reader)
+        drawn = train_on(prepared(batches, learner.replica, work.options), learner, work)
         measured = replace(learner.measured(), **source.measured())
-        if samples is not None and samples.is_stream:
+        if reader is not None and reader.is_stream:
             measured.given, measured.left_out = drawn, max(0, work.samples - drawn)
         else:
             measured.given = _given(work, drawn, measured.left_out)
@@ -75,7 +75,7 @@ def train(
         before = {**parameters, **(moments or {})}
         sent, error = _compressed(training_spec, work, before, trained, state, measured)
         measured.started, measured.seconds = started, time.perf_counter() - began
-        return Result(sent, replace(after, buffer=buffer.after, error=error), measured)
+        return Result(sent, replace(after, sample_buffer=buffer.after, error=error), measured)
 
 
 def train_on(batches: Iterator[Batch], learner: Learner, work: Work) -> int:
@@ -101,7 +101,7 @@ def train_on(batches: Iterator[Batch], learner: Learner, work: Work) -> int:
                 samples = learner.learn(batch)
                 drawn += samples
                 liveness.beat(samples)
-            learner.step()
+            learner.step_accumulated()
     learner.callbacks.round_end()
     return drawn
 
@@ -155,8 +155,8 @@ def train_group(
     sums: list[PartialSum] = []
     after = [*state]
     for work in works:
-        trained, after[work.position], own = train(
-            training_spec, parameters, after[work.position], work, values, moments
+        trained, after[work.index_in_group], own = train(
+            training_spec, parameters, after[work.index_in_group], work, values, moments
         )
         own.change = squared_distance(parameters, trained, training_spec.names.distinct_weights)
         count = own.given if work.options.may_skip else work.samples
@@ -175,8 +175,8 @@ def train_alone(
     """Train the only worker that has samples; return its result, the states of the group and its measurements."""
     (work,) = works
     after = [*state]
-    trained, after[work.position], own = train(
-        training_spec, parameters, after[work.position], work, values, moments
+    trained, after[work.index_in_group], own = train(
+        training_spec, parameters, after[work.index_in_group], work, values, moments
     )
     return trained, tuple(after), [own]
 
@@ -206,14 +206,14 @@ def losses_by_rate(
     with random_state(work.options.seed, work.device):
         learner = Learner(training_spec, parameters, WorkerState(None, work.options.seed), work)
         options = [group["lr"] for group in learner.optimizer.param_groups]
-        placed = placed_batches(
-            work, source_of(work, values), learner.replica.columns_device, samples=training_spec.samples
+        batches = cut_batches(
+            work, source_of(work, values), learner.replica.columns_device, sample_reader=training_spec.sample_reader
         )
         losses: list[float] = []
-        for rate, batch in zip(rates, prepared(placed, learner.replica, work.options), strict=False):
+        for rate, batch in zip(rates, prepared(batches, learner.replica, work.options), strict=False):
             learner.set_hyperparameters(tuple({"lr": rate * (lr / options[0])} for lr in options))
             learner.learn(batch)
-            learner.step()
+            learner.step_accumulated()
             measured = learner.measured()
             losses.append(measured.loss / measured.samples if measured.samples else math.nan)
             liveness.beat()

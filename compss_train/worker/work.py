@@ -54,7 +54,7 @@ class Work(NamedTuple):
     """The passes over blocks that the worker makes, or what it puts into a buffer for its ``draws``."""
     round: int = 0
     worker: int = 0
-    position: int = 0
+    index_in_group: int = 0
     """The worker's index within its group, whose states are one value."""
     device: str = "cpu"
     blocks: tuple[int, ...] = ()

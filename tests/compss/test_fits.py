@@ -36,7 +36,7 @@ def test_a_fit_has_a_training_task_per_group_and_epoch(run, tmp_path):
     result, done = fitted(run, tmp_path, "workers=20", "blocks=20", "samples=100", "num_epochs=2", "hidden=4096")
     # Workers that take less time than a task costs are two groups on two units, whose results one task averages; it
     # passes on their metrics.
-    assert tasks(done) == {"train_group": 2 * 2, "finish": 2, "evaluate": 2}
+    assert tasks(done) == {"train_group": 2 * 2, "merge_results": 2, "evaluate": 2}
     large = [size for size in result["fetched"] if size > 10_000]
     assert len(large) == 1
     assert result["bytes"] < large[0] < result["bytes"] + 2000

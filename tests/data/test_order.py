@@ -94,7 +94,7 @@ BLOCK_SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=6).map(tuple)
 def test_what_was_cut_can_be_joined(sizes, named, cuts):
     """Whether passes name their samples or not."""
     passes = tuple(
-        BlockPass(block, 0, size, samples=np.arange(size) + 7 * block if named else None)
+        BlockPass(block, 0, size, sample_numbers=np.arange(size) + 7 * block if named else None)
         for block, size in enumerate(sizes)
     )
     bounds = sorted({0, sum(sizes), *(cut for cut in cuts if cut < sum(sizes))})
@@ -106,7 +106,7 @@ def test_what_was_cut_can_be_joined(sizes, named, cuts):
         (block, size, 0, 0) for block, size in enumerate(sizes)
     ]
     for ours, theirs in zip(joined, passes, strict=True):
-        np.testing.assert_array_equal(ours.samples, theirs.samples)
+        np.testing.assert_array_equal(ours.sample_numbers, theirs.sample_numbers)
 
 
 @given(

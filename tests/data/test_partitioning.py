@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from compss_train.buffers import BufferSpec
 from compss_train.data.order import Batching
-from compss_train.data.partitioning import Position, RoundPlan
+from compss_train.data.partitioning import ResumePoint, RoundPlan
 
 HOW = st.one_of(
     st.fixed_dictionaries({"merge_unit": st.sampled_from(["epochs", "blocks"]), "merge_every": st.integers(0, 6)}),
@@ -44,7 +44,7 @@ def test_a_total_shuffle_mixes_samples_over_blocks():
     (round_,) = RoundPlan((50,) * 4, 2, 1, 3, shuffle="total").rounds()
     for assignment in round_.assignments:
         for block_pass in assignment:
-            assert set(np.asarray(block_pass.samples) // 50) == {0, 1, 2, 3}
+            assert set(np.asarray(block_pass.sample_numbers) // 50) == {0, 1, 2, 3}
 
 
 @pytest.mark.parametrize(
@@ -60,7 +60,7 @@ def test_a_total_shuffle_mixes_samples_over_blocks():
 )
 def test_rounds_end_where_merging_says_so(unit, every, epochs_of_rounds):
     plan = RoundPlan((4,) * 6, 2, 5, 0, shuffle="blocks", merge_every=every, merge_unit=unit)
-    assert [round_.epoch for round_ in plan.rounds()] == epochs_of_rounds
+    assert [round_.last_epoch + 1 for round_ in plan.rounds()] == epochs_of_rounds
 
 
 plans = st.builds(
@@ -77,14 +77,14 @@ plans = st.builds(
 
 
 def fields_of(block_pass):
-    samples = None if block_pass.samples is None else block_pass.samples.tolist()
+    samples = None if block_pass.sample_numbers is None else block_pass.sample_numbers.tolist()
     part = block_pass.first, block_pass.skip, block_pass.rest
     return block_pass.block, block_pass.epoch, block_pass.size, part, samples
 
 
 def plain(round_):
     assignments = [[fields_of(block_pass) for block_pass in assignment] for assignment in round_.assignments]
-    return round_.number, round_.epoch, round_.end_position, round_.spans, assignments
+    return round_.number, round_.last_epoch, round_.resume_point, round_.spans, assignments
 
 
 def trained(round_, sizes) -> Counter[tuple[int, int]]:
@@ -93,7 +93,11 @@ def trained(round_, sizes) -> Counter[tuple[int, int]]:
     seen: Counter[tuple[int, int]] = Counter()
     for block_pass in (block_pass for assignment in round_.assignments for block_pass in assignment):
         first = starts[block_pass.block] + block_pass.first + block_pass.skip
-        samples = range(first, first + block_pass.size) if block_pass.samples is None else block_pass.samples
+        samples = (
+            range(first, first + block_pass.size)
+            if block_pass.sample_numbers is None
+            else block_pass.sample_numbers
+        )
         seen.update((block_pass.epoch, int(sample)) for sample in samples)
     return seen
 
@@ -103,7 +107,7 @@ def once(sizes, epochs) -> Counter[tuple[int, int]]:
 
 
 def resumed(plan, round_, **others):
-    return replace(plan, start=round_.end_position, first_round=round_.number + 1, **others)
+    return replace(plan, start=round_.resume_point, first_round=round_.number + 1, **others)
 
 
 @given(plans)
@@ -112,7 +116,7 @@ def test_from_where_a_round_ends_the_rest_follows(plan):
     expected = [plain(round_) for round_ in rounds]
     for k, round_ in enumerate(rounds, 1):
         assert [plain(r) for r in resumed(plan, round_).rounds()] == expected[k:]
-    assert rounds[-1].end_position == Position(plan.first_epoch + plan.num_epochs)
+    assert rounds[-1].resume_point == ResumePoint(plan.first_epoch + plan.num_epochs)
 
 
 @given(plans, st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), max_size=5))
@@ -155,11 +159,11 @@ def test_a_fit_is_longer_or_shorter_when_resumed(plan, after, num_epochs):
 def test_rounds_of_an_epoch_are_cut_as_at_first(shuffle):
     plan = RoundPlan((4,) * 8, 2, 1, 0, shuffle=shuffle, merge_every=1, merge_unit="blocks")
     first, *rest = plan.rounds()
-    assert first.end_position == Position(0, 2, 2)
+    assert first.resume_point == ResumePoint(0, 2, 2)
     other = list(resumed(plan, first, num_workers=3).rounds())
     assert [round_.counts for round_ in rest] == [(4, 4)] * 3
     assert [round_.counts for round_ in other] == [(4, 4, 4)] * 2
-    assert [round_.end_position for round_ in other] == [Position(0, 5, 2), Position(1)]
+    assert [round_.resume_point for round_ in other] == [ResumePoint(0, 5, 2), ResumePoint(1)]
 
 
 @given(plans.filter(lambda plan: plan.merge_unit != "epochs" and plan.merge_every))

@@ -12,7 +12,7 @@ from compss_train.callbacks import Checkpoint, Profile
 from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.worker.batches import placed_batches
+from compss_train.worker.batches import cut_batches
 from compss_train.worker.batches import prepared as prepared_batches
 from compss_train.worker.source import source_of
 from tests.helpers.models import ADAM, assert_close, awkward_net, blocked, classification, mlp, state_arrays
@@ -128,7 +128,7 @@ def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
     replica = spec.replica(state_arrays(spec.net), device, training=True)
     work = whole(x, size)
     options = replace(work.options, seed=3)
-    batches = prepared_batches(placed_batches(work, source_of(work, [x]), device), replica, options)
+    batches = prepared_batches(cut_batches(work, source_of(work, [x]), device), replica, options)
     return [(batch.place, use(batch.x)) for batch in batches]
 
 

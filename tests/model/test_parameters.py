@@ -218,10 +218,10 @@ def test_the_mean_is_weighted_by_samples(arrays, data):
 
 @given(
     workers=st.lists(st.tuples(st.just(0) | counts, st.booleans()), min_size=1, max_size=40),
-    places=st.integers(1, 9),
+    slots=st.integers(1, 9),
     seed=st.integers(0, 2**32),
 )
-def test_who_adds_up_does_not_matter(workers, places, seed):
+def test_who_adds_up_does_not_matter(workers, slots, seed):
     """Some workers are absent, some have no samples, and some lack a name."""
     random = np.random.default_rng(seed)
     versions = [version(random.normal(size=(3, 2)).astype(np.float32)) for _ in workers]
@@ -230,42 +230,42 @@ def test_who_adds_up_does_not_matter(workers, places, seed):
     items = weighted(versions, [count for count, _ in workers])
     items = [item for item, (_, is_there) in zip(items, workers, strict=True) if is_there] or items[:1]
     expected = dict(mean(items, {}))
-    ranges = aligned_ranges(len(workers), places)
+    ranges = aligned_ranges(len(workers), slots)
     tree = [range(start, start + 8) for start in range(0, len(workers), 8)]
     for result in (of_ranges(items, ranges), of_ranges(items, tree)):
         assert_same_bits(result, {name: expected[name] for name in result})
         assert set(result) == set(expected)
 
 
-@given(workers=st.integers(1, 3000), places=st.integers(1, 50))
-def test_ranges_of_workers_are_aligned_and_ever_smaller(workers, places):
-    ranges = aligned_ranges(workers, places)
+@given(workers=st.integers(1, 3000), slots=st.integers(1, 50))
+def test_ranges_of_workers_are_aligned_and_ever_smaller(workers, slots):
+    ranges = aligned_ranges(workers, slots)
     assert [worker for each in ranges for worker in each] == list(range(workers))
     sizes = [len(each) for each in ranges]
     assert sizes == sorted(sizes, reverse=True)
     assert all(size.bit_count() == 1 and not each.start % size for each, size in zip(ranges, sizes, strict=True))
-    assert max(sizes) <= max(1, workers / (3 * places))
-    assert sizes[-min(places, workers) :] == [1] * min(places, workers)
+    assert max(sizes) <= max(1, workers / (3 * slots))
+    assert sizes[-min(slots, workers) :] == [1] * min(slots, workers)
 
 
 @given(
     workers=st.integers(1, 600),
-    places=st.integers(1, 20),
+    slots=st.integers(1, 20),
     smallest=st.integers(0, 9).map(lambda power: 2**power),
     ratios=st.lists(st.floats(1e-4, 1e4), min_size=2, max_size=2).map(sorted),
 )
-def test_ranges_for_dearer_tasks_are_unions_of_smaller_ones(workers, places, smallest, ratios):
+def test_ranges_for_dearer_tasks_are_unions_of_smaller_ones(workers, slots, smallest, ratios):
     """So groups can be joined whenever a measurement asks for larger ones."""
-    cheap, dear = (ranges_for_costs(workers, places, 1.0, ratio) for ratio in ratios)
-    at_least = aligned_ranges(workers, places, smallest)
+    cheap, dear = (ranges_for_costs(workers, slots, 1.0, ratio) for ratio in ratios)
+    at_least = aligned_ranges(workers, slots, smallest)
     assert all(len(each) >= smallest for each in at_least[:-1])
     for ranges in (cheap, dear, at_least):
         assert [worker for each in ranges for worker in each] == list(range(workers))
         starts = {each.start for each in ranges}
-        assert starts <= {each.start for each in aligned_ranges(workers, places)}
+        assert starts <= {each.start for each in aligned_ranges(workers, slots)}
         assert all(each.start % (1 << (len(each) - 1).bit_length()) == 0 for each in ranges)
-    assert len(ranges_for_costs(workers, places, 1.0, 1e9)) <= places
-    assert ranges_for_costs(workers, places, 1.0, 0.0) == aligned_ranges(workers, places)
+    assert len(ranges_for_costs(workers, slots, 1.0, 1e9)) <= slots
+    assert ranges_for_costs(workers, slots, 1.0, 0.0) == aligned_ranges(workers, slots)
 
 
 def test_measurements_pass_through_sums_in_the_order_of_the_workers():
@@ -280,7 +280,7 @@ def test_measurements_pass_through_sums_in_the_order_of_the_workers():
 
 
 @given(workers=st.integers(32, 2000), slower=st.floats(1, 4), slow_first=st.booleans())
-def test_one_of_two_places_may_be_four_times_slower(workers, slower, slow_first):
+def test_one_of_two_slots_may_be_four_times_slower(workers, slower, slow_first):
     """Each place takes the next range when it is idle; a worker takes a second on the faster one."""
     idle_at = [0.0, 0.0] if slow_first else [0.0, 1e-9]
     seconds = [slower, 1.0]
@@ -291,10 +291,10 @@ def test_one_of_two_places_may_be_four_times_slower(workers, slower, slow_first)
     assert max(idle_at) <= max(together / 0.9, together + slower)  # or the last task of the slow one is the rest
 
 
-@given(arrays=st.lists(floats, min_size=1, max_size=6), places=st.integers(1, 6))
-def test_of_versions_without_samples_the_first_is_the_mean(arrays, places):
+@given(arrays=st.lists(floats, min_size=1, max_size=6), slots=st.integers(1, 6))
+def test_of_versions_without_samples_the_first_is_the_mean(arrays, slots):
     items = weighted([{"w": array} for array in arrays], [0] * len(arrays))
-    for result in (mean(items, {}), of_ranges(items, aligned_ranges(len(items), places))):
+    for result in (mean(items, {}), of_ranges(items, aligned_ranges(len(items), slots))):
         np.testing.assert_array_equal(result["w"], arrays[0], strict=True)
 
 

@@ -75,13 +75,13 @@ def test_an_end_for_lack_of_memory_names_the_task_and_its_memory():
 def third_node(ray_cluster, shared_ray, monkeypatch):
     """A node that has just joined, and is gone after the test."""
     monkeypatch.setattr(submitter, "NODES_SECONDS", 0.1)
-    before = shared_ray.places(Resources())
+    before = shared_ray.slots(Resources())
     node = ray_cluster.add_node(**NODE)
-    wait_until(lambda: shared_ray.places(Resources()) == before + 2, 60)
+    wait_until(lambda: shared_ray.slots(Resources()) == before + 2, 60)
     yield node
     if node in ray_cluster.list_all_nodes():
         ray_cluster.remove_node(node, allow_graceful=False)
-    wait_until(lambda: shared_ray.places(Resources()) == before, 60)
+    wait_until(lambda: shared_ray.slots(Resources()) == before, 60)
 
 
 def keep_every(seconds, engine, monkeypatch):

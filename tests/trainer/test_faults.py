@@ -76,7 +76,7 @@ class Resize(Callback):
 
 
 @pytest.mark.usefixtures("forked_processes")
-def test_places_that_join_and_leave_change_no_bit():
+def test_slots_that_join_and_leave_change_no_bit():
     x, y = classification()
     results = []
     with LocalEngine(1) as engine:

@@ -75,7 +75,7 @@ def test_a_functions_intervals_are_checked_when_they_are_reached():
     limit = CHECKED_EPOCHS
     plan = RoundPlan((3,), 1, MANY, 0, merge_every=every, first_epoch=limit - 2)
     rounds = plan.rounds()
-    assert [round_.epoch for round_ in islice(rounds, 2)] == [limit - 1, limit]
+    assert [round_.last_epoch for round_ in islice(rounds, 2)] == [limit - 2, limit - 1]
     with pytest.raises(ValueError, match=rf"every\({limit}\)=0"):
         next(rounds)
 
@@ -146,7 +146,7 @@ def test_pieces_train_to_the_same_bits_as_blocks(workers, merging):
     engine = CopyingEngine()
     ours = trained(engine, *blocked(x, y, 7), workers, **merging)
     assert_same_bits(ours, trained(SerialEngine(), *blocked(x, y, 7), workers, **merging))
-    rounds = engine.submitted.count("finish")
+    rounds = engine.submitted.count("merge_results")
     if (
         merging.get("merge") == Merge(every=0) and workers < 5
     ):  # who each need more than half of the samples in 3 epochs

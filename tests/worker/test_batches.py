@@ -179,7 +179,7 @@ def test_one_worker_learns_the_same_however_often_it_merges(shuffle, buffer):
     for merge in (Merge(every=3, unit="batches"), Merge(every=0)):
         other = trainer_of(workers=1)
         assert_same_bits(fit(other, shuffle=shuffle, buffer=buffer, merge=merge), expected)
-        assert [state.buffer for state in other.snapshot().workers] == [None]
+        assert [state.sample_buffer for state in other.snapshot().workers] == [None]
 
 
 def test_other_workers_cannot_resume_inside_an_epoch_with_buffers(tmp_path):
@@ -220,10 +220,10 @@ def test_workers_that_do_not_wait_train_every_sample_once(merge, buffer):
 def test_a_new_fit_starts_with_empty_buffers():
     trainer = trainer_of(workers=2)
     fit(trainer, StopAfter(0), buffer=FIRO, **BATCHES)
-    assert all(state.buffer is not None for state in trainer.snapshot().workers)
+    assert all(state.sample_buffer is not None for state in trainer.snapshot().workers)
     fit(trainer, buffer=FIRO, num_epochs=1, **BATCHES)
     assert sum(record["samples"] for record in trainer.history[1:]) == len(X)
-    assert [state.buffer for state in trainer.snapshot().workers] == [None, None]
+    assert [state.sample_buffer for state in trainer.snapshot().workers] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from compss_train.data.order import transform_seed
 from compss_train.engines import SerialEngine
 from compss_train.model.devices import random_state
 from compss_train.worker import batches as batches_module
-from compss_train.worker.batches import placed_batches
+from compss_train.worker.batches import cut_batches
 from compss_train.worker.inference import evaluate
 from compss_train.worker.source import source_of
 from compss_train.worker.train import train_group
@@ -117,7 +117,7 @@ def test_blocks_go_to_a_gpu_in_pieces(monkeypatch, shuffled):
     work = whole(x, 20)
     if shuffled:
         work = work._replace(options=replace(work.options, seed=5, shuffle_block_data=True))
-    on_gpu, on_cpu = (list(placed_batches(work, source_of(work, [x, y]), device)) for device in ("cuda:1", "cpu"))
+    on_gpu, on_cpu = (list(cut_batches(work, source_of(work, [x, y]), device)) for device in ("cuda:1", "cpu"))
     for ours, theirs in zip(on_gpu, on_cpu, strict=True):
         assert torch.equal(ours.x, theirs.x)
         assert torch.equal(ours.y, theirs.y)
@@ -131,15 +131,15 @@ WORKERS = 13
 OUTER = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 
 
-class Places(SerialEngine):
-    """The serial engine, which lets workers train in groups as if it had several places."""
+class Slots(SerialEngine):
+    """The serial engine, which lets workers train in groups as if it had several slots."""
 
     def __init__(self, number):
         super().__init__()
         self.number = number
         self.submitted = []
 
-    def places(self, resources):
+    def slots(self, resources):
         return self.number
 
     def submit(self, function, *args, **options):
@@ -147,7 +147,7 @@ class Places(SerialEngine):
         return super().submit(function, *args, **options)
 
 
-class DearTasks(Places):
+class DearTasks(Slots):
     """An engine whose tasks cost so much that workers train in one task a place."""
 
     traits = replace(SerialEngine.traits, task_seconds=1e6)
@@ -170,9 +170,9 @@ def comparable(trainer):
 )
 def test_any_groups_give_the_same_bits(options):
     x, y = classification(samples=156)
-    alone = trainer_of(Places(0), WORKERS)  # an engine that does not know its places
+    alone = trainer_of(Slots(0), WORKERS)  # an engine that does not know its slots
     expected = alone.fit(x, y, num_epochs=2, batch_size=4, **options)
-    for engine in (Places(1), Places(2), DearTasks(2)):
+    for engine in (Slots(1), Slots(2), DearTasks(2)):
         grouped = trainer_of(engine, WORKERS)
         assert_same_bits(grouped.fit(x, y, num_epochs=2, batch_size=4, **options), expected)
         assert comparable(grouped) == comparable(alone)
@@ -209,7 +209,7 @@ def in_tasks_of_their_own(trainer, folder, x, y):
 )
 def test_states_and_votes_are_the_same_in_groups(tmp_path, train):
     x, y = classification(samples=65)
-    alone, grouped = (train(trainer_of(Places(places), WORKERS), tmp_path, x, y) for places in (0, 1))
+    alone, grouped = (train(trainer_of(Slots(slots), WORKERS), tmp_path, x, y) for slots in (0, 1))
     assert_same_bits(alone, grouped)
 
 
@@ -219,21 +219,21 @@ def test_evaluation_has_the_same_bits_in_fewer_tasks(tmp_path, form):
     x, y = classification(samples=130)
     data = {"blocks": (x, y), "files": (FileDataset(f"{tmp_path}/*.npz"),), "no targets": (x,)}[form]
     results = []
-    for places in (0, 1):
-        engine = Places(places)
+    for slots in (0, 1):
+        engine = Slots(slots)
         trainer = DistributedTrainer(WORKERS, engine=engine, seed=0, threads=1)
         mean = lambda output, target: output.square().mean()  # noqa: E731
         trainer.build(awkward_net(), ADAM, mean if form == "no targets" else "cross_entropy")
         results.append(trainer.evaluate(*data))
         tasks = sum(function is evaluate for function, _ in engine.submitted)
         workers = len(SIZES) if form == "files" else WORKERS
-        assert tasks == workers if places == 0 or workers < 6 else tasks < workers
+        assert tasks == workers if slots == 0 or workers < 6 else tasks < workers
     assert results[0] == results[1]
 
 
 def test_a_checkpoint_resumes_with_other_groups(tmp_path):
     x, y = classification(samples=130)
-    expected = trainer_of(Places(0), WORKERS).fit(x, y, num_epochs=4, batch_size=5)
-    trainer_of(Places(2), WORKERS).fit(x, y, num_epochs=2, batch_size=5, callbacks=[Checkpoint(tmp_path)])
-    resumed = trainer_of(Places(1), WORKERS).fit(x, y, num_epochs=4, batch_size=5, resume=tmp_path)
+    expected = trainer_of(Slots(0), WORKERS).fit(x, y, num_epochs=4, batch_size=5)
+    trainer_of(Slots(2), WORKERS).fit(x, y, num_epochs=2, batch_size=5, callbacks=[Checkpoint(tmp_path)])
+    resumed = trainer_of(Slots(1), WORKERS).fit(x, y, num_epochs=4, batch_size=5, resume=tmp_path)
     assert_same_bits(resumed, expected)

@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any, ClassVar, Self
 
 from compss_train.data.block import Block, BlockDescription, RemoteBlock, describe
-from compss_train.engines.base import Engine, Ref, Resources, Traits, check_fit, check_size, map_refs
+from compss_train.engines.base import Engine, Ref, Resources, Traits, check_room, check_size, map_refs
 from compss_train.engines.calls import Failure, Placeholder
 from compss_train.engines.codec import SerializedValue
 from compss_train.engines.compss import runtime
@@ -179,7 +179,7 @@ class CompssEngine(Engine):
     def reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError`` if these tasks do not fit on the nodes together."""
         self._check_open()
-        check_fit(
+        check_room(
             [replace(task, gpus=math.ceil(task.gpus)) for task in tasks],
             self._nodes,
             "declare more (runcompss/laptop.sh --units, compss-train configure --units)",

@@ -98,7 +98,7 @@ def _load_input(item: Any) -> Any:
     return value
 
 
-FIRST = ("partial_sum", "finish", "copy_value", "gather_values")
+FIRST = ("partial_sum", "merge_results", "copy_value", "gather_values")
 """Tasks with priority."""
 ON_GPUS = ("train_group", "train_alone", "train_and_exchange", "train_online", "evaluate", "predict", "run")
 OTHERS = ("simulate_and_send", "split_rows", "describe")

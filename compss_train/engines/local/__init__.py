@@ -74,7 +74,7 @@ class LocalEngine(GraphEngine):
         """Start a process for each worker, at most as many as the cores allow."""
         return cls(max(1, min(num_workers, cores() // threads)), threads, preload)
 
-    def places(self, resources: Resources) -> int:
+    def slots(self, resources: Resources) -> int:
         """Return how many such tasks the processes and their CPUs can run at once."""
         return min(self.processes, self.cpus // resources.cpus)
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from compss_train.engines.base import Ref, Resources, Traits, check_fit, check_size
+from compss_train.engines.base import Ref, Resources, Traits, check_room, check_size
 from compss_train.engines.codec import SerializedValue
 from compss_train.engines.graph_engine import GraphEngine
 from compss_train.engines.nodes import Node
@@ -106,14 +106,14 @@ class RayEngine(GraphEngine):
         self._check_open()
         self._post(self._scheduler.keep, [own.value for own in map(self._own, refs) if own.updates is None])
 
-    def places(self, resources: Resources) -> int:
+    def slots(self, resources: Resources) -> int:
         """Return how many such tasks fit on the nodes that are there now."""
         return sum(node.cpus // resources.cpus for node in self._scheduler.nodes)
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError`` if these tasks do not fit on the nodes together."""
         self._check_open()
-        check_fit(tasks, self._scheduler.nodes, "let more nodes join (ray start --address=...)")
+        check_room(tasks, self._scheduler.nodes, "let more nodes join (ray start --address=...)")
 
     @contextmanager
     def watched(self, timeout: float | None) -> Iterator[None]:

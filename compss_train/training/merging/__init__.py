@@ -79,8 +79,8 @@ class Merger(ABC):
         """What each worker starts from, where that is not the global parameters."""
 
     @abstractmethod
-    def submit(self, workers: Workers) -> SubmittedRound:
-        """Submit the training and merging of the round that the workers have started."""
+    def train_and_merge(self, workers: Workers) -> SubmittedRound:
+        """Submit the training and merging of the round that has been set for the workers."""
 
     def settled(self, submitted: SubmittedRound) -> Parameters:
         """Return the global parameters after a round; no later round was submitted, or later rounds are ignored."""

@@ -40,7 +40,7 @@ class ArrivalMerger(Merger):
         super().__init__(session, merge, initial)
         self._moments = self.state.moments
 
-    def submit(self, workers: Workers) -> SubmittedRound:
+    def train_and_merge(self, workers: Workers) -> SubmittedRound:
         """Train each worker from its own base, and merge it."""
         counts = workers.round.counts
         total, active = sum(counts), [worker for worker, count in enumerate(counts) if count]
@@ -172,9 +172,9 @@ class ServerMerger(ArrivalMerger):
         self._free([base])
         return measured
 
-    def submit(self, workers: Workers) -> SubmittedRound:
+    def train_and_merge(self, workers: Workers) -> SubmittedRound:
         """Train each worker from its own base, and read the parameters once all have pushed their changes."""
-        submitted = super().submit(workers)
+        submitted = super().train_and_merge(workers)
         measured = submitted.measured["workers"]
         self.parameters = self.engine.submit(read_parameters, self._address, measured, priority=True)
         return replace(submitted, parameters=self.parameters)

@@ -12,7 +12,7 @@ from compss_train.training.merging import Merger, SubmittedRound
 from compss_train.training.training_state import MergeState
 from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session
-from compss_train.worker.merge import MergeRule, finish
+from compss_train.worker.merge import MergeRule, merge_results
 from compss_train.worker.train import train_alone
 
 EMA_DECAY = 0.8
@@ -43,7 +43,7 @@ class SynchronousMerger(Merger):
         self._published_rule = self.engine.publish(self._rule)
         self._arity = best_arity(self.engine.traits.task_seconds, sum(array.nbytes for array in initial.values()))
 
-    def submit(self, workers: Workers) -> SubmittedRound:
+    def train_and_merge(self, workers: Workers) -> SubmittedRound:
         """Train from the global parameters and average; a worker without samples does not count."""
         active = {group: workers.active(group) for group in range(len(workers.groups))}
         tasks = {group: members for group, members in active.items() if members}
@@ -74,8 +74,8 @@ class SynchronousMerger(Merger):
         items = sum_by_tree(self.engine, trained, self._arity)
         moments = self.state.moments if self._rule.compressed else None
         last = self._published_rule, self.parameters, self.state.outer, self.state.averaged, moments
-        names = self._rule.results
-        results = self.engine.submit(finish, items, *last, returns=len(names), priority=True)
+        names = self._rule.result_names
+        results = self.engine.submit(merge_results, items, *last, returns=len(names), priority=True)
         self.engine.delete(items)
         return dict(zip(names, results, strict=True))
 

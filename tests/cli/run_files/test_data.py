@@ -124,7 +124,7 @@ def test_invalid_data_are_an_error(table, message):
     errors = Errors()
     with errors.collect("[data]"):
         data = read_section(table)
-        as_data_source(data.x, data.y, num_workers=1)
+        as_data_source(data.x, data.y, blocks=1)
     assert message in errors.messages[0]
 
 
@@ -204,4 +204,4 @@ def test_invalid_splits_are_errors(dataset, fraction, message):
 def test_parts_of_data_sets_have_their_own_targets():
     for part in split_validation(Dataset(Pairs(), y=np.arange(10)), 0.3, 0):
         with pytest.raises(TypeError, match="whose samples have targets in them"):
-            as_data_source(part.x, part.y, num_workers=1)
+            as_data_source(part.x, part.y, blocks=1)

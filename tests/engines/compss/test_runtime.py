@@ -11,7 +11,7 @@ import pytest
 
 from compss_train import DistributedTrainer
 from compss_train.engines import CompssEngine, LocalEngine, Resources, SerialEngine, engine_class
-from compss_train.engines.base import check_fit
+from compss_train.engines.base import check_room
 from compss_train.engines.compss import runtime
 from compss_train.engines.nodes import Node
 from compss_train.exceptions import ScriptLoadingError
@@ -205,7 +205,7 @@ def test_tasks_fit_where_each_finds_room_on_one_node(tasks, sizes, fits):
     asked = [Resources(*task) for task in tasks]
     for order in (1, -1):
         with nullcontext() if fits else pytest.raises(ValueError, match="they do not fit"):
-            check_fit(asked[::order], nodes(*sizes)[::order], "")
+            check_room(asked[::order], nodes(*sizes)[::order], "")
 
 
 def test_an_error_names_what_is_needed_and_what_is_declared():
@@ -215,4 +215,4 @@ def test_an_error_names_what_is_needed_and_what_is_declared():
         r"computing units and 1 GPUs, n1 1 computing units\. Use fewer workers, simulators or threads, or declare "
         r"more .*--units",
     ):
-        check_fit([Resources(2), Resources(2), Resources(2, 1)], nodes((4, 1), (1, 0)), "declare more (--units)")
+        check_room([Resources(2), Resources(2), Resources(2, 1)], nodes((4, 1), (1, 0)), "declare more (--units)")

@@ -64,7 +64,7 @@ class SimulatedEngine(GraphEngine):
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Let time pass until all values are there, or one has failed."""
         self._check_open()
-        futures = [self._read(ref).future for ref in refs]
+        futures = [self._settled_value(ref).future for ref in refs]
         while not _settled(futures):
             if not self._step():
                 missing = sum(not future.done() for future in futures)
@@ -88,10 +88,10 @@ class SimulatedEngine(GraphEngine):
         To return earlier would have callers ask thousands of times before a task of minutes ends.
         """
         self._check_open()
-        futures = [self._read(ref).future for ref in refs]
+        futures = [self._settled_value(ref).future for ref in refs]
         return self._wait(futures, timeout) or (self._step() and _settled(futures))
 
-    def places(self, resources: Resources) -> int:
+    def slots(self, resources: Resources) -> int:
         """Return the number of processes."""
         return self._processes.count
 

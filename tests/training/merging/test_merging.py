@@ -10,7 +10,7 @@ from compss_train import BlockedTensor, Merge, SerialEngine
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TensorNames
 from compss_train.training.merging.synchronous import sum_by_tree
-from compss_train.worker.merge import MergeRule, finish
+from compss_train.worker.merge import MergeRule, merge_results
 from tests.engines import tasks
 from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, blocked, classification, mlp
 from tests.helpers.small_fits import PLAIN_SGD, STILL, combined, fitted, trainer_of
@@ -89,7 +89,7 @@ def test_a_tree_of_any_size_is_the_weighted_mean(count, arity):
     engine = SerialEngine()
     items = sum_by_tree(engine, {item.first: engine.publish(item) for item in weighted(versions, counts)}, arity)
     assert len(items) <= arity
-    merged, _ = finish(engine.fetch(items), MergeRule(names=TensorNames(("w",))), versions[0])
+    merged, _ = merge_results(engine.fetch(items), MergeRule(names=TensorNames(("w",))), versions[0])
     assert_same_bits(merged, average(versions, counts))
     expected = np.average([v["w"].astype(np.float64) for v in versions], axis=0, weights=counts)
     # Sums in double precision, rounded once.
