@@ -45,13 +45,16 @@ def files(tmp_path_factory):
 
 
 def every_round_resumed(folder, build, *, engine="serial", data=None, step=1, **options):
-    """Train without a break, then from every ``step``-th checkpoint on; all are alike. Returns the first one."""
+    """Train without a break, then from every ``step``-th checkpoint on; all are alike. Returns the first one.
+
+    Every other fit is resumed on the serial engine.
+    """
     whole = build(engine)
     fit(whole, Checkpoint(folder, keep=99), data=data, **options)
     saved = list_checkpoints(folder)
     assert list(saved) == list(range(len(whole.history)))
-    for path in list(saved.values())[::step]:
-        again = build(engine)
+    for number, path in enumerate(list(saved.values())[::step]):
+        again = build(engine if number % 2 else "serial")
         fit(again, data=data, resume=path, **options)
         assert_alike(again, whole)
         assert again.resumed_from == path
