@@ -2,12 +2,16 @@
 
 import json
 import math
+import tempfile
 from abc import abstractmethod
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
 from compss_train._utils import imports, validation
+from compss_train.callbacks.loggers import status_of
+from compss_train.reports import html
 from compss_train.reports.records import flatten, measured_numbers
 from compss_train.training.callback import Callback
 from compss_train.training.trainer_base import TrainerBase
@@ -29,11 +33,11 @@ class _Tracker(Callback):
 
     package: ClassVar[str]
 
-    def __init__(self) -> None:
+    def __init__(self, artifacts: bool = False) -> None:
         self._import()
         self.run_id: str | None = None
         """The tracker's name of the run, once a fit has started."""
-        self._logs = False
+        self._artifacts, self._logs = artifacts, False
 
     def _import(self, module: str = "") -> Any:
         return imports.import_optional(module or self.package, extra=self.package, needed_by=type(self).__name__)
@@ -58,7 +62,9 @@ class _Tracker(Callback):
         self._try(self._log, _tagged(numbers), record)
 
     def on_fit_end(self, trainer: TrainerBase) -> None:
-        """End the run."""
+        """Log the final parameters and the report as files, and end the run."""
+        if self._artifacts:
+            self._try(self._log_results, trainer)
         self._try(self._end, True)
 
     def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
@@ -73,6 +79,18 @@ class _Tracker(Callback):
         except Exception as error:  # trackers raise what their transports raise
             self._logs = False
             validation.warn_user(f"{type(self).__name__} stops logging this fit: {type(error).__name__}: {error}")
+
+    def _log_results(self, trainer: TrainerBase) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            trainer.save(f"{folder}/parameters.safetensors")
+            with suppress(ModuleNotFoundError):  # of the extra ``report``
+                html.write(
+                    f"{folder}/report.html", trainer.history, trainer.configuration, status=status_of(trainer)
+                )
+            self._log_files(folder)
+
+    def _log_files(self, folder: str) -> None:
+        """Log the files in a folder, where the tracker takes files."""
 
     @abstractmethod
     def _start(self, configuration: dict[str, Any], rounds: int) -> str:
@@ -98,6 +116,8 @@ class MLflow(_Tracker):
         Name of the run; by default MLflow invents one.
     tracking_uri:
         Such as ``"http://localhost:5000"`` or ``"sqlite:///mlflow.db"``; by default that of MLflow's own settings.
+    artifacts:
+        Whether the final parameters (``parameters.safetensors``) and the report become artifacts; true by default.
 
     Inside ``with mlflow.start_run():`` the fit logs to that run, and leaves it open. Settings are parameters with
     dotted names, such as ``build.optimizer.arguments.lr``. Those that are too long for MLflow, such as the text of
@@ -107,9 +127,14 @@ class MLflow(_Tracker):
     package: ClassVar[str] = "mlflow"
 
     def __init__(
-        self, experiment: str = "compss_train", *, run_name: str | None = None, tracking_uri: str | None = None
+        self,
+        experiment: str = "compss_train",
+        *,
+        run_name: str | None = None,
+        tracking_uri: str | None = None,
+        artifacts: bool = True,
     ) -> None:
-        super().__init__()
+        super().__init__(artifacts)
         self._experiment, self._run_name, self._uri = experiment, run_name, tracking_uri
         self._owns = True
 
@@ -143,6 +168,9 @@ class MLflow(_Tracker):
         metrics = [metric(name, value, ended, record["round"]) for name, value in numbers.items()]
         self._client.log_batch(self.run_id, metrics=metrics)
 
+    def _log_files(self, folder: str) -> None:
+        self._client.log_artifacts(self.run_id, folder)
+
     def _end(self, succeeded: bool) -> None:
         if self._owns:
             self._client.set_terminated(self.run_id, "FINISHED" if succeeded else "FAILED")
@@ -151,13 +179,14 @@ class MLflow(_Tracker):
 class WandB(_Tracker):
     """Logs to Weights & Biases; ``options`` are those of ``wandb.init``, such as ``mode="offline"`` or ``name``.
 
-    If the program has a run of its own (``wandb.run``), the fit logs to it and leaves it open.
+    If the program has a run of its own (``wandb.run``), the fit logs to it and leaves it open. With ``artifacts``,
+    the final parameters and the report become an artifact of the type ``model``.
     """
 
     package: ClassVar[str] = "wandb"
 
-    def __init__(self, project: str = "compss_train", **options: Any) -> None:
-        super().__init__()
+    def __init__(self, project: str = "compss_train", *, artifacts: bool = True, **options: Any) -> None:
+        super().__init__(artifacts)
         self._options = {"project": project, **options}
 
     def _start(self, configuration: dict[str, Any], rounds: int) -> str:
@@ -170,6 +199,11 @@ class WandB(_Tracker):
 
     def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
         self._run.log({**numbers, "epoch": record["epoch"]}, step=record["round"], commit=True)
+
+    def _log_files(self, folder: str) -> None:
+        artifact = self._import().Artifact(f"run-{self._run.id}", "model")
+        artifact.add_dir(folder)
+        self._run.log_artifact(artifact)
 
     def _end(self, succeeded: bool) -> None:
         if self._owns:

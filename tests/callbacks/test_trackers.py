@@ -9,7 +9,9 @@ import pytest
 
 from compss_train.callbacks import MLflow, TensorBoard, Trackio, WandB
 from compss_train.callbacks.trackers import MAX_VALUE, MOST_PARAMETERS, _Tracker
+from compss_train.model import parameters
 from tests.helpers.callbacks import StopAfter
+from tests.helpers.models import assert_same_bits
 from tests.helpers.small_fits import PLAIN_SGD as SGD
 from tests.helpers.small_fits import fit, trainer_of
 
@@ -20,8 +22,10 @@ pytestmark = pytest.mark.filterwarnings(  # of the trackers' own dependencies
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
-    """The current folder, where MLflow keeps artifacts."""
+    """The current folder, where MLflow keeps artifacts, and the folder where W&B does."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path))
+    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path))
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +53,10 @@ def test_mlflow_has_every_round_and_the_settings(mlflow_store):
     assert run.data.params["build.optimizer.arguments.lr"] == "0.1"
     for name, values in steps.items():
         assert values == [(record["round"], record[name]) for record in trainer.history]
+    folder = Path(tracker._client.download_artifacts(tracker.run_id, ""))
+    saved, final = parameters.load(folder / "parameters.safetensors"), trainer.get_parameters()
+    assert_same_bits({name: saved[name] for name in final}, final)
+    assert (folder / "report.html").read_text().count("</html>") == 1
 
 
 def test_mlflow_has_all_of_many_and_of_long_settings(mlflow_store):
@@ -95,6 +103,8 @@ def test_weights_and_biases_has_the_numbers_of_the_round(tmp_path):
         assert run.summary["loss"] == trainer.history[-1]["loss"]
         assert run.step == 3
         assert run.config["build"]["optimizer"]["arguments"]["lr"] == 0.1
+        staged = [path for path in tmp_path.rglob("*") if path.is_file() and b"</html>" in path.read_bytes()]
+        assert len(staged) == 1
 
 
 def test_weights_and_biases_ends_a_run_of_its_own(tmp_path):
