@@ -68,7 +68,7 @@ def test_validation_and_callbacks(local, tmp_path):
     assert (last["val_loss"], last["val_accuracy"]) == (evaluated["loss"], evaluated["accuracy"])
     assert all(np.isfinite(record["val_loss"]) for record in trainer.history)
     assert last["val_loss"] < trainer.history[0]["val_loss"]
-    assert str([json.loads(line) for line in lines.path.read_text().splitlines()]) == str(trainer.history)
+    assert str([json.loads(line) for line in lines.path.read_text().splitlines()]) == str([*trainer.history])
 
 
 def test_records_have_all_fields(local):
