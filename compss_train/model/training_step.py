@@ -171,5 +171,5 @@ def _check_hooks(net: nn.Module) -> None:
         raise TypeError(
             f"{type(net).__name__} asks for what only Lightning's Trainer has: {', '.join(asked)}; leave it out, "
             "or write build(training_step=...), whose step context has the epoch, the number of the batch and the "
-            "optimizers"
+            "optimizers. Epoch hooks would not see what steps collect in the workers' copies: log it in the steps"
         )

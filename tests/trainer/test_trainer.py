@@ -3,6 +3,7 @@
 import functools
 import json
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,17 @@ def test_two_fits_are_one_of_all_their_epochs(engine):
     assert_same_bits(fit(parts, num_epochs=3, shuffle="total"), expected)
     keys = ("round", "epoch", "loss")
     assert [[r[k] for k in keys] for r in parts.history] == [[r[k] for k in keys] for r in whole.history]
+
+
+def test_fits_at_the_same_time_share_an_engine(shared_local):
+    def trainers(engine):
+        rates = 0.01, 0.03, 0.1, 0.3
+        return [trainer_of(engine, 1, optimizer={"optimizer": "sgd", "lr": lr}) for lr in rates]
+
+    with ThreadPoolExecutor(2) as threads:
+        together = list(threads.map(fit, trainers(shared_local)))
+    for ours, alone in zip(together, trainers("serial"), strict=True):
+        assert_same_bits(ours, fit(alone))
 
 
 def test_building_again_starts_over(engine):
