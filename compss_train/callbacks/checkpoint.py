@@ -2,12 +2,13 @@
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 from compss_train._utils import files, validation
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
+from compss_train.data.locations import is_remote
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model.saved_state import JsonText
 from compss_train.reports.history import line_of
@@ -27,7 +28,9 @@ class Checkpoint(Callback):
     Parameters
     ----------
     folder:
-        The folder of checkpoints, created if it does not exist. Use one folder per run.
+        The folder of checkpoints, created if it does not exist. Use one folder per run. A name such as
+        ``"s3://bucket/run"`` is opened through ``fsspec``: each checkpoint is written to a temporary folder and
+        uploaded. Nothing detects another program that writes there at the same time.
     every:
         Rounds between checkpoints. The last complete round of a fit that is stopped (``max_time``, SIGTERM, a
         callback) is always written, and so is a new best round.
@@ -63,12 +66,9 @@ class Checkpoint(Callback):
         mode: Mode | None = None,
         overwrite: bool = False,
     ) -> None:
-        if "://" in str(folder):
-            raise ValueError(
-                f"Checkpoint({str(folder)!r}): give a folder of a file system, as checkpoints are not written to "
-                "object stores; mount the store, or copy the folder to it after the fit"
-            )
-        self.folder = Path(folder)
+        self._name = str(folder)
+        self._remote = storage.RemoteFolder(self._name) if is_remote(self._name) else None
+        self.folder = Path(folder) if self._remote is None else self._remote.copy
         self.every = validation.check_count("every", every)
         self.keep = validation.check_count("keep", keep)
         self.best = best
@@ -102,7 +102,9 @@ class Checkpoint(Callback):
         return self.folder
 
     def resume_folder(self) -> Path:
-        """Return the folder."""
+        """Return the folder, with what is in the object store."""
+        if self._remote is not None:
+            self._remote.download()
         return self.folder
 
     def _is_due(self, number: int) -> bool:
@@ -114,7 +116,7 @@ class Checkpoint(Callback):
             str(self.folder).encode()
         except UnicodeEncodeError as error:
             raise ValueError(f"{self.folder!r} is not valid UTF-8, and safetensors could not read it") from error
-        files.make_folders(self.folder, self._disk)
+        files.make_folders(self.resume_folder(), self._disk)
         if not self._lock.acquire():
             validation.warn_user(f"{self.folder} is on a file system without locks: let no other fit write to it")
         # A program that was killed may have renamed a checkpoint without syncing the folder.
@@ -124,11 +126,11 @@ class Checkpoint(Callback):
         if others := set(storage.list_checkpoints(self.folder)) - own:
             if not self.overwrite:
                 raise FileExistsError(
-                    f"{self.folder} has checkpoints of another run, or of later rounds of this one (round "
+                    f"{self._name} has checkpoints of another run, or of later rounds of this one (round "
                     f"{max(others)}); give fit resume=True to resume from them, Checkpoint another folder, or "
                     "overwrite=True to remove them"
                 )
-            storage.prune_checkpoints(self.folder, own, self._disk)
+            self._keep_only(own)
         self._scan_rounds(trainer.history, own)
 
     def _own_rounds(self, trainer: TrainerBase) -> set[int]:
@@ -175,11 +177,11 @@ class Checkpoint(Callback):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember whether the resumed run has written to this folder."""
-        self._is_resumed = state["folder"] == str(self.folder)
+        self._is_resumed = state["folder"] == self._name
 
     def state_dict(self) -> dict[str, Any]:
         """Return the folder and the best round, for ``restore(best=True)``."""
-        return {"folder": str(self.folder), "best_round": self.best_round}
+        return {"folder": self._name, "best_round": self.best_round}
 
     def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Write a checkpoint if it is due or the round is the best."""
@@ -211,6 +213,8 @@ class Checkpoint(Callback):
             snapshot = trainer.snapshot()
             content = {**snapshot.to_dict(), "history": self._encoded(snapshot.history)}
             storage.write_checkpoint(storage.checkpoint_path(self.folder, number), content, self._disk)
+            if self._remote is not None:
+                self._remote.upload(storage.checkpoint_path(self.folder, number))
         except BaseException:
             self._last_written = previous
             raise
@@ -227,4 +231,9 @@ class Checkpoint(Callback):
     def _prune(self, number: int) -> None:
         """Remove all checkpoints up to this round but those to keep."""
         latest = [n for n in storage.list_checkpoints(self.folder) if n <= number][-self.keep :]
-        storage.prune_checkpoints(self.folder, {*latest, self.best_round}, self._disk)
+        self._keep_only({*latest, self.best_round})
+
+    def _keep_only(self, numbers: Container[int | None]) -> None:
+        storage.prune_checkpoints(self.folder, numbers, self._disk)
+        if self._remote is not None:
+            self._remote.prune()

@@ -58,7 +58,7 @@ def _matches(pattern: str) -> list[str]:
     if is_remote(pattern):
         if not glob.has_magic(pattern.partition("?")[0] if pattern.startswith("http") else pattern):
             return [pattern]
-        system, path = _file_system(pattern)
+        system, path = file_system(pattern)
         if not pattern.startswith("http") and system.exists(path):  # brackets may be part of a name
             return [pattern]
         return sorted(system.unstrip_protocol(found) for found in system.glob(path))
@@ -71,7 +71,7 @@ def is_folder(name: str) -> bool:
     """Return whether this is a folder with subfolders, as folders of images are."""
     if not is_remote(name):
         return os.path.isdir(name)
-    system, path = _file_system(name)
+    system, path = file_system(name)
     return bool(system.isdir(path))
 
 
@@ -82,7 +82,7 @@ def files_below(folder: str, *, warn: bool = False) -> list[str]:
     were left out for this, and of links that lead out of the folder.
     """
     if is_remote(folder):
-        system, path = _file_system(folder)
+        system, path = file_system(folder)
         prefix = path.rstrip("/") + "/"
         return [found.removeprefix(prefix) for found in system.find(path) if found.startswith(prefix)]
     root, listed, left = os.path.realpath(folder), set[tuple[int, int]](), deque([""])
@@ -117,7 +117,7 @@ def open_binary(path: str) -> BinaryIO | Any:
     if not is_remote(path):
         _check_regular(path)
         return open(path, "rb")
-    system, name = _file_system(path)
+    system, name = file_system(path)
     return system.open(name, "rb")
 
 
@@ -146,7 +146,7 @@ def file_stamp(file: str) -> list[int] | None:
     if not is_remote(file):
         status = os.stat(file)
         return [status.st_size, status.st_mtime_ns]
-    system, name = _file_system(file)
+    system, name = file_system(file)
     info = system.info(name)
     versions = {
         key: str(info[key])
@@ -157,7 +157,7 @@ def file_stamp(file: str) -> list[int] | None:
     return [int(info.get("size") or 0), int(digest[:15], 16)] if versions else None
 
 
-def _file_system(path: str) -> tuple[Any, str]:
+def file_system(path: str) -> tuple[Any, str]:
     """Return the fsspec file system, with options from fsspec's configuration, and the name within it.
 
     Raises ``ImportError``, which names the package to install, if the store needs one that is missing, and

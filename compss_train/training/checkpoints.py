@@ -11,7 +11,10 @@
 import logging
 import os
 import re
+import shutil
 import socket
+import tempfile
+import weakref
 from collections.abc import Container, Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +22,7 @@ from typing import Any
 
 from compss_train._utils.files import DISK, Disk, is_running, make_folders
 from compss_train._utils.validation import warn_user
+from compss_train.data.locations import file_system
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model.saved_state import STATE, read_state, write_state
 
@@ -29,6 +33,37 @@ _ROUND_FOLDER = re.compile(r"round-([0-9]{6}|[1-9][0-9]{6,})")
 def checkpoint_path(folder: Path, number: int) -> Path:
     """Return the path of the checkpoint after a round."""
     return folder / f"round-{number:06d}"
+
+
+class RemoteFolder:
+    """The checkpoints in a folder of an object store, and a local copy that lives as long as this object.
+
+    Stores cannot rename: the state of a checkpoint is uploaded last, and without it a checkpoint is damaged.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._system, self._path = file_system(url)
+        self.copy = Path(tempfile.mkdtemp(prefix="checkpoints-"))
+        weakref.finalize(self, shutil.rmtree, self.copy, ignore_errors=True)
+        self._downloaded = False
+
+    def download(self) -> None:
+        """Copy the checkpoints to the local folder, once."""
+        if not self._downloaded and self._system.exists(self._path):
+            self._system.get(f"{self._path}/", f"{self.copy}/", recursive=True)
+        self._downloaded = True
+
+    def upload(self, path: Path) -> None:
+        """Copy a checkpoint of the local folder to the store."""
+        for file in sorted(path.iterdir(), key=lambda file: file.name == STATE):
+            self._system.put_file(str(file), f"{self._path}/{path.name}/{file.name}")
+
+    def prune(self) -> None:
+        """Remove what the local folder no longer has."""
+        here = {path.name for path in list_checkpoints(self.copy).values()}
+        for name in self._system.ls(self._path, detail=False) if self._system.exists(self._path) else ():
+            if name.rstrip("/").rpartition("/")[2] not in here:
+                self._system.rm(name, recursive=True)
 
 
 def list_checkpoints(folder: str | os.PathLike[str]) -> dict[int, Path]:

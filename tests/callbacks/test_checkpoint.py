@@ -7,12 +7,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping, Report
+from compss_train.data import locations
 from compss_train.training import checkpoints as storage
 from compss_train.training.checkpoints import list_checkpoints
 from compss_train.training.training_state import Snapshot
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import SGD, mlp
-from tests.helpers.small_fits import X, Y, fit, trainer_of
+from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
 
 VALIDATION = {"validation_data": (X[:20], Y[:20])}
 
@@ -211,6 +212,40 @@ def test_rounds_without_a_snapshot_need_no_state():
     assert all(Checkpoint("x", 3, best="loss").needs_state(number) for number in range(6))
 
 
-def test_a_store_is_an_error_that_says_what_to_do():
-    with pytest.raises(ValueError, match=r"Checkpoint\('s3://bucket/run'\): .*; mount the store, or copy"):
-        Checkpoint("s3://bucket/run")
+@pytest.fixture(params=["memory", "s3"])
+def store(request, monkeypatch):
+    """The name of an empty folder in an object store: of this process, or of a server."""
+    fsspec = pytest.importorskip("fsspec")
+    if request.param == "memory":
+        yield "memory://bucket/run"
+        fsspec.filesystem("memory").store.clear()
+        return
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0)
+    server.start()
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_DEFAULT_REGION"):
+        monkeypatch.setenv(name, "us-east-1")
+    address, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{address}:{port}")
+    pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
+    fsspec.filesystem("s3").mkdir("bucket")
+    yield "s3://bucket/run"
+    server.stop()
+
+
+def test_a_fit_resumes_from_an_object_store(store):
+    whole, first, second = trainer_of(), trainer_of(), trainer_of()
+    fit(whole, **VALIDATION)
+    with pytest.raises(KeyboardInterrupt):
+        fit(first, Checkpoint(store, best="val_loss"), InterruptAt(2), resume=True, **VALIDATION)
+    system, path = locations.file_system(store)
+    system.rm(f"{path}/round-000001/state.json")  # as if its upload had been cut
+    with pytest.warns(UserWarning, match=r"round-000001 .*; using .*round-000000 instead"):
+        fit(second, again := Checkpoint(store, best="val_loss"), resume=True, **VALIDATION)
+    assert_alike(second, whole)
+    assert len(second.history) == 3
+    kept = {f"round-{number:06d}" for number in (1, 2, again.best_round)}
+    assert {name.rpartition("/")[2] for name in system.ls(path, detail=False)} == kept
+    with pytest.raises(FileExistsError, match=f"{store} has checkpoints of another run"):
+        fit(trainer_of(), Checkpoint(store), num_epochs=1)
+    fit(trainer_of(), Checkpoint(store, overwrite=True), num_epochs=1)
+    assert [name.rpartition("/")[2] for name in system.ls(path, detail=False)] == ["round-000000"]
