@@ -137,11 +137,8 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         the program handles SIGTERM itself. After an exception or Ctrl-C the parameters are those after the last
         complete round (with later changes if workers merge commutatively; on COMPSs then those before the fit).
         """
-        data = {"x": x, "y": y, "sample_weight": sample_weight, "validation_data": validation_data}
-        size = {"batch_size": batch_size, "num_batches_per_worker": num_batches_per_worker}
-        order = {"shuffle": shuffle, "shuffle_block_data": shuffle_block_data, "buffer": buffer}
-        run = {"callbacks": callbacks, "progress": progress, "resume": resume, "max_time": max_time}
-        fit = self._planned("fit", {"num_epochs": num_epochs, "merge": merge, **data, **size, **order, **run})
+        arguments = {name: value for name, value in locals().items() if name != "self"}
+        fit = self._planned("fit", arguments)
         resuming.prepare(fit, self._workplace)
         traces = [str(each.path) for each in fit.callbacks.callbacks if isinstance(each, Profile)]
         read = {"data": fit.data, "validation_data": fit.validation, "profile": next(iter(traces), None)}

@@ -21,12 +21,12 @@ from compss_train.cli import run_files
 from compss_train.cli.fit import format_metrics
 from compss_train.cli.run_files import data, objects, training, trust
 from compss_train.data import FileDataset, block, locations, order, readers
+from compss_train.data.blocked import as_blocked
 from compss_train.exceptions import BadFileError
 from compss_train.model import parameters, saved_state
 from compss_train.model.export import ONNX
 from compss_train.trainer import DistributedTrainer
 from compss_train.training import checkpoints
-from compss_train.training.data_source import as_blocked
 
 PREDICTION_SUFFIXES = (".npy", ".npz", ".csv")
 

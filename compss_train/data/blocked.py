@@ -243,7 +243,7 @@ def as_weights(value: object, x: BlockedTensor) -> BlockedTensor:
     sample, and not 0 for all of them. Numbers in remote and memory-mapped blocks are checked when they are used.
     Raises ``ValueError`` for weights that do not match these samples.
     """
-    weights = as_blocked_like(value, x, "sample_weight")
+    weights = as_blocked(value, x, "sample_weight")
     check_paired(x, weights, "sample_weight")
     check_weight_shape("sample_weight", weights.sample_shape)
     for number, block in enumerate(weights.blocks()):
@@ -259,13 +259,22 @@ def as_weights(value: object, x: BlockedTensor) -> BlockedTensor:
     return weights
 
 
-def as_blocked_like(value: object, x: BlockedTensor, name: str) -> BlockedTensor:
-    """Return a blocked tensor unchanged, and an array split into the blocks of x; messages call it ``name``."""
+def as_blocked(value: object, blocks: int | BlockedTensor, name: str = "x") -> BlockedTensor:
+    """Return ``value``, which messages call ``name``, as a blocked tensor.
+
+    Accepts a ``BlockedTensor``, anything with a grid of blocks in ``.tensors``, such as dislib's Tensor, and an
+    array or tensor, which is cut into the blocks of another blocked tensor, or into a number of blocks (at most one
+    for each sample).
+    """
     if isinstance(value, BlockedTensor):
         return value
     if hasattr(value, "tensors"):
         return BlockedTensor.from_dislib(value)
     rows = as_block(value)
-    if len(rows) != x.number_samples:
-        raise ValueError(f"{name} has {len(rows)} rows for {x.number_samples} samples; give one for each")
-    return _in_blocks_of(x, rows)
+    if isinstance(blocks, int):
+        if len(rows) == 0:
+            raise ValueError("the array has no samples")
+        return BlockedTensor.from_array(rows, min(blocks, len(rows)))
+    if len(rows) != blocks.number_samples:
+        raise ValueError(f"{name} has {len(rows)} rows for {blocks.number_samples} samples; give one for each")
+    return _in_blocks_of(blocks, rows)

@@ -161,8 +161,7 @@ def tree_of(firsts: tuple[int, ...]) -> Tree:
 def aligned_ranges(workers: int, slots: int, smallest: int = 1) -> list[range]:
     """Return ranges of workers, each a node of the tree, for tasks that ``slots`` share evenly.
 
-    Without any slots, each range is one worker. ``smallest`` is a power of two: the minimum number of workers in
-    every range but the last.
+    ``smallest`` is a power of two: the minimum number of workers in every range but the last.
     The first tasks are the largest: each has about a third of a slot's share of the remaining workers (guided
     self-scheduling, Polychronopoulos and Kuck 1987), rounded down to a power of two. A slow slot then runs fewer
     tasks. With a third, one of two slots may be four times slower than the other and start with the largest task,
@@ -171,7 +170,7 @@ def aligned_ranges(workers: int, slots: int, smallest: int = 1) -> list[range]:
     """
     ranges, start = [], 0
     while start < workers:
-        share = (workers - start) // (3 * slots) if slots else 1
+        share = (workers - start) // (3 * slots)
         size = max(smallest, 1 << (max(1, share).bit_length() - 1))
         ranges.append(range(start, min(start + size, workers)))
         start += size
@@ -190,8 +189,8 @@ def ranges_for_costs(workers: int, slots: int, worker_seconds: float, task_secon
     slots, each range is one worker.
     """
     if not slots:
-        return aligned_ranges(workers, slots)
-    largest = ceil(workers / max(1, slots)) - 1
+        return [range(worker, worker + 1) for worker in range(workers)]
+    largest = ceil(workers / slots) - 1
     every = [aligned_ranges(workers, slots, 1 << power) for power in range(largest.bit_length() + 1)]
     times = [_seconds_of(ranges, slots, worker_seconds, task_seconds) for ranges in every]
     return next(ranges for ranges, seconds in zip(every, times, strict=True) if seconds <= SLACK * min(times))
@@ -199,7 +198,7 @@ def ranges_for_costs(workers: int, slots: int, worker_seconds: float, task_secon
 
 def _seconds_of(ranges: Sequence[range], slots: int, worker_seconds: float, task_seconds: float) -> float:
     """Return when the last range is done, if each slot takes the next one as soon as it is idle."""
-    idle_at = [0.0] * max(1, slots)
+    idle_at = [0.0] * slots
     for each in ranges:
         heapq.heapreplace(idle_at, idle_at[0] + task_seconds + len(each) * worker_seconds)
     return max(idle_at)

@@ -15,7 +15,7 @@ import torch
 from compss_train._utils import files, validation
 from compss_train.engines import Engine, Ref, calls
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
-from compss_train.model import saved_state, weighted_mean
+from compss_train.model import saved_state
 from compss_train.net import Client, ConnectionLostError, Header, ReceivedArray
 from compss_train.online.events import ConnectedTask
 from compss_train.online.records import Progress, Report
@@ -96,7 +96,7 @@ class Workers:
     """All workers: submitted together, restarted from their checkpoints, files in a ``folder``, when they die."""
 
     def __init__(self, session: Session, job: OnlineJob, progress: Progress, folder: str) -> None:
-        session.regroup(weighted_mean.aligned_ranges(job.num_workers, slots=0))
+        session.regroup([range(worker, worker + 1) for worker in range(job.num_workers)])
         self._session, self._progress, self._folder = session, progress, Path(folder)
         self._warned = False
         resources = replace(session.resources, own_process=True)

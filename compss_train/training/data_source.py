@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset
-from compss_train.data.block import Block, RemoteBlock, as_block, as_tensor, load_block
-from compss_train.data.blocked import as_blocked_like, as_weights, check_paired, fingerprint
+from compss_train.data.block import Block, RemoteBlock, as_tensor, load_block
+from compss_train.data.blocked import as_blocked, as_weights, check_paired, fingerprint
 from compss_train.data.columns import ColumnStructure, named_columns, structured
 from compss_train.data.locations import file_stamp
 from compss_train.data.partitioning import Shuffle
@@ -228,21 +228,17 @@ def batch_size_of(x: Any) -> int | None:
 
 def _blocked_columns(named: Sequence[tuple[str, Any]], number: int) -> list[BlockedTensor]:
     """Return columns as blocked tensors with equal blocks: those of the first column that has blocks."""
-    ready = {name: as_blocked(value, number) for name, value in named if not _is_array(value)}
-    reference = next(iter(ready.values()), None)
-    for name, value in named:
-        if name not in ready and reference is not None:
-            ready[name] = as_blocked_like(value, reference, name)
-        elif name not in ready:
-            ready[name] = as_blocked(value, number)
+    for _, value in named:
+        if holds_targets(value):
+            raise TypeError(f"a {type(value).__name__} holds samples and targets; give it as x, without y")
+    in_blocks = {name for name, value in named if isinstance(value, BlockedTensor) or hasattr(value, "tensors")}
+    ready = {name: as_blocked(value, number) for name, value in named if name in in_blocks}
+    reference = next(iter(ready.values()), number)
+    ready |= {name: as_blocked(value, reference, name) for name, value in named if name not in in_blocks}
     first, *others = (name for name, _ in named)
     for name in others:
         check_paired(ready[first], ready[name], name)
     return [ready[name] for name, _ in named]
-
-
-def _is_array(value: object) -> bool:
-    return not (isinstance(value, BlockedTensor) or holds_targets(value) or hasattr(value, "tensors"))
 
 
 def _read(samples: Samples, blocks: int, floats: str | None) -> DataSource:
@@ -287,24 +283,6 @@ def check_same_classes(data: DataSource, validation: DataSource) -> None:
                 f"{name!r} has the classes {list(others[name])} in the validation data, but {list(own[name])} in "
                 "the training data; give FileDataset(..., classes=train.classes) for the former"
             )
-
-
-def as_blocked(value: object, number: int) -> BlockedTensor:
-    """Return ``value`` as a blocked tensor.
-
-    Accepts a ``BlockedTensor``, anything with a grid of blocks in ``.tensors``, such as dislib's Tensor, and an
-    array or tensor, which is cut into ``number`` blocks, or one a sample if it has fewer.
-    """
-    if isinstance(value, BlockedTensor):
-        return value
-    if holds_targets(value):
-        raise TypeError(f"a {type(value).__name__} holds samples and targets; give it as x, without y")
-    if hasattr(value, "tensors"):
-        return BlockedTensor.from_dislib(value)
-    block = as_block(value)
-    if len(block) == 0:
-        raise ValueError("the array has no samples")
-    return BlockedTensor.from_array(block, (min(number, len(block)), 1))
 
 
 class PublishedData:

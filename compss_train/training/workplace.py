@@ -9,10 +9,9 @@ from compss_train._utils.validation import check_count, check_seconds
 from compss_train.data.order import worker_seed
 from compss_train.engines import Engine, Ref, Resources, engine_class
 from compss_train.exceptions import EngineClosedError
-from compss_train.model.weighted_mean import aligned_ranges
 from compss_train.training.data_source import DataSource, PublishedData
 from compss_train.training.fit import Fit
-from compss_train.training.stopping import SIGTERM, TERMINATED
+from compss_train.training.stopping import SIGTERM
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState, fetch_states, state_refs
 from compss_train.worker.state import GroupState, WorkerState
@@ -43,7 +42,7 @@ class Session:
         weights = sum(parameter.numel() for parameter in built.training_spec.net.parameters())
         self.sample_seconds = FLOPS_OF_WEIGHT / FLOPS_PER_SECOND * weights
         """Rough estimate of the time, in seconds, that a core trains on a sample."""
-        self.groups: list[range] = aligned_ranges(workers, slots=0)
+        self.groups = [range(worker, worker + 1) for worker in range(workers)]
         """The groups of workers; each group's states are one value of the engine."""
         self.states: list[GroupState | Ref] = []
         """The states of each group. This list and ``groups`` are also those of ``Workers``, which changes them."""
@@ -157,10 +156,9 @@ class Workplace:
                 with fit.stopping.on_sigterm():
                     with fit.callbacks.fit(samples):
                         yield session
-                    if fit.stopping.reason == SIGTERM:
+                    if fit.stopping.reason == SIGTERM:  # the end of the block raises ``SystemExit``
                         _report_end(SIGTERM, model)
-                        raise SystemExit(TERMINATED)
-                    if fit.stopping.urgent:
+                    elif fit.stopping.urgent:
                         self.end_keeping_states()
             except KeyboardInterrupt:
                 _report_end("Ctrl-C", model)

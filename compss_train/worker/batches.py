@@ -3,10 +3,8 @@
 They are cut block by block, mixed in a partial shuffle, or drawn from a buffer (``worker/buffered.py``).
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
 from itertools import groupby
 from typing import Any, NamedTuple, Self
 
@@ -166,12 +164,6 @@ def own_rows(samples: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     return samples[start:stop].clone()
 
 
-def _rows_of(
-    source: Source, block_passes: Sequence[BlockPass], numbers: Sequence[int]
-) -> AbstractContextManager[Iterator[Any]]:
-    return source.rows([block_passes[number] for number in numbers])
-
-
 def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -> Iterator[PlacedColumns]:
     """Mix the samples of each epoch; the pools are empty at its end, and where a round ends inside it."""
     store = SlotStore()
@@ -181,7 +173,7 @@ def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -
         position = first.first + first.skip
         batches = shuffled_batches(
             [block_pass.size for block_pass in block_passes],
-            partial(_rows_of, source, block_passes),
+            lambda numbers, passes=block_passes: source.rows([passes[number] for number in numbers]),
             pools=pools,
             random=partial_shuffle_generator(work.options.seed, epoch, first.block, first.first),
             batch_sizes=batch_sizes(block_passes, work.options.batching),
