@@ -20,7 +20,10 @@ from compss_train.model.devices import CPU, accelerators, gpu
 
 
 class Ref:
-    """A reference to a value that an engine holds, or will hold once a task has run. Its content is private."""
+    """A reference to a value that an engine holds, or will hold once a task has run. Its content is private.
+
+    The engine frees the value when no reference to it is left and all submitted tasks have read it.
+    """
 
     __slots__ = ("__weakref__",)
 
@@ -179,10 +182,6 @@ class Engine(ABC):
     @abstractmethod
     def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
         """Return the references whose values are available or have failed, without waiting."""
-
-    @abstractmethod
-    def delete(self, refs: Sequence[Ref]) -> None:
-        """Free the values once all submitted tasks have read them. The references are invalid from now on."""
 
     def keep(self, refs: Sequence[Ref]) -> None:  # noqa: B027
         """Take care of values that tasks need for long: a hint for engines that would have to make them again."""

@@ -77,11 +77,14 @@ class GraphThread:
 class GraphRef(Ref):
     """A reference: its current value, and the updates that will replace it."""
 
-    __slots__ = ("updates", "value")
+    __slots__ = ("engine", "updates", "value")
 
-    def __init__(self, value: Value) -> None:
-        self.value = value
+    def __init__(self, engine: GraphEngine, value: Value) -> None:
+        self.engine, self.value = engine, value
         self.updates: Updates | None = None
+
+    def __del__(self) -> None:
+        self.engine._free(self)
 
 
 class GraphEngine(Engine):
@@ -105,7 +108,7 @@ class GraphEngine(Engine):
         self._check_open()
         published = Value()
         published.future.set_result(self._store(value))
-        return GraphRef(published)
+        return GraphRef(self, published)
 
     def _submit(
         self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
@@ -121,7 +124,7 @@ class GraphEngine(Engine):
             priority=priority,
         )
         self._post(self._graph.add, task)
-        return [GraphRef(value) for value in task.outputs]
+        return [GraphRef(self, value) for value in task.outputs]
 
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Wait, and raise as soon as a task has failed."""
@@ -166,13 +169,11 @@ class GraphEngine(Engine):
             updates=ref.updates,
         )
         self._post(self._graph.add, task)
-        return GraphRef(task.outputs[0])
+        return GraphRef(self, task.outputs[0])
 
-    def delete(self, refs: Sequence[Ref]) -> None:
-        """Free the values once all submitted tasks have read them."""
-        self._check_open()
-        for ref in refs:
-            self._post(self._graph.delete, self._settled_value(ref))
+    def _free(self, ref: GraphRef) -> None:
+        """Free a value once all submitted tasks have read it. Any thread may call this, also after the end."""
+        self._post(self._graph.delete, self._settled_value(ref))
 
     def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
         """Return the references whose task has ended; for commutative updates, the task of the first value."""

@@ -66,12 +66,6 @@ class SerialEngine(Engine):
         self._check_open()
         return list(refs)
 
-    def delete(self, refs: Sequence[Ref]) -> None:
-        """Forget the values."""
-        self._check_open()
-        for ref in refs:
-            _serial(ref).value = None
-
     def slots(self, resources: Resources) -> int:
         """Return 1."""
         return 1

@@ -115,7 +115,6 @@ class ConnectedTask:
             return
         known = self._engine.traits.interruptible  # what has become of tasks
         if ended or (not known and self.has_connected and self.seconds_disconnected > RECONNECT_SECONDS):
-            self.free()
             self._start()
 
     def _exception(self) -> Exception | None:
@@ -124,7 +123,3 @@ class ConnectedTask:
         except Exception as error:
             return error
         return None
-
-    def free(self) -> None:
-        """Free what the engine holds of it."""
-        self._engine.delete([self.ref])

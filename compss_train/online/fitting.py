@@ -26,7 +26,7 @@ from compss_train.training.inference import VALIDATION, Inference
 from compss_train.training.merging.on_arrival import GlobalParameters
 from compss_train.training.stopping import Stopping
 from compss_train.training.trained_model import TrainedModel
-from compss_train.training.training_state import TrainingState
+from compss_train.training.training_state import NOTHING_KEPT, TrainingState
 from compss_train.training.workplace import Session, Workplace
 
 _TICK = 0.1
@@ -66,7 +66,7 @@ def train_online(
             online.run()
             model.parameters = online.current()
             model.stopped = online.stopped
-            session.forget_merges()
+            session.merge_state = NOTHING_KEPT  # which belongs to other parameters
         except BaseException:
             with suppress(OSError, RuntimeError, DivergedError):  # the error to raise is that of the fit
                 model.parameters = online.newest()
@@ -175,7 +175,7 @@ class OnlineFit:
             self._workers.finish()
             self._recorder.finish(self._runs.counts(), self._workers.repetitions())
         if self._recorder.evaluation is not None:
-            self._recorder.evaluation.delete()
+            self._recorder.evaluation.warn_of_changes()
 
     def _grace_is_over(self) -> bool:
         """Return True if the fit had to stop immediately and the workers have not ended in time."""

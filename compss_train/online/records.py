@@ -146,13 +146,13 @@ class Evaluation:
                     return None
             sums = [*itertools.chain.from_iterable(engine.fetch(self._sums, small=True))]
         finally:
-            engine.delete([*self._owned, *self._sums])
+            self._owned, self._sums = [], []
         warn_of_problems(sums, self._known_problems)
         return measures.values(sums, "val_")
 
-    def delete(self) -> None:
-        """Free the held-out samples."""
-        self._inference.data.delete()
+    def warn_of_changes(self) -> None:
+        """Warn of files with held-out samples that have changed."""
+        self._inference.data.warn_of_changes()
 
 
 def notify_evaluated(sums: Sequence[Measured], coordinator: Address) -> None:

@@ -141,14 +141,14 @@ class SimulationRuns:
             self._router.unregister(client)
             reason, simulation.timeout_report = simulation.timeout_report or "its process died", None
             if not self._may_run_again(simulation, reason):  # otherwise the engine restarts its task
-                self._free(simulation)
+                simulation.task = None
         elif "timeout" in header:
             simulation.timeout_report = f"no sample within {header['timeout']} s; it was here:\n{header['stack']}"
         else:
             self._ended(client, simulation, header)
 
     def _never_connected(self, simulation: Simulation, error: Exception | None) -> bool:
-        self._free(simulation)
+        simulation.task = None
         reason, text = "its task could not reach the coordinator", ""
         if error is not None:
             reason, text = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
@@ -158,7 +158,7 @@ class SimulationRuns:
 
     def _ended(self, client: Client, simulation: Simulation, header: Header) -> None:
         lost_workers = self._router.unregister(client)
-        self._free(simulation)
+        simulation.task = None
         if "finished" in header:
             repeat = self._finished(simulation, int(header["finished"]), lost_workers)
         elif "interrupted" in header:  # a worker has lost some of its samples
@@ -206,16 +206,10 @@ class SimulationRuns:
             cause = WorkerTraceback(text) if text else None
             raise SimulationError(f"{what}, and no simulation has produced a sample") from cause
 
-    def _free(self, simulation: Simulation) -> None:
-        if simulation.task is not None:
-            simulation.task.free()
-        simulation.task = None
-
     def stop(self) -> None:
         """Notify all running simulations that training has ended."""
         for _, task in self._running:
             task.send({"stop": True})
-        self._engine.delete([self._simulate])
 
 
 class ExternalSenders:

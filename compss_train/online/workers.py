@@ -192,14 +192,10 @@ class Workers:
 
     def finish(self) -> None:
         """End the tasks, and keep the workers' states in the session."""
-        engine, states = self._session.engine, self._session.states
         for worker in self.all:
             worker.send({"shutdown": True})
-            worker.free()
             if worker.state is not None:
-                if isinstance(before := states[worker.number], Ref):
-                    engine.delete([before])
-                states[worker.number] = worker.state
+                self._session.states[worker.number] = worker.state
 
     def repetitions(self) -> list[int]:
         """Return at index n how many samples were trained on n times."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate
 from typing import Any, Self
 
 import numpy as np
@@ -299,7 +299,6 @@ class PublishedData:
         self.mapped = engine.traits.shared_memory or all(map(is_on_file, blocks))
         """Whether a task reads only the rows that it uses from a block."""
         self._columns = publish_columns(engine, source.columns)
-        self._owned = list(chain.from_iterable(self._columns))
         on_file = (block for block in blocks if isinstance(block, np.memmap) and is_on_file(block))
         mapped = {os.path.abspath(str(block.filename)) for block in on_file}
         self._stamps = {name: file_stamp(name) for name in mapped}
@@ -310,7 +309,6 @@ class PublishedData:
             except Exception:
                 check_picklable(dataset=source.reader)  # names the attribute
                 raise
-            self._owned.append(self.training_spec)
 
     @cached_property
     def starts(self) -> tuple[int, ...]:
@@ -327,15 +325,11 @@ class PublishedData:
             return tuple(range(len(self.starts)))
         return tuple(sorted({*(np.searchsorted(self.starts, samples, side="right") - 1).tolist()}))
 
-    def delete(self) -> None:
-        """Free the blocks and the training spec with their reader, if any; files belong to the user.
-
-        Warns of memory-mapped files that have changed since they were published.
-        """
+    def warn_of_changes(self) -> None:
+        """Warn of memory-mapped files that have changed since they were published."""
         for name, stamp in self._stamps.items():
             if os.path.exists(name) and file_stamp(name) != stamp:
                 warn_user(f"{name} changed while it was in use: results are those of old and of new values")
-        self.engine.delete(self._owned)
 
 
 def publish_columns(engine: Engine, columns: Sequence[BlockedTensor]) -> list[list[Ref]]:

@@ -1,7 +1,7 @@
 """``Inference``: submits the tasks of evaluation and prediction; warnings about problems that tasks found."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, pairwise
 from typing import Any
@@ -16,7 +16,6 @@ from compss_train.data.block_passes import BlockPass, blocks_of
 from compss_train.data.order import Batching, split_points
 from compss_train.data.tables import conversion_note
 from compss_train.engines.base import ONE_CPU, Ref
-from compss_train.exceptions import EngineClosedError
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.model.weighted_mean import ranges_for_costs
@@ -95,10 +94,9 @@ class Inference:
         """Wait for a task that evaluates these parameters on one batch of samples, and raise its errors."""
         source, device = self.data.source, self._parts[0][0]
         works = [first_batch(source, 0, batch_size_for(source), self._work.task)._replace(device=device)]
-        first = self.data.training_spec, (published := self.engine.publish(parameters))
+        first = self.data.training_spec, self.engine.publish(parameters)
         ref = self.engine.submit(evaluate, *first, self.data.values([0]), works, resources=self._resources)
         self.engine.fetch([ref])
-        self.engine.delete([ref, published])
 
     def submit(self, function: Callable[..., Any], parameters: Ref, work: Work, *more: Any) -> Ref:
         """Submit a task on the blocks or files that a worker passes over, on the first worker's device."""
@@ -117,7 +115,6 @@ class Inference:
         first, resources = (self.data.training_spec, parameters), self._resources
         refs = [self.engine.submit(predict, *first, values, work, resources=resources) for values, (work,) in tasks]
         results = self.engine.fetch(refs)
-        self.engine.delete(refs)
         warn_of_problems([measured for _, measured in results], set())
         batches = [output for outputs, _ in results for output in outputs]
         columns = zip(*map(leaves, batches), strict=True)
@@ -149,13 +146,8 @@ def inference(workplace: Workplace, data: DataSource, batch_size: int | None) ->
         check_count("batch_size", batch_size)
     with workplace.working() as session:
         tasks = Inference(session, data, batch_size)
-        published = session.engine.publish(workplace.model.current())
-        try:
-            yield tasks, published
-        finally:
-            with suppress(EngineClosedError):
-                session.engine.delete([published])
-                tasks.data.delete()
+        yield tasks, session.engine.publish(workplace.model.current())
+        tasks.data.warn_of_changes()
 
 
 def _joined(outputs: Sequence[NDArray[Any]]) -> NDArray[Any] | list[NDArray[Any]]:

@@ -102,5 +102,4 @@ def range_test(workplace: Workplace, data: DataSource, batch_size: int, rates: l
     with inference(workplace, data, batch_size) as (tasks, parameters):
         ref = tasks.submit(losses_by_rate, parameters, work, rates)
         losses = tasks.engine.fetch([ref])[0]
-        tasks.engine.delete([ref])
     return LearningRates(rates[: len(losses)], losses)

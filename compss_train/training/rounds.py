@@ -23,7 +23,6 @@ from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import MergeState, States, TrainingState, fetch_states, state_refs
 from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session, Workplace
-from compss_train.worker.state import GroupState
 
 _LOG = logging.getLogger(__name__)
 
@@ -61,7 +60,7 @@ class RoundRunner:
         """The states of each group of workers after the last complete round."""
         self.merge_state = self._merger.state
         """What merges keep besides the parameters, after the last complete round."""
-        self._complete: deque[SubmittedRound] = deque()
+        self._complete: deque[SubmittedRound] = deque(maxlen=2)
         """The last two rounds that have been trained; the merge of the last one may still be running."""
         self._pending: deque[SubmittedRound] = deque()
         """Rounds whose measurements have not been collected."""
@@ -160,13 +159,6 @@ class RoundRunner:
         if not self._merger.by_rounds:
             while self._pending and not self._fit.stopping.urgent:
                 self._collect()
-        cancelled: dict[int, GroupState | Ref] = {}
-        for pending in self._pending:
-            self._engine.delete(pending.refs)
-            self._merger.retire(pending)
-            pending.merge_state.free(self._engine, self.merge_state)
-            cancelled |= {id(state): state for state in pending.states}
-        self._workers.free_states(list(cancelled.values()), self._states)
         self._workers.states[:] = self._states
         self._pending.clear()
 
@@ -174,14 +166,11 @@ class RoundRunner:
         """End processes other than tasks; called at the end of every fit."""
         self._merger.stop()
 
-    def close(self) -> None:
-        """Free what the engine holds of the fit, after the last round."""
-        for submitted in self._complete:
-            self._merger.retire(submitted)
-        self._merger.close()
-        self._workers.data.delete()
+    def warn_of_changes(self) -> None:
+        """Warn of files that have changed during the fit."""
+        self._workers.data.warn_of_changes()
         if self._validation is not None:
-            self._validation.data.delete()
+            self._validation.data.warn_of_changes()
 
     def _collect(self) -> None:
         """Wait for the next round and record it, unless the fit must stop at once."""
@@ -218,10 +207,6 @@ class RoundRunner:
 
     def _complete_round(self, submitted: SubmittedRound) -> None:
         self._complete.append(submitted)
-        if len(self._complete) > 2:
-            self._merger.retire(self._complete.popleft())
-        self._workers.free_states(self._states, submitted.states)
-        self.merge_state.free(self._engine, submitted.merge_state)
         self._states, self.merge_state = submitted.states, submitted.merge_state
         self._fit.reached = submitted.round.resume_point
 
@@ -321,4 +306,4 @@ def run_rounds(fit: FitOfEpochs, workplace: Workplace) -> None:
         _LOG.info("the fit has ended (%s)", model.stopped or "complete")
         session.merge_state = rounds.merge_state
         model.averaged = rounds.averaged()
-        rounds.close()
+        rounds.warn_of_changes()

@@ -280,7 +280,6 @@ class TrainerBase:
         with inference(self._workplace, data, batch_size) as (tasks, parameters):
             refs = tasks.evaluate(parameters)
             measured = [*chain.from_iterable(tasks.engine.fetch(refs, small=True))]
-            tasks.engine.delete(refs)
         warn_of_problems(measured, set())
         skipped = [*chain.from_iterable(part.skipped.items() for part in measured)]
         if skipped and not any(part.samples for part in measured):

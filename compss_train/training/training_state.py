@@ -45,11 +45,6 @@ class MergeState:
         names = [each.name for each in fields(self) if isinstance(getattr(self, each.name), Ref)]
         return replace(self, **dict(zip(names, engine.fetch(list(self.refs())), strict=True)))
 
-    def free(self, engine: Engine, kept: "MergeState") -> None:
-        """Free the references that ``kept`` does not have."""
-        others = {id(ref) for ref in kept.refs()}
-        engine.delete([ref for ref in self.refs() if id(ref) not in others])
-
 
 NOTHING_KEPT = MergeState()
 

@@ -12,7 +12,6 @@ from compss_train.model.weighted_mean import ranges_for_costs
 from compss_train.training.fit import FitOfEpochs
 from compss_train.training.total_shuffle import samples_of, submit_cuts
 from compss_train.training.trained_model import TrainedModel
-from compss_train.training.training_state import States, state_refs
 from compss_train.training.workplace import Session
 from compss_train.worker.train import train_group
 from compss_train.worker.work import Work
@@ -25,7 +24,7 @@ class Workers:
     ----------
     session:
         Holds the workers' devices and states. Whenever a group of workers trains, its state is replaced by a
-        reference to a new one; old states are kept until ``free_states``, because a stopped fit returns to them.
+        reference to a new one.
     fit, model:
         What is trained on which samples, which are published.
     """
@@ -90,17 +89,12 @@ class Workers:
             task, *args, returns=returns, resources=self._session.resources
         )
         if self._pieces:  # used by this task only
-            self._engine.delete(values)
+            self._pieces[group] = [], []
         return [result, *others]
 
     def active(self, group: int) -> list[int]:
         """Return the workers of a group that have samples in the round."""
         return [worker for worker in self.groups[group] if self.round.counts[worker]]
-
-    def free_states(self, before: States, after: States) -> None:
-        """Free the states that are no longer used."""
-        kept = {id(state) for state in state_refs(after)}
-        self._engine.delete([state for state in state_refs(before) if id(state) not in kept])
 
     def _task_of(self, group: int) -> tuple[Sequence[Ref], list[Work]]:
         """Return the values that the task of a group receives, and the work of its workers."""

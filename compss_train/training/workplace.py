@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from compss_train import worker
 from compss_train._utils.validation import check_count, check_seconds
@@ -13,7 +13,7 @@ from compss_train.training.data_source import DataSource, PublishedData
 from compss_train.training.fit import Fit
 from compss_train.training.stopping import SIGTERM
 from compss_train.training.trained_model import TrainedModel
-from compss_train.training.training_state import NOTHING_KEPT, TrainingState, fetch_states, state_refs
+from compss_train.training.training_state import NOTHING_KEPT, TrainingState, fetch_states
 from compss_train.worker.state import GroupState, WorkerState
 
 MAX_WORKERS = 100_000
@@ -51,7 +51,6 @@ class Session:
 
     def set_state(self, state: TrainingState, seed: int) -> None:
         """Continue from this state; other workers start fresh."""
-        self.engine.delete([*self._state_refs()])
         self.merge_state = state.merge
         known = len(state.workers)
         new = (WorkerState(None, worker_seed(seed, worker)) for worker in range(known, len(self.devices)))
@@ -64,7 +63,6 @@ class Session:
         """Make the states of each group one value; waits for the states if workers were grouped differently."""
         if list(groups) != list(self.groups):
             states = fetch_states(self.engine, self.states)
-            self.engine.delete(state_refs(self.states))
             self.groups[:] = groups
             self._set_states(states)
 
@@ -72,23 +70,9 @@ class Session:
         """Return the state that the last fit left, waiting for the tasks that compute it."""
         return TrainingState(tuple(fetch_states(self.engine, self.states)), self.merge_state.fetched(self.engine))
 
-    def forget_merges(self) -> None:
-        """Free what merges have kept besides the parameters, because the parameters were replaced."""
-        self.merge_state.free(self.engine, NOTHING_KEPT)
-        self.merge_state = NOTHING_KEPT
-
-    def _state_refs(self) -> Iterator[Ref]:
-        yield from state_refs(self.states)
-        yield from self.merge_state.refs()
-
     def publish(self, source: DataSource) -> PublishedData:
         """Make samples available to tasks."""
         return PublishedData(self.engine, source, self._spec, self.training_spec)
-
-    def close(self) -> None:
-        """Free the values of the model, unless the engine is closed already."""
-        with suppress(EngineClosedError):
-            self.engine.delete([self.training_spec, *self._state_refs()])
 
 
 class Workplace:
@@ -179,18 +163,13 @@ class Workplace:
 
     def forget(self) -> None:
         """End the session of a network that is replaced by another; the engine stays."""
-        self._saved_state = TrainingState()
-        if self.session is not None:
-            self.session.close()
-            self.session = None
+        self._saved_state, self.session = TrainingState(), None
 
     def end(self, *, kill: bool) -> None:
         """End the session and its processes; an engine that the user provided only with ``kill``."""
-        session, self.session = self.session, None
+        self.session = None
         if self.engine is not None and (self._given is None or kill):
             self.engine.shutdown(kill=kill)
-        elif session is not None:
-            session.close()
         self.engine = self._given
 
     def end_keeping_states(self) -> None:

@@ -173,7 +173,7 @@ def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -
         position = first.first + first.skip
         batches = shuffled_batches(
             [block_pass.size for block_pass in block_passes],
-            lambda numbers, passes=block_passes: source.rows([passes[number] for number in numbers]),
+            lambda numbers: source.rows([block_passes[each] for each in numbers]),  # noqa: B023 (used up in here)
             pools=pools,
             random=partial_shuffle_generator(work.options.seed, epoch, first.block, first.first),
             batch_sizes=batch_sizes(block_passes, work.options.batching),

@@ -1,6 +1,7 @@
 """Callbacks that act at one moment of a fit, or count its ends."""
 
 from dataclasses import replace
+from weakref import WeakSet
 
 from compss_train import SerialEngine
 from compss_train.callbacks import Callback
@@ -71,7 +72,7 @@ class LookaheadEngine(SerialEngine):
 
     def __init__(self):
         super().__init__()
-        self.held = set()
+        self.held = WeakSet()
         self.stuck = False
 
     def publish(self, value):
@@ -84,10 +85,7 @@ class LookaheadEngine(SerialEngine):
         return made
 
     def commute(self, target, function, *args):
-        held = set(self.held)
-        made = super().commute(target, function, *args)
-        self.held = held
-        return self._hold(made)
+        return self._hold(super().commute(target, function, *args))
 
     def _hold(self, ref):
         self.held.add(ref)
@@ -95,11 +93,6 @@ class LookaheadEngine(SerialEngine):
 
     def wait(self, refs, timeout):
         return not self.stuck and super().wait(refs, timeout)
-
-    def delete(self, refs):
-        assert self.held.issuperset(refs), "deleted before"
-        super().delete(refs)
-        self.held.difference_update(refs)
 
 
 class CopyingEngine(SerialEngine):

@@ -5,6 +5,7 @@ import math
 import os
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -32,15 +33,19 @@ _MAX_SINGLE_WAITS = 4
 class _CompssRef(Ref):
     """The COMPSs engine's reference."""
 
-    __slots__ = ("content", "external", "outdated")
+    __slots__ = ("content", "dropped", "external", "outdated")
 
-    def __init__(self, content: Any, *, external: bool = False) -> None:
-        self.content = content
+    def __init__(self, content: Any, dropped: deque[Any], *, external: bool) -> None:
+        self.content, self.dropped = content, dropped
         """The object that represents the value in the main program: a future of PyCOMPSs, or a serialized value."""
         self.external = external
         """Whether another library owns the value, so that it is neither deleted nor removed from the runtime."""
         self.outdated = False
         """Whether tasks have changed the value since."""
+
+    def __del__(self) -> None:
+        if not self.external:  # freed by the next call of the engine: this may be another thread, or inside a call
+            self.dropped.append(self.content)
 
 
 class CompssEngine(Engine):
@@ -63,10 +68,13 @@ class CompssEngine(Engine):
             raise RuntimeError("the compss engine needs COMPSs's runtime; start the program with runcompss")
         self._tasks = importlib.import_module("compss_train.engines.compss.tasks")
         self._nodes = self.nodes()
-        self._refs: set[_CompssRef] = set()
+        self._refs: weakref.WeakSet[_CompssRef] = weakref.WeakSet()
+        self._dropped: deque[Any] = deque()
+        """What references that are gone have represented."""
         self._timeout: float | None = None  # of ``watched``
         # PyCOMPSs keeps every object that it was given: an engine that was never closed frees them when collected.
-        self._close = weakref.finalize(self, _free, self._api, self._refs, threading.get_ident())
+        own = self._api, self._refs, self._dropped, threading.get_ident()
+        self._close = weakref.finalize(self, _free, *own)
         self._close.atexit = False
         runtime.skip_destructors_at_exit()
 
@@ -167,15 +175,6 @@ class CompssEngine(Engine):
         self._check_open()
         return []
 
-    def delete(self, refs: Sequence[Ref]) -> None:
-        """Let COMPSs remove the values' files once all submitted tasks have read them."""
-        self._check_open()
-        for own in map(_compss, refs):
-            if not own.external:
-                self._api.compss_delete_object(own.content)
-            own.content = None
-            self._refs.discard(own)
-
     def reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError`` if these tasks do not fit on the nodes together."""
         self._check_open()
@@ -199,7 +198,7 @@ class CompssEngine(Engine):
         self._close()
 
     def _new_ref(self, content: Any, *, external: bool = False) -> _CompssRef:
-        ref = _CompssRef(content, external=external)
+        ref = _CompssRef(content, self._dropped, external=external)
         self._refs.add(ref)
         return ref
 
@@ -229,7 +228,7 @@ class CompssEngine(Engine):
     def _result_of(self, function: Callable[..., Any], *args: Any) -> Any:
         """Return a task's serialized result; like any task it sees all updates submitted so far."""
         result = self.submit(function, *args, priority=True)
-        self._refs.discard(result)
+        result.external = True
         return self._wait(result.content)
 
     def _wait(self, future: Any) -> Any:
@@ -251,6 +250,8 @@ class CompssEngine(Engine):
     def _check_open(self) -> None:
         if not self._close.alive:
             raise EngineClosedError("this COMPSs engine was shut down; make a new one")
+        while self._dropped:  # COMPSs removes their files once all submitted tasks have read them
+            self._api.compss_delete_object(self._dropped.popleft())
 
 
 def copy_value(value: Any) -> Any:
@@ -263,11 +264,10 @@ def gather_values(values: list[Any]) -> list[Any]:
     return values
 
 
-def _free(api: ModuleType, refs: set[_CompssRef], thread: int) -> None:
+def _free(api: ModuleType, refs: weakref.WeakSet[_CompssRef], dropped: deque[Any], thread: int) -> None:
     if threading.get_ident() == thread:  # only this thread may call the runtime
-        for ref in refs:
-            if not ref.external:
-                api.compss_delete_object(ref.content)
+        for content in [*dropped, *(ref.content for ref in refs if not ref.external)]:
+            api.compss_delete_object(content)
 
 
 def _compss(ref: Ref) -> _CompssRef:
@@ -301,9 +301,6 @@ def future_blocks(futures: Sequence[object], owner: object = None) -> list[Comps
     """
     engine = CompssEngine()
     refs = [engine.submit(describe, engine.reference(future)) for future in futures]
-    try:
-        descriptions = engine.fetch(refs, small=True)
-    finally:
-        engine.delete(refs)
+    descriptions = engine.fetch(refs, small=True)
     pairs = zip(futures, descriptions, strict=True)
     return [CompssBlock(future, description, owner) for future, description in pairs]

@@ -189,11 +189,8 @@ def run_in_child(function: Callable[..., Any], timeout: float | None, gpu: bool,
     with LocalEngine(1, threads, _TASKS) if gpu else contextlib.nullcontext(_kept_child(threads)) as engine:
         published = [engine.publish(argument) for argument in args]
         result = engine.submit(function, *published, resources=Resources(cpus=threads))
-        try:
-            with contextlib.nullcontext() if timeout is None else engine.watched(timeout):
-                return engine.fetch([result])[0]
-        finally:
-            engine.delete([result, *published])
+        with contextlib.nullcontext() if timeout is None else engine.watched(timeout):
+            return engine.fetch([result])[0]
 
 
 @lru_cache(maxsize=1)

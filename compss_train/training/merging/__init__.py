@@ -51,9 +51,8 @@ class SubmittedRound:
         return [ref for refs in self.measured.values() for ref in refs]
 
     def fetch(self, engine: Engine) -> dict[str, list[Measured]]:
-        """Return the measurements by the same keys, the merge's under ``"merge"``, and free the references."""
+        """Return the measurements by the same keys, the merge's under ``"merge"``."""
         values = iter(engine.fetch(self.refs, small=True))
-        engine.delete(self.refs)
         lists = {name: [*chain.from_iterable(next(values) for _ in refs)] for name, refs in self.measured.items()}
         merges = int(self.merge_measured)
         return {**lists, "merge": lists["workers"][:merges], "workers": lists["workers"][merges:]}
@@ -71,7 +70,7 @@ class Merger(ABC):
     def __init__(self, session: Session, merge: Merge, initial: Parameters) -> None:
         """Continue from what the merges of the last fit kept; ``merge`` is filled."""
         self.engine = session.engine
-        self.parameters = self._initial = self.engine.publish(initial)
+        self.parameters = self.engine.publish(initial)
         """The global parameters after the last round that was submitted."""
         self.state = session.merge_state.published(self.engine)
         """What is kept besides the parameters."""
@@ -95,16 +94,8 @@ class Merger(ABC):
         """Return what is kept besides ``parameters``, the parameters after this round."""
         return submitted.merge_state
 
-    def retire(self, submitted: SubmittedRound) -> None:
-        """Free the parameters of a round, once a later round's are available or the fit has ended."""
-        self.engine.delete([submitted.parameters])
-
-    @abstractmethod
-    def close(self) -> None:
-        """Free the remaining references at the end of the fit, when all rounds have been retired."""
-
     def stop(self) -> None:
-        """End processes other than tasks; called at the end of every fit, before ``close``."""
+        """End processes other than tasks; called at the end of every fit."""
         return
 
 

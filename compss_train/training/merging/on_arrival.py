@@ -10,7 +10,6 @@ Through a parameter server, workers push their changes layer by layer, and the p
 
 import copy
 from abc import abstractmethod
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +37,7 @@ class ArrivalMerger(Merger):
 
     def __init__(self, session: Session, merge: Merge, initial: params.Parameters) -> None:
         super().__init__(session, merge, initial)
-        self._moments = self.state.moments
+        self._initial, self._moments = self.parameters, self.state.moments
 
     def train_and_merge(self, workers: Workers) -> SubmittedRound:
         """Train each worker from its own base, and merge it."""
@@ -64,10 +63,6 @@ class ArrivalMerger(Merger):
         Returns a reference to its measurements.
         """
 
-    def _free(self, refs: Iterable[Ref]) -> None:
-        """Free references, except to the initial parameters, which workers without another base start from."""
-        self.engine.delete([ref for ref in refs if ref is not self._initial])
-
 
 class CommutativeMerger(ArrivalMerger):
     """Every worker adds its change to the global parameters and continues from the result."""
@@ -91,7 +86,6 @@ class CommutativeMerger(ArrivalMerger):
         elif self._optimizer is not None:
             update = step_on_arrival, self._optimizer, base, trained, count, total, active, self._buffers
         self.bases[worker] = self.engine.commute(self.parameters, *update)
-        self._free([trained, base])
         return measured
 
     def current(self, submitted: SubmittedRound) -> params.Parameters:
@@ -103,13 +97,6 @@ class CommutativeMerger(ArrivalMerger):
         """Return the state of the outer optimizer, which the parameters carry."""
         outer = getattr(parameters, "outer", None)
         return NOTHING_KEPT if outer is None else MergeState(outer=copy.deepcopy(outer))  # the engine's memory
-
-    def retire(self, submitted: SubmittedRound) -> None:
-        """Do nothing: all rounds share one value."""
-
-    def close(self) -> None:
-        """Free the global parameters and the bases of the workers."""
-        self.engine.delete([*{self.parameters, self._initial, *self.bases.values()}])
 
 
 class GlobalParameters(Closable):
@@ -169,7 +156,6 @@ class ServerMerger(ArrivalMerger):
         self.bases[worker], measured = workers.train(
             worker, base, self._moments, *more, task=train_and_exchange, returns=3
         )
-        self._free([base])
         return measured
 
     def train_and_merge(self, workers: Workers) -> SubmittedRound:
@@ -182,7 +168,3 @@ class ServerMerger(ArrivalMerger):
     def stop(self) -> None:
         """End the server."""
         self._global.close()
-
-    def close(self) -> None:
-        """Free the bases of the workers."""
-        self.engine.delete([*{self._initial, *self.bases.values()}, self._address])

@@ -1,7 +1,7 @@
 """Synchronous merging: a weighted average of all workers by a tree of tasks, and the outer optimizer."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from compss_train.engines import Engine, Ref
 from compss_train.model.optimizers import optimizer_factory
@@ -55,8 +55,6 @@ class SynchronousMerger(Merger):
             merged = {"parameters": trained, "measured": measured}
         else:
             merged = self._merge({workers.groups[g].start: workers.train(g, *start)[0] for g in tasks})
-        if self.parameters is self._initial:
-            self.engine.delete([self._initial])
         self.parameters = merged["parameters"]
         self.state = MergeState(**{name: merged.get(name) for name in vars(self.state)})
         return SubmittedRound(
@@ -70,19 +68,13 @@ class SynchronousMerger(Merger):
         )
 
     def _merge(self, trained: Mapping[int, Ref]) -> Mapping[str, Ref]:
-        """Submit the tasks that merge results, given by their first workers, and free their inputs."""
+        """Submit the tasks that merge results, given by their first workers."""
         items = sum_by_tree(self.engine, trained, self._arity)
         moments = self.state.moments if self._rule.compressed else None
         last = self._published_rule, self.parameters, self.state.outer, self.state.averaged, moments
         names = self._rule.result_names
         results = self.engine.submit(merge_results, items, *last, returns=len(names), priority=True)
-        self.engine.delete(items)
         return dict(zip(names, results, strict=True))
-
-    def close(self) -> None:
-        """Free the rule, and the initial parameters if no round was submitted."""
-        unused = [self._initial] if self.parameters is self._initial else []
-        self.engine.delete([*unused, self._published_rule])
 
 
 def best_arity(task_seconds: float, size: int) -> int:
@@ -95,7 +87,7 @@ def best_arity(task_seconds: float, size: int) -> int:
 
 
 def sum_by_tree(engine: Engine, trained: Mapping[int, Ref], arity: int) -> list[Ref]:
-    """Submit the tasks that add up the results of many workers, and free these.
+    """Submit the tasks that add up the results of many workers.
 
     ``trained`` has results, or sums of aligned ranges of workers, by the number of their first worker, in ascending
     order. Each task adds up an aligned range too, so that the bits do not depend on the ranges (``weighted_mean``).
@@ -106,13 +98,9 @@ def sum_by_tree(engine: Engine, trained: Mapping[int, Ref], arity: int) -> list[
         nodes: dict[int, list[Ref]] = {}
         for first, ref in trained.items():
             nodes.setdefault(first // size * size, []).append(ref)
-        trained = {first: refs[0] if len(refs) == 1 else _add_up(engine, refs) for first, refs in nodes.items()}
+        trained = {
+            first: refs[0] if len(refs) == 1 else engine.submit(partial_sum, refs, priority=True)
+            for first, refs in nodes.items()
+        }
         size *= arity
     return list(trained.values())
-
-
-def _add_up(engine: Engine, refs: Sequence[Ref]) -> Ref:
-    """Submit a task of the tree and free its inputs."""
-    result: Ref = engine.submit(partial_sum, list(refs), priority=True)
-    engine.delete(refs)
-    return result

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from typing import Any, ClassVar, Self
 
 from compss_train.engines.base import Ref, Resources, Traits
-from compss_train.engines.graph_engine import GraphEngine
+from compss_train.engines.graph_engine import GraphEngine, GraphRef
 from compss_train.engines.local.store import StoredValue
 from compss_train.engines.task_graph import TaskGraph
 from compss_train.exceptions import EngineClosedError
@@ -143,6 +143,11 @@ class SimulatedEngine(GraphEngine):
             if not self._step(until):
                 return _settled(futures)
         return True
+
+    def _free(self, ref: GraphRef) -> None:
+        """Free a value; a program that was killed, or has ended, frees none."""
+        if self._open and not self.faults.killed:
+            super()._free(ref)
 
     def _post(self, function: Callable[..., None], *args: Any) -> None:
         function(*args)
