@@ -59,10 +59,11 @@ class RemoteFolder:
             self._system.put_file(str(file), f"{self._path}/{path.name}/{file.name}")
 
     def prune(self) -> None:
-        """Remove what the local folder no longer has."""
+        """Remove the checkpoints that the local folder no longer has; other files of the store are not ours."""
         here = {path.name for path in list_checkpoints(self.copy).values()}
         for name in self._system.ls(self._path, detail=False) if self._system.exists(self._path) else ():
-            if name.rstrip("/").rpartition("/")[2] not in here:
+            folder = name.rstrip("/").rpartition("/")[2]
+            if _ROUND_FOLDER.fullmatch(folder) and folder not in here:
                 self._system.rm(name, recursive=True)
 
 

@@ -247,5 +247,6 @@ def test_a_fit_resumes_from_an_object_store(store):
     assert {name.rpartition("/")[2] for name in system.ls(path, detail=False)} == kept
     with pytest.raises(FileExistsError, match=f"{store} has checkpoints of another run"):
         fit(trainer_of(), Checkpoint(store), num_epochs=1)
+    system.pipe(f"{path}/notes/of the user.txt", b"kept")
     fit(trainer_of(), Checkpoint(store, overwrite=True), num_epochs=1)
-    assert [name.rpartition("/")[2] for name in system.ls(path, detail=False)] == ["round-000000"]
+    assert {name.rpartition("/")[2] for name in system.ls(path, detail=False)} == {"notes", "round-000000"}
