@@ -157,11 +157,18 @@ def comparable(text):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("notebook", TUTORIALS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "notebook",
+    [
+        pytest.param(path, marks=[pytest.mark.slow, pytest.mark.timeout(600)] * (path.stem == "text"))
+        for path in TUTORIALS
+    ],
+    ids=lambda path: path.stem,
+)
 def test_a_tutorial_prints_what_it_shows(run_blocks, notebook, monkeypatch):
     code = ["".join(cell["source"]) for cell in code_cells(notebook)]
-    for package in ("matplotlib", "optuna"):
-        if any(f"import {package}" in block for block in code):
+    for package in ("matplotlib", "optuna", "transformers"):
+        if any(re.search(rf"(import|from) {package}\b", block) for block in code):
             pytest.importorskip(package)
     monkeypatch.setenv("MPLBACKEND", "agg")
     shown = [output for cell in code_cells(notebook) for output in cell["outputs"]]
