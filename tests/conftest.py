@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from compss_train import Engine
@@ -25,8 +25,9 @@ ENGINES = ("serial", "local")
 MEMORY, ROOM = Path("/dev/shm"), 2**32
 
 # Examples take as long as they take: other tests run at the same time. They are drawn anew in every run.
-settings.register_profile("few", deadline=None, max_examples=20)
-settings.register_profile("many", deadline=None, max_examples=100)
+SLOWLY = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
+settings.register_profile("few", max_examples=12, **SLOWLY)
+settings.register_profile("many", max_examples=200, **SLOWLY)
 
 # Its assertions are checked even by python -O, with which COMPSs runs programs.
 pytest.register_assert_rewrite("tests.helpers")
@@ -71,10 +72,37 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Skip what takes long unless it is asked for."""
+    """Skip what takes long, and run each combination of parameters on one engine only, unless all is asked for."""
+    if config.getoption("--slow"):
+        return
     for item in items:
-        if item.get_closest_marker("slow") and not config.getoption("--slow"):
+        if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.skip(reason="takes long: --slow runs it"))
+    if config.getoption("--engines") == ",".join(ENGINES):
+        items[:] = each_on_one_engine(items)
+
+
+def each_on_one_engine(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Leave out what runs on another engine: the first combination on the first engine, and so on in turn.
+
+    Tests without other parameters, and those of engines, run on all of them.
+    """
+    seen: dict[str, tuple[list[Any], list[Any]]] = {}
+    kept = []
+    for item in items:
+        chosen = dict(item.callspec.params) if hasattr(item, "callspec") else {}
+        engine = chosen.pop("engine", None)
+        if engine is not None and chosen and "tests/engines" not in item.nodeid:
+            engines, combinations = seen.setdefault(item.nodeid.partition("[")[0], ([], []))
+            numbers = []
+            for known, one in ((engines, engine), (combinations, [id(value) for value in chosen.values()])):
+                if one not in known:
+                    known.append(one)
+                numbers.append(known.index(one))
+            if numbers[1] % len(ENGINES) != numbers[0]:
+                continue
+        kept.append(item)
+    return kept
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

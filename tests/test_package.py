@@ -27,7 +27,7 @@ assert compss_train.cli.main(["doctor"]) == 1
     )
 
 
-def test_names_are_listed_without_scikit_learn_except_estimators():
+def test_names_are_listed_and_fits_run_without_scikit_learn_torchmetrics_and_zeromq():
     run(
         """
 import sys
@@ -48,18 +48,9 @@ except ModuleNotFoundError as error:
     assert "pip install 'compss_train[sklearn]'" in str(error) and error.name == "sklearn"
 else:
     raise SystemExit("an estimator without scikit-learn")
-"""
-    )
-
-
-def test_a_fit_imports_torchmetrics_and_zeromq_only_for_use():
-    run(
-        """
-import sys
 import numpy as np
 from torch import nn
 import compss_train.worker.server_exchange
-from compss_train import DistributedTrainer
 with DistributedTrainer(1, engine="serial") as trainer:
     trainer.build(nn.Linear(2, 2), {"optimizer": "sgd", "lr": 0.1}, "ce", ["accuracy", "mae"][:1])
     trainer.fit(np.ones((4, 2), "f"), np.ones(4, int), num_epochs=1, batch_size=2, progress=False)

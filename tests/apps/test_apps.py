@@ -42,14 +42,6 @@ def test_the_table_has_a_row_for_each_round(here, tmp_path):
     assert [f"{record['loss']:.4f}" for record in history(tmp_path)] == [row[2] for row in rows]
 
 
-def test_only_a_good_run_replaces_the_files_of_the_last(here, tmp_path):
-    for epochs in (3, 1):
-        assert here("digits", *QUICK, "--epochs", epochs, "--output", tmp_path).returncode == 0
-    done = here("digits", *QUICK, "--batches", 9999, "--output", tmp_path)
-    assert_wrong_option(done, "num_batches_per_worker=9999", "rows")
-    assert len(history(tmp_path)) == 1
-
-
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
 def test_fashion_mnist_learns_from_idx_files(here, images, tmp_path, model):
     options = ("--model", model, "--batch-size", 10, "--blocks", 4, "--epochs", 4)

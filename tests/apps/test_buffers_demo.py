@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train.buffers import FIFO, Reservoir
+from compss_train.buffers import FIFO
 from tests.apps.conftest import assert_is_a_picture, assert_one_line_error, assert_wrong_option
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -86,13 +86,6 @@ def test_the_producer_puts_the_whole_stream_by_turns(producer):
         with producer(FIFO(capacity), STREAM, chunk) as stream:
             got = torch.cat([y for _, y in stream.batches(8, per_chunk)])
         assert got.tolist() == list(range(100))
-
-
-def test_the_pace_is_so_many_batches_a_chunk(producer):
-    buffer = Reservoir(50, 10, seed=0)
-    with producer(buffer, STREAM, 10) as stream:
-        put = [buffer.samples_put for _ in stream.batches(5, 4)]
-    assert put[:9] == [10] * 4 + [20] * 4 + [30]
 
 
 def test_exceptions_of_either_thread_end_both(producer):

@@ -1,6 +1,5 @@
 """The apps with models of their own kind learn what they should, in a few epochs."""
 
-import itertools
 import re
 
 import numpy as np
@@ -71,20 +70,6 @@ def test_it_trains_from_files_and_says_how_they_were_read(here, images, tmp_path
     assert float(re.search(r"test accuracy ([\d.]+)%", done.stdout)[1]) > 80
 
 
-def test_a_second_run_replaces_only_files_of_the_first(here, images, tmp_path):
-    others = [
-        tmp_path / "run" / "train" / name for name in ("notes.txt", "part-000000.npz.txt", "apart/part-0.npz")
-    ]
-    for other in others:
-        other.parent.mkdir(parents=True, exist_ok=True)
-        other.touch()
-    for number in (7, 3):
-        options = (*OPTIONS[:4], "--files", number, "--data", images, "--output", tmp_path / "run")
-        assert here("npz_files", *options).returncode == 0
-        assert len(list((tmp_path / "run" / "train").glob("part-*.npz"))) == number
-        assert all(other.exists() for other in others)
-
-
 def test_the_users_files_stay_apart_and_wrong_options_are_told(here, images, tmp_path):
     (tmp_path / "run" / "train").mkdir(parents=True)
     (own := tmp_path / "run" / "train" / "own.npz").touch()
@@ -138,15 +123,3 @@ def test_a_sample_has_temperatures_time_and_field(heat):
     west, east, south, north = (y[-1, 8, 0], y[-1, 8, -1], y[-1, 0, 8], y[-1, -1, 8])
     np.testing.assert_allclose([west, east, south, north], [0.25, 0.5, 0.75, 1], atol=0.08)  # one spacing inside
     np.testing.assert_allclose(heat.to_kelvin(heat.scale(parameters)), parameters)
-
-
-def test_seeds_and_numbers_decide_the_parameters(heat):
-    seeds = ((0, 0), (0, 1), (1, 0))
-    draws, again = (
-        [list(itertools.islice(heat.random_parameters(*seed), 200)) for seed in seeds] for _ in range(2)
-    )
-    np.testing.assert_array_equal(draws, again)
-    assert np.shape(draws) == (3, 200, heat.TEMPERATURES)
-    assert len(np.unique(draws)) == np.size(draws)
-    assert 100 <= np.min(draws) < 105
-    assert 495 < np.max(draws) <= 500

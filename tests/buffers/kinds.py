@@ -9,7 +9,6 @@ from compss_train.buffers import BufferDrainedError, BufferFullError, SimPairedR
 from compss_train.integrations.melissa import make_buffer
 
 PLAIN = ("FIFO", "FIRO", "Reservoir", "BatchReservoir")
-RESERVOIRS = ("Reservoir", "BatchReservoir", "SimPairedReservoir")
 ALL = (*PLAIN, "SimPairedReservoir")
 STEPS = 8
 DEADLINE = 10.0
@@ -106,25 +105,3 @@ def until(reached):
 def until_waiting(buffer):
     """Wait until a thread waits."""
     until(lambda: buffer._waiting)
-
-
-class Hold:
-    """Replaces a method: blocks its next call until ``release``, then executes it."""
-
-    def __init__(self, owner, name):
-        self._owner, self._name = owner, name
-        self._method = getattr(owner, name)
-        self._entered, self._released = threading.Event(), threading.Event()
-        setattr(owner, name, self)
-
-    def __call__(self, *args):
-        setattr(self._owner, self._name, self._method)
-        self._entered.set()
-        assert self._released.wait(DEADLINE)
-        return self._method(*args)
-
-    def entered(self):
-        assert self._entered.wait(DEADLINE)
-
-    def release(self):
-        self._released.set()

@@ -6,10 +6,10 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.buffers import FIRO, BufferDrainedError, BufferFullError, ReceptionOverError
+from compss_train.buffers import BufferDrainedError, BufferFullError, ReceptionOverError
 from tests.buffers.kinds import ALL, PLAIN, drain, make, numbers, put_some, sample, samples
 
 operations = st.lists(st.tuples(st.sampled_from(["put", "get"]), st.integers(1, 6)), max_size=40)
@@ -78,7 +78,6 @@ def check_drain(buffer, model, sizes):
     assert buffer.repetitions() @ np.arange(len(buffer.repetitions())) == buffer.samples_got
 
 
-@settings(max_examples=80)
 @pytest.mark.parametrize("kind", PLAIN)
 @given(
     capacity=st.integers(2, 8),
@@ -125,13 +124,6 @@ def test_a_put_without_room_reports_how_many_were_stored(kind):
         assert isinstance(raised.value, BufferFullError)
         assert raised.value.stored == 3 - held
     assert len(buffer) == 3
-
-
-def test_an_empty_put_stores_nothing():
-    for kind in (*PLAIN, "SimPairedReservoir"):
-        buffer = make(kind, 3)
-        buffer.put_many([])
-        assert (len(buffer), buffer.samples_put) == (0, 0), kind
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, "SimPairedReservoir"])
@@ -195,7 +187,6 @@ def finish(buffer):
     return [numbers(got) for got in drain(buffer.get)]
 
 
-@settings(max_examples=40)
 @pytest.mark.parametrize("kind", ALL)
 @given(before=operations, after=operations, threshold=st.integers(0, 2), seed=st.integers(0, 9), over=st.booleans())
 def test_a_buffer_continues_from_a_checkpoint_with_the_same_draws(kind, before, after, threshold, seed, over):
@@ -211,41 +202,6 @@ def test_a_buffer_continues_from_a_checkpoint_with_the_same_draws(kind, before, 
     other.load_state_dict(pickle.loads(stored))
     assert other.reception_over == over
     assert [go_on(other, after, 200), finish(other), other.repetitions().tolist()] == expected
-
-
-@pytest.mark.parametrize("value", [None, (1, 2), "text", {"a": [1]}], ids=str)
-@pytest.mark.parametrize("kind", ALL)
-def test_objects_are_in_the_checkpoint(kind, value):
-    buffer, other = make(kind, 4), make(kind, 4)
-    for number in range(2):
-        buffer.put(sample(buffer, number, [value]))
-    other.load_state_dict(pickle.loads(pickle.dumps(buffer.state_dict())))
-    got = other.get_batch(1)
-    assert (got[0].data if kind == "SimPairedReservoir" else got) == [[value]]
-
-
-@pytest.mark.parametrize("got", range(13))
-def test_passes_continue_from_a_checkpoint(got):
-    buffer, other = (FIRO(5, 0, passes=3, seed=seed) for seed in (1, 2))
-    buffer.put_many(list(range(4)))
-    if got:
-        buffer.signal_reception_over()
-        for _ in range(got):
-            buffer.get()
-    other.load_state_dict(pickle.loads(pickle.dumps(buffer.state_dict())))
-    assert finish(other) == finish(buffer)
-    assert other.repetitions().tolist() == buffer.repetitions().tolist() == [0, 0, 0, 4]
-
-
-def test_statistics_of_pairs_are_in_the_checkpoint():
-    buffer, other = make("SimPairedReservoir", 20, 5), make("SimPairedReservoir", 20, 5)
-    buffer.put_many([sample(buffer, number) for number in range(18)])
-    buffer.get_batch(30)
-    other.load_state_dict(buffer.state_dict())
-    for part in ("simulations", "differences"):
-        assert other.state_dict()[part] == buffer.state_dict()[part] != []
-    with pytest.raises(ValueError, match="held already"):
-        other.put(sample(other, 17))
 
 
 @pytest.mark.parametrize("kind", ALL)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.buffers import FIFO, FIRO, BatchReservoir, Reservoir
+from compss_train.buffers import FIFO, FIRO, Reservoir
 from compss_train.buffers.reading_ahead import ReadAhead, batches_through
 
 
@@ -70,44 +70,6 @@ def test_an_exception_comes_in_place_of_its_result():
     assert_threads_end()
 
 
-def test_an_end_of_iteration_inside_load_is_an_error():
-    def load(item):
-        return next(iter([])) if item == 1 else item
-
-    loaded = ReadAhead(range(3), load)
-    assert next(loaded) == 0
-    with pytest.raises(RuntimeError, match="load raised StopIteration"):
-        next(loaded)
-    assert_threads_end()
-
-
-def test_closing_closes_a_generator_of_items():
-    closed = []
-
-    def items():
-        try:
-            yield from range(10)
-        finally:
-            closed.append(True)
-
-    loaded = ReadAhead(items(), lambda item: item)
-    assert next(loaded) == 0
-    loaded.close()
-    assert closed
-
-
-def test_an_exception_of_the_items_surfaces_after_those_before_it():
-    def items():
-        yield 1
-        raise KeyError("no more names")
-
-    loaded = ReadAhead(items(), lambda item: item)
-    assert next(loaded) == 1
-    with pytest.raises(KeyError, match="no more names"):
-        next(loaded)
-    assert_threads_end()
-
-
 def test_closing_ends_waiting_threads_and_drops_what_is_read():
     reading, gate = threading.Event(), threading.Event()
 
@@ -127,35 +89,6 @@ def test_closing_ends_waiting_threads_and_drops_what_is_read():
     assert next(loaded, "nothing") == "nothing"
 
 
-def test_closing_does_not_wait_long_for_a_read_that_hangs(monkeypatch):
-    monkeypatch.setattr("compss_train.buffers.reading_ahead._JOIN_SECONDS", 0.01)
-    gate = threading.Event()
-    loaded = ReadAhead(range(3), lambda item: gate.wait(10))
-    loaded.close()
-    assert next(loaded, "nothing") == "nothing"
-    gate.set()
-    assert_threads_end()
-
-
-def test_stages_follow_one_another_and_close_together():
-    def stages():
-        read = ReadAhead(range(50), lambda item: item + 1, threads=2)
-        return ReadAhead(read, lambda item: item * 10, threads=2)
-
-    assert list(stages()) == [(item + 1) * 10 for item in range(50)]
-    last = stages()
-    next(last)
-    last.close()
-    assert_threads_end()
-
-
-def test_wrong_numbers_are_errors_and_start_nothing():
-    for wrong in ({"threads": 0}, {"depth": 0}, {"depth": 1.5}, {"depth": 2, "threads": 3}):
-        with pytest.raises(ValueError, match=next(iter(wrong))):
-            ReadAhead([1], str, **wrong)
-    assert not reading_threads()
-
-
 CHUNKS = [list(range(start, start + 7)) for start in range(0, 70, 7)]
 
 
@@ -166,15 +99,6 @@ def test_each_sample_passes_through_a_queue_once(buffer):
     assert sorted(got) == list(range(70))
     assert (got == list(range(70))) is isinstance(buffer, FIFO)
     assert [len(batch) for batch in batches] == [8] * 8 + [6]
-    assert_threads_end()
-
-
-@pytest.mark.parametrize(
-    "buffer", [Reservoir(20, 5, seed=0), BatchReservoir(20, 5, 8, seed=0)], ids=["one", "batch"]
-)
-def test_every_sample_passes_through_a_reservoir(buffer):
-    got = [sample for batch in batches_through(buffer, CHUNKS, 8) for sample in batch]
-    assert set(got) == set(range(70))
     assert_threads_end()
 
 

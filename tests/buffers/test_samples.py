@@ -84,19 +84,6 @@ def test_tensors_and_arrays_come_back_bit_for_bit(name):
     check_same_structure(fifo.get_batch(4), stacked([value] * 4))
 
 
-def test_numbers_beside_tensors_and_arrays_are_stacked_with_them():
-    buffer = FIFO(4)
-    buffer.put((np.ones(2, np.float32), 3, {"weight": 0.5, "kept": True, "class": np.int16(7)}))
-    buffer.put((np.ones(2, np.float32), 4, {"weight": 1.5, "kept": False, "class": np.int16(8)}))
-    x, number, rest = buffer.get_batch(2)
-    assert x.shape == (2, 2)
-    assert torch.equal(number, torch.tensor([3, 4]))
-    assert torch.equal(rest["weight"], torch.tensor([0.5, 1.5]))
-    assert torch.equal(rest["kept"], torch.tensor([True, False]))
-    assert rest["class"].dtype == np.int16
-    assert rest["class"].tolist() == [7, 8]
-
-
 @pytest.mark.parametrize(
     "value",
     [Thing(), None, 3, "text", [torch.ones(2)], (torch.ones(2), "cat"), (1, 2), (), {}, np.array(["a"]),
@@ -221,14 +208,6 @@ def test_samples_unlike_the_first_are_refused_and_change_nothing(first, other):
 
 def samples_of(buffer, *data):
     return [sample(buffer, number, each) for number, each in enumerate(data, 1)]
-
-
-def test_the_keys_of_a_dict_may_come_in_any_order():
-    turned = {"y": torch.tensor(4.0), "x": torch.tensor(3.0)}
-    for put in (FIFO.put_many, lambda fifo, both: [fifo.put(one) for one in both]):
-        fifo = FIFO(4)
-        put(fifo, [{"x": X, "y": Y}, turned])
-        assert {name: values.tolist() for name, values in fifo.get_batch(2).items()} == {"x": [1, 3], "y": [2, 4]}
 
 
 @pytest.mark.parametrize(

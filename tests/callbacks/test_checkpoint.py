@@ -3,16 +3,14 @@
 import os
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.callbacks import Callback, Checkpoint, EarlyStopping, Report
+from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
 from compss_train.data import locations
-from compss_train.training import checkpoints as storage
 from compss_train.training.checkpoints import list_checkpoints
 from compss_train.training.training_state import Snapshot
 from tests.helpers.callbacks import InterruptAt
-from tests.helpers.models import SGD, mlp
 from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
 
 VALIDATION = {"validation_data": (X[:20], Y[:20])}
@@ -53,7 +51,6 @@ class ScriptedTrainer:
         return [*there, list(list_checkpoints(callback.folder))]
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=9), st.integers(1, 4), st.integers(1, 3), st.booleans())
 def test_due_checkpoints_are_written_and_the_latest_and_best_kept(tmp_path_factory, values, every, keep, best):
     callback = Checkpoint(tmp_path_factory.mktemp("it"), every, keep, "loss" if best else None)
@@ -118,82 +115,10 @@ def test_each_of_two_resumed_callbacks_keeps_its_best(tmp_path, interrupted):
     assert len(trainer.history) == 3
 
 
-def test_the_second_of_two_folders_may_be_ahead(tmp_path):
-    def both():
-        return Checkpoint(tmp_path / "seldom", every=3), Checkpoint(tmp_path / "often", keep=1)
-
-    with pytest.raises(KeyboardInterrupt):
-        fit(trainer_of(), *both(), InterruptAt(5), num_epochs=6)
-    assert os.listdir(tmp_path / "seldom") == ["round-000002"]
-    assert os.listdir(tmp_path / "often") == ["round-000004"]
-    fit(trainer_of(), *both(), resume=True, num_epochs=6)
-    assert os.listdir(tmp_path / "often") == ["round-000005"]
-
-
-def test_a_failed_checkpoint_is_not_the_latest(tmp_path, monkeypatch):
-    class Breaking(Callback):
-        def on_round_end(self, trainer, record):
-            if record["round"] == 1:
-                monkeypatch.setattr(storage, "write_state", None)
-
-    callback = Checkpoint(tmp_path)
-    with pytest.raises(TypeError):
-        fit(trainer_of(), Breaking(), callback)
-    assert callback.path == tmp_path / "round-000000"
-    assert Checkpoint(tmp_path).path is None
-
-
-@pytest.mark.parametrize("keep", [1, 9])
-def test_each_of_two_folders_has_its_own_best(tmp_path, keep):
-    """Also where the best round of one is kept in the other, too."""
-    lowest, highest = tmp_path / "lowest", tmp_path / "highest"
-    both = (
-        Checkpoint(highest, keep=keep, best="val_loss", mode="max"),
-        Checkpoint(lowest, keep=keep, best="val_loss"),
-    )
-    trainer = trainer_of()
-    fit(trainer, *both, num_epochs=4, **VALIDATION)
-    for folder, number in ((lowest, 3), (highest, 0)):
-        trainer.restore(folder, best=True)
-        assert trainer.history[-1]["round"] == number
-    trainer.restore(lowest.rename(tmp_path / "moved"), best=True)  # of either
-
-
 def test_restoring_the_best_needs_a_checkpoint_with_best(tmp_path):
     fit(trainer := trainer_of(), EarlyStopping("loss"), Checkpoint(tmp_path))
     with pytest.raises(ValueError, match="records no best round"):
         trainer.restore(tmp_path, best=True)
-
-
-def test_a_resumed_fit_with_another_field_finds_its_best_round(tmp_path):
-    fit(trainer_of(), EarlyStopping("loss"), Checkpoint(tmp_path, best="loss"), num_epochs=2, **VALIDATION)
-    stopping = EarlyStopping("val_loss", mode="max", patience=9)
-    checkpoint = Checkpoint(tmp_path, keep=1, best="val_loss", mode="max")
-    fit(trainer := trainer_of(), stopping, checkpoint, resume=True, num_epochs=4, **VALIDATION)
-    losses = {record["round"]: record["val_loss"] for record in trainer.history}
-    assert checkpoint.best_round == max(losses, key=losses.get) == 0
-    assert list(list_checkpoints(tmp_path)) == [0, 3]
-    assert stopping.best_round == 2  # it begins anew
-    assert stopping.best == max(losses[2], losses[3])
-
-
-def test_build_resets_the_rounds(tmp_path):
-    fit(trainer_of(), Checkpoint(tmp_path), num_epochs=4)
-    stopping = EarlyStopping("loss", mode="max", patience=1)
-    fit(trainer := trainer_of(), stopping, resume=tmp_path, num_epochs=6)
-    assert (trainer.resumed_from, trainer.stopped) != (None, None)
-    trainer.build(mlp(), SGD, "cross_entropy")
-    assert (trainer.resumed_from, trainer.stopped) == (None, None)
-    assert trainer.snapshot().progress is None
-
-
-def test_an_error_of_the_checkpoint_folder_leaves_the_report(tmp_path):
-    page = tmp_path / "report.html"
-    fit(trainer_of(), Checkpoint(tmp_path / "checkpoints"), Report(page))
-    before = page.read_bytes()
-    with pytest.raises(FileExistsError):
-        fit(trainer_of(), Report(page), Checkpoint(tmp_path / "checkpoints"))
-    assert page.read_bytes() == before
 
 
 def test_a_name_that_safetensors_could_not_read_is_an_error(tmp_path):
@@ -205,11 +130,6 @@ def test_a_name_that_safetensors_could_not_read_is_an_error(tmp_path):
 def test_invalid_counts_are_errors(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}: give an integer of at least 1"):
         Checkpoint("x", **{name: value})
-
-
-def test_rounds_without_a_snapshot_need_no_state():
-    assert [Checkpoint("x", 3).needs_state(number) for number in range(6)] == [False, False, True] * 2
-    assert all(Checkpoint("x", 3, best="loss").needs_state(number) for number in range(6))
 
 
 @pytest.fixture(params=["memory", "s3"])

@@ -2,7 +2,6 @@
 
 import csv
 import re
-import warnings
 
 import numpy as np
 import pytest
@@ -14,11 +13,9 @@ from compss_train.callbacks import (
     EarlyStopping,
     JsonLines,
     Report,
-    RoundLines,
     TensorBoard,
-    checks,
 )
-from compss_train.callbacks.checks import check_callbacks, check_watched, warn_of_other_hooks
+from compss_train.callbacks.checks import check_callbacks, check_watched
 from compss_train.reports.history import History
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 
@@ -60,13 +57,6 @@ def test_hooks_of_other_libraries_are_warned_of(callback, names):
             X, Y, num_epochs=1, batch_size=30, callbacks=[callback, callback.__class__()], progress=False
         )
     assert [warning.filename for warning in caught] == [__file__]
-
-
-def test_other_methods_are_not_warned_of():
-    assert set(HOOKS) == set(checks.HOOKS)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        warn_of_other_hooks([Adding(), EarlyStopping(), Csv("it"), RoundLines()])
 
 
 @pytest.mark.parametrize(
@@ -119,34 +109,6 @@ def test_fields_that_a_user_callback_may_add_are_accepted():
         check_watched([stopping], MEASURES, validated=True)
     with pytest.raises(ValueError, match="give fit validation_data="):
         check_watched([Adding(), EarlyStopping("val_loss")], MEASURES, validated=False)
-
-
-def test_a_generator_is_a_list():
-    message = []
-
-    class Noting(Callback):
-        def on_round_end(self, trainer, record):
-            message.append(record["round"])
-
-    data = {"num_epochs": 2, "batch_size": 30, "progress": False}
-    trainer_of().fit(X, Y, callbacks=(kind() for kind in (Noting, Callback)), **data)
-    assert message == [0, 1]
-
-
-def test_the_same_callback_twice_is_an_error():
-    callback = JsonLines("it")
-    with pytest.raises(ValueError, match="has the same JsonLines twice"):
-        check_callbacks([callback, EarlyStopping(), callback])
-
-
-def test_paths_may_be_strings_and_special_files_may_be_shared(tmp_path):
-    class Own(Callback):
-        def writes_to(self):
-            return str(tmp_path)
-
-    with pytest.raises(ValueError, match="Own and Checkpoint would both write to"):
-        check_callbacks([Own(), Checkpoint(tmp_path)])
-    check_callbacks([JsonLines("/dev/null"), Csv("/dev/null")])
 
 
 @pytest.mark.parametrize("number", [np.float32(0.5), np.float64(0.5), np.int64(3), 3])

@@ -6,14 +6,13 @@ import json
 import math
 import os
 import resource
-import shutil
 from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 
-from compss_train.callbacks import Callback, Checkpoint, Csv, JsonLines, Report, TensorBoard
+from compss_train.callbacks import Callback, Csv, JsonLines, Report, TensorBoard
 from compss_train.reports.history import History
 from compss_train.reports.records import flatten
 from tests.helpers.callbacks import StopAfter
@@ -60,7 +59,6 @@ def test_json_lines_have_the_history(trainer, tmp_path):
         assert History.load(path) == trainer.history
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(histories())
 def test_csv_has_a_row_per_round_with_columns_added_later(tmp_path_factory, history):
     path = tmp_path_factory.mktemp("csv") / "history.csv"
@@ -84,15 +82,6 @@ def test_csv_appends_to_an_existing_file(trainer, tmp_path):
     assert [cells["loss"] for cells in rows] == [str(record["loss"]) for record in trainer.history]
     assert [cells["val_loss"] for cells in rows[:6]] == [""] * 6
     assert float(rows[-1]["val_loss"]) == trainer.history[-1]["val_loss"]
-
-
-def test_csv_of_an_online_fit(tmp_path):
-    records = [online_record(), online_record(1, math.nan, repetitions=[0, 3]), online_record(2)]
-    call_hooks(Csv(tmp_path / "online.csv"), records)
-    rows = rows_of(tmp_path / "online.csv")
-    assert [cells["simulations.done"] for cells in rows] == ["2"] * 3
-    assert json.loads(rows[1]["repetitions"]) == [0, 3]
-    assert math.isnan(float(rows[1]["loss"]))
 
 
 def records_of(run, count=6):
@@ -131,18 +120,6 @@ def test_rounds_of_another_run_are_set_aside(tmp_path, logger, resumed_from):
         assert {file.name: rounds_of(file) for file in tmp_path.iterdir()} == expected
 
 
-@pytest.mark.parametrize("logger", FILES)
-def test_a_kill_before_the_first_checkpoint_costs_no_history(tmp_path, logger):
-    path = path_of(tmp_path, logger)
-    checkpoint, log = Checkpoint(tmp_path / "checkpoints", every=5), logger(path)
-    fit(trainer_of(), checkpoint, log, StopAfter(1), num_epochs=3)
-    shutil.rmtree(tmp_path / "checkpoints")
-    with pytest.warns(UserWarning, match="another run"):
-        fit(trainer_of(), checkpoint, log, num_epochs=3, resume=True)
-    assert rounds_of(path) == [0, 1, 2]
-    assert rounds_of(path.with_name(f"history.1{path.suffix}")) == [0, 1]
-
-
 @pytest.mark.parametrize(
     ("logger", "text", "message"),
     [
@@ -170,15 +147,6 @@ def test_a_line_that_was_cut_is_replaced(tmp_path, logger, left):
     call_hooks(logger(path), records_of(1), 2 if left < 0 else None)
     assert rounds_of(path) == [*range(6)]
     assert [file.name for file in tmp_path.iterdir()] == [path.name]
-
-
-def test_csv_with_line_breaks_in_a_text_is_resumed(tmp_path):
-    path = path_of(tmp_path, Csv)
-    records = [{**record, "note": "two\nlines"} for record in records_of(1)]
-    call_hooks(Csv(path), records[:4])
-    call_hooks(Csv(path), records, resumed_from=2)
-    assert rounds_of(path) == [*range(6)]
-    assert {json.loads(cells["note"]) for cells in rows_of(path)} == {"two\nlines"}
 
 
 @pytest.mark.parametrize("logger", [*FILES, TensorBoard, Report])
@@ -328,17 +296,6 @@ def test_reports_are_written_during_a_fit_and_at_its_end(trainer, tmp_path, monk
     fit(trainer, Report(path), num_epochs=4)
     assert len(PageReader(path.read_text()).rows(-1)) == 8
     assert list(path.parent.iterdir()) == [path]
-
-
-@pytest.mark.parametrize(("name", "value"), [("MAX_SHARE", 1e-9), ("MIN_SECONDS", 1e9)])
-def test_reports_that_take_too_much_time_are_skipped(trainer, tmp_path, monkeypatch, name, value):
-    monkeypatch.setattr("compss_train.callbacks.loggers.MAX_SHARE", math.inf)
-    monkeypatch.setattr("compss_train.callbacks.loggers.MIN_SECONDS", 0.0)
-    monkeypatch.setattr(f"compss_train.callbacks.loggers.{name}", value)
-    reading = Reading(tmp_path / "report.html")
-    fit(trainer, Report(reading.path), reading, num_epochs=4)
-    assert reading.seen == [(0, True, True)] * 5
-    assert reading._read() == (4, False, False)
 
 
 class Failing(Callback):

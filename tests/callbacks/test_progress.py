@@ -4,13 +4,11 @@ import io
 import logging
 import re
 import sys
-import threading
-from types import SimpleNamespace
 
 import pytest
 
 from compss_train import Merge
-from compss_train.callbacks import Checkpoint, ProgressBar, RoundLines, progress
+from compss_train.callbacks import Checkpoint, ProgressBar, RoundLines
 from compss_train.callbacks.progress import with_progress
 from tests.helpers.callbacks import CallAt, StopAfter
 from tests.helpers.small_fits import X, Y, fit, trainer_of
@@ -51,40 +49,6 @@ def test_a_line_for_each_epoch_stays_above_the_bar(monkeypatch, merges):
         assert line.endswith(" samples/s")
 
 
-def test_the_bar_moves_within_a_round_up_to_its_end(monkeypatch):
-    monkeypatch.setattr(progress, "_INTERVAL", 0.001)
-    stream, draws_all, shown_all = Terminal(), threading.Event(), threading.Event()
-    reports = iter([100, 100, 105, 150])  # as tasks ran twice
-
-    def reported():
-        number = next(reports, None)
-        assert number == 100 or draws_all.wait(60)
-        if number is None:
-            shown_all.set()
-        return number
-
-    configuration = {"fit": {"merge": {"unit": "epochs"}}}
-    trainer = SimpleNamespace(
-        configuration=configuration,
-        history=[],
-        num_workers=1,
-        resumed_from=None,
-        stopped=None,
-        trained_samples=reported,
-    )
-    bar = ProgressBar(stream)
-    bar.on_fit_start(trainer, 20)
-    tqdm_bar = bar._bar.tqdm
-    tqdm_bar.mininterval = 0
-    draws_all.set()
-    assert shown_all.wait(60)
-    assert tqdm_bar.n == 20
-    bar.on_exception(trainer, ValueError())
-    assert tqdm_bar.n == 0
-    assert stream.getvalue().startswith("\rstarting 1 worker: ")
-    assert "5.00/20.0" in stream.getvalue()
-
-
 def test_engines_report_the_samples_that_were_trained(engine):
     trainer, counts = trainer_of(engine), []
     at = [
@@ -103,11 +67,6 @@ def test_other_streams_show_a_line_per_round(monkeypatch):
     for number, (line, record) in enumerate(zip(lines, trainer.history, strict=True)):
         assert line.startswith(f"round {number}, epoch {number + 1}, loss {record['loss']:.4f}, accuracy ")
         assert line.endswith(f", {record['samples_per_second']:,.0f} samples/s")
-
-
-@pytest.mark.parametrize("stream", [Terminal, io.StringIO])
-def test_nothing_is_shown_without_progress(monkeypatch, stream):
-    assert shown(monkeypatch, stream(), progress=False)[1] == ""
 
 
 def test_logs_tell_what_happens_to_programs_that_ask(tmp_path, caplog):
@@ -136,23 +95,6 @@ def test_a_progress_callback_replaces_the_default(monkeypatch, kind):
     assert "loss" in own.getvalue()
     assert with_progress([kind()], True)[0].__class__ is kind
     assert len(with_progress([kind()], True)) == 1
-
-
-@pytest.mark.parametrize("stop", [True, False])
-def test_the_bar_of_a_fit_that_ends_early_stays(monkeypatch, stop):
-    class Failing(StopAfter):
-        def on_round_end(self, trainer, record):
-            raise ZeroDivisionError
-
-    stream = Terminal()
-    if stop:
-        shown(monkeypatch, stream, StopAfter(0))
-    else:
-        with pytest.raises(ZeroDivisionError):
-            shown(monkeypatch, stream, ProgressBar(stream), Failing(0))
-    monkeypatch.undo()
-    assert "57.0/171" in stream.getvalue().split("\r")[-1]
-    assert stream.getvalue().endswith("\n")
 
 
 def test_a_resumed_fit_shows_the_remaining_samples(monkeypatch, tmp_path):

@@ -94,6 +94,7 @@ def test_failed_fits_are_failed_runs(mlflow_store):
     assert (run.info.status, len(steps["loss"])) == ("FAILED", 1)
 
 
+@pytest.mark.slow  # it takes seconds to import
 def test_weights_and_biases_has_the_numbers_of_the_round(tmp_path):
     wandb = pytest.importorskip("wandb")
     with wandb.init(project="small", mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True)) as run:
@@ -107,6 +108,7 @@ def test_weights_and_biases_has_the_numbers_of_the_round(tmp_path):
         assert len(staged) == 1
 
 
+@pytest.mark.slow  # it takes seconds to import
 def test_weights_and_biases_ends_a_run_of_its_own(tmp_path):
     wandb = pytest.importorskip("wandb")
     tracker = WandB("small", mode="offline", dir=tmp_path, settings=wandb.Settings(silent=True))
@@ -115,6 +117,7 @@ def test_weights_and_biases_ends_a_run_of_its_own(tmp_path):
     assert list(tmp_path.glob(f"wandb/offline-run-*-{tracker.run_id}"))
 
 
+@pytest.mark.slow  # it takes seconds to import
 def test_trackio_has_every_round(tmp_path, monkeypatch):
     monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
     pytest.importorskip("trackio")

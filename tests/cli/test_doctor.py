@@ -14,7 +14,7 @@ import pytest
 
 from compss_train.cli import doctor, main
 from compss_train.engines.compss import configuration
-from compss_train.engines.compss.configuration import WorkerNode, loopback_nodes, resources_xml
+from compss_train.engines.compss.configuration import WorkerNode
 from tests.cli.fake_machine import FakeMachine, missing, states
 
 HANGS = """#!{python}
@@ -162,18 +162,6 @@ def test_what_is_missing_is_found(bare, monkeypatch, break_machine, name, text):
     assert text.format(home=bare.home) in f"{finding.found}; {finding.advice}"
 
 
-def test_nodes_that_are_complete_or_unknown_or_without_python(machine):
-    findings = machine.findings(nodes=("n1", "nowhere"), python=machine.add_python())
-    names = ("ssh to n1", "python on n1", "torch on n1", "compss_train on n1", "COMPSs on n1")
-    assert states(findings, *names) == ["ok"] * 5
-    assert findings["ssh to nowhere"].found == "ssh: cannot resolve nowhere"
-    assert "ssh-copy-id nowhere" in findings["ssh to nowhere"].advice
-    assert "torch on nowhere" not in findings
-    findings = machine.findings(nodes=("n1",), python="/no such/python")
-    assert states(findings, "Python on n1") == ["missing"]
-    assert "/no such/python" in findings["Python on n1"].found
-
-
 def test_versions_on_nodes_go_together_up_to_builds_and_patches(machine):
     versions = {"python": "3.6.0", "torch": "1.0", "compss_train": None}
     problems = {"compss_train": "ModuleNotFoundError: compss_train"}
@@ -199,18 +187,6 @@ def test_probe_in_a_real_python(machine, tmp_path):
     assert f"sys.path.append({str(Path(__file__).parents[2])!r})" in probe
 
 
-def test_files_that_cannot_be_read_or_name_other_nodes(machine):
-    broken, other = machine.folder / "broken.xml", machine.folder / "other.xml"
-    broken.write_text("<ResourcesList>")
-    other.write_text(resources_xml([WorkerNode("elsewhere", 1)]))
-    findings = machine.findings(project=machine.folder / "none.xml", resources=broken)
-    assert states(findings, "project file", "resources file") == ["missing", "missing"]
-    node, python = WorkerNode("localhost", 1), machine.add_python()
-    found = machine.findings(node, resources=other, python=python)["nodes"].found
-    assert found == "localhost of the project file not in the resources file"
-    assert "nodes" not in machine.findings(node, python=python)
-
-
 @pytest.mark.parametrize(
     ("node", "there", "state"),
     [
@@ -226,23 +202,3 @@ def test_units_are_compared_with_cores(machine, node, there, state):
     assert finding.state == state
     assert ("configure" in finding.advice) == (state != "ok")
     assert ("--cpu_affinity=disabled" in finding.advice) == (state == "missing")
-
-
-def test_gpus_and_units_beyond_those_of_the_machine(machine):
-    machine.add_printing_program("nvidia-smi", "GPU 0: A (UUID: x)", "GPU 1: A (UUID: y)")
-    python = machine.add_python(gpus=4)
-    for gpus, state in ((2, "ok"), (1, "warning"), (3, "missing")):
-        findings = machine.findings(WorkerNode("localhost", 2, gpus), python=python)
-        assert states(findings, "GPUs of localhost") == [state]
-    assert states(machine.findings(WorkerNode("n1", 2, 4), python=python), "GPUs of n1") == ["ok"]
-    findings = machine.findings(*loopback_nodes(2, units=2), python=python)
-    assert findings["units of this machine"].found == "4 in all, 2 physical cores"
-
-
-def test_default_resources_of_compss(machine):
-    default = machine.home / "Runtime/configuration/xml/resources/default_resources.xml"
-    default.parent.mkdir(parents=True)
-    default.write_text(resources_xml(loopback_nodes(1, units=8)))
-    finding = machine.findings()["units of localhost"]
-    assert finding.state == "warning"
-    assert "COMPSs's own" in finding.found

@@ -47,18 +47,6 @@ def test_other_data_are_read_from_files(fitted, command, tmp_path):
         assert result == pytest.approx(results[0], abs=loss_error(np.float32, 40))
 
 
-def test_array_names_in_files_are_those_of_the_training_data(run_file, command, tmp_path):
-    x, y = data(40)
-    np.savez("both.npz", a=x, b=y)
-    text = run_file.read_text().replace('import = "tests.cli.user_objects:data"\nblocks = 4', "FILES")
-    files = text.replace("FILES", 'files = ["both.npz"]\nx = "a"\ny = "b"').replace("fraction = 0.25", "")
-    run_file.write_text(files)
-    command("fit", run_file, "--workers", 1)
-    assert command("evaluate", "runs/small", "--data", "both.npz").out.startswith("loss ")
-    output = command("evaluate", "runs/small", code=2).err
-    assert ": the run has no validation data to evaluate on; give --data" in output
-
-
 ARRAYS = """x = { file = "train.npz", key = "images" }
 y = { file = "train.npz", key = "labels" }"""
 
@@ -82,26 +70,6 @@ def test_array_names_are_the_keys_of_the_training_data(run_file, command):
         output = command("evaluate", "runs/small", "--data", wrong, code=2).err
         assert f"{wrong} has no array 'images' for x" in output
         assert "For a run: --set data.x=NAME where [data] has files, --set data.x.key=NAME where" in output
-
-
-def test_x_alone_may_be_its_own_target(run_file, fitted, command):
-    x, _ = data(40)
-    np.save("x.npy", x)
-    text = run_file.read_text().replace('import = "tests.cli.user_objects:data"', 'x = "x.npy"')
-    same = text.replace("helpers.models:mlp", "cli.user_objects:same").replace('metric = "accuracy"', "")
-    run_file.write_text(same.replace("cross_entropy", "mse"))
-    command("fit", run_file, "--overwrite")
-    np.savez("x.npz", x)
-    alone = command("evaluate", fitted, "--data", "x.npz").out
-    assert alone == command("evaluate", fitted, "--data", "x.npy", "x.npy").out
-
-
-def test_best_is_not_the_last_round_after_divergence(run_file, command, tmp_path):
-    command("fit", run_file, settings=["build.optimizer.lr=5.0", "fit.num_epochs=4"])
-    folder = tmp_path / "runs" / "small"
-    records = history(folder)
-    best = parsed(command("evaluate", folder, "--best", "--json"))
-    assert best["loss"] == min(record["val_loss"] for record in records) < records[-1]["val_loss"]
 
 
 def test_a_folder_without_parameters_is_an_error(run_file, fitted, command, tmp_path):
@@ -293,25 +261,6 @@ def test_shard_writes_arrays_as_files_and_files_as_other_files(arrays, tmp_path,
     others = FileDataset(f"{second}/*")
     assert others.sizes == (20, 10)
     assert labels(others) == list(range(30))
-
-
-def test_shard_keeps_the_order_of_quoted_patterns(arrays, tmp_path):
-    main(["shard", *arrays, "--rows", "5", "--output", str(tmp_path / "a")])
-    patterns = [f"{tmp_path}/a/part-00000[3-5].npz", f"{tmp_path}/a/part-00000[0-2].npz"]
-    assert main(["shard", *patterns, "--rows", "30", "--output", str(tmp_path / "b")]) == 0
-    assert labels(FileDataset(f"{tmp_path}/b/*")) == [*range(15, 30), *range(15)]
-
-
-def test_shard_shuffles_samples(arrays, tmp_path):
-    first, *mixed = (str(tmp_path / name) for name in "abc")
-    main(["shard", *arrays, "--rows", "8", "--output", first])
-    inputs = FileDataset(f"{first}/*").files
-    for output in mixed:
-        options = ["--rows", "8", "--shuffle-buffer", "10", "--seed", "3", "--output", output]
-        assert main(["shard", *inputs, *options]) == 0
-    orders = [labels(FileDataset(f"{output}/*")) for output in mixed]
-    assert orders[0] == orders[1] != list(range(30))
-    assert sorted(orders[0]) == list(range(30))
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])

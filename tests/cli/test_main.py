@@ -157,15 +157,6 @@ def test_runs_write_the_report_that_the_command_writes(run_file, command, tmp_pa
     assert (tmp_path / "report.html").read_text() == "of the callback"
 
 
-def test_runs_are_plotted_alone_and_together(fitted, command, tmp_path):
-    pytest.importorskip("matplotlib")
-    output = command("plot", fitted).out
-    assert output == f"3 rounds drawn in {fitted / 'plot.png'}\n"
-    assert (fitted / "plot.png").read_bytes().startswith(b"\x89PNG")
-    command("plot", fitted / "history.jsonl", "-o", "curves.svg", "--against", "epoch")
-    assert "<svg" in (tmp_path / "curves.svg").read_text()
-
-
 def test_runs_are_listed_and_compared(run_file, fitted, command, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     other = tmp_path / "runs" / "other"
@@ -219,14 +210,6 @@ def test_names_with_escape_sequences_do_nothing_to_a_terminal(fitted, command):
     listed = command("runs", "runs").out
     assert r"small\x1b[2J" in listed
     assert "\x1b" not in listed + command("report", "none\x1b[2J", code=2).err
-
-
-@pytest.mark.parametrize("line", ["fit small.toml", "predict runs/small --input x.npy", "shard x.npy --rows 5"])
-def test_an_empty_output_is_an_unset_variable(fitted, command, line):
-    assert (
-        "--output: is empty; is a variable of the shell not set?"
-        in command(*line.split(), "--output", "", code=2).err
-    )
 
 
 def test_a_history_says_what_a_round_takes(tmp_path, command):

@@ -106,19 +106,6 @@ def test_engines_agree_whatever_the_batches_are(engine, options):
     assert results[0][1] == results[1][1]
 
 
-def test_evaluation_and_prediction_of_several_outputs(engine):
-    trainer = trainer_of(engine, workers=3)
-    with torch.no_grad():
-        expected = trainer.model().eval()(torch.from_numpy(USERS), torch.from_numpy(ITEMS))
-        value = float(loss(expected, {"rating": torch.from_numpy(RATINGS), "like": torch.from_numpy(LIKES)}))
-    for x in FORMS.values():
-        found = trainer.predict(x, batch_size=10)
-        assert list(found) == ["rating", "like"]
-        for name, array in found.items():
-            np.testing.assert_allclose(array, expected[name].numpy(), atol=1e-5)
-        assert trainer.evaluate(x, Y)["loss"] == pytest.approx(value, rel=1e-5)
-
-
 def test_transforms_and_steps_get_the_structure():
     def transform(x):
         return {**x, "item": x["item"] / 2}

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train._utils.files import TemporaryFolder
@@ -68,7 +68,6 @@ FIELDS = st.tuples(st.sampled_from(DTYPES), st.lists(st.integers(0, 3), max_size
 
 
 @given(fields=st.dictionaries(st.text(min_size=1, max_size=5), FIELDS, min_size=1, max_size=4))
-@settings(max_examples=50, deadline=None)
 def test_arrays_and_tensors_come_back_under_any_names(tmp_path_factory, fields):
     arrays = {key: array_of(dtype, shape, seed) for seed, (key, (dtype, shape)) in enumerate(fields.items())}
     arrays |= {"f": np.asfortranarray(np.arange(12.0).reshape(4, 3)), "t": torch.arange(12).reshape(3, 4).T}
@@ -101,7 +100,6 @@ SIZE = entry_bytes(ROWS, layout_of(numbers(0)))
 
 
 @given(used=st.lists(st.integers(0, 6), max_size=20), room=st.integers(1, 4))
-@settings(max_examples=25, deadline=None)
 def test_it_holds_those_used_last_within_its_limit(tmp_path_factory, used, room):
     cache = make_cache(tmp_path_factory.mktemp("limit"), room * SIZE)
     recent, clock = [], 10**9

@@ -3,14 +3,13 @@
 import functools
 import json
 import os
-import threading
 from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from compss_train import BadFileError, FileDataset
+from compss_train import FileDataset
 from compss_train.data.readers import NpzReader
 
 ALL = ["0.npz", "1.npz", "2.npz"]
@@ -38,13 +37,6 @@ def opened(files, index, keys=None, kind=Opened):
     fresh = FileDataset(files, keys=keys)
     assert (dataset.files_len, dataset.layout) == (fresh.files_len, fresh.layout)
     return sorted(reader.files)
-
-
-def break_second(files):
-    """Write garbage to a file; return its content."""
-    good = Path(files[1]).read_bytes()
-    Path(files[1]).write_bytes(b"no zip")
-    return good
 
 
 def test_files_that_stay_the_same_are_opened_once(files, index, tmp_path, monkeypatch):
@@ -125,54 +117,6 @@ def test_a_users_reader_is_asked_once(files, index, make):
     assert sorted(ASKED) == files
 
 
-def test_a_reader_that_cannot_be_pickled_is_not_remembered(files, index):
-    lock, asked = threading.Lock(), []
-
-    def reader(filename, get_data=False):
-        with lock:
-            asked.append(filename)
-        return 3
-
-    for _ in range(2):
-        FileDataset(files, reader, index=index)
-    assert sorted(asked) == sorted(files * 2)
-    assert not index.exists()
-
-
-def test_files_len_opens_one_file_and_remembers_it(files, index):
-    files_len = dict(zip(files, (1, 2, 3), strict=True))
-    for expected in (["0.npz"], []):
-        FileDataset(files, reader := Opened(), files_len, index=index)
-        assert reader.files == expected
-
-
-def test_only_valid_files_are_remembered(files, index):
-    good = break_second(files)
-    for _ in range(2):
-        with pytest.raises(BadFileError, match=r"1\.npz is corrupt: File is not a zip file"):
-            FileDataset(files, Opened(), index=index)
-    assert opened(files[::2], index) == []
-    Path(files[1]).write_bytes(good)
-    assert opened(files, index) == ["1.npz"]
-    os.remove(files[1])
-    with pytest.raises(BadFileError, match=r"1\.npz does not exist"):
-        FileDataset(files, Opened(), index=index)
-
-
-def test_remembered_files_are_still_compared(files, index):
-    np.savez(files[2], x=np.zeros(3))
-    for _ in range(2):
-        with pytest.raises(BadFileError, match=r"2\.npz holds arrays 'x', but .*0\.npz holds 'x', 'y'"):
-            FileDataset(files, index=index)
-
-
-def test_any_file_name_is_remembered(tmp_path, index):
-    for name in ('"q".npz', "new\nline.npz", "ünï.npz", os.fsdecode(b"\xff.npz")):
-        np.savez(os.path.join(tmp_path, name), x=np.zeros((1, 2)), y=np.zeros(1))
-        assert opened([os.path.join(tmp_path, name)], index) == [name]
-        assert opened([os.path.join(tmp_path, name)], index) == []
-
-
 @pytest.mark.parametrize("place", [".", "none/index.json", "0.npz/index.json"])
 def test_an_unwritable_index_is_an_error_before_opening_files(files, tmp_path, place):
     with pytest.raises(ValueError, match="give the name of a file in an existing folder"):
@@ -231,14 +175,3 @@ def test_an_index_is_written_whole_or_not_at_all(files, index, tmp_path, monkeyp
         FileDataset(files, index=index)
     assert index.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == [*ALL, "index.json"]
-
-
-def test_datasets_that_write_an_index_do_not_hinder_each_other(files, index, monkeypatch):
-    def replace(written, target):
-        monkeypatch.undo()
-        FileDataset(files, index=index)  # as another thread might between writing and this
-        os.replace(written, target)
-
-    monkeypatch.setattr(os, "replace", replace)
-    FileDataset(files, index=index)
-    assert set(json.loads(index.read_text())["files"]) == set(files)

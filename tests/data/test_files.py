@@ -1,7 +1,6 @@
 """File data sets: names, numbers of samples, parts, and the arrays that are trained on."""
 
 import os
-import pickle
 import re
 from collections import UserDict
 from pathlib import Path
@@ -14,7 +13,6 @@ from torch.utils.data import DataLoader
 from compss_train import BadFileError, FileDataset, PartialShuffleSampler
 from compss_train.data.layout import Field
 from compss_train.data.locations import file_names
-from compss_train.data.order import RowRange
 from compss_train.data.readers import NpzReader
 from tests.data.npz_files import FILES, reader, write
 from tests.data.readers.formats import names
@@ -53,16 +51,6 @@ def test_files_are_found_by_name_or_below_a_folder(folder, file):
     assert FileDataset(file).sizes == (2,)
 
 
-def test_names_are_those_of_the_first_folder(folder, tmp_path_factory, monkeypatch):
-    dataset = FileDataset("*.npz")
-    made = dataset.part([1])
-    monkeypatch.chdir(elsewhere := tmp_path_factory.mktemp("elsewhere"))
-    np.savez(elsewhere / "1.npz", x=np.zeros((2, 2), np.float32), y=np.arange(2))
-    for part in (made, dataset.part([1]), pickle.loads(pickle.dumps(dataset)).part([1])):
-        assert part.blocks[1].path == str(folder / "1.npz")
-        assert part.read(RowRange(1, 0, 2))["x"].tolist() == [[2, 2], [2, 2]]
-
-
 @pytest.mark.parametrize("count", [int, np.int64, np.uint8])
 def test_files_len_is_believed_and_one_file_opened(folder, count):
     for number in (1, 2):
@@ -79,32 +67,6 @@ def test_wrong_files_len_is_an_error_that_names_the_file(folder, wrong):
     told = rf"^files_len\['1\.npz'\]={re.escape(repr(wrong))}: give an integer of at least 1"
     with pytest.raises(ValueError, match=told):
         FileDataset("*.npz", files_len={"0.npz": 1, "1.npz": wrong, "2.npz": 3})
-
-
-def test_a_part_does_not_grow_with_the_files_of_others(folder):
-    for number in range(100):
-        write(f"m{number}.npz", 1)
-    dataset = FileDataset("*.npz")
-    assert len(pickle.dumps(dataset.part([0]))) < 1_000 < len(pickle.dumps(dataset.part(range(100))))
-
-
-@pytest.mark.parametrize("own", [None, reader])
-def test_a_dataset_is_pickled(folder, own):
-    dataset = FileDataset("*.npz", own, keys=["y", "x"], x="y", y="x", on_bad_file="skip")
-    again = pickle.loads(pickle.dumps(dataset))
-    for attribute in ("files", "files_len", "sizes", "layout", "keys", "x", "y", "on_bad_file", "skipped"):
-        assert getattr(again, attribute) == getattr(dataset, attribute)
-    assert again.part([1]).read(RowRange(1, 0, 2))["y"].tolist() == [0, 1]
-    assert again.training_keys() == ("y", "x")
-
-
-def test_keys_chooses_what_is_known_and_read(folder):
-    write("1.npz", 2, z=np.zeros((2, 4)))
-    dataset = FileDataset("*.npz", keys=["y", "x"])
-    assert list(dataset.layout.items()) == list(LAYOUT.items())[::-1]
-    assert list(dataset.part([1]).read(RowRange(1, 0, 1))) == ["y", "x"]
-    assert FileDataset("*.npz", keys=["x"]).training_keys() == ("x",)
-    assert FileDataset("*.npz", keys=["y"], x="y", y=None).training_keys() == ("y",)
 
 
 def arrays(*keys, rows=3):
@@ -274,47 +236,9 @@ def test_a_bad_file_is_skipped_with_a_warning_and_reported(folder, bad):
         FileDataset("*.npz")
 
 
-def test_unfit_files_are_skipped_and_the_first_good_one_rules(folder):
-    spoil("0.npz")
-    np.savez("2.npz", x=np.zeros(3))
-    with pytest.warns(UserWarning, match="skipped") as caught:
-        dataset = FileDataset("*.npz", on_bad_file="skip")
-    assert [str(warning.message) for warning in caught] == [f"skipped {f} {r}" for f, r in dataset.skipped.items()]
-    assert list(map(os.path.basename, dataset.skipped)) == ["0.npz", "2.npz"]
-    assert dataset.files == ["1.npz"]
-    assert dataset.skipped[str(folder / "2.npz")] == "holds arrays 'x', but 1.npz holds 'x', 'y'"
-
-
 @pytest.mark.parametrize("files_len", [None, LENGTHS])
 def test_files_that_are_all_invalid_are_an_error(folder, files_len):
     spoil(*FILES)
     # Without a warning for each, which would be an error here.
     with pytest.raises(ValueError, match="all 3 files were skipped; the last one is corrupt: File is"):
         FileDataset("*.npz", files_len=files_len, on_bad_file="skip")
-
-
-@pytest.mark.parametrize("bad", [0, 1])
-def test_bad_first_files_are_skipped_with_files_len_too(folder, bad):
-    spoil(*FILES[: bad + 1])
-    with pytest.warns(UserWarning, match="skipped") as caught:
-        dataset = FileDataset("*.npz", files_len=LENGTHS, on_bad_file="skip")
-    assert {warning.filename for warning in caught} == {__file__}
-    assert dataset.files == FILES[bad + 1 :]
-    assert list(dataset.skipped) == [str(folder / name) for name in FILES[: bad + 1]]
-    assert dataset.layout == {"x": Field("float32", (2,)), "y": Field("int64", ())}
-
-
-def test_a_first_file_of_another_length_is_skipped(folder):
-    with pytest.warns(UserWarning, match="has 1 samples, but files_len has 4"):
-        dataset = FileDataset("*.npz", files_len={**LENGTHS, "0.npz": 4}, on_bad_file="skip")
-    assert dataset.sizes == (2, 3)
-
-
-@pytest.mark.filterwarnings("ignore:skipped")
-def test_a_first_file_that_only_reading_finds_bad_is_skipped(folder):
-    def failing(filename, get_data=False):
-        if get_data and filename.endswith("0.npz"):
-            raise OSError("torn")
-        return reader(filename, get_data)
-
-    assert FileDataset("*.npz", failing, on_bad_file="skip").training_keys() == ("x", "y")

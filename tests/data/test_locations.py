@@ -5,8 +5,6 @@ import io
 import json
 import threading
 import uuid
-import zipfile
-import zlib
 from functools import partial
 from types import SimpleNamespace
 
@@ -15,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train import BadFileError, FileDataset
+from compss_train import FileDataset
 from compss_train.data.locations import file_stamp, suffix_of
 from compss_train.data.reading import bad_file_errors
 from tests.data.readers.formats import filled, names, same, save_hdf5
@@ -97,23 +95,6 @@ def test_a_stamp_changes_with_the_file(memory):
     assert before != file_stamp(name)
 
 
-def with_info(monkeypatch, **info):
-    """Let files in memory have this information only."""
-    system = fsspec.filesystem("memory")
-    monkeypatch.setattr(type(system), "info", lambda self, path, **_: {"name": path, "type": "file", **info})
-
-
-@pytest.mark.parametrize("key", ["ETag", "last_modified", "Last-Modified", "content_md5", "blob_id", "generation"])
-def test_each_store_has_its_word_for_a_version(monkeypatch, key):
-    stamps = []
-    for version in ("one", "two", None):
-        with_info(monkeypatch, size=5, islink=False, **{key: version})
-        stamps.append(file_stamp("memory://f.npz"))
-    assert stamps[0][0] == 5
-    assert stamps[0] != stamps[1]
-    assert stamps[2] is None
-
-
 class ClientError(Exception):
     """What a package that reaches a store may raise."""
 
@@ -138,30 +119,6 @@ def test_errors_of_a_store_are_not_those_of_a_file(error):
         raise error
     assert caught.value is error
     assert "while reading s3://bucket/f.npz" in error.__notes__
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        *(ValueError("no table"), OSError("not an image"), zipfile.BadZipFile("cut"), FileNotFoundError(2, "gone")),
-        zlib.error("cut"),
-    ],
-)
-def test_errors_of_a_remote_files_content_are_the_same(error):
-    with names("s3://bucket/f.npz"), bad_file_errors("s3://bucket/f.npz"):
-        raise error
-
-
-def test_a_file_is_missing_where_the_store_said_so():
-    for status, expected in ((404, BadFileError), (503, FileNotFoundError)):
-        with pytest.raises(expected), bad_file_errors("hf://datasets/owner/name/f.npz"):
-            raise FileNotFoundError("f.npz") from AnswerError(status)
-
-
-def test_a_remote_name_may_have_brackets(memory):
-    for number in range(2):
-        put(f"{memory}/part[{number}].npz", FILES[".npz"])
-    assert FileDataset(f"{memory}/part[1].npz").files == [f"{memory}/part[1].npz"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import chisquare
 
 from compss_train.data.block_passes import BlockPass, cut_assignment, join_parts
 from compss_train.data.order import (
@@ -20,6 +19,7 @@ from compss_train.data.order import (
     worker_seed,
 )
 from compss_train.training.total_shuffle import cut_into_pieces
+from tests.helpers.tolerances import chance_of
 from tests.samplers.numbered_files import EPOCHS, SIZES
 
 seeds = st.integers(0, 2**40)
@@ -36,12 +36,6 @@ def test_orders_are_permutations_and_functions_of_seed_and_epoch(seed, epoch, si
         np.testing.assert_array_equal(order(epoch), order(epoch))
 
 
-def test_epochs_seeds_and_blocks_have_orders_of_their_own():
-    orders = [sample_order(seed, epoch, 100).tobytes() for seed in range(5) for epoch in range(5)]
-    orders += [row_order(0, 0, block, 100).astype(np.int32).tobytes() for block in range(5)]
-    assert len(set(orders)) == len(orders)
-
-
 @pytest.mark.parametrize(
     "order",
     [lambda seed: sample_order(seed, 1, 8), lambda seed: block_order(seed, 1, 8)],
@@ -52,9 +46,9 @@ def test_permutations_are_uniform(order):
     drawn = np.array([order(seed) for seed in range(4000)])
     for item in range(8):
         places = np.nonzero(drawn == item)[1]
-        assert chisquare(np.bincount(places, minlength=8)).pvalue > 1e-4
+        assert chance_of(np.bincount(places, minlength=8)) > 1e-4
     pairs = Counter(map(tuple, drawn[:, :2].tolist()))
-    assert chisquare([pairs[i, j] for i in range(8) for j in range(8) if i != j]).pvalue > 1e-4
+    assert chance_of([pairs[i, j] for i in range(8) for j in range(8) if i != j]) > 1e-4
 
 
 @given(seed=st.integers(0, 2**63 - 1))
@@ -72,12 +66,6 @@ def check_bounds(bounds, rows):
     sizes = [stop - start for start, stop in bounds]
     assert max(sizes) - min(sizes) <= 1
     return sizes
-
-
-@given(rows=st.integers(1, 500), data=st.data())
-def test_a_number_of_batches_uses_every_sample(rows, data):
-    number = data.draw(st.integers(1, rows))
-    assert len(check_bounds(Batching(number=number).bounds(rows), rows)) == number
 
 
 @given(rows=st.integers(1, 500), size=st.integers(1, 600))
@@ -178,16 +166,7 @@ def test_every_rank_gets_every_file_first_about_as_often():
     for partition in (partition_files, partition_for_ranks):
         firsts = [[row_ranges[0].file for row_ranges in partition([4] * 6, 3, 0, epoch)] for epoch in range(epochs)]
         for rank in range(3):
-            assert chisquare(np.bincount([row[rank] for row in firsts], minlength=6)).pvalue > 0.001
-
-
-def test_partitions_are_in_an_order_of_their_own():
-    for partition in (partition_files, partition_for_ranks):
-        for rank in range(3):
-            is_first = [
-                partition([2] * 3, 3, 0, epoch)[rank][0].file == block_order(0, epoch, 3)[0] for epoch in range(300)
-            ]
-            assert 60 < sum(is_first) < 140
+            assert chance_of(np.bincount([row[rank] for row in firsts], minlength=6)) > 0.001
 
 
 @given(**cases, shuffle=st.booleans())
@@ -201,11 +180,3 @@ def test_ranks_get_as_many_rows_and_few_twice(sizes, number, seed, epoch, shuffl
     assert times.total() - len(times) <= number - 1
     assert all(len(set(row_ranges)) == len(row_ranges) for row_ranges in partitions)
     assert max(times.values()) - min(times.values()) <= 1  # however few rows there are
-
-
-@given(**cases)
-def test_without_a_shuffle_ranks_get_consecutive_rows_for_any_seed(sizes, number, seed, epoch):
-    rows = all_rows(sizes)
-    size = -(-len(rows) // number)
-    for rank, row_ranges in enumerate(partition_for_ranks(sizes, number, seed, epoch, shuffle=False)):
-        assert rows_in(row_ranges) == [rows[n % len(rows)] for n in range(rank * size, (rank + 1) * size)]

@@ -27,26 +27,6 @@ HOW = st.one_of(
 SIZE_LISTS = st.lists(st.integers(1, 7), min_size=1, max_size=12).map(tuple)
 
 
-def test_blocks_are_assigned_round_robin_in_order():
-    (round_,) = RoundPlan((1,) * 7, 3, 1, 0, shuffle=None).rounds()
-    assigned = [[block_pass.block for block_pass in assignment] for assignment in round_.assignments]
-    assert assigned == [[0, 3, 6], [1, 4], [2, 5]]
-
-
-def test_a_block_shuffle_moves_whole_blocks_to_other_workers():
-    plan = RoundPlan((5,) * 8, 2, 20, 3, shuffle="blocks")
-    assigned = [frozenset(v.block for v in round_.assignments[0]) for round_ in plan.rounds()]
-    assert all(len(blocks) == 4 for blocks in assigned)
-    assert len(set(assigned)) > 10
-
-
-def test_a_total_shuffle_mixes_samples_over_blocks():
-    (round_,) = RoundPlan((50,) * 4, 2, 1, 3, shuffle="total").rounds()
-    for assignment in round_.assignments:
-        for block_pass in assignment:
-            assert set(np.asarray(block_pass.sample_numbers) // 50) == {0, 1, 2, 3}
-
-
 @pytest.mark.parametrize(
     ("unit", "every", "epochs_of_rounds"),
     [

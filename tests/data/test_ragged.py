@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, PartialShuffle, Ragged
+from compss_train import BlockedTensor, BufferSpec, Merge, PartialShuffle, Ragged
 from compss_train.callbacks import Checkpoint
 from compss_train.data.block import gather
 from compss_train.data.ragged import join
@@ -20,7 +20,6 @@ RANDOM = np.random.default_rng(1)
 LENGTHS = RANDOM.integers(2, 12, 41)
 TOKENS = [RANDOM.integers(1, 9, length) for length in LENGTHS]
 NEXT = [np.roll(each, -1) for each in TOKENS]
-CLASSES = np.array([each[0] % 2 for each in TOKENS])
 STILL = {"shuffle": None, "shuffle_block_data": False, "progress": False}
 BUCKETED = Ragged(TOKENS, bucket_by_length=True)
 
@@ -95,22 +94,6 @@ def test_predictions_of_batches_of_different_lengths_are_a_list():
             expected = net(torch.from_numpy(tokens)[None])[0].numpy()
         np.testing.assert_allclose(output[:, : len(tokens)], expected, atol=1e-5)
     assert trainer.predict(TOKENS[:1]).shape == (1, 9, len(TOKENS[0]))
-
-
-def test_other_columns_and_dicts_go_with_them():
-    class Classifier(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.last = nn.EmbeddingBag(9, 6), nn.Linear(7, 2)
-
-        def forward(self, tokens, number):
-            return self.last(torch.cat([self.embedding(tokens), number[:, None]], dim=1))
-
-    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
-    trainer.build(Classifier(), SGD, "cross_entropy", "accuracy")
-    x = {"tokens": [each.tolist() for each in TOKENS], "number": np.ones(41, np.float32)}
-    trainer.fit({**x, "tokens": BUCKETED}, CLASSES, num_epochs=2, batch_size=6, progress=False)
-    assert trainer.predict(x).shape == (41, 2)
 
 
 def test_sequences_are_cut_selected_and_pickled_without_the_others():

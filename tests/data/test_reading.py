@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train import BadFileError, BlockedTensor, FileDataset, PartialShuffleSampler, write_files
@@ -134,7 +134,6 @@ def whole(files, key="x"):
 
 
 @pytest.mark.parametrize("format", [name for name in FORMATS if name != "npy"])
-@settings(max_examples=12)
 @given(samples=st.integers(1, 30), rows=st.integers(1, 12))
 def test_what_is_written_is_read_again_in_order(tmp_path_factory, format, samples, rows):
     x, y = np.random.default_rng(0).normal(size=(samples, 2, 3)).astype(np.float32), np.arange(samples)

@@ -42,10 +42,6 @@ def test_codes_name_the_values_again(strings):
     assert list(classes) == sorted(classes)
 
 
-def test_values_that_do_not_occur_need_no_class():
-    np.testing.assert_array_equal(tables.class_codes("kind", ["a", "c"], np.array([0, 0]), ("b", "a")), [1, 1])
-
-
 @pytest.mark.parametrize("frame", [FRAME, NULLABLE], ids=["numpy", "nullable"])
 @pytest.mark.parametrize("floats", ["float32", "float64", None])
 def test_a_frame_is_a_matrix_in_the_networks_dtype(frame, floats):
@@ -54,12 +50,6 @@ def test_a_frame_is_a_matrix_in_the_networks_dtype(frame, floats):
     np.testing.assert_array_equal(array, NUMBERS.astype(array.dtype))
     assert len(notes) == (floats == "float32")
     assert all(note.startswith("float64 becomes float32, the dtype of the network's") for note in notes)
-
-
-def test_columns_without_a_fraction_stay_integers():
-    assert array_of(FRAME[["age", "kind"]]).dtype == np.int64
-    np.testing.assert_array_equal(array_of(FRAME["kind"]), [1, 0, 1])
-    assert array_of(FRAME["age"]).shape == (3,)
 
 
 @pytest.mark.parametrize("pack", [tuple, list, lambda parts: dict(zip("ab", parts, strict=True))])
@@ -211,30 +201,3 @@ def test_the_names_of_columns_say_what_x_and_y_are(table):
     assert batch.y.tolist() == table[1:3]["label"]
     with pytest.raises(ValueError, match="no part 'nome', it has 'number', 'fixed'"):
         rows_of(table, [0], x="nome")
-
-
-def test_what_arrow_has_no_numbers_for_is_read_anyway(table):
-    shouting = table.with_transform(lambda rows: {"x": [len(name) for name in rows["name"]], "y": rows["label"]})
-    batch = rows_of(shouting, [3, 12])
-    assert batch.x.tolist() == [5, 6]
-    pixels = [np.full((2, 2), n, np.uint8) for n in range(3)]
-    features = datasets.Features({"image": datasets.Image(), "label": Value("int64")})
-    images = datasets.Dataset.from_dict({"image": pixels, "label": [0, 1, 2]}, features=features)
-    batch = rows_of(images, [2, 0])
-    assert (batch.x.dtype, batch.x.tolist()) == (torch.uint8, [[[2, 2], [2, 2]], [[0, 0], [0, 0]]])
-    with pytest.raises(TypeError, match=r"a sample holds the str 'no\. 3', which is no number"):
-        rows_of(table, [3], x="name", y="label")
-
-
-def test_nothing_but_the_paths_of_files_is_pickled(table):
-    reader = Samples(table, x="image", y="label").reader(2, "float32")
-    reader.read_first()
-    assert len(pickle.dumps(reader)) < 5000
-
-
-def test_fingerprints_see_other_rows(table):
-    def of(dataset):
-        return Samples(dataset, x="fixed", y="label").reader(2, "float32").fingerprint((0, 9), (9, 20))
-
-    assert of(table) == of(table.with_format("numpy"))
-    assert of(table) != of(table.shuffle(seed=1))

@@ -20,6 +20,9 @@ NAMES = [
 ]
 
 
+in_the_site = pytest.mark.slow  # "make docs" builds it, too
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     for package in ("mkdocs", "material", "mkdocstrings"):
@@ -31,6 +34,7 @@ def site(tmp_path_factory):
     return folder
 
 
+@in_the_site
 def test_the_site_loads_nothing_from_other_hosts(site):
     pages = list(site.rglob("*.html"))
     assert len(pages) > 30
@@ -40,6 +44,7 @@ def test_the_site_loads_nothing_from_other_hosts(site):
         assert found == [], page
 
 
+@in_the_site
 def test_the_site_has_every_public_name_with_what_it_inherits(site):
     reference = "".join(page.read_text("utf-8") for page in (site / "reference").glob("*.html"))
     # A class is referred to where it is offered first: exceptions and some of data by the modules that they are in.
@@ -50,6 +55,7 @@ def test_the_site_has_every_public_name_with_what_it_inherits(site):
     assert re.search(r"doc-section-title\">\s*Parameters:", reference)
 
 
+@in_the_site
 def test_the_site_has_the_tutorials_with_what_they_draw(site):
     assert "data:image/png;base64," in (site / "tutorials" / "surrogate.html").read_text("utf-8")
 

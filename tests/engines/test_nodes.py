@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from compss_train import LocalEngine, SerialEngine
-from compss_train.engines.calls import intra_op_threads
 from compss_train.engines.nodes import Node, address_for, cores
 
 
@@ -50,12 +49,6 @@ def test_the_outward_address_is_this_machines():
 
 
 @pytest.mark.parametrize("machine", [SerialEngine, LocalEngine])
-def test_workers_are_spread_round_robin_over_the_gpus(machine):
-    assert [machine.device(worker, 2) for worker in range(5)] == ["cuda:0", "cuda:1", "cuda:0", "cuda:1", "cuda:0"]
-    assert {machine.device(worker, 0) for worker in range(5)} == {"cpu"}
-
-
-@pytest.mark.parametrize("machine", [SerialEngine, LocalEngine])
 def test_gpus_are_checked_against_what_torch_sees(machine, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
@@ -69,15 +62,3 @@ def test_threads_are_shared_and_at_least_one(monkeypatch):
     monkeypatch.setattr("compss_train.engines.nodes.cpu_count", lambda: 8)
     assert [SerialEngine.thread_share(workers) for workers in (1, 2, 3, 8, 100)] == [8, 4, 2, 1, 1]
     assert cores() == 8
-
-
-def test_threads_are_restored():
-    before = torch.get_num_threads()
-
-    def fail():
-        with intra_op_threads(before + 1):
-            raise KeyError(torch.get_num_threads())
-
-    with pytest.raises(KeyError, match=str(before + 1)):
-        fail()
-    assert torch.get_num_threads() == before

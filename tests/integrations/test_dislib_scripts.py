@@ -17,7 +17,6 @@ from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,
     EncapsulatedFunctionsDistributedPytorch,
 )
-from compss_train.model.losses import categorical_cross_entropy
 from tests.helpers.models import FITS, assert_same_bits, state_arrays
 from tests.integrations.dislib_tensors import Tensor, images, tensors, whole
 
@@ -228,23 +227,6 @@ SPEC, AT_LEAST_0 = {"optimizer": "sgd", "lr": 0.002}, "give an integer of at lea
 def test_errors(error, message, call):
     with pytest.raises(error, match=message):
         call()
-
-
-def test_a_loss_of_torch_is_made_already_or_a_name():
-    encapsulated = EncapsulatedFunctionsDistributedPytorch(2)
-    loss = nn.CrossEntropyLoss()
-    encapsulated.build(TwoLinear(), optim.SGD, loss, {"lr": 0.05})
-    net, results = nn.Sequential(TwoLinear(), nn.Softmax(dim=1)), []
-    for loss in ("categorical_cross_entropy", lambda: categorical_cross_entropy):
-        encapsulated = EncapsulatedFunctionsDistributedPytorch(2, seed=3, threads=1)
-        encapsulated.build(net, optim.SGD, loss, {"lr": 0.05})
-        results.append(state_arrays(encapsulated.fit_synchronous_with_GPU(*tensors(), 3, 1)))
-    assert_same_bits(*results)
-
-
-def test_other_objects_than_tensors_are_errors():
-    with pytest.raises(TypeError, match=r"expected a dislib Tensor.*got a SimpleNamespace"):
-        BlockedTensor.from_dislib(SimpleNamespace(tensors=7))
 
 
 def test_conversion_to_and_from_dislib(monkeypatch):

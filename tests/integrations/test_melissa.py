@@ -33,12 +33,6 @@ def test_parameters_have_the_positions_of_the_interface_that_they_follow():
     assert make_buffer(9, BufferType.FIRO, 2, 3)._remaining_passes == 3
 
 
-def test_parameters_that_a_type_does_not_use_are_ignored():
-    everything = NEEDED[BufferType.BatchReservoir] | NEEDED[BufferType.SimPairedReservoir] | {"pseudo_epochs": 2}
-    for kind in BufferType:
-        assert type(make_buffer(9, kind, **everything)) is CLASSES[kind.value]
-
-
 PAIRED = BufferType.SimPairedReservoir
 WRONG = [
     *(

@@ -11,9 +11,8 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer, Gradients
-from compss_train.model import parameters
 from compss_train.model.export import export
-from tests.helpers.models import SGD, assert_close, assert_same_bits, awkward_net, mlp, state_arrays
+from tests.helpers.models import SGD, assert_close, assert_same_bits, awkward_net, mlp
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 from tests.helpers.tolerances import sgd_error, sum_error
 
@@ -60,16 +59,6 @@ def test_all_copies_and_batch_sizes_have_one_compilation():
     counting = Counting()
     fit(trainer_of(net=mlp, compile={"backend": counting}), validation_data=(X, Y))
     assert counting.graphs == 1
-
-
-def test_another_network_has_compilations_of_its_own():
-    """torch keeps eight for a function, and would run the ninth network as it is."""
-    counting = Counting()
-    for width in range(2, 11):
-        net = nn.Sequential(nn.Linear(6, width), nn.Linear(width, 3))
-        trainer = trainer_of(workers=1, net=lambda net=net: net, metric=None, compile={"backend": counting})
-        fit(trainer, blocks=1, num_epochs=1, batch_size=57)
-    assert counting.graphs == 9
 
 
 @pytest.mark.parametrize(
@@ -145,16 +134,6 @@ class Deciding(nn.Module):
 
     def forward(self, x):
         return self.layer(x) if x.sum() > 0 else self.layer(-x)
-
-
-@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
-def test_exported_parameters_are_the_whole_state_dict(tmp_path, suffix):
-    net = awkward_net()
-    path = tmp_path / "new" / f"model{suffix}"
-    export(path, net)
-    loaded = parameters.load(path)
-    assert_same_bits({name: loaded[name] for name in state_arrays(net)}, state_arrays(net))
-    assert list(path.parent.iterdir()) == [path]
 
 
 def test_a_failed_export_keeps_the_existing_file(tmp_path, session, capfd):

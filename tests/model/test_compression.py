@@ -6,11 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from compss_train.model import parameters as params
-from compss_train.model.compression import CompressedChange, compress, compress_arrays
+from compss_train.model.compression import compress, compress_arrays
 from compss_train.model.weighted_mean import mean, partial_sum
-from tests.helpers.models import assert_same_bits
-from tests.helpers.tolerances import average, weighted
+from tests.helpers.tolerances import weighted
 
 DTYPES = ["bf16", "int8"]
 LARGEST = {np.float16: 6e4, np.float32: 1e38, np.float64: 1e38}
@@ -74,17 +72,6 @@ def test_int8_is_rounded_to_the_nearest_multiple_of_the_scale(rounds):
             np.testing.assert_array_equal(error, total)
 
 
-def test_integers_scalars_and_other_names_are_left_out():
-    before = {"w": np.ones((2, 2), np.float32), "steps": np.array([3]), "scalar": np.array(1.5)}
-    after = {**before, "new": np.full(4, 0.5, np.float32), "other": np.ones(2)}
-    changes, errors = compress_arrays(
-        before, after, ["w", "steps", "scalar", "new"], "int8", {"w": np.ones((2, 2))}
-    )
-    assert list(changes) == list(errors) == ["w", "new"]
-    np.testing.assert_allclose(decoded(changes["new"]), 0.5)  # was zero before
-    np.testing.assert_allclose(decoded(changes["w"]), 1.0)
-
-
 positive = hnp.arrays(np.float32, 6, elements=st.floats(0, 100, width=32))
 counts = st.integers(1, 2**20)
 
@@ -102,49 +89,6 @@ def test_means_of_positive_values_as_bf16_are_not_negative(kind, base, workers):
     for merged in (mean(items, start), mean([partial_sum(items)], start)):
         assert (merged["v"] >= 0).all()
         assert merged["v"].dtype == kind
-
-
-@given(
-    dtype=st.sampled_from(DTYPES),
-    kind=st.sampled_from([np.float16, np.float32, np.float64]),
-    numbers=st.lists(st.just(0) | counts, min_size=1, max_size=9),
-    seed=st.integers(0, 2**32),
-)
-def test_averages_of_changes_start_from_the_base(dtype, kind, numbers, seed):
-    random = np.random.default_rng(seed)
-    base = {"w": random.normal(size=9000).astype(kind), "steps": np.array(2), "mean": np.ones(3, kind)}
-    after = [
-        {**base, "w": random.normal(size=9000).astype(kind), "steps": np.array(n)} for n in range(len(numbers))
-    ]
-    versions = [{**each, **compress_arrays(base, each, ["w"], dtype)[0]} for each in after]
-    voting = [(v, n) for v, n in zip(versions, numbers, strict=True) if n] or [(versions[0], 1)]
-    shift = sum(wide(decoded(v["w"])) * n for v, n in voting) / sum(n for _, n in voting)
-    expected = wide(base["w"]) + shift
-    items = weighted(versions, numbers)
-    chunks = [partial_sum(items[start : start + 4]) for start in range(0, len(numbers), 4)]
-    for merged in (mean(items, base), mean(chunks, base), mean([partial_sum(chunks)], base)):
-        assert list(merged) == list(base)
-        assert merged["w"].dtype == kind
-        # One rounding to the type, of values of at most 14; sums are in double precision.
-        np.testing.assert_allclose(merged["w"], expected, rtol=0, atol=14 * np.finfo(kind).eps)
-        assert merged["steps"] == max(v["steps"] for v, _ in voting)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_changes_are_added_on_arrival(dtype):
-    random = np.random.default_rng(3)
-    base, trained, current = ({"w": random.normal(size=9000).astype(np.float32)} for _ in range(3))
-    (changes, _) = compress_arrays(base, trained, ["w"], dtype)
-    assert isinstance(changes["w"], CompressedChange)
-    whole = {"w": wide(base["w"]) + decoded(changes["w"])}
-    added = params.apply_delta(current, {"w": wide(base["w"])}, whole, 2, 5)
-    np.testing.assert_allclose(
-        params.apply_delta(current, base, changes, 2, 5)["w"], added["w"], rtol=0, atol=5 * np.finfo(np.float32).eps
-    )
-    everything = params.apply_delta(base, base, changes, 5, 5)
-    assert_same_bits(everything, average([changes], [5], base))
-    norm = params.squared_distance(base, changes, ["w"])
-    np.testing.assert_allclose(norm, np.square(wide(decoded(changes["w"]))).sum(), rtol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -20,7 +20,6 @@ from tests.helpers.models import (
     ADAM,
     SGD,
     assert_close,
-    assert_same_bits,
     awkward_net,
     blocked,
     classification,
@@ -62,8 +61,7 @@ def check_conserved(engine, x, way, y=None, sample_weight=None):
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("with_y", [True, False])
-@pytest.mark.parametrize("where", ["serial", "moving", "local"])
+@pytest.mark.parametrize(("where", "with_y"), [("serial", True), ("moving", False), ("local", True)])
 def test_a_weight_stays_with_its_sample(shared_local, where, way, with_y):
     engine = {"serial": SerialEngine, "moving": CopyingEngine, "local": lambda: shared_local}[where]()
     x, weight = blocked(NUMBERS, 2 * NUMBERS[:, 0].astype(np.float64), 7)
@@ -71,8 +69,9 @@ def test_a_weight_stays_with_its_sample(shared_local, where, way, with_y):
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if "total" not in way])
-@pytest.mark.parametrize("arrays", [{"x": NUMBERS, "y": NUMBERS}, {"x": NUMBERS}])
-@pytest.mark.parametrize("form", ["npz", "npy files"])
+@pytest.mark.parametrize(
+    ("arrays", "form"), [({"x": NUMBERS, "y": NUMBERS}, "npz"), ({"x": NUMBERS}, "npy files")], ids=["npz", "npy"]
+)
 def test_a_weight_stays_with_its_sample_in_files(tmp_path, way, arrays, form):
     if form == "npz":
         write_files(tmp_path, {**arrays, "importance": 2 * NUMBERS}, rows=7)
@@ -120,22 +119,6 @@ def test_losses_of_batches_have_weights_and_evaluation_has_none():
     plain = nn.functional.cross_entropy(logits, y).item()
     assert trainer.history[0]["val_loss"] == pytest.approx(plain, abs=rounding)
     assert trainer.evaluate(X, Y)["loss"] == pytest.approx(plain, abs=rounding)
-
-
-def test_batches_of_zero_weight_change_nothing():
-    def fitted(*weights, start=0):
-        trainer = DistributedTrainer(1, engine="serial", seed=0)
-        trainer.build(mlp(), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
-        given = {"num_epochs": 1, "batch_size": 5, "shuffle": None, "shuffle_block_data": False}
-        data = (BlockedTensor([[part[n * 20 : n * 20 + 20]] for n in range(start, 2)]) for part in (X, Y))
-        blocks = BlockedTensor([[np.full(20, weight)] for weight in weights])
-        return trainer.fit(*data, **given, sample_weight=blocks, progress=False), trainer.history[0]
-
-    ours, record = fitted(0, 1)
-    theirs, expected = fitted(1, start=1)
-    assert_same_bits(ours, theirs)
-    assert record["loss"] == expected["loss"] / 2
-    assert record["samples"] == 40
 
 
 @pytest.mark.parametrize(

@@ -60,19 +60,6 @@ def test_dice_is_zero_for_same_and_one_for_disjoint_masks():
     assert dice(half, torch.tensor([[1, 1]])).item() == pytest.approx(1 - 2 / 3)
 
 
-@pytest.mark.parametrize("name", LOSSES)
-def test_gradients_reach_the_outputs(name):
-    output = PROBABILITIES.clone().requires_grad_()
-    LOSSES[name](output, ONE_HOT).backward()
-    assert output.grad.isfinite().all()
-    assert output.grad.abs().sum() > 0
-
-
-def test_losses_of_half_precision_outputs_are_in_full_precision():
-    output = torch.tensor([[1000.0]], dtype=torch.bfloat16)
-    assert LOSSES["mse"](output, torch.tensor([[1001.5]])).item() == pytest.approx(2.25)
-
-
 def test_cross_entropy_of_a_single_output_is_an_error():
     with pytest.raises(ValueError, match="give one output for each class"):
         LOSSES["ce"](LOGITS[:, :1], torch.ones(7, 1))
@@ -116,9 +103,3 @@ def test_names_classes_and_callables():
 def test_outputs_that_are_not_probabilities_are_errors(outputs):
     with pytest.raises(ValueError, match="are not probabilities; end the network with a softmax, or use the loss"):
         categorical_cross_entropy(torch.tensor(outputs), torch.tensor([1]))
-
-
-def test_rounded_probabilities_are_accepted():
-    for dtype in (torch.float32, torch.bfloat16, torch.float16):
-        outputs = torch.softmax(torch.tensor([[30.0, 0.0], [0.1, 0.2]], dtype=dtype), dim=1)
-        assert categorical_cross_entropy(outputs, torch.tensor([0, 1])) >= 0

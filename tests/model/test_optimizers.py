@@ -5,9 +5,7 @@ import pytest
 import torch
 
 from compss_train.exceptions import DivergedError
-from compss_train.model import parameters as params
 from compss_train.model.delayed_nesterov import DelayedNesterov, step_on_arrival
-from compss_train.model.metrics import Measured
 from compss_train.model.optimizers import optimizer_factory
 from tests.helpers.models import assert_same_bits, mlp
 from tests.helpers.tolerances import sum_error
@@ -59,12 +57,6 @@ def test_classes_and_callables_are_accepted_and_can_be_pickled():
         return torch.optim.SGD(parameters, lr=0.1)
 
     assert optimizer_factory(make) is make
-
-
-def test_the_given_dict_is_not_changed():
-    spec = {"optimizer": "sgd", "lr": 0.1}
-    optimizer_factory(spec)
-    assert spec == {"optimizer": "sgd", "lr": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -129,34 +121,6 @@ def test_any_order_of_arrivals_follows_the_formula_of_the_paper(order):
             expected -= 0.7 * 0.9 * m
         np.testing.assert_allclose(current["w"], expected, rtol=0, atol=ROUNDING)
     assert current.outer["arrivals"] == 0
-
-
-def test_statistics_and_integers_are_merged_as_without_optimizer():
-    base, *trained = versions(4)
-    ours = plain = base
-    for result, count in zip(trained, COUNTS, strict=True):
-        ours = arrive(ours, base, result, count)
-        plain = params.apply_delta(plain, base, result, count, TOTAL, {"v"})
-    for name in "vn":
-        assert ours[name].tobytes() == plain[name].tobytes()
-    assert set(ours.outer["momentum"]) == {"w", "z"}
-
-
-def test_a_worker_without_samples_changes_nothing():
-    base, trained, later = versions(3)
-    current = arrive(base, base, trained, 2)
-    assert arrive(current, base, later, [Measured()]) is current
-
-
-def test_arguments_stay_as_they_are():
-    """A task may be run again: what it gets must not change."""
-    base, trained = versions(2)
-    once = arrive(base, base, trained, 2, workers=1)
-    before = {name: array.copy() for name, array in once.outer["momentum"].items()}
-    again = [arrive(once, once, trained, 3, workers=1) for _ in range(2)]
-    assert_same_bits(*again)
-    assert_same_bits(again[0].outer["momentum"], again[1].outer["momentum"])
-    assert_same_bits(once.outer["momentum"], before)
 
 
 def test_a_saved_state_of_this_optimizer_is_continued():

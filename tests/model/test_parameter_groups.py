@@ -1,8 +1,5 @@
 """Groups of parameters are those that the same torch code would make; every form trains the same bits."""
 
-import copy
-
-import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -10,7 +7,7 @@ from torch import nn
 from compss_train import DistributedTrainer
 from compss_train.model.optimizers import make_optimizer, net_optimizer
 from compss_train.model.schedule import make_schedule
-from tests.helpers.models import assert_same_bits, awkward_net, classification, mlp, state_arrays
+from tests.helpers.models import assert_same_bits, classification, mlp, state_arrays
 
 X, Y = classification()
 HEAD = ["2.weight", "2.bias"]
@@ -63,17 +60,6 @@ def test_every_form_is_a_plain_loop(form):
     assert_same_bits(trained, state_arrays(own))
     name = "lr/2+2" if form == "overlap" else "lr/2"
     assert [(record["lr"], record[name]) for record in trainer.history] == [(0.1, 0.01)] * 3
-
-
-def test_an_optimizer_stays_bound_to_every_copy_of_the_network():
-    net = awkward_net()
-    bound = net_optimizer(torch.optim.LBFGS(net.parameters(), lr=0.3), net)
-    own, copied = cloudpickle.loads(cloudpickle.dumps((net, bound)))
-    for network, factory in ((own, copied), (copy.deepcopy(net), bound)):
-        made = make_optimizer(factory, network)
-        assert type(made) is torch.optim.LBFGS
-        assert [id(each) for each in made.param_groups[0]["params"]] == [id(each) for each in network.parameters()]
-        made.step(lambda: 0.0)
 
 
 def test_options_of_overlapping_patterns_are_merged_in_order():

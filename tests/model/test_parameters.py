@@ -1,15 +1,14 @@
 import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from torch import nn
 
 from compss_train import BadFileError
 from compss_train.model import parameters as params
-from compss_train.model.metrics import Measured
-from compss_train.model.weighted_mean import PartialSum, aligned_ranges, mean, partial_sum, ranges_for_costs
+from compss_train.model.weighted_mean import aligned_ranges, mean, partial_sum
 from tests.helpers.models import assert_close, assert_same_bits, awkward_net, mlp
 from tests.helpers.tolerances import average, sum_error, weighted
 
@@ -53,21 +52,6 @@ def test_merged_variances_stay_positive_however_stale_the_bases(data):
         assert current["v"] >= 0
 
 
-def test_halving_is_the_plain_mean_of_two():
-    current, trained = version(np.full((3, 2), 1.0, np.float32)), version(np.full((3, 2), 4.0, np.float32))
-    assert (params.halve(current, trained)["w"] == 2.5).all()
-
-
-@given(arrays=st.lists(floats, min_size=3, max_size=3), data=st.data())
-def test_a_change_without_samples_changes_nothing(arrays, data):
-    current, base, trained = ({"w": array} for array in arrays)
-    for count in (0, [Measured(samples=1)]):
-        for buffers in ((), ("w",)):
-            merged = params.apply_delta(current, base, trained, count, data.draw(counts), buffers)
-            np.testing.assert_array_equal(merged["w"], current["w"])
-            assert merged.samples == 0
-
-
 def test_bfloat16_is_stored_as_float32_and_restored_exactly():
     source, target = mlp().bfloat16(), mlp().bfloat16()
     nn.init.normal_(source[0].weight)
@@ -75,14 +59,6 @@ def test_bfloat16_is_stored_as_float32_and_restored_exactly():
     assert arrays["0.weight"].dtype == np.float32
     params.load_into(target, arrays)
     assert torch.equal(target[0].weight, source[0].weight)
-
-
-def test_arrays_load_into_a_channels_last_module():
-    source, target = nn.Conv2d(3, 4, 3), nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
-    params.load_into(target, params.from_module(source))
-    assert torch.equal(source.weight, target.weight)
-    assert target.weight.is_contiguous(memory_format=torch.channels_last)
-    assert_same_bits(params.from_module(target), params.from_module(source))
 
 
 def test_names_and_shapes_must_agree():
@@ -137,7 +113,6 @@ def test_the_error_of_a_damaged_file_names_it(tmp_path, suffix, content):
 
 
 @given(st.sampled_from([".safetensors", ".npz"]), st.data())
-@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_flipped_bit_is_an_error_or_changes_nothing(tmp_path, suffix, draw):
     path, arrays = tmp_path / f"p{suffix}", params.from_module(awkward_net())
     params.save(path, arrays)
@@ -214,81 +189,6 @@ def test_the_mean_is_weighted_by_samples(arrays, data):
     assert result["w"].dtype == np.float32
     assert result["steps"] == max(version(a)["steps"] for a in arrays)
     np.testing.assert_array_equal(result["on"], np.any([a[0] > 0 for a in arrays], axis=0))
-
-
-@given(
-    workers=st.lists(st.tuples(st.just(0) | counts, st.booleans()), min_size=1, max_size=40),
-    slots=st.integers(1, 9),
-    seed=st.integers(0, 2**32),
-)
-def test_who_adds_up_does_not_matter(workers, slots, seed):
-    """Some workers are absent, some have no samples, and some lack a name."""
-    random = np.random.default_rng(seed)
-    versions = [version(random.normal(size=(3, 2)).astype(np.float32)) for _ in workers]
-    for one in versions[::3]:
-        del one["on"]
-    items = weighted(versions, [count for count, _ in workers])
-    items = [item for item, (_, is_there) in zip(items, workers, strict=True) if is_there] or items[:1]
-    expected = dict(mean(items, {}))
-    ranges = aligned_ranges(len(workers), slots)
-    tree = [range(start, start + 8) for start in range(0, len(workers), 8)]
-    for result in (of_ranges(items, ranges), of_ranges(items, tree)):
-        assert_same_bits(result, {name: expected[name] for name in result})
-        assert set(result) == set(expected)
-
-
-@given(workers=st.integers(1, 3000), slots=st.integers(1, 50))
-def test_ranges_of_workers_are_aligned_and_ever_smaller(workers, slots):
-    ranges = aligned_ranges(workers, slots)
-    assert [worker for each in ranges for worker in each] == list(range(workers))
-    sizes = [len(each) for each in ranges]
-    assert sizes == sorted(sizes, reverse=True)
-    assert all(size.bit_count() == 1 and not each.start % size for each, size in zip(ranges, sizes, strict=True))
-    assert max(sizes) <= max(1, workers / (3 * slots))
-    assert sizes[-min(slots, workers) :] == [1] * min(slots, workers)
-
-
-@given(
-    workers=st.integers(1, 600),
-    slots=st.integers(1, 20),
-    smallest=st.integers(0, 9).map(lambda power: 2**power),
-    ratios=st.lists(st.floats(1e-4, 1e4), min_size=2, max_size=2).map(sorted),
-)
-def test_ranges_for_dearer_tasks_are_unions_of_smaller_ones(workers, slots, smallest, ratios):
-    """So groups can be joined whenever a measurement asks for larger ones."""
-    cheap, dear = (ranges_for_costs(workers, slots, 1.0, ratio) for ratio in ratios)
-    at_least = aligned_ranges(workers, slots, smallest)
-    assert all(len(each) >= smallest for each in at_least[:-1])
-    for ranges in (cheap, dear, at_least):
-        assert [worker for each in ranges for worker in each] == list(range(workers))
-        starts = {each.start for each in ranges}
-        assert starts <= {each.start for each in aligned_ranges(workers, slots)}
-        assert all(each.start % (1 << (len(each) - 1).bit_length()) == 0 for each in ranges)
-    assert len(ranges_for_costs(workers, slots, 1.0, 1e9)) <= slots
-    assert ranges_for_costs(workers, slots, 1.0, 0.0) == aligned_ranges(workers, slots)
-
-
-def test_measurements_pass_through_sums_in_the_order_of_the_workers():
-    arrays = {"w": np.ones(2)}
-    items = [
-        PartialSum.of_worker(arrays, count, number, Measured(given=number))
-        for number, count in enumerate([3, 0, 0])
-    ]
-    nobody = partial_sum(items[1:])
-    assert [each.given for each in nobody.measured] == [1, 2]
-    assert [each.given for each in partial_sum([items[0], nobody]).measured] == [0, 1, 2]
-
-
-@given(workers=st.integers(32, 2000), slower=st.floats(1, 4), slow_first=st.booleans())
-def test_one_of_two_slots_may_be_four_times_slower(workers, slower, slow_first):
-    """Each place takes the next range when it is idle; a worker takes a second on the faster one."""
-    idle_at = [0.0, 0.0] if slow_first else [0.0, 1e-9]
-    seconds = [slower, 1.0]
-    for each in aligned_ranges(workers, 2):
-        place = idle_at.index(min(idle_at))
-        idle_at[place] += len(each) * seconds[place]
-    together = workers / (1 + 1 / slower)
-    assert max(idle_at) <= max(together / 0.9, together + slower)  # or the last task of the slow one is the rest
 
 
 @given(arrays=st.lists(floats, min_size=1, max_size=6), slots=st.integers(1, 6))

@@ -1,8 +1,6 @@
 """Encoding and decoding restore any tree of plain values with its types and bits."""
 
-import copy
 import json
-import pickle
 import re
 
 import numpy as np
@@ -13,12 +11,9 @@ from safetensors.torch import load, save
 from torch import nn
 
 from compss_train import DistributedTrainer
-from compss_train.engines.codec import dumps
-from compss_train.model.parameters import from_module
-from compss_train.model.saved_state import JsonText, from_json, to_json
+from compss_train.model.saved_state import from_json, to_json
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.training.checkpoints import read_checkpoint, write_checkpoint
-from tests.helpers.models import SGD, assert_close, assert_same_bits, blocked, mlp
+from tests.helpers.models import SGD, assert_close, blocked, mlp
 from tests.helpers.tolerances import sum_error
 from tests.training.checkpoints.trees import assert_same, trees
 
@@ -92,13 +87,6 @@ def test_the_state_of_every_optimizer_is_restored(kind):
     assert state["state"]
 
 
-def test_values_that_are_json_already_are_read_like_others(tmp_path):
-    content = {"other": {"a": torch.ones(2)}, "history": [{"loss": 0.5, "ended": None}]}
-    for tree in (content, {"history": content["history"]}):
-        write_checkpoint(tmp_path / "it", {**tree, "history": JsonText(json.dumps(tree["history"]))})
-        assert_same(tree, read_checkpoint(tmp_path / "it"))
-
-
 class Seen(nn.Module):
     """Notes the types and layouts that reach the first layer and the loss."""
 
@@ -164,69 +152,3 @@ def test_transform_and_loss_modules_follow_the_mode():
     x = torch.zeros(2, 6)
     assert training_spec.replica(parameters, "cpu", training=True).transformed(x).sum() == 12
     assert training_spec.replica(parameters, "cpu", training=False).transformed(x).sum() == 0
-
-
-class Sharing(nn.Module):
-    """Weights under two names, an entry that is a part of another's memory, and state that is no entry."""
-
-    def __init__(self):
-        super().__init__()
-        self.inside = nn.Linear(6, 6)
-        self.outside = nn.Linear(6, 6)
-        self.outside.weight = self.inside.weight
-        self.recurrent = nn.LSTM(6, 6)
-        self.norm = nn.BatchNorm1d(6)
-        self.register_buffer("table", torch.arange(12.0).reshape(2, 6))
-        self.register_buffer("row", self.table[1])
-        self.register_buffer("scale", torch.full((6,), 3.0), persistent=False)
-        self.tied = [self.inside.weight]
-        self.image = nn.Conv2d(2, 3, 3).to(memory_format=torch.channels_last)
-
-    def forward(self, x):
-        return self.norm(self.outside(self.recurrent(x)[0] * self.scale) + self.row)
-
-
-def spec_of(net):
-    return TrainingSpec(net=net, optimizer=torch.optim.SGD, loss=nn.MSELoss())
-
-
-@pytest.mark.parametrize("of", ["the object", "the bytes"])
-def test_a_spec_without_weights_makes_the_same_replicas(of):
-    net = Sharing()
-    x = torch.randn(5, 6)
-    spec = spec_of(net).without_weights()
-    if of == "the bytes":
-        data, buffers = dumps(spec)
-        assert data.nbytes + sum(buffer.nbytes for buffer in buffers) < 8_000  # an LSTM has 1,300 values
-        spec = pickle.loads(data, buffers=buffers)
-    assert all(parameter.is_meta for parameter in spec.net.parameters())
-    parameters = from_module(net)
-    for _ in range(2):  # what a replica has learnt does not reach the next one
-        replica = spec.replica(parameters, "cpu", training=True).training_spec.net
-        assert replica.outside.weight is replica.inside.weight is replica.tied[0]
-        assert replica.image.weight.is_contiguous(memory_format=torch.channels_last)
-        torch.testing.assert_close(replica(x), copy.deepcopy(net)(x), rtol=0, atol=0)
-        assert set(parameters) == set(replica.state_dict())
-        with torch.no_grad():
-            for tensor in (*replica.parameters(), *replica.buffers()):
-                tensor.mul_(2)
-    assert_same_bits(from_module(net), parameters)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex128])
-def test_large_weights_are_aligned_as_those_of_torch(dtype):
-    layer = nn.Conv2d(300, 301, (5, 5), dtype=dtype).to(memory_format=torch.channels_last)
-    layer.weight.requires_grad_(False)
-    replica = spec_of(layer).replica(from_module(layer), "cpu", training=True).training_spec.net
-    assert replica.weight.data_ptr() % 64 == 0
-    assert replica.weight.stride() == layer.weight.stride()
-    assert not replica.weight.requires_grad
-    torch.testing.assert_close(replica.weight, layer.weight, rtol=0, atol=0)
-
-
-def test_a_process_loads_the_same_spec_once():
-    first, again, other = (spec_of(nn.Linear(2, width)).without_weights() for width in (3, 3, 4))
-    loaded = [pickle.loads(data, buffers=buffers) for data, buffers in map(dumps, [first, again, [first], other])]
-    assert loaded[0] is loaded[1] is loaded[2][0]
-    assert loaded[0] is not loaded[3]
-    assert loaded[3].net.out_features == 4

@@ -9,7 +9,6 @@ from compss_train import DistributedTrainer, Gradients, TrainTransform
 from compss_train.data.order import transform_seed
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
-from compss_train.model.train_transform import as_train_transform
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, state_arrays
 from tests.helpers.small_fits import fit, trainer_of
 
@@ -113,15 +112,6 @@ def test_random_draws_in_evaluation_are_a_warning():
             trainer.fit(X, Y, num_epochs=3, batch_size=20, progress=False, validation_data=(X, Y))
         assert len(warned) == 1
     trainer_of(transform=nn.Dropout(0.5)).evaluate(X, Y)  # draws in training only, as modules do
-
-
-def test_the_arguments_say_whether_it_takes_targets():
-    assert not TrainTransform(noisy).targets
-    assert TrainTransform(mixup).targets
-    assert not TrainTransform(lambda x, strength=2: x).targets
-    assert not TrainTransform(nn.Dropout()).targets
-    assert TrainTransform(lambda *inputs: inputs, targets=True).targets
-    assert as_train_transform(None) is None
 
 
 def test_wrong_transforms_are_errors():

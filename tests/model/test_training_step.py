@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from compss_train import DistributedTrainer, Gradients, Merge, Schedule, StepContext
+from compss_train import DistributedTrainer, Gradients, Merge, Schedule
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
@@ -298,14 +298,6 @@ def test_wrong_results_are_errors(returned, message):
         trainer_of(mlp(), SGD, training_step=wrong).check_fit(X, Y, num_epochs=1, batch_size=20)
 
 
-def test_metrics_need_the_outputs_of_a_step():
-    trainer = trainer_of(
-        mlp(), SGD, "cross_entropy", "accuracy", training_step=lambda m, b, c: c.loss(m(b[0]), b[1])
-    )
-    with pytest.raises(ValueError, match="metric= is measured on outputs"):
-        trainer.check_fit(X, Y, num_epochs=1, batch_size=20)
-
-
 def test_wrong_arguments_are_errors_of_build():
     two = {"a": mlp(), "b": mlp()}
     both = {"a": SGD, "b": SGD}
@@ -344,13 +336,6 @@ def test_what_a_dict_of_modules_cannot_do_is_an_error():
             call(X, Y)
     with pytest.raises(ValueError, match=r"a ModuleDict has no forward.*trainer.model\(\)"):
         trainer.predict(X)
-
-
-def test_updates_are_for_several_optimizers():
-    with pytest.raises(RuntimeError, match="with one, return the loss"):
-        StepContext(loss=nn.MSELoss()).update("a", torch.zeros(()))
-    with pytest.raises(ValueError, match=r"update\('c'\): the optimizers are a, b"):
-        StepContext(loss=nn.MSELoss(), optimizers={"a": None, "b": None}, apply=print).update("c", torch.zeros(()))
 
 
 @pytest.mark.parametrize("method", ["fit", "check_fit"])

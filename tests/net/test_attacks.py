@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import zmq
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.net import connection, sockets
@@ -228,7 +228,6 @@ def received_from(server):
     return None
 
 
-@settings(max_examples=12, deadline=None)
 @given(st.floats(0, 0.999))
 def test_a_message_that_was_changed_on_its_way_is_not_received(share):
     with MessageServer(LOOPBACK, TOKEN) as server:

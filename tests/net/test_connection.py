@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.net.connection import Address, ConnectionLostError
@@ -108,7 +108,6 @@ def echo_at(address):
             yield echo
 
 
-@settings(max_examples=30, deadline=None)
 @given(st.lists(messages, min_size=1, max_size=4), st.sampled_from([None, LOOPBACK]))
 def test_messages_round_trip(sent, address):
     with echo_at(address) as echo:

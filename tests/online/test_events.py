@@ -1,15 +1,12 @@
 """The event server: which clients it accepts, and the order of their events; what streams get to know."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from compss_train.net.connection import Address
 from compss_train.online.events import EventServer
-from compss_train.online.workers import StreamRouter
 from tests.buffers.kinds import DEADLINE
-from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
+from tests.net.plain_clients import HERE, TOKEN, no_threads_left
 
 
 @pytest.fixture
@@ -66,33 +63,3 @@ def test_events_keep_each_clients_order_and_end_with_a_disconnect(server):
 
 def next_event(server):
     return next(event for _ in range(100) if (event := server.next(0.1)) is not None)
-
-
-@pytest.mark.parametrize("greeting", [{}, {"role": 3}, {"role": None}, {"role": ["worker"]}])
-def test_a_greeting_without_role_is_rejected(server, greeting):
-    with server.address.connect(greeting) as client:
-        assert server.next(0.1) is None
-        assert "role" in client.receive(DEADLINE)[0]["error"]
-
-
-def test_streams_get_the_addresses_of_the_workers_whenever_one_changes():
-    workers = [SimpleNamespace(number=number, url=f"tcp://a:{number}", deaths=0) for number in range(2)]
-    router, sent = StreamRouter(workers, KEY, paired=True), [[], []]
-    one, other = (type("Client", (), {"send": staticmethod(messages.append)})() for messages in sent)
-    router.register(one, 7)
-    reply = {"accepted": True, "stream": 7, "workers": ["tcp://a:0", "tcp://a:1"], "key": KEY, "paired": True}
-    assert sent[0] == [reply]
-    workers[1].url, workers[1].deaths = None, 1
-    router.update()
-    router.register(other, 8)
-    assert sent[0][1:] == [{"workers": ["tcp://a:0", None]}]
-    assert sent[1] == [reply | {"stream": 8, "workers": ["tcp://a:0", None]}]
-    workers[1].url = "tcp://a:9"
-    for _ in range(2):  # once each
-        router.update()
-    assert sent[0][2:] == sent[1][1:] == [{"workers": ["tcp://a:0", "tcp://a:9"]}]
-    assert router.unregister(one) == workers[1:]  # died since it was accepted
-    assert router.unregister(other) == []
-    workers[0].url = None
-    router.update()
-    assert (len(sent[0]), len(sent[1])) == (3, 2)

@@ -159,6 +159,7 @@ def script(tmp_path):
     process.communicate()
 
 
+@pytest.mark.slow  # a program and its workers import torch, for seconds
 def test_ctrl_c_ends_everything_within_three_seconds(script, tmp_path):
     os.killpg(script.pid, signal.SIGINT)  # as a terminal does
     took = wait_until(lambda: script.poll() is not None and not session(script.pid), 20)

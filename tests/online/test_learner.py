@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train import DistributedTrainer, DivergedError, Gradients
+from compss_train import DistributedTrainer, Gradients
 from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
-from tests.helpers.models import SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
-from tests.helpers.tolerances import sgd_error
+from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp
 from tests.online.fits import batches_of, fit_online, plain_loop
 from tests.online.simulations import simulate_rows, slow_copy
 
@@ -32,21 +31,6 @@ def built(engine, net, **options):
     return trainer
 
 
-@pytest.mark.parametrize("merge_every", [2, 5])
-def test_accumulated_steps_end_at_merges(local, merge_every):
-    ours = fit_online(
-        built(local, mlp(), gradients=Gradients(accumulate=3)),
-        simulate_rows,
-        [(X, Y)],
-        batch_size=4,
-        every=merge_every,
-    )
-    sizes = [4 * n for n in {2: [2] * 7 + [1], 5: [3, 2] * 3, 1000: [3] * 5}[merge_every]]
-    batches = zip(torch.from_numpy(X).split(sizes), torch.from_numpy(Y).split(sizes), strict=True)
-    plain = plain_loop(mlp(), partial(torch.optim.SGD, lr=0.05, momentum=0.9), batches)
-    assert_close(ours, plain, sgd_error(np.float32, len(sizes), 0.05, samples=12, momentum=0.9))
-
-
 @pytest.mark.parametrize("merge_every", [1, 1000])
 def test_a_batch_with_nan_is_skipped_and_counted(local, merge_every):
     x = X.copy()
@@ -59,14 +43,6 @@ def test_a_batch_with_nan_is_skipped_and_counted(local, merge_every):
     assert sum(record.get("skipped_batches", 0) for record in trainer.history) == 1
     assert sum(record["workers"][0].get("skipped_batches", 0) for record in trainer.history) == 1
     assert sum(record["samples"] for record in trainer.history) == 53
-
-
-def test_too_many_consecutive_batches_with_nan_raise(local):
-    x = np.full((300, 6), np.nan, np.float32)
-    trainer = built(local, mlp(), gradients=Gradients(on_nan="skip"))
-    with pytest.raises(DivergedError, match="infinite in 100 consecutive batches"):
-        fit_online(trainer, simulate_rows, [(x, np.zeros(300, np.int64))], batch_size=2, every=3)
-    assert all(np.isfinite(array).all() for array in trainer.get_parameters().values())
 
 
 @pytest.mark.parametrize(("transform", "max_batches"), [(noisy, None), (noisy_by_numpy, 5)])

@@ -1,16 +1,13 @@
 import itertools
 import math
 from dataclasses import fields
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from compss_train import BufferSpec, Merge, Simulations
 from compss_train._utils.validation import check_seconds
-from compss_train.net.connection import Address
 from compss_train.online.options import OnlineOptions, online_merge
-from compss_train.online.worker_task import OnlineJob
 from tests.helpers.models import named
 
 PAIRED = BufferSpec("SimPairedReservoir", 40, sweep_size=5, nb_time_steps=4)
@@ -35,29 +32,6 @@ def options(**given):
 
 ADDRESS = {"address": "tcp://127.0.0.1:5555", "token": "ours"}
 SENDERS = {"simulate": None, "inputs": (), "senders": 1, **ADDRESS}
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"inputs": itertools.count(), "max_batches": 1, "batch_size": np.int64(3)},
-        {"inputs": iter(()), "retries": 0, "checkpoint_every": None},
-        {"inputs": np.zeros((3, 2)), "record_every": 1e-9, "timeout": 5, "checkpoint_every": 0.5},
-        {"simulate": lambda value: [value], "inputs": "abc", "optimizer_state": "reset"},
-        {"outer_optimizer": {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}},
-        {"buffer": PAIRED, "pairing": pairing},
-        SENDERS,
-        {"senders": 2, "address": "tcp://node-1:1", "token": "x"},
-        {"inputs": [], **{name: SENDERS[name] for name in SENDERS if name != "inputs"}},
-        ADDRESS,
-    ],
-    ids=named,
-)
-def test_valid_options_are_accepted(given):
-    made, simulations = options(**given)
-    homes = [next(home for home in (simulations, made, made.merge) if hasattr(home, name)) for name in given]
-    assert all(getattr(home, name) is value for home, (name, value) in zip(homes, given.items(), strict=True))
 
 
 @pytest.mark.parametrize("value", [0, -1, math.inf, math.nan, True, "1", [1]])
@@ -131,21 +105,3 @@ def test_counts_must_be_integers(name, least, value):
 def test_invalid_options_raise(given, error, message):
     with pytest.raises(error, match=message):
         options(**given)
-
-
-@pytest.mark.parametrize(
-    ("coordinator", "address", "local", "expected"),
-    [
-        ("ipc://file", None, "127.0.0.1", None),  # nobody else can connect
-        ("tcp://10.0.0.1:5", None, "127.0.0.1", "tcp://127.0.0.1:*"),
-        ("tcp://10.0.0.1:5", None, "10.0.0.5", "tcp://10.0.0.5:*"),
-        ("ipc://file", "127.0.0.1", "127.0.0.1", "tcp://127.0.0.1:*"),
-        ("tcp://10.0.0.1:5", "localhost", "10.0.0.5", "tcp://10.0.0.5:*"),
-        ("ipc://file", "10.0.0.4", "127.0.0.1", "tcp://10.0.0.4:*"),
-        ("ipc://file", "0.0.0.0", "127.0.0.1", "tcp://0.0.0.0:*"),
-        ("tcp://10.0.0.1:5", "0.0.0.0", "10.0.0.5", "tcp://10.0.0.5:*"),
-    ],
-)
-def test_workers_listen_where_senders_need_it_and_nowhere_else(coordinator, address, local, expected):
-    job = SimpleNamespace(host=address, coordinator=Address(coordinator, "token"))
-    assert OnlineJob.listening_address(job, local) == expected

@@ -2,19 +2,17 @@
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.net.connection import Address
-from tests.buffers.kinds import DEADLINE, Thread, make, until
-from tests.net.plain_clients import KEY, no_threads_left
+from tests.buffers.kinds import Thread, make, until
+from tests.net.plain_clients import no_threads_left
 from tests.online.sample_streams import number_sample, send_stream, simulation_stream
 from tests.online.stub_fits import StubWorker, stub_fit
 
 # Every sample is put once
 
 
-@settings(max_examples=25, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 8), st.integers(0, 8), st.booleans()), max_size=4), st.booleans())
 def test_each_sample_of_an_interrupted_and_repeated_stream_is_put_once(cuts, paired):
     with no_threads_left():
@@ -41,30 +39,6 @@ def test_each_sample_of_an_interrupted_and_repeated_stream_is_put_once(cuts, pai
                 assert stub.drain() == list(range(300, 308))
         finally:
             stub.close()
-
-
-@pytest.mark.parametrize("bad", [torch.zeros(2), torch.zeros(1, dtype=torch.float64)])
-def test_a_rejected_sample_is_not_counted(make_stub, bad):
-    stub = make_stub(make("FIFO", 50))
-    with stub.connect(0) as connection:
-        connection.send(0)
-        connection.send(1, bad)
-        assert "a buffer stacks samples" in connection.read("error")["error"]
-        connection.send(2)  # samples after it are discarded, too
-    state, received = stub.receiver.snapshot()
-    assert (received, state["usage"]["put"]) == ({0: 1}, 1)
-    send_stream(stub, 0, 3)
-    assert stub.drain() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("greeting", [{}, {"stream": "one"}, {"stream": float("inf")}])
-def test_a_malformed_greeting_is_answered_and_other_streams_go_on(make_stub, greeting):
-    stub = make_stub(make("FIFO", 50))
-    with Address(stub.url, KEY).connect(greeting) as connection:
-        header, _ = connection.receive(DEADLINE)
-        assert "Error: " in header["error"]
-    send_stream(stub, 0, 3)
-    assert stub.drain() == [0, 1, 2]
 
 
 # Full buffers and bursts
@@ -101,16 +75,6 @@ def test_who_sends_without_credit_is_not_heard(make_stub):
             connection.connection.send({"sample": number}, number_sample(number))
         assert "without credit" in connection.read("error")["error"]
     assert stub.receiver.failed is None
-
-
-def test_a_full_buffer_delays_no_other_sender(make_stub):
-    stub = make_stub(make("FIFO", 2))
-    with stub.connect(0) as one:
-        one.send_all(range(3))
-        until(lambda: stub.buffer._waiting)
-        with stub.connect(1) as other:  # gets its answer
-            other.send(0)
-            assert {int(stub.buffer.get()[0]) for _ in range(4)} == {0, 1, 2, 100}
 
 
 def test_running_out_of_memory_is_reported_as_the_workers_failure(make_stub, monkeypatch):

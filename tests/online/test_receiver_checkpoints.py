@@ -8,24 +8,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from tests.buffers.kinds import STEPS, Hold, Thread, make, numbers, until
+from tests.buffers.kinds import STEPS, Thread, make, numbers, until
 from tests.online.sample_streams import send_stream
-
-
-@pytest.mark.parametrize("waits", [False, True])
-def test_streams_can_be_forgotten_at_any_time(make_stub, waits):
-    stub = make_stub(make("FIFO", 6))
-    for number in range(3):
-        send_stream(stub, number, 2)
-    assert stub.receiver.snapshot()[1] == {0: 2, 1: 2, 2: 2}
-    if waits:
-        connection = stub.connect(3)
-        connection.send(0)
-        until(lambda: stub.buffer._waiting)
-    stub.receiver.forget([0, 2, 77])
-    assert stub.receiver.snapshot()[1] == {1: 2}
-    if waits:
-        connection.close()
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -68,21 +52,6 @@ def test_a_snapshot_and_repeated_streams_give_each_sample_once(make_stub, kind, 
             100 * number + n for number in range(streams) for n in range(samples)
         ]
         assert again.receiver.snapshot()[1] == dict.fromkeys(range(streams), samples)
-
-
-def test_a_snapshot_waits_for_a_pending_put(make_stub):
-    stub = make_stub(make("FIFO", 9))
-    send_stream(stub, 0, 2)
-    hold = Hold(stub.buffer._store, "put")
-    running = Thread(send_stream, stub, 1, 3)
-    hold.entered()
-    snapshot = Thread(stub.receiver.snapshot)
-    hold.release()
-    state, received = snapshot.result()
-    assert state["usage"]["put"] == sum(received.values()) > 2
-    running.result()
-    state, received = stub.receiver.snapshot()
-    assert (received, state["usage"]["put"]) == ({0: 2, 1: 3}, 5)
 
 
 def test_a_snapshot_of_pairs_continues_with_missing_samples(make_stub):

@@ -7,10 +7,7 @@ import torch
 
 from compss_train.buffers import BufferDrainedError
 from compss_train.net.connection import ConnectionLostError
-from tests.buffers.kinds import Thread, make, until
-from tests.net.plain_clients import PlainClient, no_threads_left, raw_socket
-from tests.online.sample_streams import send_stream
-from tests.online.stub_fits import StubWorker
+from tests.buffers.kinds import make, until
 
 
 @pytest.mark.parametrize("when", ["pending", "later"])
@@ -27,14 +24,6 @@ def test_late_samples_of_a_failed_sender_are_ignored(make_stub, when):
             connection.read("ended")  # or an error
     assert stub.receiver.failed is None
     assert stub.receiver.snapshot()[1] == {0: 2}
-
-
-def test_reception_ends_at_once_without_streams(make_stub):
-    stub = make_stub(make("FIFO", 9), address="tcp://127.0.0.1:*")
-    send_stream(stub, 0, 2)
-    with raw_socket(stub.url), PlainClient(stub.url, "other"):
-        stub.receiver.end_reception()
-        until(lambda: stub.buffer._reception_over)  # it does not wait for unauthenticated clients
 
 
 @pytest.mark.parametrize("how", ["ends", "disconnects", "is rejected"])
@@ -62,40 +51,3 @@ def test_reception_ends_when_all_sent_samples_are_put(make_stub, how):
     with pytest.raises(BufferDrainedError):
         stub.buffer.get()
     assert stub.receiver.failed is None
-
-
-def test_reception_does_not_wait_for_idle_connections(make_stub):
-    """The documented protocol does not require it to disconnect."""
-    stub = make_stub(make("FIFO", 9))
-    with stub.connect(0) as connection:
-        connection.send_all(range(3))
-        assert "ended" in connection.end()
-        stub.receiver.end_reception()
-        until(lambda: stub.buffer._reception_over)
-    assert stub.drain() == [0, 1, 2]
-
-
-def test_samples_after_the_end_of_training_are_discarded(make_stub):
-    stub = make_stub(make("FIFO", 2))
-    with stub.connect(0) as connection:
-        sending = Thread(connection.send_all, range(1000))
-        until(lambda: stub.buffer._waiting)
-        stub.receiver.discard()
-        sending.result()
-        assert "ended" in connection.end()
-    assert stub.buffer.samples_put == 2
-    assert stub.receiver.snapshot()[1] == {0: 2}
-
-
-def test_close_unblocks_a_pending_put_and_ends_all_threads():
-    with no_threads_left():
-        stub = StubWorker(make("FIFO", 1))
-        waiting, silent = stub.connect(0), stub.connect(1)
-        waiting.send_all(range(3))
-        until(lambda: stub.buffer._waiting)
-        stub.receiver.close()
-        stub.receiver.close()
-        with silent, waiting, pytest.raises(ConnectionLostError):
-            silent.read("ended")
-        with pytest.raises(OSError):
-            stub.connect(2)

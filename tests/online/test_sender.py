@@ -6,7 +6,6 @@ import pytest
 
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net.connection import Address
-from compss_train.online import sender as sending
 from compss_train.online.sender import SampleSender, open_stream
 from compss_train.online.stream import NameInUseError
 from tests.buffers.kinds import Thread, until
@@ -33,23 +32,6 @@ def test_a_sender_waits_for_the_replacement_of_a_dead_worker():
             send_all(sender, range(3))
         assert running.coordinator.wait_for("finished") == [3]
         until(lambda: running.coordinator.call(lambda: running.coordinator.senders.all_ended))
-
-
-def test_a_sender_waits_for_a_fit_that_has_not_started(monkeypatch):
-    with stub_fit() as running:
-        coordinator, waits = running.coordinator, []
-        real = sending.Stream
-
-        def refuse_at_first(*args):
-            if len(waits) < 3:
-                raise ConnectionRefusedError
-            return real(*args)
-
-        monkeypatch.setattr(sending, "Stream", refuse_at_first)
-        with open_sender_stream(running, None, waits.append) as stream:
-            stream.finish()
-        assert len(waits) == 3
-        assert coordinator.wait_for("finished") == [0]
 
 
 def free_port():
@@ -102,26 +84,6 @@ def test_a_sender_waits_until_its_name_is_free(how):
             again.skip(1)
             again.finish()
         assert running.coordinator.wait_for("finished")[-1] == 1
-
-
-def test_a_fit_that_ends_while_a_stream_opens_leaves_nothing_open():
-    with no_open_connections(), stub_fit() as running:
-        running.coordinator.set_url(0, None)
-        opening = Thread(connect_sender, running)
-        running.coordinator.wait_for("role")
-        running.coordinator.close()
-        with pytest.raises(TrainingEndedError):
-            opening.result()
-
-
-@pytest.mark.parametrize("name", [["a"], {"a": 1}, 1.5])
-def test_an_invalid_name_does_not_affect_other_senders(name):
-    with stub_fit(senders=2) as running:
-        with pytest.raises((PermissionError, TypeError, ValueError)):
-            connect_sender(running, name)
-        with connect_sender(running, "solver") as sender:
-            sender.send(1.0)
-        assert running.coordinator.wait_for("finished") == [1]
 
 
 @pytest.mark.parametrize("address", ["localhost:5555", "tcp://localhost", "tcp://*:5555", "tcp://host:65536", 5])

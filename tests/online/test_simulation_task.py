@@ -1,9 +1,6 @@
 """The task of a simulation: what it sends, and how it reports its end."""
 
-import itertools
 import re
-import threading
-from types import SimpleNamespace
 
 import cloudpickle
 import numpy as np
@@ -11,9 +8,7 @@ import pytest
 import torch
 
 from compss_train.online.simulation_task import simulate_and_send
-from tests.buffers.kinds import DEADLINE, Thread
-from tests.net.plain_clients import no_open_connections, no_threads_left
-from tests.online.stub_fits import END_TRAINING, stub_fit
+from tests.online.stub_fits import stub_fit
 
 pytestmark = pytest.mark.usefixtures("short_waits")
 
@@ -89,55 +84,3 @@ def test_a_paired_simulation_sends_steps():
         assert (
             "a sample is (step, x, y), as the buffer pairs time steps" in running.coordinator.wait_for("failed")[0]
         )
-
-
-@pytest.mark.parametrize("end", ["stop", "close"])
-def test_a_simulation_is_closed_silently_when_training_ends(end):
-    closed, gave = threading.Event(), threading.Event()
-    running_forever = SimpleNamespace(closed=closed, gave=gave)
-
-    def simulate(_):
-        try:
-            for number in itertools.count():
-                gave.set()
-                yield float(number)
-        finally:
-            closed.set()
-
-    with stub_fit(capacity=3) as running, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            "compss_train.online.simulation_task.pickle.loads", lambda what: simulate if what == b"s" else what
-        )
-        simulating = Thread(simulate_and_send, b"s", b"", 0, running.coordinator.address, None)
-        assert running_forever.gave.wait(DEADLINE)
-        END_TRAINING[end](running)
-        simulating.result()
-        assert closed.is_set()
-        assert running.coordinator.received("failed") == running.coordinator.received("finished") == []
-
-
-@pytest.mark.usefixtures("short_pauses")
-def test_a_simulation_that_lost_a_worker_reports_an_interruption():
-    with stub_fit(2) as running, pytest.MonkeyPatch.context() as patch:
-
-        def simulate(_):
-            yield 1.0
-            yield 1.0
-            running.kill(1)
-            running.replace(1)
-            yield from itertools.repeat(1.0)
-
-        patch.setattr("compss_train.online.simulation_task.pickle.loads", lambda what: simulate)
-        simulate_and_send(b"", b"", 0, running.coordinator.address, None)
-        assert running.coordinator.wait_for("interrupted")[0].startswith("worker 1 disconnected")
-        assert running.coordinator.received("failed") == []
-
-
-def test_a_rejected_simulation_or_one_without_a_coordinator_does_nothing():
-    with no_threads_left(), no_open_connections():
-        with stub_fit() as running:
-            address = running.coordinator.address
-            running.coordinator.router.register = lambda client, number: client.send({"accepted": False})
-            run(running, b"never loaded")
-            assert running.coordinator.received("failed") == []
-        simulate_and_send(b"", b"", 0, address, None)

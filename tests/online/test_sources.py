@@ -111,35 +111,6 @@ def test_every_input_runs_until_done_or_out_of_retries(inputs, retries, at_a_tim
     assert not done & given_up
 
 
-def test_what_is_in_all_checkpoints_is_forgotten_and_counts_as_done():
-    runs = Runs("abc")
-    for _ in range(3):
-        runs.end(DONE)
-    workers = [SimpleNamespace(lacks_samples=lambda job, stream, samples, own=own: stream == own) for own in (1, 5)]
-    assert runs.runs.forget_safe(workers) == [0, 2]
-    assert runs.runs.forget_safe(workers[1:]) == [1]
-    runs.lose({0, 1, 2})
-    assert runs.runs.counts() == {"running": 0, "done": 3, "failed": 0}
-
-
-def test_a_simulation_is_repeated_at_once_if_a_worker_lost_its_samples_while_it_ran():
-    runs = Runs("ab")
-    runs.lost = [SimpleNamespace(lacks_samples=lambda job, stream, samples: samples == 5)]
-    runs.end(DONE)
-    assert runs.values == ["a"]
-    runs = Runs("ab", checkpoint_every=None)
-    runs.lost = [SimpleNamespace(lacks_samples=lambda job, stream, samples: True)]
-    runs.end(DONE)
-    assert runs.values == ["b"]
-
-
-def test_an_interruption_is_no_failure():
-    runs = Runs("a", retries=0)
-    for _ in range(3):
-        runs.end(INTERRUPTED)
-        assert (runs.values, runs.runs.counts()["failed"]) == (["a"], 0)
-
-
 def test_failures_warn_with_the_input_and_the_last_one_with_the_traceback():
     runs = Runs(["x" * 1000], retries=1)
     with pytest.warns(UserWarning, match=r"simulation 0 of input '?x+.* failed: oh; retry 1 of 1") as warned:
@@ -150,17 +121,6 @@ def test_failures_warn_with_the_input_and_the_last_one_with_the_traceback():
         runs.send(runs.running[0][0], OH)
     runs.start()
     assert runs.runs.all_ended
-
-
-def test_a_duplicate_and_a_skipped_simulation_are_not_accepted():
-    runs = Runs("a", retries=0)
-    [(simulation, _)] = runs.running
-    assert runs.ended == []
-    runs.send(simulation, "connects")
-    assert runs.ended == [{"accepted": False}]
-    runs.end(DIED)
-    runs.send(simulation, "connects")
-    assert runs.ended == [{"accepted": False}] * 2
 
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
@@ -190,20 +150,3 @@ def test_failures_without_any_sample_raise_with_their_traceback(retries, header,
             assert isinstance(raised.value.__cause__, WorkerTraceback)
             assert cause in str(raised.value.__cause__)
     runs.runs.check(1, final=True)
-
-
-@pytest.mark.parametrize(
-    ("gave", "received", "raises"),
-    [({"finished": 1}, 0, False), ({"finished": 0}, 1, False), ({"finished": 0}, 0, True)],
-)
-@pytest.mark.parametrize("first", [True, False])
-def test_failures_only_warn_if_any_sample_was_given(gave, received, raises, first, clock):
-    runs = Runs("ab", retries=0)
-    for header in (gave, OH) if first else (OH, gave):
-        runs.end(header)
-    clock.now += 1000
-    if raises:
-        with pytest.raises(SimulationError):
-            runs.runs.check(received)
-    else:
-        runs.runs.check(received, final=True)

@@ -1,13 +1,12 @@
 """Streams of samples into an online fit: routing, names, and delivered samples."""
 
-import warnings
 from itertools import pairwise
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.online.stream import worker_of
@@ -45,7 +44,6 @@ def test_end_offset_follows_the_last_sample_of_a_worker(stream, samples, workers
     assert OnlineJob.end_offset(job, worker, stream, samples) == max(own, default=-1) + 1
 
 
-@settings(max_examples=15, deadline=None)
 @given(st.integers(1, 4), st.lists(st.integers(0, 9), min_size=1, max_size=3))
 def test_samples_of_all_streams_are_routed_in_order(workers, amounts):
     with stub_fit(workers) as running:
@@ -90,7 +88,6 @@ def test_y_is_optional():
         assert x.item() == 3.0
 
 
-@settings(max_examples=12, deadline=None)
 @given(st.lists(st.integers(0, STEPS), min_size=1, max_size=4), st.integers(1, 3), st.booleans())
 def test_a_named_sender_continues_where_it_was(stops, workers, paired):
     with stub_fit(workers, paired=paired) as running:
@@ -105,7 +102,6 @@ def test_a_named_sender_continues_where_it_was(stops, workers, paired):
         assert got == [len(own) for own in expected_samples(0, STEPS, workers, whole=paired)]
 
 
-@settings(max_examples=15, deadline=None)
 @given(
     st.integers(0, STEPS),
     st.lists(st.tuples(st.integers(0, STEPS), st.booleans()), max_size=3),
@@ -136,42 +132,3 @@ def test_only_delivered_samples_may_be_skipped(before, ways, workers, paired):
         assert [stub.buffer.samples_put for stub in running.workers] == [len(own) for own in turn]
         if not paired:
             assert [stub.drain() for stub in running.workers] == turn
-
-
-def test_all_expected_senders_must_have_ended():
-    with stub_fit(senders=2) as running:
-        ended = lambda: running.coordinator.call(lambda: running.coordinator.senders.all_ended)  # noqa: E731
-        connect_sender(running, "a").close()
-        running.coordinator.wait_for("finished")
-        connect_sender(running, "a").close()  # again
-        running.coordinator.wait_for("finished", 2)
-        assert not ended()
-        with connect_sender(running, "b"), connect_sender(running):
-            assert not ended()
-        running.coordinator.wait_for("finished", 4)
-        assert ended()
-
-
-class DeadWorker:
-    """A worker that died and lacks some samples of each stream."""
-
-    number = 4
-
-    def lacks_samples(self, job, stream, samples):
-        return samples > job[stream]
-
-
-def test_lost_samples_of_completed_streams_are_warned_of():
-    with stub_fit(senders=4) as running:
-        senders = running.coordinator.senders
-        for name, samples in (("a", 3), ("b", 0), ("c", 2)):
-            with connect_sender(running, name) as sender:
-                send_all(sender, range(samples))
-        running.coordinator.wait_for("finished", 3)
-        with connect_sender(running, "c"):  # still active, so that it gets an error itself
-            for saved, number in (([2, 0, 0], 1), ([3, 0, 0], 0)):
-                with warnings.catch_warnings(record=True) as caught:
-                    warnings.simplefilter("always")
-                    running.coordinator.call(lambda saved=saved: senders.warn_lost_samples(DeadWorker(), saved))
-                assert len(caught) == number
-                assert all(f"worker 4 has died; samples of {number}" in str(w.message) for w in caught)

@@ -4,9 +4,7 @@ import warnings
 
 import pytest
 
-from compss_train.exceptions import TrainingEndedError
 from compss_train.net.connection import ConnectionLostError
-from compss_train.online.simulation_task import SamplesLostError
 from tests.buffers.kinds import Thread, until
 from tests.net.plain_clients import no_open_connections
 from tests.online.sample_streams import (
@@ -77,40 +75,3 @@ def test_the_coordinator_announces_a_silently_lost_worker(waiting):
         finally:
             silent.close()
         assert ["worker 0 disconnected" in str(each.message) for each in caught] == [True]
-
-
-@pytest.mark.usefixtures("short_pauses")
-def test_a_lost_worker_does_not_affect_other_connections():
-    with stub_fit(2) as running, simulation_stream(running.coordinator, 0) as opened:
-        running.coordinator.set_url(1, None)
-        opened.update(10)
-        opened.send(number_sample(0), None)
-        sending = Thread(opened.send, number_sample(1), None)
-        until(lambda: running.workers[0].buffer.samples_put == 1)
-        running.coordinator.set_url(1, running.workers[1].url)  # only the connection was lost
-        sending.result()
-        opened.finish()
-        assert running.workers[1].buffer.samples_put == 1
-
-
-@pytest.mark.usefixtures("short_pauses")
-def test_a_stream_ends_at_the_loss_of_its_samples():
-    with stub_fit() as running, simulation_stream(running.coordinator, 0) as opened:
-        opened.send(number_sample(0), None)
-        running.kill(0)
-        running.replace(0)
-        with pytest.raises(SamplesLostError, match=r"worker 0 disconnected.*; 1 samples of this stream are lost"):
-            opened.finish()
-
-
-def test_training_may_end_while_waiting_for_a_replacement():
-    with stub_fit() as running:
-        sender = connect_sender(running)
-        send_all(sender, range(2))
-        running.kill(0)
-        closing = Thread(sender.close)
-        until(lambda: sender._stream._urls == [None])
-        running.coordinator.close()
-        with pytest.raises(TrainingEndedError):
-            closing.result()
-        sender._stream.close()

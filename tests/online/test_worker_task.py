@@ -4,19 +4,15 @@ import pickle
 from threading import Thread
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from safetensors.torch import save
 
 from compss_train.model.saved_state import STATE, decode_value, encode_value
-from compss_train.net.messages import pack, unpack
 from compss_train.net.server import MessageServer
 from compss_train.net.sockets import new_token
 from compss_train.online import worker_task
 from compss_train.online.worker_task import CoordinatorConnection
-from compss_train.training.training_state import worker_from_dict, worker_to_dict
-from compss_train.worker.state import WorkerState
 from tests.buffers.kinds import DEADLINE
 
 
@@ -44,31 +40,6 @@ def test_a_worker_trains_on_when_the_coordinator_has_its_checkpoint(monkeypatch)
                 client.send({"received": True})
                 thread.join()
     assert events == ["checkpoint", "trains on"]
-
-
-def test_a_state_without_optimizer_round_trips():
-    state = WorkerState(None, 3)
-    assert worker_from_dict(decode_value(encode_value(worker_to_dict(state)))) == state
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        {"a": [1, 2.5, "ü", float("inf")], "b": {0: (True, None)}},
-        {"large": np.arange(300_000.0), "none": np.zeros((0, 2)), "bfloat16": torch.ones(3, dtype=torch.bfloat16)},
-        [np.asfortranarray(np.arange(6).reshape(2, 3)), torch.arange(6).reshape(2, 3).T, np.arange(9)[::-2]],
-        torch.arange(3),
-    ],
-    ids=["none", "plain", "arrays", "layouts", "a tensor"],
-)
-def test_values_round_trip(value):
-    data = encode_value(value)
-    assert (data.dtype, data.dim(), data.is_contiguous()) == (torch.uint8, 1, True)
-    back = decode_value(unpack(pack({}, [data]))[1][0].tensor())
-    assert repr(back) == repr(value)
-    encode_value(value)[:] = 0  # does not share memory with the value
-    assert repr(decode_value(data)) == repr(back)
 
 
 def test_objects_cannot_be_sent_and_pickles_are_not_read():

@@ -92,14 +92,6 @@ def test_arrays_are_added_to_keys_without_the_optimizer(make):
         np.testing.assert_allclose(server.pull("weight")[0], [0.9, 1.9])
 
 
-def test_new_arrays_are_tensors_of_their_own(server):
-    server.init("w", [np.ones(2), torch.ones(2)])
-    first, second = server.pull("w"), server.pull("w")
-    first[0][:] = 9.0
-    assert [type(value) for value in first] == [torch.Tensor, torch.Tensor]
-    assert [value.tolist() for value in second] == [[1.0, 1.0]] * 2
-
-
 def test_no_push_of_any_thread_is_lost(server):
     keys, pushes = "abc", 200
     for key in keys:
@@ -180,15 +172,6 @@ def test_the_use_of_the_java_interface(make):
         assert torch.equal(pulled, expected)
 
 
-def test_a_key_may_hold_several_arrays(server):
-    server.init("layer", [np.zeros((2, 2)), np.zeros(2), np.zeros(2)])
-    server.push("layer", [np.ones((2, 2)), np.full(2, 3.0), np.ones(2)])
-    weight, bias, other = server.pull("layer")
-    assert (weight.tolist(), bias.tolist(), other.tolist()) == ([[1.0, 1.0], [1.0, 1.0]], [3.0, 3.0], [1.0, 1.0])
-    with pytest.raises(ValueError, match="'layer' holds 3 arrays, but grads are 1"):
-        server.push("layer", [np.ones((2, 2))])
-
-
 def test_pushed_and_pulled_arrays_are_copies(server):
     value, grad = np.zeros(2), np.ones(2)
     server.init("w", [value])
@@ -239,15 +222,6 @@ def test_close_executes_waiting_calls_and_later_calls_are_errors(gated):
     ):
         with pytest.raises(ParameterServerClosedError, match="make another one"):
             call()
-
-
-def test_a_pull_into_a_read_only_array_is_an_error_of_the_caller_alone(server):
-    server.init("w", [np.zeros(3)])
-    frozen = np.zeros(3)
-    frozen.flags.writeable = False
-    with pytest.raises(ValueError, match="read-only"):
-        server.pull("w", [frozen])
-    assert server.pull("w")[0].tolist() == [0.0] * 3
 
 
 def test_what_the_optimizer_cannot_step_is_an_error_of_that_call_alone(make):

@@ -94,39 +94,6 @@ def test_a_worker_waits_during_a_round_without_data_for_it():
     ]
 
 
-@pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
-def test_asynchronous_workers_merge_between_trainings(merge):
-    entries = [[(0, 1.0, 1.0), (1, 1.5, 5.0)], [(0, 3.0, 1.0), (1, 7.0, 1.0)]]
-    history = timed(merge, *zip(entries, (9.0, 9.0), strict=True))
-    waits = [(i.position, i.kind, i.start, i.stop) for i in worker_intervals(history) if i.worker == 0]
-    assert waits == [
-        (0, "training", 1.0, 2.0),
-        (0, "merging", 2.0, 3.0),
-        (1, "training", 3.0, 4.0),
-        (1, "waiting", 4.0, 8.0),
-        (1, "merging", 8.0, 9.0),
-    ]
-
-
-def test_workers_wait_while_no_process_is_free():
-    first = [(0, 0.0, 2.0), (1, 0.0, 2.5), (2, 2.1, 1.9)]  # on two processes
-    second = [(0, 2.6, 2.0), (1, 4.1, 1.9)]
-    history = timed("commutative", (first, 6.0), (second, 6.0))
-    gaps = {
-        (i.worker, i.position, i.kind): i.seconds
-        for i in worker_intervals(history)
-        if i.kind != "training" and i.stop < 4.5
-    }
-    expected = {(0, 0, "merging"): 0.2, (0, 1, "waiting"): 0.4, (1, 0, "merging"): 0.2, (1, 1, "waiting"): 1.4}
-    assert gaps == pytest.approx(expected)
-
-
-def test_records_without_times_have_no_intervals():
-    old = {"round": 0, "epoch": 1, "loss": 0.5, "workers": [{"worker": 0, "seconds": 1.0}]}
-    assert worker_intervals([old, online_record()]) == []
-    assert worker_intervals([]) == []
-
-
 def test_startup_is_until_the_first_worker_trains_in_each_fit():
     history = [*steady_run(3, 2), *({**record, "fit_started": 999.9} for record in steady_run(2, 2))]
     startup = startup_seconds(history)  # both fits train from 1000, with records of 0.8 s
@@ -134,9 +101,3 @@ def test_startup_is_until_the_first_worker_trains_in_each_fit():
     assert training_seconds(history) == [0.0, 0.8, 0.8, pytest.approx(0.7), 0.8]
     assert training_speeds(history)[1:] == [250.0, 250.0, pytest.approx(200 / 0.7), 250.0]
     assert startup_seconds([online_record()]) == [0.0]
-
-
-@given(histories())
-def test_startup_is_a_part_of_the_record(history):
-    pairs = zip(startup_seconds(history), history, strict=True)
-    assert all(0.0 <= startup <= record["seconds"] for startup, record in pairs)

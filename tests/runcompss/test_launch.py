@@ -36,14 +36,6 @@ def app(tmp_path):
     return path
 
 
-def test_the_help_is_the_head_of_the_script():
-    done = script("laptop.sh", "--help")
-    assert done.returncode == 0
-    assert done.stdout.startswith("Run an application under COMPSs")
-    assert "--nodes=N" in done.stdout
-    assert "set -euo" not in done.stdout
-
-
 @pytest.mark.parametrize(("name", "missing"), [("laptop.sh", "runcompss"), ("slurm.sh", "enqueue_compss")])
 def test_without_compss_scripts_say_what_is_missing(app, name, missing):
     done = script(name, str(app))
@@ -120,17 +112,6 @@ def test_laptop_calls_runcompss(app, tmp_path):
     assert entries(resources)[0].findtext("Processor/ComputingUnits") == "3"
     assert entries(project)[0].findtext("WorkingDir").startswith(str(temporary))
     assert not list(temporary.iterdir())
-
-
-@pytest.mark.parametrize(("units", "bound"), [((), True), (("--units=2",), True), (("--units=3",), False)])
-def test_units_beyond_the_cores_are_not_bound_to_cores(app, tmp_path, units, bound):
-    nproc = tmp_path / "bin" / "nproc"
-    nproc.parent.mkdir()
-    nproc.write_text("#!/bin/sh\necho 2\n")
-    nproc.chmod(0o755)
-    done = script("laptop.sh", *units, "--dry-run", str(app), PATH=f"{nproc.parent}:/usr/bin:/bin")
-    assert done.returncode == 0, done.stderr
-    assert ("--cpu_affinity=disabled" not in done.stdout) == bound
 
 
 LINGERING_RUNCOMPSS = """#!{python}

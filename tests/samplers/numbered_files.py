@@ -5,7 +5,6 @@ import weakref
 from itertools import pairwise
 
 import numpy as np
-from hypothesis import settings
 from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
@@ -146,8 +145,6 @@ def assert_threads_end():
 BUFFERS = st.sampled_from([1, 1, 2, 4])
 
 cases = {"sizes": SIZES, "options": OPTIONS, "file_buffer": BUFFERS}
-
-some = settings(max_examples=25, deadline=None)
 
 
 def until_error(sampler, kind=BadFileError):

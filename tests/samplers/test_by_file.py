@@ -4,7 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.data.files import FileDataset
@@ -26,7 +26,6 @@ OPTIONS = st.fixed_dictionaries(
         "num_replicas": numbered.REPLICAS,
     }
 )
-some = settings(max_examples=25, deadline=None)
 
 
 def by_file(sampler, epoch=0):
@@ -35,7 +34,6 @@ def by_file(sampler, epoch=0):
 
 
 @given(kind=kinds, sizes=numbered.SIZES, options=OPTIONS, epoch=numbered.EPOCHS)
-@some
 def test_batches_are_the_partial_shuffles_by_file(kind, sizes, options, epoch):
     options |= {"rank": options["num_replicas"] - 1}
     batches = numbered.epoch_of(numbered.sampler_of(sizes, pools=KINDS[kind], seed=0, **options), epoch)
@@ -61,7 +59,6 @@ def test_batches_are_the_partial_shuffles_by_file(kind, sizes, options, epoch):
 
 
 @given(kind=kinds, sizes=numbered.SIZES, options=OPTIONS)
-@some
 def test_its_length_is_in_samples_and_steps_are_batches(kind, sizes, options):
     sampler = numbered.sampler_of(sizes, kind, **options, rank=0)
     whole = by_file(sampler)

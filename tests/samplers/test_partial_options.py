@@ -29,7 +29,6 @@ from tests.samplers.numbered_files import (
     epoch_of,
     flat,
     sampler_of,
-    some,
     until_error,
 )
 
@@ -43,26 +42,6 @@ class Listing:
 
     def reset(self):
         self.resets += 1
-
-
-def test_any_dataset_of_files_is_reset_every_epoch(tmp_path):
-    listing = Listing(tuple(numbered.write_files(tmp_path, [5, 7, 3])))
-    sampler = PartialShuffleSampler(listing, batch_size=4, shuffle_buffer=6)
-    expected = PartialShuffleSampler(FileDataset(listing.files), batch_size=4, shuffle_buffer=6)
-    assert listing.resets == 0
-    for epoch in range(3):
-        assert numbered.epoch_of(sampler, epoch) == numbered.epoch_of(expected, epoch)
-        assert listing.resets == epoch + 1
-    del Listing.reset  # which is no duty
-    assert numbered.epoch_of(sampler) == numbered.epoch_of(expected)
-
-
-def test_a_list_of_files_may_come_with_a_reader_and_lengths():
-    names, lengths = numbered.names_of([5, 7, 3]), dict(zip(numbered.names_of([5, 7, 3]), [5, 7, 3], strict=True))
-    expected, reader = numbered.epoch_of(numbered.sampler_of([5, 7, 3], batch_size=4)), numbered.CountingReader()
-    for options in ({"reader": reader}, {"reader": reader, "files_len": lengths}):
-        sampler = PartialShuffleSampler(Listing(names), batch_size=4, **options)
-        assert numbered.samples(sampler) == expected
 
 
 @pytest.mark.parametrize("built_in", [False, True])
@@ -188,7 +167,6 @@ def with_odd_file(odd, how):
     how=st.sampled_from(ODD),
     data=st.data(),
 )
-@some
 def test_a_file_unlike_the_first_stops_its_ranks_only(sizes, num_replicas, epoch, how, data):
     names = numbered.names_of(sizes)
     odd = names[data.draw(st.integers(1, len(sizes) - 1))]
@@ -206,23 +184,6 @@ def test_a_file_unlike_the_first_stops_its_ranks_only(sizes, num_replicas, epoch
         assert f"but {names[0]} " in error.reason
 
 
-def test_the_first_good_file_says_what_others_hold():
-    names, broken = numbered.names_of([3] * 4), numbered.CountingReader(numbered.names_of([3] * 4)[:2])
-    with pytest.raises(BadFileError, match=f"^{names[0]} cannot be read: OSError: the disk is gone"):
-        PartialShuffleSampler(FileDataset(names, broken))
-    broken.opened.clear()
-    sampler = PartialShuffleSampler(FileDataset(names, broken, on_bad_file="skip"))
-    assert broken.opened == names[:3]
-    assert sorted(numbered.flat(numbered.samples(sampler))) == list(range(6, 12))
-    assert set(sampler.skipped) == set(names[:2])
-
-
-def test_making_a_sampler_reads_headers_only(tmp_path, monkeypatch):
-    dataset = FileDataset(numbered.write_files(tmp_path, [3, 4]))
-    monkeypatch.setattr(NpzReader, "read", lambda *args: pytest.fail("it was read"))
-    PartialShuffleSampler(dataset)
-
-
 KINDS = [DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2]
 
 
@@ -234,7 +195,6 @@ def order_of_epoch(sizes, seed, epoch, shuffle):
 
 @given(**cases, num_replicas=REPLICAS, epoch=EPOCHS)
 @example(sizes=[5], options={"shuffle": False, "seed": 0, "batch_size": 2}, file_buffer=1, num_replicas=3, epoch=0)
-@some
 def test_ranks_are_even_and_have_all_but_the_tail(sizes, options, file_buffer, num_replicas, epoch):
     if sum(sizes) < num_replicas:
         return
@@ -251,7 +211,6 @@ def test_ranks_are_even_and_have_all_but_the_tail(sizes, options, file_buffer, n
 
 
 @given(samples=st.integers(1, 40), num_replicas=REPLICAS, drop_last=st.booleans(), rank=st.integers(0, 4))
-@some
 def test_lengths_are_those_of_torch(samples, num_replicas, drop_last, rank):
     if rank >= num_replicas or (drop_last and samples < num_replicas):
         return

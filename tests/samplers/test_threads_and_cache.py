@@ -2,7 +2,6 @@
 
 import errno
 import gc
-import logging
 import tempfile
 import threading
 import time
@@ -23,20 +22,12 @@ from compss_train.samplers import (
 )
 from compss_train.samplers.loader import FileLoader, FileReads
 from tests.samplers import numbered_files as numbered
-from tests.samplers.numbered_files import BUFFERS, LAYOUT, cases, some, until_error
+from tests.samplers.numbered_files import BUFFERS, LAYOUT, cases, until_error
 
 THREADS = st.integers(1, 4)
 
 
-def cached_loader(sizes, file_buffer, reader, folder, threads=1):
-    dataset = FileDataset(numbered.names_of(sizes), reader, threads=threads, cache=folder)
-    assert dataset.layout == LAYOUT
-    reader.opened.clear()
-    return FileLoader(dataset.part(range(len(sizes))), file_buffer)
-
-
 @given(**cases, threads=THREADS, num_replicas=numbered.REPLICAS, limit=st.sampled_from([None, 1, 5000, 10_000]))
-@some
 def test_order_and_bits_are_the_same(sizes, options, file_buffer, threads, num_replicas, limit):
     options |= {"num_replicas": num_replicas, "rank": num_replicas - 1}
     plain = numbered.sampler_of(sizes, **options)
@@ -55,7 +46,6 @@ def test_order_and_bits_are_the_same(sizes, options, file_buffer, threads, num_r
 
 
 @given(**cases, threads=THREADS, epochs=st.integers(1, 3))
-@some
 def test_each_file_is_read_once_in_all_epochs(sizes, options, file_buffer, threads, epochs):
     reader = numbered.CountingReader()
     with tempfile.TemporaryDirectory() as folder:
@@ -70,33 +60,6 @@ def test_each_file_is_read_once_in_all_epochs(sizes, options, file_buffer, threa
         )
         assert numbered.flat(numbered.samples(again)) == numbered.flat(numbered.epoch_of(sampler))
         assert again.reads.cached == again.reads.files
-
-
-@given(**cases, threads=THREADS)
-@some
-def test_no_more_files_than_said_are_in_memory(sizes, options, file_buffer, threads):
-    reader, file_buffer = numbered.CountingReader(), max(file_buffer, threads + 1)
-    numbered.epoch_of(
-        numbered.sampler_of(sizes, reader=reader, file_buffer=file_buffer, threads=threads, **options)
-    )
-    assert 1 <= reader.most_alive <= file_buffer
-
-
-@pytest.mark.parametrize("threads", [1, 2, 4])
-def test_as_many_files_as_threads_are_read_together(threads):
-    plain, together = numbered.CountingReader(), threading.Barrier(threads)
-
-    def reader(filename, get_data=False):
-        if get_data:
-            together.wait(10)  # until all threads are reading
-        return plain(filename, get_data)
-
-    dataset = FileDataset(numbered.names_of([3] * 8), reader, threads=threads)
-    dataset.layout = LAYOUT
-    loader = FileLoader(dataset.part(range(8)), file_buffer=threads + 1)
-    assert numbered.flat(read_all(loader, whole([3] * 8))) == list(range(24))
-    assert len(plain.threads) == threads
-    numbered.assert_threads_end()
 
 
 class Listing:
@@ -127,29 +90,11 @@ def whole(sizes):
     return [RowRange(file, 0, size) for file, size in enumerate(sizes)]
 
 
-def read_all(loader, row_ranges):
-    with loader.open(row_ranges) as arrays:
-        return [None if rows is None else rows["x"].tolist() for rows in arrays]
-
-
 def wait_for(condition):
     until = time.monotonic() + 10
     while not condition():
         assert time.monotonic() < until, "it never came to be"
         time.sleep(0.001)
-
-
-@pytest.mark.parametrize("file_buffer", [1, 2, 4])
-def test_it_does_read_as_many_ahead_as_it_may(file_buffer):
-    reader = numbered.CountingReader()
-    loader = loader_of([3] * 8, file_buffer, reader)
-    with loader.open(whole([3] * 8)) as arrays:
-        first = next(arrays)
-        wait_for(lambda: len(reader.opened) == file_buffer)
-        assert first["x"].tolist() == [0, 1, 2]
-        assert loader.reads.most_held == file_buffer
-    assert len(reader.opened) == file_buffer  # and no more
-    numbered.assert_threads_end()
 
 
 def test_it_counts_what_was_there_and_what_it_waited():
@@ -201,24 +146,12 @@ def test_no_file_is_skipped_for_an_error_of_the_machine(file_buffer):
     numbered.assert_threads_end()
 
 
-@pytest.mark.parametrize(("debug", "level"), [(False, logging.DEBUG), (True, logging.INFO)])
-def test_every_file_that_is_read_is_logged(caplog, debug, level):
-    caplog.set_level(logging.DEBUG, "compss_train.samplers")
-    read_all(loader_of([3, 4], 2, debug=debug), [RowRange(0, 1, 3), RowRange(1, 0, 4)])
-    assert [record.getMessage() for record in caplog.records] == [
-        "rows 1 to 3 of numbers://0-3",
-        "rows 0 to 4 of numbers://3-7",
-    ]
-    assert {record.levelno for record in caplog.records} == {level}
-
-
 @given(
     sizes=st.lists(st.integers(1, 12), min_size=2, max_size=7),
     options=numbered.OPTIONS,
     file_buffer=BUFFERS,
     data=st.data(),
 )
-@some
 def test_a_broken_file_is_an_error_once_it_is_needed(sizes, options, file_buffer, data):
     bad = data.draw(st.integers(0, len(sizes) - 1))
     name = numbered.names_of(sizes)[bad]
@@ -236,7 +169,6 @@ def test_a_broken_file_is_an_error_once_it_is_needed(sizes, options, file_buffer
 
 
 @given(**cases, bad=st.sets(st.integers(0, 6)), num_replicas=st.integers(1, 3))
-@some
 def test_invalid_files_are_skipped_on_request_without_other_changes(sizes, options, file_buffer, bad, num_replicas):
     names = {numbered.names_of(sizes)[file] for file in bad if file < len(sizes)}
     place = {"num_replicas": num_replicas, "rank": num_replicas - 1}
@@ -294,11 +226,3 @@ def test_an_iteration_that_is_left_leaves_no_thread(leave):
     gc.collect()
     numbered.assert_threads_end()
     assert len(reader.opened) <= 4
-
-
-def test_threads_begin_with_the_first_batch_of_an_epoch():
-    sampler = numbered.sampler_of([2] * 20, file_buffer=3)
-    iteration = iter(sampler)
-    assert not numbered.reading_threads()
-    assert len(list(iteration)) == 40
-    numbered.assert_threads_end()

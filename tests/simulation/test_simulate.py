@@ -17,15 +17,15 @@ from tests.simulation.simulate import faults_of, pasted, shrunk, simulate
 from tests.simulation.world import World
 
 
-@pytest.mark.parametrize("first", range(0, 40, 10))
+@pytest.mark.parametrize("first", range(0, 24, 8))
 def test_a_few_seeds(first):
-    for seed in range(first, first + 10):
+    for seed in range(first, first + 8):
         simulate(seed)
 
 
 @pytest.mark.slow
 def test_a_few_hundred_seeds():
-    for seed in range(40, 340):
+    for seed in range(24, 340):
         simulate(seed)
 
 
@@ -85,15 +85,6 @@ def test_a_failure_is_shrunk_to_the_fewest_faults():
     assert shrunk(faults, lambda kept: True) == []
 
 
-def test_a_failure_is_printed_as_a_test():
-    text = pasted(7, [Fault("late", "task", 3, 60.0)], RuntimeError("first\nlast line"))
-    namespace = {"Fault": Fault, "simulate": lambda *given: namespace.update(given=given)}
-    exec(text, namespace)
-    namespace["test_seed_7"]()
-    assert namespace["given"] == (7, [Fault("late", "task", 3, 60.0)])
-    assert "# last line" in text
-
-
 def test_what_threads_have_ended_with_is_part_of_the_failure():
     def ended_with(error):
         with World(0, [], FiberEvents) as world:
@@ -114,11 +105,6 @@ WITH_MESSAGES = 3, 7
 RUNS: list[object] = []
 
 
-def doubled(values):
-    RUNS.append(values)
-    return [2 * value for value in values]
-
-
 def number_of_runs():
     RUNS.append(None)
     return len(RUNS)
@@ -134,13 +120,6 @@ def results(known, task, *arguments):
     engine = SimulatedEngine(run=known)
     refs = [engine.publish(argument) for argument in arguments]
     return engine.fetch([engine.submit(task, *refs)])[0]
-
-
-def test_some_known_tasks_run_all_the_same(runs):
-    known = KnownResults()
-    for _ in range(1 + 2 * known_results.CHECKED):
-        results(known, doubled, [1])
-    assert runs == 3 * [[1]]
 
 
 def test_different_results_for_the_same_inputs_are_an_error():

@@ -13,12 +13,10 @@ from compss_train import (
     BlockedTensor,
     DistributedTrainer,
     DivergedError,
-    FileDataset,
     Gradients,
     Merge,
     NotBuiltError,
     PartialShuffle,
-    write_files,
 )
 from compss_train.callbacks import Checkpoint, JsonLines, ProgressBar
 from tests.helpers.callbacks import CopyingEngine, NoTasks
@@ -142,11 +140,6 @@ def trainer_with(**options):
 def test_values_that_make_no_sense(make, given, message):
     with pytest.raises(ValueError, match=message):
         make(**given)
-
-
-def test_the_largest_values_are_taken():
-    trainer = trainer_with(num_workers=100_000, seed=2**63 - 1)
-    assert (trainer.num_workers, trainer.seed) == (100_000, 2**63 - 1)
 
 
 def test_the_environment_names_the_engine(monkeypatch):
@@ -399,12 +392,6 @@ def test_a_batch_that_fails_on_the_cpu_is_a_warning_for_gpus(monkeypatch):
         trainer_of(mlp(inputs=5), num_gpu=1).check_fit(X, Y, **FIT)
 
 
-def test_warnings_of_the_fit_point_to_the_call():
-    with pytest.warns(UserWarning, match="5 workers share 3 blocks") as caught:
-        trainer_of(workers=5).check_fit(*blocked(X, Y, 3), **FIT)
-    assert [warning.filename for warning in caught] == [__file__]
-
-
 def test_unknown_and_missing_arguments_are_named():
     for call in (trainer_of().check_fit, trainer_of().fit):
         with pytest.raises(TypeError, match="unexpected keyword argument 'epochs'; did you mean num_epochs"):
@@ -425,17 +412,3 @@ def test_a_checkpoint_is_checked_and_not_loaded(tmp_path):
     assert (again.history, again.resumed_from) == ([], None)
     with pytest.raises(ValueError, match=re.escape("checkpoint of another network")):
         trainer_of(mlp()).check_fit(*blocked(X, Y, 4), **FIT, resume=tmp_path)
-
-
-def test_a_skipped_file_leaves_the_next_to_be_tried(tmp_path):
-    files = write_files(tmp_path, {"x": X, "y": Y}, rows=20)
-    dataset = FileDataset(files, y="y", on_bad_file="skip")
-    with open(files[0], "r+b") as file:
-        file.truncate(200)
-    with pytest.warns(UserWarning, match="skipped .* is corrupt"):
-        trainer_of().check_fit(dataset, **FIT)
-    with (
-        pytest.warns(UserWarning, match="skipped .* is corrupt"),
-        pytest.raises(RuntimeError, match="mat1 and mat2 shapes cannot be multiplied"),
-    ):
-        trainer_of(nn.Linear(4, 3)).check_fit(dataset, **FIT)

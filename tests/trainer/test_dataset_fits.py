@@ -2,8 +2,6 @@
 
 import random
 import re
-from collections import Counter
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -91,14 +89,6 @@ def test_samples_by_number_are_arrays(engine, number):
     assert [record["loss"] for record in ours.history] == [record["loss"] for record in theirs.history]
 
 
-def test_transforms_draw_as_they_do_for_arrays():
-    fits = []
-    for data in ((Noisy(Y[:, None] * X, Y),), None):
-        trainer = trainer_of(train_transform=lambda x: torch.rand_like(x))
-        fits.append(fit(trainer, data=data, blocks=3))
-    assert_same_bits(*fits)
-
-
 def test_data_sets_are_evaluated_and_predicted_with(engine):
     trainer, arrays = trainer_of(engine=engine), trainer_of()
     for data in (
@@ -122,23 +112,6 @@ def test_a_loader_has_the_size_of_batches():
     assert_same_bits(ours.get_parameters(), theirs.get_parameters())
     with pytest.raises(ValueError, match="give exactly one of them"):
         ours.fit(Pairs(), num_epochs=1)
-
-
-def test_a_loaders_subset_is_a_subset():
-    sampler = torch.utils.data.SubsetRandomSampler(range(5, 40))
-    ours = after((DataLoader(Pairs(), batch_size=6, sampler=sampler),))
-    assert_same_bits(ours.get_parameters(), after((Subset(Pairs(), range(5, 40)),)).get_parameters())
-
-
-def test_a_loaders_collate_fn_makes_the_batches():
-    def collate(samples):
-        return {
-            "label": torch.tensor([y for _, y in samples]),
-            "x": torch.stack([2 * torch.tensor(x) for x, _ in samples]),
-        }
-
-    data = (DataLoader(Pairs(), batch_size=6, collate_fn=collate),)
-    assert_same_bits(after(data).get_parameters(), after((2 * X, Y)).get_parameters())
 
 
 def test_each_sample_has_draws_of_its_own(engine):
@@ -174,24 +147,6 @@ def test_streams_have_as_many_samples_as_they_have(engine):
     assert trainer.history[-1]["samples"] == 30
     np.testing.assert_array_equal(trainer.predict(Stream(), batch_size=10), trainer.predict(X, batch_size=10))
     assert trainer.evaluate(Stream())["loss"] == pytest.approx(trainer.evaluate(X, Y)["loss"], rel=1e-5)
-
-
-class Counted(Stream):
-    """Counts how often it is iterated over."""
-
-    begun: ClassVar[list[int]] = []
-
-    def __iter__(self):
-        self.begun.append(get_worker_info().id)
-        return super().__iter__()
-
-
-def test_a_shard_that_has_ended_is_not_read_again(monkeypatch):
-    monkeypatch.setattr(Counted, "begun", [])
-    trainer = trainer_of()
-    fit(trainer, data=(Samples(Counted(X[:12], Y[:12]), size=300),), num_epochs=2, batch_size=4)
-    assert [record["samples"] for record in trainer.history] == [12, 12]
-    assert Counter(Counted.begun)[1] == Counter(Counted.begun)[2] == 2  # an epoch each
 
 
 def test_a_loaders_worker_init_fn_prepares_its_stream():
@@ -307,11 +262,6 @@ def test_what_cannot_be_trained_is_an_error(message):
     assert re.search(message, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", [])]))
 
 
-def test_samples_of_a_stream_cannot_be_selected():
-    with pytest.raises(TypeError, match=r"Samples\(Stream, unknown number of samples\) have no numbers"):
-        Samples(Stream()).select([1])
-
-
 @pytest.mark.filterwarnings("ignore:.*float64 becomes float32")
 def test_frames_are_arrays():
     pandas = pytest.importorskip("pandas")
@@ -327,7 +277,7 @@ def test_frames_are_arrays():
 
 
 @pytest.mark.parametrize("shuffled", [False, True])
-def test_data_sets_of_hugging_face_are_arrays(engine, tmp_path, shuffled):
+def test_data_sets_of_hugging_face_are_arrays(tmp_path, shuffled):
     datasets = pytest.importorskip("datasets")
     features = {"x": datasets.List(datasets.Value("float32"), length=6), "label": datasets.Value("int64")}
     table = datasets.Dataset.from_dict({"x": X.tolist(), "label": Y.tolist()}, features=datasets.Features(features))
@@ -336,7 +286,7 @@ def test_data_sets_of_hugging_face_are_arrays(engine, tmp_path, shuffled):
     if shuffled:
         dataset = dataset.shuffle(seed=0)
         x, y = np.array(dataset["x"], np.float32), np.array(dataset["label"])
-    ours, theirs = after((Samples(dataset, blocks=7),), engine), after(blocked(x, y, 7))
+    ours, theirs = after((Samples(dataset, blocks=7),)), after(blocked(x, y, 7))
     assert_same_bits(ours.get_parameters(), theirs.get_parameters())
     assert ours.evaluate(dataset) == theirs.evaluate(x, y)
     stream = Samples(dataset.to_iterable_dataset(num_shards=3), drop_last=True)

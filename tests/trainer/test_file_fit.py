@@ -114,27 +114,6 @@ def test_one_worker_is_the_plain_loop_over_the_sampler(engine, own_files, pools)
     assert_same_bits(ours, plain_steps(awkward_net(), OPTIMIZERS[1][1], batches, seed=0))
 
 
-def test_every_worker_reads_its_share_and_each_file_once(engine, files):
-    _, history = fitted(engine, 2, files, **POOLS)
-    for record in history:
-        assert sorted(worker["samples"] for worker in record["workers"]) == [28, 29]
-        # One file is cut between the two.
-        assert sum(worker["files"]["files"] for worker in record["workers"]) <= len(SIZES) + 1
-        assert all(worker["files"]["most_held"] <= 10 for worker in record["workers"])
-
-
-def test_the_fit_reads_any_reader_the_user_has(engine, samples):
-    parts = dict(zip("abcd", zip(*map(rows, samples), strict=True), strict=True))
-
-    def reader(filename, get_data=False):
-        x, y = parts[filename[-1]]
-        return ({"images": x, "labels": y}, len(x)) if get_data else len(x)
-
-    dataset = FileDataset([f"store://{name}" for name in parts], reader, x="images", y="labels")
-    ours, _ = fitted(engine, 2, dataset, **POOLS)
-    assert all(np.isfinite(array).all() for array in ours.values())
-
-
 def locked_reader(lock=threading.Lock()):  # noqa: B008
     return lambda filename, get_data=False: 3 if lock else 4
 
@@ -175,13 +154,6 @@ def test_targets_are_in_the_files(files, blocks):
         fitted("serial", 1, (files, blocks[1]))
     with pytest.raises(TypeError, match="give it as x, without y"):
         fitted("serial", 1, (blocks[0], files))
-
-
-def test_more_workers_than_files_or_samples_are_warned_of(files):
-    with pytest.warns(UserWarning, match="60 workers share 50 files, so that some have nothing"):
-        fitted("serial", 60, files, mlp)
-    with pytest.warns(UserWarning, match="60 workers share 57 samples, so that some have nothing"):
-        fitted("serial", 60, files, mlp, **POOLS)
 
 
 def spoil(file):
@@ -322,16 +294,3 @@ def test_evaluate_tells_of_skipped_files_and_predict_raises(own_files, samples):
     assert loss == pytest.approx(expected, abs=loss_error(np.float32, len(kept)))
     with pytest.raises(BadFileError, match=r"2\.npz is corrupt"):
         trainer.predict(dataset)
-
-
-@pytest.mark.parametrize("start", [{"shuffle": "blocks"}, POOLS])
-def test_no_thread_is_left_after_a_fit_or_an_error(own_files, start):
-    dataset = FileDataset(f"{own_files}/*.npz")
-    fitted("serial", 2, dataset, **start)
-    spoil(own_files / "2.npz")
-    with pytest.raises(BadFileError):
-        fitted("serial", 2, dataset, **start)
-    readers = [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
-    for thread in readers:
-        thread.join(10)
-    assert not any(thread.is_alive() for thread in readers)

@@ -12,12 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from compss_train import BlockedTensor, BufferSpec, Gradients, Merge, Simulations
+from compss_train import BlockedTensor, BufferSpec, Merge
 from compss_train.model.losses import are_probabilities
 from tests.helpers.callbacks import NoTasks
 from tests.helpers.models import SGD, assert_same_bits, blocked, classification, mlp
 from tests.helpers.small_fits import trainer_of
-from tests.online.simulations import simulate_rows
 
 X, Y = classification()
 TENSOR = torch.from_numpy(X)
@@ -74,12 +73,6 @@ def test_data_that_are_no_plain_array(trainer, make, message):
             call()
 
 
-def test_a_masked_array_that_masks_nothing_is_an_array():
-    block = BlockedTensor.from_array(np.ma.masked_greater(X, np.inf), (2, 1)).collect()
-    assert type(block) is np.ndarray
-    assert block.tobytes() == X.tobytes()
-
-
 @pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor, lambda w: BlockedTensor.from_array(w, (2, 1))])
 def test_weights_that_are_all_0_are_an_error(trainer, kind, tmp_path):
     with pytest.raises(ValueError, match="sample_weight is 0 for every sample, so that nothing would be learnt"):
@@ -88,11 +81,6 @@ def test_weights_that_are_all_0_are_an_error(trainer, kind, tmp_path):
     mapped = BlockedTensor.from_array(np.load(tmp_path / "weights.npy", mmap_mode="r"), (2, 1))
     with pytest.raises(ValueError, match="sample_weight is 0 for every sample"):
         trainer.fit(X, Y, **GOOD, sample_weight=mapped)
-
-
-def test_one_weight_above_0_is_enough():
-    trainer = trainer_of(workers=2, net=mlp, optimizer=SGD)
-    trainer.fit(X, Y, **GOOD, sample_weight=np.arange(60) == 59)
 
 
 @pytest.mark.parametrize(
@@ -110,16 +98,6 @@ def test_parameters_that_are_others(trainer, change, message):
         trainer.set_parameters({name: change(array) for name, array in before.items()})
     after = trainer.get_parameters()
     assert {name: after[name].tobytes() for name in before} == {name: before[name].tobytes() for name in before}
-
-
-def test_parameters_may_be_lists_tensors_and_of_other_precision(trainer):
-    before = trainer.get_parameters()
-    for kind in (np.ndarray.tolist, torch.tensor, lambda a: a.astype(np.float64) if a.dtype.kind == "f" else a):
-        trainer.set_parameters({name: kind(array) for name, array in before.items()})
-        after = trainer.get_parameters()
-        assert {name: (after[name].dtype, after[name].tobytes()) for name in before} == {
-            name: (before[name].dtype, before[name].tobytes()) for name in before
-        }
 
 
 class Loss:
@@ -223,44 +201,6 @@ def test_the_warning_points_to_the_caller(shared_local):
     assert [each.filename for each in caught] == [__file__]
 
 
-@pytest.mark.parametrize(
-    "way_out",
-    [(mlp(), "cross_entropy"), (soft(), "categorical_cross_entropy"), (soft(), nn.NLLLoss()), (soft(), untold)],
-    ids=["net", "loss", "NLL", "unknown"],
-)
-def test_both_ways_out_are_silent(way_out):
-    assert raised(fit, built(*way_out)) == []
-
-
-def test_check_fit_warns_as_a_fit_does():
-    check = partial(built(soft(), "cross_entropy").check_fit, XB, YB, num_epochs=1, batch_size=5)
-    assert len(raised(check)) == 1
-    assert raised(partial(built(mlp(), "cross_entropy").check_fit, XB, YB, num_epochs=1, batch_size=5)) == []
-
-
-def test_the_first_batch_that_is_not_skipped_is_checked():
-    x = XB.collect().copy()
-    x[:5] = np.nan
-    trainer = trainer_of(workers=1, seed=3, net=soft, optimizer=SGD, gradients=Gradients(on_nan="skip"))
-    options = {"shuffle": None, "shuffle_block_data": False, "progress": False}
-    assert len(raised(trainer.fit, x, YB.collect(), num_epochs=1, batch_size=5, **options)) == 1
-    assert trainer.history[0]["skipped_batches"] == 1
-
-
-def test_an_online_fit_warns_once(shared_local):
-    trainer = trainer_of(shared_local, 1, seed=3, net=soft)
-    online = partial(
-        trainer.fit_online,
-        Simulations(simulate_rows, [classification(40), classification(40)]),
-        buffer=BufferSpec("FIFO", 16),
-        batch_size=5,
-        merge=Merge(every=2),
-        record_every=0.01,
-        progress=False,
-    )
-    assert len(raised(online)) == 1
-
-
 @given(
     st.integers(1, 20), st.integers(2, 200), st.floats(-5, 5), st.sampled_from(["float16", "bfloat16", "float32"])
 )
@@ -272,8 +212,3 @@ def test_every_softmax_gives_probabilities_and_its_logits_are_none(samples, clas
     assert not are_probabilities(rounded * 1.1)
     assert not are_probabilities(rounded - rounded.max() / 2)
     assert not are_probabilities(torch.full_like(rounded, torch.nan))
-
-
-def test_other_outputs_are_no_probabilities():
-    for other in (torch.full((4, 3), 0.5), torch.ones(4), torch.eye(3).long(), torch.empty(0, 3), "text", None):
-        assert not are_probabilities(other)

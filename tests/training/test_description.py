@@ -226,9 +226,3 @@ def test_a_fit_with_a_preset_is_one_with_its_options(preset):
 def test_wrong_presets(options, error):
     with pytest.raises(ValueError, match=error):
         trainer_of().fit(X, Y, **{"num_epochs": 1, "batch_size": 6, **options})
-
-
-def test_batch_norm_anywhere_in_the_network_counts():
-    inner = nn.Sequential(nn.Linear(3, 3), nn.ModuleDict({"norm": nn.BatchNorm2d(3)}))
-    assert chosen("auto", lambda: inner, workers=2)[0] == chosen("auto", awkward_net, workers=2)[0]
-    assert chosen("auto", lambda: inner, workers=2)[0] != chosen("auto", workers=2)[0]

@@ -101,21 +101,6 @@ def test_the_report_names_the_trace_of_a_round(tmp_path, shared_local):
     assert traced.configuration["fit"]["profile"] == str(path)
 
 
-def test_another_round_and_worker_of_a_second_fit(tmp_path):
-    path = tmp_path / "trace.json.gz"
-    trainer = trainer_of()
-    fit(trainer, num_epochs=1)
-    trained = trainer.snapshot().workers[2].batches
-    fit(trainer, Profile(path, round=1, worker=2), num_epochs=1)
-    assert spans(path)[0] == trained
-
-
-def test_a_fit_without_that_round_writes_no_trace(tmp_path):
-    with pytest.warns(UserWarning, match="ended before its round 2, or worker 0"):
-        fit(trainer_of(), Profile(tmp_path / "trace.json"), num_epochs=1)
-    assert not list(tmp_path.iterdir())
-
-
 @pytest.mark.parametrize(
     ("value", "error", "message"),
     [

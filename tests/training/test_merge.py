@@ -1,6 +1,5 @@
 """``Merge``: what it accepts, how what is left out is filled, and intervals that are functions of the epoch."""
 
-import inspect
 import threading
 
 import numpy as np
@@ -11,7 +10,7 @@ from compss_train.callbacks import Callback
 from compss_train.training import PostLocal, Quadratic
 from compss_train.training.description import described
 from compss_train.training.merge import DEFAULTS
-from compss_train.training.named_fits import FitKeywords, NamedFits
+from compss_train.training.named_fits import NamedFits
 from tests.helpers.callbacks import NoTasks
 from tests.helpers.models import FITS, SGD, assert_same_bits, blocked, classification, mlp
 from tests.helpers.small_fits import fit, trainer_of
@@ -120,19 +119,6 @@ def test_the_quadratic_rule_follows_the_learning_rate():
     assert "0x" not in str(described(rule))  # the same in every process
 
 
-def rounds_of_epochs(trainer):
-    epochs = [record["epoch"] for record in trainer.history]
-    return [epochs.count(epoch) for epoch in range(1, max(epochs) + 1)]
-
-
-def test_epochs_are_counted_over_all_fits():
-    trainer = trainer_of(workers=1)
-    for _ in range(2):
-        fit(trainer, num_epochs=2, blocks=1, merge=Merge(every=PostLocal(epochs=3, then=4), unit="batches"))
-    assert rounds_of_epochs(trainer) == [10, 10, 10, 3]
-    assert trainer.configuration["fit"]["merge"]["every"] == {"epochs": 3, "then": 4}
-
-
 @pytest.mark.parametrize("unit", ["epochs", "blocks", "batches"])
 def test_a_function_that_is_a_number_is_that_number(shared_local, unit):
     lock = threading.Lock()  # which no other process can be sent
@@ -140,11 +126,6 @@ def test_a_function_that_is_a_number_is_that_number(shared_local, unit):
     fit(trainers[0], merge=Merge(every=2, unit=unit))
     fit(trainers[1], merge=Merge(every=lambda epoch: 2 if lock else 1, unit=unit))
     assert_same_bits(*(trainer.get_parameters() for trainer in trainers))
-
-
-PARAMETERS = inspect.signature(DistributedTrainer.fit).parameters
-KEYWORDS = {name for name, parameter in PARAMETERS.items() if parameter.kind is parameter.KEYWORD_ONLY}
-POSITIONAL = {"num_epochs", "num_batches_per_worker"}
 
 
 class Recording(NamedFits[dict]):
@@ -160,11 +141,6 @@ def call(name, **options):
 
 def kind_of(name):
     return "commutative" if "asynchronous" in name else "synchronous"
-
-
-def test_typed_keywords_are_those_that_no_name_fixes():
-    decided = {*POSITIONAL, "batch_size", "shuffle", "shuffle_block_data"}
-    assert set(FitKeywords.__annotations__) == KEYWORDS - decided
 
 
 @pytest.mark.parametrize("name", FITS)

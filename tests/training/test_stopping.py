@@ -1,10 +1,8 @@
 """Fits that are stopped: by a callback, from another thread, by Ctrl-C or by a signal."""
 
 import signal
-import threading
 import time
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -67,32 +65,9 @@ def test_it_may_stop_in_any_hook(any_engine, hook, rounds):
     assert_alike(stopped, other)
 
 
-def test_the_first_reason_stays_and_the_last_round_needs_none():
-    reasons = []
-    trainer = trainer_of()
-    look = CallAt("round_end", lambda trainer: reasons.append(trainer.stopping), 1)
-    fit(trainer, StopAfter(1, "first"), StopAfter(1, "second"), look)
-    assert (trainer.stopped, reasons) == ("first", ["first"])
-    fit(trainer, StopAfter(4))
-    assert trainer.stopped is None
-    assert len(trainer.history) == 5
-
-
-def test_there_is_nothing_to_stop_outside_a_fit():
-    trainer, other = trainer_of(), trainer_of()
-    with pytest.raises(RuntimeError, match="while no fit is running; call it from a callback"):
-        trainer.stop("enough")
-    with pytest.raises(RuntimeError, match="while no fit is running"):
-        fit(trainer, CallAt("round_end", lambda trainer: other.stop("enough")))
-    with pytest.raises(RuntimeError, match="while no fit is running"):
-        trainer.stop("enough")
-    assert trainer.stopping is None
-
-
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 @pytest.mark.parametrize("stop", ["not", "fit_start", "round_start", "round_end", "stuck at once", "stuck"])
-@pytest.mark.parametrize("workers", [1, 3])
-def test_nothing_is_left_in_an_engine(merge, stop, workers):
+def test_nothing_is_left_in_an_engine(merge, stop):
     engine, clock = LookaheadEngine(), Clock()
 
     def in_time(trainer):
@@ -107,27 +82,13 @@ def test_nothing_is_left_in_an_engine(merge, stop, workers):
         stop, lambda trainer: trainer.stop("enough"), 1 if stop == "round_end" else 0
     )
     options = {"merge": merge, "max_time": 50, "validation_data": (X[:9], Y[:9]), **BLOCKS}
-    with trainer_of(engine, workers, clock=clock) as trainer:
+    with trainer_of(engine, clock=clock) as trainer:
         fit(trainer, action, **options)
         assert (trainer.stopped is None) == (stop == "not")
         engine.stuck = False
         states = len(engine.held)
-        assert states <= 1 + workers  # the recipe, and each worker's state
+        assert states <= 1 + 3  # the recipe, and each worker's state
         fit(trainer, num_epochs=1)
-    assert not engine.held
-
-
-@pytest.mark.parametrize("stop", [0, 1, 2])
-def test_joined_groups_of_a_stopped_fit_keep_their_states(stop):
-    engine = LookaheadEngine()
-    engine.traits = replace(engine.traits, task_seconds=1e6)
-    results = []
-    for own in (engine, SerialEngine()):
-        with trainer_of(own, 5) as trainer:
-            for last in (stop, stop + 2):  # of the history
-                fit(trainer, CallAt("round_end", lambda trainer: trainer.stop("enough"), last))
-            results.append(fit(trainer, num_epochs=1))
-    assert_same_bits(*results)
     assert not engine.held
 
 
@@ -193,12 +154,6 @@ def test_a_fit_stops_before_a_round_that_takes_too_long(tmp_path, durations, rou
     assert_alike(again, whole)
 
 
-def test_rounds_may_be_shorter_than_a_tick_of_the_clock():
-    trainer = trainer_of(clock=lambda: 7.0)
-    fit(trainer, max_time=1)
-    assert [(record["seconds"], record["samples_per_second"]) for record in trainer.history] == [(0.0, 0.0)] * 3
-
-
 @pytest.mark.parametrize("at", [0, 1, 3])
 def test_a_round_without_time_left_is_given_up(tmp_path, at):
     engine, clock = LookaheadEngine(), Clock()
@@ -255,16 +210,6 @@ def test_processes_that_have_no_time_left_are_ended():
         assert [process for process in children() if process not in before and process.is_running()] == []
 
 
-def test_fits_in_other_threads_train_and_stop_as_well(tmp_path):
-    stopped, whole = trainer_of(), trainer_of()
-    thread = threading.Thread(target=lambda: fit(stopped, Checkpoint(tmp_path), StopAfter(1), max_time=100))
-    thread.start()
-    thread.join()
-    assert stopped.stopped == "enough"
-    fit(whole, num_epochs=2)
-    assert_alike(stopped, whole)
-
-
 @pytest.mark.parametrize("progress", [True, False])
 def test_after_ctrl_c_one_line_tells_the_last_complete_round(capsys, progress):
     with pytest.raises(KeyboardInterrupt):
@@ -315,21 +260,6 @@ def test_sigterm_in_the_last_moment_is_not_lost():
             signal.raise_signal(signal.SIGTERM)
         assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     assert caught.value.code == 143
-
-
-def test_what_is_raised_when_sigterm_comes_goes_first():
-    """And the handler is as it was, as after any fit."""
-
-    def terminate_and_fail(trainer):
-        signal.raise_signal(signal.SIGTERM)
-        raise OSError("mine")
-
-    with handler_of(signal.SIG_DFL):
-        with pytest.raises(OSError, match="mine"):
-            fit(trainer_of(), CallAt("round_end", terminate_and_fail))
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
-        fit(trainer_of())
-        assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_a_handler_of_the_programs_own_is_left_alone():

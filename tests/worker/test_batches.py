@@ -14,7 +14,6 @@ from torch import nn
 from compss_train import BlockedTensor, BufferSpec, FileDataset, Merge, PartialShuffle
 from compss_train.callbacks import Checkpoint, WorkerCallback
 from compss_train.worker import source
-from tests.helpers.callbacks import StopAfter
 from tests.helpers.models import MODES, assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
 from tests.helpers.processes import wait_until
@@ -109,25 +108,6 @@ def test_every_pass_has_every_sample_once(
         assert made == rarely
 
 
-@given(size=st.integers(1, 6), number=st.integers(1, 20), threshold=st.integers(0, 15), more=st.integers(0, 12))
-def test_a_firo_draws_from_the_threshold_on(size, number, threshold, more):
-    """At each draw one batch more is held than at the one before, as far as there is room."""
-    first = max(threshold, size)
-    buffer = BufferSpec("FIRO", first + more, threshold)
-    (made,), _ = batches_of(numbers(size * number, 1), num_epochs=1, batch_size=size, buffer=buffer, **STILL)
-    for drawn, batch in enumerate(made):
-        assert max(batch) < size * drawn + min(first + size * drawn, first + more)
-
-
-def test_batches_of_a_firo_mix_blocks_and_epochs_differ():
-    x, options = numbers(60, 6), {"batch_size": 10, "num_epochs": 2, **STILL}
-    (plain,), _ = batches_of(x, **options)
-    (mixed,), _ = batches_of(x, buffer=BufferSpec("FIRO", 40, 30), **options)
-    assert [len({sample // 10 for sample in batch}) for batch in plain] == [1] * 12
-    assert min(len({sample // 10 for sample in batch}) for batch in mixed) >= 3
-    assert mixed[:6] != mixed[6:]
-
-
 @pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
 def test_reads_of_any_size_give_the_same(kind, tmp_path, monkeypatch):
     x, paths = numbers(60, 4), [tmp_path / f"{number}.npy" for number in range(4)]
@@ -171,7 +151,7 @@ def test_a_fifo_on_one_worker_is_the_plain_loop(engine):
     assert_same_bits(ours, plain_loop(awkward_net(), OPTIMIZERS[1][1], X[:54], Y[:54], 1, 8, 3, seed=3))
 
 
-@pytest.mark.parametrize("shuffle", ["blocks", "total", None])
+@pytest.mark.parametrize("shuffle", ["blocks", "total"])
 @pytest.mark.parametrize("buffer", [None, *BUFFERS], ids=str)
 def test_one_worker_learns_the_same_however_often_it_merges(shuffle, buffer):
     one = trainer_of(workers=1)
@@ -215,15 +195,6 @@ def test_workers_that_do_not_wait_train_every_sample_once(merge, buffer):
     trainer = trainer_of(workers=3)
     fit(trainer, buffer=buffer, num_epochs=2, **combined(BATCHES, merge=Merge(merge, every=2)))
     assert sum(record["samples"] for record in trainer.history) == 2 * len(X)
-
-
-def test_a_new_fit_starts_with_empty_buffers():
-    trainer = trainer_of(workers=2)
-    fit(trainer, StopAfter(0), buffer=FIRO, **BATCHES)
-    assert all(state.sample_buffer is not None for state in trainer.snapshot().workers)
-    fit(trainer, buffer=FIRO, num_epochs=1, **BATCHES)
-    assert sum(record["samples"] for record in trainer.history[1:]) == len(X)
-    assert [state.sample_buffer for state in trainer.snapshot().workers] == [None, None]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from compss_train import Gradients
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping, WorkerCallback
-from tests.helpers.models import SGD, assert_same_bits, blocked, mlp
+from tests.helpers.models import SGD, assert_same_bits, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
 from tests.helpers.small_fits import STILL, X, Y, assert_alike, fit, trainer_of
 from tests.helpers.tolerances import sum_error
@@ -75,13 +74,6 @@ def test_states_continue_in_later_rounds_and_after_a_resume(tmp_path, shared_loc
     assert states == [state.batches for state in whole.snapshot().workers]
 
 
-def test_callbacks_that_only_look_change_nothing():
-    plain, seen = trainer_of(), trainer_of()
-    fit(plain)
-    fit(seen, Numbers(), Numbers())
-    assert_same_bits(seen.get_parameters(), plain.get_parameters())
-
-
 @torch.no_grad()
 def bound(net):
     for parameter in net.parameters():
@@ -98,21 +90,6 @@ def test_they_may_change_parameters():
     trainer = trainer_of(workers=1, net=mlp, optimizer=SGD)
     ours = fit(trainer, Bounded(), blocks=1, num_epochs=2, batch_size=19, **STILL)
     assert_same_bits(ours, plain_loop(mlp(), OPTIMIZERS[0][1], X, Y, 1, 3, 2, seed=0, after=bound))
-
-
-class Skipped(WorkerCallback):
-    def on_batch_end(self, context):
-        context.log("was_skipped", float(context.loss is None))
-
-
-def test_a_skipped_batch_has_no_loss():
-    x = X.copy()
-    x[3] = np.nan
-    trainer = trainer_of(workers=1, gradients=Gradients(on_nan="skip"))
-    fit(trainer, Skipped(), data=blocked(x, Y, 7), num_epochs=1)
-    record = trainer.history[0]
-    assert record["was_skipped"] > 0
-    assert record["skipped_batches"] == 1
 
 
 class Raising(WorkerCallback):

@@ -8,20 +8,15 @@ import pytest
 import torch
 
 from compss_train import BufferSpec, DistributedTrainer, FileDataset, Merge
-from compss_train.callbacks import Checkpoint
 from compss_train.data.order import transform_seed
 from compss_train.engines import SerialEngine
 from compss_train.model.devices import random_state
-from compss_train.worker import batches as batches_module
-from compss_train.worker.batches import cut_batches
 from compss_train.worker.inference import evaluate
-from compss_train.worker.source import source_of
 from compss_train.worker.train import train_group
 from tests.helpers.file_fits import SIZES, write_files
-from tests.helpers.models import ADAM, SGD, assert_same_bits, awkward_net, blocked, classification, mlp
+from tests.helpers.models import ADAM, SGD, assert_same_bits, awkward_net, blocked, classification
 from tests.helpers.plain_loop import OPTIMIZERS, cut, plain_steps
 from tests.helpers.small_fits import fit, trainer_of
-from tests.worker.assignments import whole
 
 X, Y = classification(samples=62)
 
@@ -82,16 +77,6 @@ def test_one_worker_is_the_loop_with_a_seed_a_batch(engine, transform):
     assert_same_bits(ours, plain_loop(transform, 2, 4, 3, seed=3))
 
 
-def repeated(x):
-    return x.repeat(3, 1)
-
-
-def test_a_batch_has_the_samples_that_the_transform_got():
-    trainer = trainer_of(workers=1, net=lambda: mlp(6, 6), loss="mse", metric=None, transform=repeated)
-    trainer.fit(X, num_epochs=1, batch_size=8, progress=False)
-    assert trainer.history[0]["workers"][0]["samples"] == len(X)
-
-
 def test_an_error_of_the_transform_comes_with_its_batch():
     def divide(x):
         if X[20, 0] in x[:, 0]:
@@ -101,30 +86,6 @@ def test_an_error_of_the_transform_comes_with_its_batch():
     with pytest.raises(ZeroDivisionError, match="this batch") as error:
         fit(trainer_of(workers=1, transform=divide), data=blocked(X[:57], Y[:57], 1), num_epochs=1, batch_size=6)
     assert "batch of x with shape (6, 6)" in error.value.__notes__[0]
-
-
-@pytest.mark.parametrize("shuffled", [False, True])
-def test_blocks_go_to_a_gpu_in_pieces(monkeypatch, shuffled):
-    x, y = torch.arange(900.0).reshape(300, 3), torch.arange(300)
-    copied = []
-
-    def to_device(columns, device):
-        copied.append((len(columns[0]), device))
-        return tuple(columns)
-
-    monkeypatch.setattr(batches_module, "to_device", to_device)
-    monkeypatch.setattr("compss_train.model.devices._PIECE_BYTES", 20 * 50)  # 50 samples
-    work = whole(x, 20)
-    if shuffled:
-        work = work._replace(options=replace(work.options, seed=5, shuffle_block_data=True))
-    on_gpu, on_cpu = (list(cut_batches(work, source_of(work, [x, y]), device)) for device in ("cuda:1", "cpu"))
-    for ours, theirs in zip(on_gpu, on_cpu, strict=True):
-        assert torch.equal(ours.x, theirs.x)
-        assert torch.equal(ours.y, theirs.y)
-    to_gpu = [samples for samples, device in copied if device == "cuda:1"]
-    assert sum(to_gpu) == 300
-    assert max(to_gpu) <= 50 + 20
-    assert len(to_gpu) < len(on_gpu)
 
 
 WORKERS = 13
@@ -172,7 +133,7 @@ def test_any_groups_give_the_same_bits(options):
     x, y = classification(samples=156)
     alone = trainer_of(Slots(0), WORKERS)  # an engine that does not know its slots
     expected = alone.fit(x, y, num_epochs=2, batch_size=4, **options)
-    for engine in (Slots(1), Slots(2), DearTasks(2)):
+    for engine in (Slots(2), DearTasks(2)):
         grouped = trainer_of(engine, WORKERS)
         assert_same_bits(grouped.fit(x, y, num_epochs=2, batch_size=4, **options), expected)
         assert comparable(grouped) == comparable(alone)
@@ -229,11 +190,3 @@ def test_evaluation_has_the_same_bits_in_fewer_tasks(tmp_path, form):
         workers = len(SIZES) if form == "files" else WORKERS
         assert tasks == workers if slots == 0 or workers < 6 else tasks < workers
     assert results[0] == results[1]
-
-
-def test_a_checkpoint_resumes_with_other_groups(tmp_path):
-    x, y = classification(samples=130)
-    expected = trainer_of(Slots(0), WORKERS).fit(x, y, num_epochs=4, batch_size=5)
-    trainer_of(Slots(2), WORKERS).fit(x, y, num_epochs=2, batch_size=5, callbacks=[Checkpoint(tmp_path)])
-    resumed = trainer_of(Slots(1), WORKERS).fit(x, y, num_epochs=4, batch_size=5, resume=tmp_path)
-    assert_same_bits(resumed, expected)

@@ -21,10 +21,6 @@ def pair():
     return X, Y
 
 
-def single():
-    return torch.from_numpy(X)
-
-
 def triple():
     return X, Y, Y / 20
 
@@ -69,15 +65,6 @@ def test_all_forms_of_naming_arrays_are_equivalent():
                 assert blocked.shape == (4, 1)
 
 
-def test_y_and_weights_are_optional():
-    for table in ({"x": "x.npy"}, {"import": f"{__name__}:single"}):
-        for nothing in ({}, {"y": "none", "weight": "none", "blocks": "none"} if "x" in table else {}):
-            dataset = read_section({**table, **nothing})
-            assert dataset[1:] == (None, None)
-            np.testing.assert_array_equal(dataset.x, X)
-    assert isinstance(read_section({"x": "x.npy"}).x, np.memmap)
-
-
 def test_files_are_a_data_set_with_its_options():
     write_files("train", {"a": X, "b": Y}, rows=6)
     options = {"index": "index.json", "threads": 3, "cache": "kept", "cache_bytes": 10_000}
@@ -86,16 +73,6 @@ def test_files_are_a_data_set_with_its_options():
     assert (x.threads, x.cache.max_bytes) == (3, 10_000)
     assert Path("index.json").exists()
     assert list(Path("kept").iterdir()) == [Path(x.cache.folder).relative_to(Path.cwd())]
-
-
-def test_a_table_whose_reader_has_options_is_read():
-    pytest.importorskip("pyarrow")
-    for number in range(2):
-        Path(f"{number}.csv").write_text("a;b;kind\n1;2;x\n3;4;y\n5;6;x\n")
-    reader = {"import": "compss_train.data.readers:CsvReader", "delimiter": ";"}
-    dataset = read_section({"files": "*.csv", "x": ["a", "b"], "y": "kind", "reader": reader}).x
-    assert (dataset.sizes, dataset.classes) == ((3, 3), {"kind": ("x", "y")})
-    assert dataset.layout["x"].shape == (2,)
 
 
 @pytest.mark.parametrize(
@@ -162,11 +139,6 @@ class Pairs(torch.utils.data.Dataset):
         return np.float32(number), number % 2
 
 
-class Stream(torch.utils.data.IterableDataset):
-    def __iter__(self):
-        return iter(())
-
-
 def hugging_face():
     datasets = pytest.importorskip("datasets")
     return datasets.Dataset.from_dict({"x": [float(n) for n in range(10)], "label": [n % 2 for n in range(10)]})
@@ -185,23 +157,3 @@ def test_a_split_data_set_keeps_samples_with_their_weights(make):
         assert part.weight.tolist() == [n / 4 for n in read.x.tolist()]
         found += read.x.tolist()
     assert sorted(found) == list(range(10))
-
-
-SPLITS = [
-    *((Dataset(np.arange(10)), each, "give a number above 0 and") for each in (0, 1, -0.5, 2, True, "half")),
-    (Dataset(np.arange(10), np.arange(9)), 0.5, "have different lengths: x 10, y 9"),
-    (Dataset(Pairs(), weight=np.arange(11)), 0.3, "different lengths: x 10, weight 11"),
-    (Dataset(Stream()), 0.3, "samples of streams have no numbers; name others"),
-]
-
-
-@pytest.mark.parametrize(("dataset", "fraction", "message"), SPLITS)
-def test_invalid_splits_are_errors(dataset, fraction, message):
-    with pytest.raises(ValueError, match=message):
-        split_validation(dataset, fraction, 0)
-
-
-def test_parts_of_data_sets_have_their_own_targets():
-    for part in split_validation(Dataset(Pairs(), y=np.arange(10)), 0.3, 0):
-        with pytest.raises(TypeError, match="whose samples have targets in them"):
-            as_data_source(part.x, part.y, blocks=1)

@@ -8,14 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from compss_train import DistributedTrainer, Merge
-from compss_train.buffers import BufferSpec
 from compss_train.cli.run_files import RunFile, RunFileError, apply_settings, read_toml
-from compss_train.cli.run_files.objects import keywords_of, parameters_of, resolve
+from compss_train.cli.run_files.objects import keywords_of, resolve
 from compss_train.cli.run_files.training import FIT
 
 
@@ -75,20 +73,6 @@ def test_modules_that_fail_to_import_are_an_error(tmp_path, monkeypatch):
         assert f"objects_that_{name}" not in sys.modules
 
 
-def test_sections_give_the_arguments_of_functions():
-    table = {
-        "num_epochs": 3,
-        "merge": {"unit": "blocks", "dtype": "none"},
-        "buffer": {"kind": "FIFO", "capacity": 9},
-    }
-    found = keywords_of({**table, "batch_size": "none", "callbacks": ["import:math:pi"]}, FIT)
-    expected = {"num_epochs": 3, "batch_size": None, "callbacks": [math.pi]}
-    assert found == {**expected, "merge": Merge(unit="blocks"), "buffer": BufferSpec("FIFO", 9)}
-    later = {"partial": "torch.optim.lr_scheduler:StepLR", "step_size": 3}
-    build = parameters_of(DistributedTrainer.build, "net")
-    assert keywords_of({"schedule": later}, build)["schedule"].keywords == {"step_size": 3}
-
-
 @pytest.mark.parametrize(
     ("table", "message"),
     [
@@ -113,37 +97,12 @@ plain = st.one_of(texts, st.booleans(), st.integers(), st.floats(allow_nan=False
 values = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(texts, inner), max_leaves=4)
 
 
-@settings(max_examples=25)
 @given(st.dictionaries(texts, st.dictionaries(texts, values) | values))
 def test_a_dumped_file_has_all_values_seed_and_home(table):
     run_file = RunFile(Path("run.toml"), Path("/home/me"), {**table, "output": {"folder": "runs", "csv": True}})
     seeded = {**run_file.section("trainer"), "seed": 3}
     expected = {**table, "trainer": seeded, "output": {"csv": True}, "home": "/home/me"}
     assert tomllib.loads(run_file.dumps(3)) == expected
-
-
-SETTINGS = {
-    "fit.num_epochs=3": 3,
-    "fit.merge=commutative": "commutative",
-    'fit.merge="commutative"': "commutative",
-    "fit.a = true": True,
-    "fit.lr=1e-3": 0.001,
-    "fit.sizes=[1, 2]": [1, 2],
-    "fit.buffer={type='FIRO', size=3}": {"type": "FIRO", "size": 3},
-    "fit.import=import:a.b:c": "import:a.b:c",
-    "fit.text=a=b": "a=b",
-    "fit.two=1\nthree=2": "1\nthree=2",
-}
-
-
-def test_settings_are_toml_or_strings_and_leave_the_original_unchanged():
-    for setting, value in SETTINGS.items():
-        key = setting.partition("=")[0].strip().partition(".")[2]
-        assert apply_settings({"fit": {"x": 1}}, [setting]) == {"fit": {"x": 1, key: value}}
-    table = {"build": {"optimizer": {"lr": 1}}}
-    changed = apply_settings(table, ["build.optimizer.lr=2", "fit.buffer.capacity=3"])
-    assert changed == {"build": {"optimizer": {"lr": 2}}, "fit": {"buffer": {"capacity": 3}}}
-    assert table == {"build": {"optimizer": {"lr": 1}}}
 
 
 def test_wrong_settings_and_unreadable_files_are_errors(tmp_path):

@@ -8,7 +8,7 @@ import pytest
 from compss_train.cli.run_files import RunFileError, read_run_file
 from compss_train.cli.run_files.objects import load_object
 from compss_train.cli.run_files.trust import check_trust, modules_beside, working_directory
-from tests.helpers.processes import ROOT
+from tests.helpers.processes import ROOT, leftovers, session, wait_until
 
 NETWORK = "import torch\nfrom helping import width\n\ndef net():\n    return torch.nn.Linear(5, width())\n"
 HELPING = "def width():\n    import deeper.part\n    return deeper.part.WIDTH\n"
@@ -96,7 +96,7 @@ def test_names_do_not_leave_their_package(name):
         load_object(name)
 
 
-def test_files_named_as_modules_of_torch_and_python_are_not_run(tmp_path):
+def test_a_run_does_not_run_files_named_as_modules_of_torch_and_python_and_leaves_nothing(tmp_path):
     home, marker = tmp_path / "run", tmp_path / "marker"
     home.mkdir()
     names = {*sys.stdlib_module_names, *(name.partition(".")[0] for name in sys.modules), "tree", "pandas", "loky"}
@@ -104,19 +104,21 @@ def test_files_named_as_modules_of_torch_and_python_are_not_run(tmp_path):
         (home / f"{name}.py").write_text(SPY.format(marker=str(marker)))
     (home / "my_net.py").write_text("import torch\n\nclass Net(torch.nn.Linear):\n    pass\n")
     (home / "run.toml").write_text(RUN)
-    program = "import sys; sys.path.remove(''); from compss_train.cli import main; "
-    program += "sys.exit(main(['fit', sys.argv[1]]) or main(['evaluate', sys.argv[2]]))"
-    done = subprocess.run(
-        [sys.executable, "-c", program, str(home / "run.toml"), str(home / "runs" / "run")],
+    program = "import sys; sys.path.remove(''); from compss_train.cli import main; sys.exit(main(sys.argv[1:]))"
+    process = subprocess.Popen(
+        [sys.executable, "-c", program, "fit", str(home / "run.toml")],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": f":{ROOT}"},  # begins with the current folder
-        capture_output=True,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
         text=True,
-        check=False,
+        start_new_session=True,
     )
-    assert done.returncode == 0, done.stderr
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 0, said
     assert not marker.exists(), marker.read_text()
-    assert "runs compss_train.cli.fit:spirals, my_net:Net, with my_net from" in done.stderr
+    wait_until(lambda: not session(process.pid), 5)  # loky's resource tracker ends a moment later
+    assert leftovers(process.pid) == []
 
 
 def written(folder: Path, *objects: str) -> Path:

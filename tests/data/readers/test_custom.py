@@ -63,16 +63,6 @@ def test_what_is_not_arrays_and_their_number_is_an_error(tmp_path, counted, retu
         read_file(path, lambda filename, get_data=False: returned if get_data else counted)
 
 
-def test_tensors_and_lists_are_arrays_too(tmp_path):
-    (tmp_path / "f").touch()
-    returned = {"t": torch.ones(3, requires_grad=True), "list": [[1, 2]] * 3, "n": np.arange(3)}
-    arrays = read_file(tmp_path / "f", lambda filename, get_data=False: (returned, 3) if get_data else 3)
-    assert isinstance(arrays["t"], torch.Tensor)
-    assert not arrays["t"].requires_grad
-    assert arrays["list"].tolist() == [[1, 2]] * 3
-    same(arrays["n"], np.arange(3))
-
-
 @pytest.mark.parametrize("fails", [False, True], ids=["counting", "reading"])
 @pytest.mark.parametrize("kind", [ValueError, OSError, ZeroDivisionError, StopIteration])
 def test_what_a_reader_raises_is_the_cause_of_an_error(tmp_path, kind, fails):
@@ -108,17 +98,6 @@ def test_errors_that_are_no_fault_of_the_file_pass(tmp_path, error, fails):
 def test_a_built_in_reader_of_an_unknown_store_says_so():
     with names("store://bucket/f.npz", "cannot be read: ValueError: Protocol not known: store"):
         FileDataset(["store://bucket/f.npz"])
-
-
-def test_a_reader_gets_absolute_names_and_get_data_by_name(tmp_path, monkeypatch):
-    class Own:
-        def __call__(self, filename, *, get_data):
-            assert filename == str(tmp_path / "f")
-            return ({"x": X}, 7) if get_data else 7
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "f").touch()
-    same(read_file("f", Own())["x"], X)
 
 
 @pytest.mark.parametrize("suffix", READERS)

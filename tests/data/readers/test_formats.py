@@ -1,6 +1,5 @@
 """Properties of every format, and files without samples or truncated files."""
 
-import gc
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -10,13 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train import BadFileError, DistributedTrainer, FileDataset, PartialShuffleSampler
 from compss_train.data.order import RowRange
-from compss_train.data.reading import bad_file_errors, layout_of
-from tests.data.readers.formats import FORMATS, NAMED, OWN, X, filled, in_every, names, overwritten, read_file, same
+from compss_train.data.reading import bad_file_errors
+from tests.data.readers.formats import FORMATS, NAMED, OWN, X, filled, in_every, names, read_file, same
 
 DTYPES = [np.uint8, np.int64, np.float32, np.float16, np.bool_, np.complex64]
 SHAPES = [(5,), (5, 3), (5, 2, 2), (1,), (4, 0)]
@@ -33,19 +32,6 @@ def test_what_was_saved_is_read(tmp_path, form, shape):
         same(arrays["x"], array)
 
 
-@pytest.mark.parametrize(
-    "turned",
-    [np.asfortranarray, np.transpose, lambda array: array[::-1], lambda array: array[::2, 1:]],
-    ids=["fortran", "transposed", "backwards", "strided"],
-)
-@in_every(FORMATS)
-def test_the_memory_layout_of_what_was_saved_makes_no_difference(tmp_path, form, turned):
-    array = turned(filled((6, 4)))
-    path = form.saved(tmp_path, x=array)
-    same(form.reader.read(path, 0, len(array))[0]["x"], array)
-    same(form.reader.read(path, 1, 3)[0]["x"], array[1:3])
-
-
 @pytest.fixture(scope="module")
 def long_files(tmp_path_factory):
     array = filled((40, 3))
@@ -53,7 +39,6 @@ def long_files(tmp_path_factory):
     return array, {name: form.saved(folder, name.replace(" ", ""), x=array) for name, form in FORMATS.items()}
 
 
-@settings(max_examples=30, deadline=None)
 @given(bounds=st.tuples(st.integers(0, 40), st.integers(0, 40)).map(sorted))
 @pytest.mark.parametrize("kind", FORMATS)
 def test_rows_of_a_file_are_the_slice(long_files, kind, bounds):
@@ -83,47 +68,6 @@ def test_the_error_of_a_missing_array_lists_what_is_there(tmp_path, form):
         read_file(path, form.function, keys=["nope", "x", "nor this"])
 
 
-@in_every(NAMED)
-def test_arrays_that_are_not_selected_can_be_anything(tmp_path, form):
-    path = form.saved(tmp_path, x=filled((5, 2)), y=np.arange(3), z=np.zeros(0))
-    if form.function is None:
-        same(read_file(path, keys=["x"])["x"], filled((5, 2)))
-    with names(path, "holds arrays of different lengths: .*'y' 3.*; each needs a row per sample"):
-        read_file(path, form.function)
-
-
-@in_every(FORMATS)
-def test_a_reader_is_called_as_the_users_and_gives_copies(tmp_path, form):
-    array = filled((6, 2))
-    path = form.saved(tmp_path, x=array)
-    assert form.reader(path) == form.reader(path, get_data=False) == 6
-    content = Path(path).read_bytes()
-    for _ in range(2):
-        arrays, rows = form.reader(path, True)
-        assert rows == 6
-        same(arrays["x"], array)
-        arrays["x"][...] = 0
-    assert Path(path).read_bytes() == content
-
-
-@in_every({name: form for name, form in OWN.items() if name in ("npz", "npy", "pt", "hdf5")})
-def test_counting_does_not_see_the_data(tmp_path, form):
-    path = form.saved(tmp_path, x=(array := filled((3_000, 3))))
-    before = form.reader.describe(path)
-    overwritten(path, array)
-    assert form.reader.describe(path) == before
-
-
-@in_every(OWN)
-def test_a_description_is_of_what_is_read(tmp_path, form):
-    path = form.saved(tmp_path, x=filled((6, 2, 3), np.float16))
-    described = form.reader.describe(path)
-    arrays, rows = form.reader.read(path, 2, 4)
-    assert (described.rows, described.layout) == (rows, layout_of(arrays))
-    assert described.layout["x"].dtype in ("float16", "torch.float16")
-    assert described.layout["x"].shape == (2, 3)
-
-
 @in_every(FORMATS)
 def test_readers_are_pickled_and_read_in_many_threads(tmp_path, form):
     array = filled((64, 3))
@@ -132,24 +76,6 @@ def test_readers_are_pickled_and_read_in_many_threads(tmp_path, form):
     with ThreadPoolExecutor(8) as threads:
         for start, (arrays, _) in enumerate(threads.map(lambda i: reader.read(path, i, i + 4), range(40))):
             same(arrays["x"], array[start : start + 4])
-
-
-@in_every(FORMATS)
-def test_no_file_stays_open_after_an_error(tmp_path, form):
-    path = Path(form.saved(tmp_path, x=np.zeros((0, 3))))
-    for _ in range(3):
-        with names(str(path)):
-            FileDataset([str(path)], form.function)
-    gc.collect()  # errors and the frames that they come from refer to each other
-    assert path not in open_files()
-    if path.is_file():
-        with path.open("rb"):
-            assert path in open_files()
-
-
-def open_files():
-    """Return the paths of the files that this process has open; threads of other tests may have some."""
-    return [Path(os.readlink(each)) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
 
 
 def without_rows(form, folder):

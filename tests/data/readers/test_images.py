@@ -1,13 +1,11 @@
 """Folders of images."""
 
-import pickle
 from collections import Counter
 
 import numpy as np
 import pytest
 
 from compss_train import FileDataset
-from compss_train.data.order import RowRange
 from compss_train.data.readers import ImageFolderReader
 from compss_train.exceptions import BadFileError
 from tests.data.readers.formats import names, same
@@ -48,23 +46,6 @@ def test_images_and_classes_are_those_of_the_subfolders(folder):
     same(arrays["y"], np.array([dataset.classes["y"].index(name.split("/")[0]) for name in images]))
 
 
-def test_blocks_have_images_of_several_classes(folder):
-    assert FileDataset(str(folder)).sizes == (15,)  # without a reader
-    dataset = FileDataset(folder, ImageFolderReader(rows=5))
-    for number in range(3):
-        labels = dataset.part([number]).read(RowRange(number, 0, 5))["y"]
-        assert len(Counter(labels.tolist())) > 1
-
-
-def test_a_task_knows_the_images_of_its_blocks_only(folder, monkeypatch):
-    dataset = FileDataset(folder, ImageFolderReader(rows=4))
-    part = pickle.loads(pickle.dumps(dataset.part([1])))
-    monkeypatch.setattr(ImageFolderReader, "images", lambda *_: pytest.fail("the folder is listed again"))
-    assert len(part.read(RowRange(1, 1, 3))["x"]) == 2
-    assert b"cat/0.png" in pickle.dumps(dataset.part([0, 1, 2, 3]))
-    assert len(pickle.dumps(part)) < len(pickle.dumps(dataset.part([0, 1, 2, 3])))
-
-
 def test_single_images_are_rows_without_classes(folder):
     paths = [folder / "cat" / "0.png", folder / "dog" / "1.png"]
     dataset = FileDataset(paths)
@@ -83,11 +64,6 @@ def test_images_are_resized(folder, size, shape):
     name = dataset.reader.images(str(folder))[0]
     resized = Image.fromarray(pixels(name)).resize(shape[::-1], Image.Resampling.BILINEAR)
     same(read_all(dataset)["x"][0], np.asarray(resized).transpose(2, 0, 1))
-
-
-@pytest.mark.parametrize(("mode", "channels"), [("L", 1), ("RGBA", 4)])
-def test_images_are_converted(folder, mode, channels):
-    assert read_all(FileDataset(folder, ImageFolderReader(mode=mode)))["x"].shape == (15, channels, 4, 6)
 
 
 def test_classes_that_are_given_are_those(folder):

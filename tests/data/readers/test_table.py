@@ -5,10 +5,10 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train import BlockedTensor, FileDataset, PartialShuffleSampler
+from compss_train import FileDataset, PartialShuffleSampler
 from compss_train.data.layout import Field
 from compss_train.data.order import RowRange
 from compss_train.data.readers import CsvReader
@@ -34,24 +34,12 @@ def test_columns_are_one_array_and_strings_are_classes(tmp_path, form):
     assert dataset.training_keys() == ("x", "kind")
 
 
-@in_every(TABLES)
-def test_a_row_group_or_record_batch_is_a_block(tmp_path, form):
-    path = form.saved(tmp_path, x=np.arange(ROWS), y=np.arange(ROWS))
-    dataset = FileDataset(path)
-    assert dataset.sizes == form.blocks
-    several = len(form.blocks) > 1
-    assert dataset.files == ([f"{path}#{number}" for number in range(4)] if several else [path])
-    assert dataset.files_len == dict(zip(dataset.files, form.blocks, strict=True))
-    same(read_all(dataset)["x"], np.arange(ROWS))
-
-
 @pytest.fixture(scope="module")
 def saved_tables(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tables")
     return {name: form.saved(folder, re.sub(r"\W", "", name), **columns()) for name, form in TABLES.items()}
 
 
-@settings(max_examples=25, deadline=None)
 @given(bounds=st.tuples(st.integers(0, ROWS), st.integers(0, ROWS)).map(sorted))
 @pytest.mark.parametrize("kind", TABLES)
 def test_rows_of_a_table_are_the_slice(saved_tables, kind, bounds):
@@ -62,14 +50,6 @@ def test_rows_of_a_table_are_the_slice(saved_tables, kind, bounds):
     same(arrays["kind"], (np.arange(ROWS) % 3)[slice(*bounds)])
     same(arrays["target"], columns()["target"][slice(*bounds)])
     arrays["target"][...] = 0  # not the file's memory
-
-
-@pytest.mark.parametrize("dtype", ["bool", "uint8", "int32", "int64", "float16", "float32", "float64"])
-@in_every(TYPED)
-def test_columns_keep_their_dtype(tmp_path, form, dtype):
-    array = (np.arange(8) % 5).astype(dtype)
-    dataset = FileDataset(form.saved(tmp_path, x=pa.array(array), y=np.arange(8)))
-    same(read_all(dataset)["x"], array)
 
 
 @in_every(TYPED)
@@ -214,12 +194,6 @@ def test_csv_has_options(tmp_path):
         FileDataset(path, CsvReader(delimiter=";"), x=["b"])
 
 
-def test_numbers_of_several_dtypes_become_one_array(tmp_path):
-    (tmp_path / "1.csv").write_text("a,b,y\n1,2,0\n")
-    (tmp_path / "2.csv").write_text("a,b,y\n1.5,2,1\n")
-    same(read_all(FileDataset(str(tmp_path / "*.csv"), x=["a", "b"]))["x"], np.array([[1, 2], [1.5, 2]]))
-
-
 # Samplers and skipped files
 
 OPTIONS = {"x": ["a", "b"], "y": "kind"}
@@ -243,15 +217,3 @@ def test_a_sampler_yields_rows_once_and_resumes_within_groups(path):
     for ours, theirs in zip(resumed, batches[1:], strict=True):
         np.testing.assert_array_equal(ours["x"], theirs["x"])
         np.testing.assert_array_equal(ours["kind"], theirs["kind"])
-
-
-def test_a_table_whose_length_is_given_is_one_block(path):
-    np.testing.assert_array_equal(BlockedTensor.from_files([path], key="a").collect(), columns()["a"])
-    assert FileDataset([path], None, {path: ROWS}, **OPTIONS).sizes == (ROWS,)
-
-
-def test_two_columns_of_one_name_are_an_error(tmp_path):
-    parquet, values = pytest.importorskip("pyarrow.parquet"), [pa.array([1.0, 2.0])] * 3
-    parquet.write_table(pa.table(values, names=["a", "a", "y"]), tmp_path / "t.parquet")
-    with names(tmp_path / "t.parquet", "has several columns 'a'; give each a name of its own"):
-        FileDataset(tmp_path / "t.parquet", x=["a"], y="y")

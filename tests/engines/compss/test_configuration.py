@@ -2,7 +2,6 @@
 
 import inspect
 import os
-import pickle
 import re
 import shutil
 import socket
@@ -12,7 +11,6 @@ from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
-import numpy as np
 import pytest
 import torch
 
@@ -25,7 +23,6 @@ from compss_train.engines.compss.task_body import bound_resources, run_task
 from compss_train.engines.nodes import Node, physical_cores
 from compss_train.worker.train import train_group
 from tests.engines import tasks
-from tests.training.checkpoints.trees import assert_same
 
 HOME = Path(os.environ.get("COMPSS_HOME", configuration.DEFAULT_HOME))
 
@@ -158,20 +155,6 @@ def test_free_ports():
         assert not configuration._is_free(listener.getsockname()[1])
 
 
-def test_no_free_ports(monkeypatch):
-    monkeypatch.setattr(configuration, "_is_free", lambda port: False)
-    with pytest.raises(OSError, match="no 10 consecutive free ports"):
-        configuration.free_first_port(1)
-
-
-def test_ports_of_outgoing_connections_are_left_out(monkeypatch):
-    monkeypatch.setattr(configuration, "_is_free", lambda port: True)
-    monkeypatch.setattr(configuration, "LOWEST_OUTGOING_PORT", configuration.LOWEST_PORT + 20)
-    for _ in range(50):
-        first = configuration.free_first_port(1)
-        assert configuration.LOWEST_PORT <= first <= configuration.LOWEST_PORT + 20 - configuration.PORTS
-
-
 def test_compss_home_is_where_runcompss_lies(tmp_path, monkeypatch):
     scripts = tmp_path / "Runtime/scripts/user"
     scripts.mkdir(parents=True)
@@ -190,18 +173,6 @@ def call(function, *args):
     return SerializedValue.of(task_body.Call(function, args, gpu=False))
 
 
-def test_inputs_replace_the_placeholders():
-    of_another_library = np.array([100])
-    inputs = [SerializedValue.of(1), SerializedValue.of(10), of_another_library]
-    assert run_task(1, 1, call(tasks.add, Placeholder(2), 1000, Placeholder(0)), inputs).load() == [1101]
-    assert run_task(1, 1, call(tasks.total, [Placeholder(0), Placeholder(1)]), inputs).load() == 11
-
-
-def test_several_results_are_serialized_each():
-    head, tail, text = run_task(3, 1, call(tasks.split, Placeholder(0)), [SerializedValue.of(np.arange(4))])
-    assert (head.load().tolist(), tail.load().tolist(), text.load()) == ([0], [1, 2, 3], "text")
-
-
 def test_an_exception_is_each_result():
     results = run_task(3, 1, call(tasks.fail, "broken"), [])
     assert len(results) == 3
@@ -209,20 +180,6 @@ def test_an_exception_is_each_result():
         error = result.load().exception()
         assert isinstance(error, KeyError)
         assert "in fail" in str(error.__cause__)
-
-
-def test_a_failure_passes_on_untouched():
-    failed = run_task(1, 1, call(tasks.fail, "at first"), [])
-    later = run_task(2, 1, call(tasks.split, Placeholder(0)), [failed])
-    assert [result.load() for result in later] == [failed.load()] * 2
-
-
-@pytest.mark.parametrize("kind", [SystemExit, KeyboardInterrupt])
-def test_nothing_leaves_a_task(kind):
-    def leave():
-        raise kind("out")
-
-    assert isinstance(run_task(1, 1, call(leave), []).load(), Failure)
 
 
 def test_arguments_and_results_that_cannot_be_serialized_are_failures():
@@ -235,33 +192,6 @@ def test_arguments_and_results_that_cannot_be_serialized_are_failures():
 def test_a_task_that_compss_lost_is_an_error():
     with pytest.raises(task_body.LostInputError):
         raise run_task(1, 1, call(tasks.add, Placeholder(0)), [None]).load().exception()
-
-
-def test_an_update_replaces_the_target_and_returns_it():
-    target = SerializedValue.of(1)
-    made = task_body.run_update(
-        1, call(tasks.plus, Placeholder(0), Placeholder(1)), target, [SerializedValue.of(5)]
-    )
-    assert made.load() == target.load() == 6
-    task_body.run_update(
-        1, call(tasks.plus, Placeholder(0), Placeholder(1)), target, [run_task(1, 1, call(tasks.fail, "no"), [])]
-    )
-    assert isinstance(target.load(), Failure)
-
-
-def test_a_value_comes_back_from_its_pickle():
-    value = {"array": np.arange(6.0).reshape(2, 3), "tensor": torch.arange(4), "text": ["a", None]}
-    back = pickle.loads(pickle.dumps(SerializedValue.of(value), protocol=5)).load()
-    assert_same(back, value)
-    assert back["array"].flags.writeable  # torch would copy it otherwise
-
-
-def test_packing_neither_copies_arrays_nor_pickles_them():
-    array = np.zeros(100_000)
-    serialized = SerializedValue.of([array])
-    assert len(serialized.data) < 1000
-    array[7] = 3
-    assert serialized.load()[0][7] == 3
 
 
 def test_tasks_are_named_by_functions_of_the_package():
@@ -326,11 +256,3 @@ def test_without_the_runtime_the_users_choice_of_gpus_stands(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with bound_resources(1, gpu=True):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
-
-
-@pytest.mark.parametrize("cpus", [1, 2])
-def test_threads_are_as_before_afterwards(cpus):
-    before = torch.get_num_threads()
-    with bound_resources(cpus, gpu=False):
-        assert torch.get_num_threads() == cpus
-    assert torch.get_num_threads() == before

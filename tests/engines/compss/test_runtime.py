@@ -141,46 +141,9 @@ def test_the_reader_of_answers_waits_while_the_process_lives(pipes):
     assert os.read(answers, 1) == b""
 
 
-def test_without_a_pipe_nothing_is_kept(tmp_path):
-    assert runtime.keep_answer_pipe_open() is None
-
-
-FORKED = """
-import os, sys
-from compss_train.engines.compss.runtime import keep_answer_pipe_open
-commands = os.open(sys.argv[1] + ".outbound", os.O_RDONLY | os.O_NONBLOCK)
-answers = os.open(sys.argv[1] + ".inbound", os.O_RDONLY | os.O_NONBLOCK)
-kept = keep_answer_pipe_open()
-child = os.fork()
-if not child:
-    try:
-        os.fstat(kept)
-    except OSError:
-        os._exit(7)
-    os._exit(1)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc")
-def test_forks_do_not_keep_the_pipe(tmp_path, pipes):
-    done = subprocess.run([sys.executable, "-c", FORKED, str(tmp_path / "pipe_1")], timeout=60)
-    assert done.returncode == 7
-
-
 def test_nodes_are_those_of_the_configuration(monkeypatch, tmp_path):
     declare_nodes(monkeypatch, tmp_path, ("first", 4), ("second", 2, 3))
     assert runtime.declared_nodes() == [Node("first", 4, 0), Node("second", 2, 3)]
-
-
-def test_without_a_configuration_no_nodes_are_known(monkeypatch, tmp_path):
-    monkeypatch.delenv(runtime.JVM_OPTIONS, raising=False)
-    assert runtime.declared_nodes() == []
-    monkeypatch.setenv(runtime.JVM_OPTIONS, str(tmp_path / "nothing"))
-    assert runtime.declared_nodes() == []
-    declare_nodes(monkeypatch, tmp_path, ("first", 4))
-    (tmp_path / "resources.xml").write_text("<ResourcesList>")
-    assert runtime.declared_nodes() == []
 
 
 def nodes(*sizes):

@@ -108,23 +108,6 @@ def test_a_silent_task_is_ended_after_the_timeout_only(folder, capsys):
     assert "worker_timeout=5 ends its process 1" in capsys.readouterr().err
 
 
-def test_nothing_is_ended_after_this_program_was_stopped_itself(folder):
-    watched = Watched(folder, timeout=5)
-    watched.now += 1000
-    watched.watch.check()
-    assert not watched.process.killed
-
-
-def test_nothing_is_checked_where_nothing_runs_or_nobody_watches(folder):
-    watched = Watched(folder)
-    assert watched.watch.check() is not None
-    watched.watch.end()
-    assert watched.watch.check() is None
-    watched.watch.begin(None)
-    watched.watch.ended(watched.task)
-    assert watched.watch.check() is None
-
-
 def test_a_hanging_task_is_shown_with_its_stack_and_ended(shared_local, tmp_path, monkeypatch, capsys):
     every = range(shared_local.processes)  # all processes import the module of the tasks before
     shared_local.fetch([shared_local.submit(tasks.meet, tmp_path, number, len(every)) for number in every])

@@ -6,7 +6,7 @@ import torch
 from sklearn.exceptions import NotFittedError
 from torch import nn
 
-from compss_train import DistributedClassifier, DivergedError, FileDataset, SerialEngine, write_files
+from compss_train import DistributedClassifier, FileDataset, SerialEngine, write_files
 from tests.helpers.models import blocked, classification, mlp
 from tests.integrations.sklearn.estimators import classifier, regressor
 
@@ -91,14 +91,6 @@ def test_wrong_data(tmp_path):
 def test_not_fitted(method):
     with pytest.raises(NotFittedError, match="This DistributedClassifier instance is not fitted yet"):
         getattr(classifier(), method)(X)
-
-
-def test_a_failed_fit_leaves_the_estimator_unfitted():
-    estimator = regressor().fit(X, X[:, 0])
-    with pytest.raises(DivergedError):
-        estimator.set_params(optimizer={"optimizer": "sgd", "lr": 1e30}).fit(X, X[:, :2])
-    with pytest.raises(NotFittedError):
-        estimator.predict(X)
 
 
 def test_invalid_data_leave_the_fitted_network():

@@ -12,7 +12,6 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 
 from compss_train import DistributedClassifier, DistributedTrainer, Merge
-from compss_train.integrations.sklearn.defaults import perceptron
 from compss_train.training import PostLocal
 from tests.helpers.models import assert_same_bits, classification, mlp, state_arrays
 from tests.helpers.tolerances import WIDTHS, sum_error
@@ -71,17 +70,6 @@ def test_names_stand_for_optimizers_and_schedules(options, optimizer, schedule):
     ours = classifier(**given).fit(X, Y)
     theirs = classifier(optimizer=optimizer, build_options=build).fit(X, Y)
     assert_same_bits(state_arrays(ours.module_), state_arrays(theirs.module_))
-
-
-def test_initial_parameters_are_those_after_torch_manual_seed():
-    torch.manual_seed(7)
-    net = perceptron(6, 3, (20, 10))
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    made = classifier(hidden=(20, 10), random_state=7).fit(X, Y)
-    assert torch.equal(torch.get_rng_state(), before)
-    given = classifier(net=net, random_state=7).fit(X, Y)
-    assert_same_bits(state_arrays(made.module_), state_arrays(given.module_))
 
 
 def test_random_state_follows_the_rules_of_scikit_learn():
@@ -192,13 +180,6 @@ def test_probabilities_follow_the_loss(loss, last):
     np.testing.assert_array_equal(estimator.predict(X), probabilities.argmax(axis=1))
 
 
-def test_the_decision_function_of_two_classes_is_one_number():
-    estimator = classifier().fit(X[Y < 2], np.array(["no", "yes"])[Y[Y < 2]])
-    decision, probabilities = estimator.decision_function(X), estimator.predict_proba(X)
-    np.testing.assert_allclose(1 / (1 + np.exp(-decision)), probabilities[:, 1], rtol=2 * SOFTMAX)
-    np.testing.assert_array_equal(np.where(decision > 0, "yes", "no"), estimator.predict(X))
-
-
 def test_predictions_have_the_shape_and_precision_of_targets():
     one = X[:, 0]
     for y in (one, one[:, None], X[:, :3], X[:, :3].astype(np.float64)):
@@ -225,12 +206,6 @@ def test_images_with_a_custom_network():
 
 def _scaled(batch):
     return batch.float() / 16
-
-
-def test_double_precision():
-    for options in ({"dtype": "float64"}, {"dtype": None}):
-        estimator = regressor(**options).fit(X.astype(np.float64), X[:, 0])
-        assert {parameter.dtype for parameter in estimator.module_.parameters()} == {torch.float64}
 
 
 def test_defaults_learn_data_sets_of_scikit_learn():

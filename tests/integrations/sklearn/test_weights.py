@@ -11,8 +11,7 @@ from sklearn.utils import estimator_checks
 from sklearn.utils.estimator_checks import parametrize_with_checks
 from torch import nn
 
-from compss_train import DistributedTrainer, LocalEngine
-from compss_train.integrations.sklearn import base
+from compss_train import DistributedTrainer
 from tests.helpers.models import assert_close, assert_same_bits, classification, mlp, state_arrays
 from tests.helpers.tolerances import sgd_error
 from tests.integrations.sklearn.estimators import FAST_ADAM, classifier, digits, regressor
@@ -68,11 +67,6 @@ def test_wrong_weights(options, weights, message):
         classifier(**options).fit(X, NAMES, weights)
 
 
-def test_balance_needs_all_samples():
-    with pytest.raises(ValueError, match="class_weight='balanced' needs all samples at once; give a dict"):
-        classifier(class_weight="balanced").partial_fit(X, Y, classes=[0, 1, 2])
-
-
 def test_cross_validation_of_a_pipeline():
     x, y = digits(1797)
     scores = cross_val_score(make_pipeline(StandardScaler(), classifier(optimizer=FAST_ADAM)), x, y, cv=3)
@@ -113,20 +107,6 @@ def test_options_are_parameters():
 def test_a_grid_search_on_one_engine_finds_the_same(shared_local):
     here, there = search({EPOCHS: [1, 4]}), search({EPOCHS: [1, 4]}, engine=shared_local)
     np.testing.assert_array_equal(there.cv_results_["mean_test_score"], here.cv_results_["mean_test_score"])
-
-
-def test_a_search_with_small_data_starts_no_processes(monkeypatch):
-    def refuse(*_, **__):
-        raise ChildProcessError
-
-    monkeypatch.setattr(LocalEngine, "__init__", refuse)
-    found = search({EPOCHS: [1, 4]}, engine="auto")
-    np.testing.assert_array_equal(
-        found.cv_results_["mean_test_score"], search({EPOCHS: [1, 4]}).cv_results_["mean_test_score"]
-    )
-    monkeypatch.setattr(base, "SMALL", X.size - 1)
-    with pytest.raises(ChildProcessError):
-        classifier(engine="auto").fit(X, Y)
 
 
 class Net(nn.Sequential):

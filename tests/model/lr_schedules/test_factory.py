@@ -2,50 +2,18 @@
 
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from compss_train import BufferSpec, DistributedTrainer, Simulations
+from compss_train import DistributedTrainer
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.schedule import make_schedule
 from tests.helpers.callbacks import NoTasks
 from tests.helpers.models import SGD, awkward_net, classification, mlp
-from tests.model.lr_schedules.schedulers import fall
 
 OTHER = torch.optim.SGD(mlp().parameters(), lr=0.1)
-
-
-class Table:
-    """A function of the epoch that would take an optimizer, too, as many do."""
-
-    def __call__(self, epoch):
-        return {0: 1.0, 1: 0.5}.get(epoch, 0.25)
-
-
-def schedule_of(spec, optimizer=SGD):
-    return make_schedule(spec, mlp(), optimizer_factory(optimizer))
-
-
-@pytest.mark.parametrize(
-    ("spec", "lrs"),
-    [
-        (fall, [0.05, 0.04, 0.032]),
-        (Table(), [0.05, 0.025, 0.0125]),
-        (lambda epoch: 1, [0.05, 0.05, 0.05]),
-        (lambda epoch: np.float32(0.5), [0.025, 0.025, 0.025]),
-        (lambda epoch: torch.tensor(0.5) ** epoch, [0.05, 0.025, 0.0125]),
-        (lr_scheduler.ConstantLR, [0.05 / 3] * 3),
-        (partial(lr_scheduler.StepLR, step_size=1), [0.05, 0.005, 0.0005]),
-        (lambda optimizer: lr_scheduler.StepLR(optimizer, 1), [0.05, 0.005, 0.0005]),
-    ],
-)
-def test_functions_of_the_epoch_and_scheduler_factories_are_distinguished(spec, lrs):
-    schedule = schedule_of(spec)
-    assert [schedule.rates(epoch)["lr"] for epoch in range(3)] == pytest.approx(lrs)
-    assert type(schedule.at(1)[0]["lr"]) is float
 
 
 def nothing(optimizer):
@@ -96,13 +64,6 @@ def test_a_too_short_schedule_is_found_before_any_task(spec, message):
             trainer.fit(x, y, num_epochs=epochs, batch_size=5)
     with pytest.raises(RuntimeError, match="something was published"):
         trainer.fit(x, y, num_epochs=4, batch_size=5)
-
-
-def test_online_fits_have_no_epochs():
-    trainer = DistributedTrainer(2, engine=NoTasks(), seed=0)
-    trainer.build(mlp(), SGD, "cross_entropy", schedule=fall)
-    with pytest.raises(ValueError, match="fit_online has no epochs"):
-        trainer.fit_online(Simulations(iter, [[]]), buffer=BufferSpec("FIFO", 4), batch_size=1)
 
 
 X, Y = classification(samples=62)

@@ -143,16 +143,6 @@ def test_merged_states_of_workers_equal_those_of_one(kind, metric, workers, seed
     assert value == close_to(expected)
 
 
-def test_the_given_metrics_state_is_neither_used_nor_changed():
-    given_one = MeanAbsoluteError()
-    given_one.update(torch.ones(3), torch.zeros(3))
-    measures = resolve_metrics(given_one)
-    for _ in range(2):  # neither does what was measured before
-        report = measured(measures, [(torch.ones(2), torch.full((2,), 3.0))])
-        assert measures.values([report, report])["mean_absolute_error"] == 2
-    assert given_one.compute() == 1
-
-
 @pytest.mark.parametrize(
     ("output", "target", "metric"),
     [

@@ -17,7 +17,6 @@ from compss_train.training.checkpoints import (
     list_checkpoints,
     prune_checkpoints,
     read_checkpoint,
-    read_latest_checkpoint,
     write_checkpoint,
 )
 from compss_train.training.training_state import Snapshot
@@ -56,19 +55,6 @@ def test_checkpoints_are_listed_by_number(folder, foreign):
         "round-1000000",
     ]
     assert list_checkpoints(folder / "nowhere") == list_checkpoints(folder / "notes.txt") == {}
-
-
-def test_the_latest_or_a_named_one_is_read(folder, foreign):
-    assert read_latest_checkpoint(folder) == (folder / "round-1000000", {"number": 1_000_000})
-    assert read_latest_checkpoint(str(folder / "round-000009")) == (folder / "round-000009", {"number": 9})
-    (folder / "round-000009").rename(folder / "renamed")
-    assert read_latest_checkpoint(folder / "renamed") == (folder / "renamed", {"number": 9})
-
-
-def test_pruning_keeps_the_given_rounds_and_other_files(folder, foreign):
-    prune_checkpoints(folder, {10, None, 77})
-    assert set(os.listdir(folder)) == {"round-000010", *foreign}
-    assert all((folder / name / "mine").exists() for name in FOREIGN)
 
 
 def test_pruning_removes_leftovers_of_dead_processes_of_this_machine(folder):

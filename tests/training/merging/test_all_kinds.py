@@ -81,15 +81,14 @@ def averaged(trainer):
     return {name: tensor.numpy() for name, tensor in trainer.model(averaged=True).state_dict().items()}
 
 
-@pytest.mark.parametrize("net", [mlp, awkward_net])
 @pytest.mark.parametrize(
-    ("merge", "workers"), [*(("commutative", n) for n in (1, 2, 3, 5)), *(("parameter_server", n) for n in (2, 3))]
+    ("merge", "workers"), [*(("commutative", n) for n in (1, 2, 5)), *(("parameter_server", n) for n in (2, 3))]
 )
-def test_one_merge_at_the_end_is_the_mean_by_samples(engine, merge, workers, net):
+def test_one_merge_at_the_end_is_the_mean_by_samples(engine, merge, workers):
     x, y = classification(samples=64)
     options = {"optimizer": SGD, "num_epochs": 3, "batch_size": 4, "shuffle": "total"}
     results = [
-        fitted(engine, workers, *blocked(x, y, 7), net=net(), merge=Merge(each, every=0), **options)
+        fitted(engine, workers, *blocked(x, y, 7), net=awkward_net(), merge=Merge(each, every=0), **options)
         for each in ("synchronous", merge)
     ]
     assert_close(*results, sum_error(np.float32, 2 * workers, largest(*results)))  # of the same bits, merged
@@ -112,19 +111,19 @@ def test_integer_buffers_take_the_maximum_and_statistics_are_averaged(engine, me
 
 
 @pytest.mark.parametrize("options", [{}, {"merge": Merge(unit="blocks")}], ids=str)
-@pytest.mark.parametrize(("merge", "workers"), [("commutative", 2), ("commutative", 8), ("parameter_server", 8)])
+@pytest.mark.parametrize(("merge", "workers"), [("commutative", 8), ("parameter_server", 8)])
 def test_batch_norm_survives_rounds_that_do_not_wait(engine, merge, workers, options):
     """Variances shrink fast in the first rounds: changes against stale bases would make them negative."""
-    x, y = classification(samples=320)
+    x, y = classification(samples=160)
     trainer, data = trainer_of(engine, workers), blocked(x / 100, y, 16)
     options = combined(options, num_epochs=3, batch_size=5, validation_data=data, merge=merge)
     trained = fit(trainer, data=data, **options)
     assert (trained["1.running_var"] > 0).all()
-    assert trained["1.num_batches_tracked"] >= 3 * 320 / 5 / workers
+    assert trained["1.num_batches_tracked"] >= 3 * 160 / 5 / workers
     assert all(np.isfinite(record["val_loss"]) for record in trainer.history)
-    assert sum(worker["samples"] for record in trainer.history for worker in record["workers"]) == 3 * 320
+    assert sum(worker["samples"] for record in trainer.history for worker in record["workers"]) == 3 * 160
     measured = trainer.history[-1]["val_loss"]
-    assert trainer.evaluate(*data)["loss"] == pytest.approx(measured, rel=sum_error(np.float32, 320))
+    assert trainer.evaluate(*data)["loss"] == pytest.approx(measured, rel=sum_error(np.float32, 160))
 
 
 @pytest.mark.parametrize(
@@ -170,7 +169,7 @@ def test_outer_steps_leave_frozen_weights_and_statistics_alone(merge, outer):
     assert (ours["4.weight"] != plain["4.weight"]).all()
 
 
-@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("mode", [MODES[1], MODES[3]], ids=str)
 @pytest.mark.parametrize(
     ("merge", "shuffle", "dtype"),
     [

@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, FileDataset, Merge, SerialEngine
-from compss_train.callbacks import Callback, Checkpoint
+from compss_train import BlockedTensor, Merge, SerialEngine
 from compss_train.engines.codec import encode
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
@@ -32,19 +31,6 @@ class Recording(SerialEngine):
         if function.__name__ == "train_group":
             self.results.append(self.fetch([made[0]])[0])
         return made
-
-
-class EachRound(Callback):
-    """Calls a function after every round."""
-
-    def __init__(self, function):
-        self.function = function
-
-    def needs_state(self, number):
-        return True
-
-    def on_round_end(self, trainer, record):
-        self.function(trainer)
 
 
 def steps(net, x, y, lr=0.1):
@@ -105,16 +91,6 @@ def test_fits_end_near_those_without_compression(dtype, kind, merge):
         assert 0 < apart <= moved / 10
 
 
-def test_one_worker_merges_in_the_same_way_on_arrival():
-    for dtype in DTYPES:
-        options = {"num_epochs": 3, "merge": Merge(dtype=dtype)}
-        ends = [
-            fit(trainer_of(workers=1, net=mlp), **combined(options, merge=merge))
-            for merge in ("synchronous", "commutative")
-        ]
-        assert_same_bits(*ends)
-
-
 def test_buffers_integers_and_frozen_weights_are_sent_as_they_are():
     def net():
         half_frozen = awkward_net()
@@ -144,37 +120,6 @@ def test_tasks_return_fewer_bytes(dtype, state, share):
         sizes[each] = [sum(chunk.nbytes for chunk in encode(result)) for result in engine.results]
     assert min(sizes[None]) > 4 * 270_000
     assert max(sizes[dtype]) <= share * min(sizes[None])
-
-
-@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
-def test_a_worker_whose_files_cannot_be_read_keeps_its_error(tmp_path, merge):
-    errors = []
-
-    def spoil(trainer):
-        errors.append([state.error for state in trainer.snapshot().workers])
-        (tmp_path / "1.npz").write_bytes(b"bad")
-
-    for number in range(2):
-        np.savez(tmp_path / f"{number}.npz", x=X[number::2], y=Y[number::2])
-    files = FileDataset(f"{tmp_path}/*.npz", on_bad_file="skip")
-    trainer = trainer_of(workers=2, net=mlp)
-    with pytest.warns(UserWarning, match="skipped"):
-        fit(trainer, EachRound(spoil), data=(files,), merge=Merge(merge, dtype="int8"), num_epochs=2, **STILL)
-    assert_same_bits(errors[0][1], errors[1][1])
-    assert errors[0][0]["0.weight"].tobytes() != errors[1][0]["0.weight"].tobytes()
-
-
-@pytest.mark.parametrize("workers", [2, 5])
-def test_new_workers_start_without_errors(tmp_path, workers):
-    whole = trainer_of()
-    fit(whole, Checkpoint(tmp_path), num_epochs=1, merge=Merge(dtype="int8"))
-    again = trainer_of(workers=workers)
-    with pytest.warns(UserWarning, match="num_workers was 3"):
-        again.restore(tmp_path)
-    for after, before in zip(again.snapshot().workers, whole.snapshot().workers, strict=False):
-        assert_same_bits(after.error, before.error)
-    fit(again, num_epochs=1, merge=Merge(dtype="int8"))
-    assert [bool(state.error) for state in again.snapshot().workers] == [True] * workers
 
 
 def test_what_diverges_is_an_error():

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from compss_train import BlockedTensor, Merge, SerialEngine
-from compss_train.model import parameters as params
+from compss_train import Merge, SerialEngine
 from compss_train.model.training_spec import TensorNames
 from compss_train.training.merging.synchronous import sum_by_tree
 from compss_train.worker.merge import MergeRule, merge_results
@@ -15,38 +14,6 @@ from tests.engines import tasks
 from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, blocked, classification, mlp
 from tests.helpers.small_fits import PLAIN_SGD, STILL, combined, fitted, trainer_of
 from tests.helpers.tolerances import average, largest, sum_error, weighted
-
-
-def test_unequal_blocks_count_by_their_samples(engine):
-    x, y = classification(samples=50)
-    cuts = [slice(0, 5), slice(5, 50)]
-    bx = BlockedTensor([[x[cut]] for cut in cuts])
-    by = BlockedTensor([[y[cut]] for cut in cuts])
-    merged = fitted(engine, 2, bx, by, num_epochs=1, batch_size=5, **STILL)
-    alone = [fitted(engine, 1, *blocked(x[cut], y[cut], 1), num_epochs=1, batch_size=5, **STILL) for cut in cuts]
-    for name, array in merged.items():
-        mean = np.average([a[name].astype(np.float64) for a in alone], axis=0, weights=[5, 45])
-        np.testing.assert_array_equal(array, mean.astype(np.float32))
-
-
-@pytest.mark.parametrize("late", [0, 1, 2])
-def test_the_order_of_arrival_changes_rounding_only(shared_local, tmp_path, late):
-    """Each of three workers is held back in turn until the others have been merged; the sum stays the same."""
-    rng = np.random.default_rng(1)
-    base, *trained = ({"w": rng.normal(size=50).astype(np.float32)} for _ in range(4))
-    target = shared_local.publish(base)
-    gate = tmp_path / "gate"
-    made = []
-    for worker, result in enumerate(trained):
-        ref = shared_local.submit(tasks.wait_for, gate, result) if worker == late else shared_local.publish(result)
-        made.append(
-            shared_local.commute(target, params.apply_delta, shared_local.publish(base), ref, worker + 1, 6, {"b"})
-        )
-    others = [ref for worker, ref in enumerate(made) if worker != late]
-    shared_local.fetch(others)
-    gate.touch()
-    rounding = sum_error(np.float32, 2 * 3, largest(base, *trained))
-    assert_close(shared_local.fetch([target])[0], average(trained, [1, 2, 3]), rounding)
 
 
 def test_commutative_workers_do_not_wait_for_each_other(shared_local, tmp_path):
