@@ -31,7 +31,18 @@ def test_names_are_listed_and_fits_run_without_scikit_learn_torchmetrics_and_zer
     run(
         """
 import sys
+from types import SimpleNamespace
 sys.modules["sklearn"] = None
+from compss_train.data import BlockedTensor
+assert "compss_train.engines" not in sys.modules
+sys.modules["pycompss"] = None
+try:
+    BlockedTensor.from_dislib(SimpleNamespace(tensors=[[object()]]))
+except ImportError as error:
+    assert "the compss engine needs PyCOMPSs" in str(error)
+else:
+    raise SystemExit("a future was described without PyCOMPSs")
+del sys.modules["pycompss"]
 import compss_train
 assert "DistributedTrainer" not in vars(compss_train)
 assert compss_train.engines.LocalEngine is compss_train.LocalEngine

@@ -38,6 +38,7 @@ def rows(text):
     return {cells[0]: cells[1:] for cells in lines if len(cells) == 8 and cells[0] != "method"}
 
 
+@pytest.mark.slow  # processes that simulate and train, three times
 def test_methods_are_compared(forked_processes, app, tmp_path):
     methods = ["FIFO", "Reservoir", "offline"]
     done = app(*SMALL, "--merge-every", 20, "--output", tmp_path, "--methods", *methods)

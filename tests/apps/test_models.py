@@ -41,12 +41,14 @@ def test_two_towers_learn_the_tastes_of_users(printed_by):
     assert correlation > 0.5
 
 
+@pytest.mark.slow  # it trains for seconds
 def test_a_language_model_learns_to_write_words(printed_by):
     first, last = numbers(text := printed_by("language_model", 2))
     assert last < first < 3.3
     assert text.splitlines()[1].startswith("the s")
 
 
+@pytest.mark.slow  # it trains for seconds
 def test_a_unet_marks_discs(printed_by):
     loss, overlap = numbers(printed_by("unet", 5))
     assert loss < 0.5

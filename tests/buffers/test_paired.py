@@ -122,7 +122,7 @@ def test_a_stream_of_simulations_side_by_side_never_gets_stuck(sims, steps, capa
     # The last step of a simulation must find a partner, or it stays unseen and takes its place for good.
     buffer, random = reservoir(capacity, capacity // 2, steps=steps), np.random.default_rng(0)
     running, started, put, got = {slot: (slot, 0) for slot in range(sims)}, sims, set(), set()
-    while len(put) < 700:
+    while len(put) < 300:
         slot = int(random.integers(sims))
         simulation, number = running[slot]
         try:

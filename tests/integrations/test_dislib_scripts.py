@@ -1,6 +1,5 @@
 """Scripts for ``dislib.pytorch`` and ``dislib.eddl``, with their import lines changed and nothing else."""
 
-import subprocess
 import sys
 from functools import partial
 from types import ModuleType, SimpleNamespace
@@ -245,20 +244,3 @@ def test_conversion_to_dislib_needs_dislib(monkeypatch):
     monkeypatch.setitem(sys.modules, "dislib.data.tensor", None)
     with pytest.raises(ImportError, match="to_dislib needs dislib"):
         BlockedTensor.from_array(np.ones((2, 1)), (1, 1)).to_dislib()
-
-
-def test_futures_are_described_where_only_data_was_imported():
-    program = """
-import sys
-from types import SimpleNamespace
-from compss_train.data import BlockedTensor
-assert "compss_train.engines" not in sys.modules
-sys.modules["pycompss"] = None
-try:
-    BlockedTensor.from_dislib(SimpleNamespace(tensors=[[object()]]))
-except ImportError as error:
-    assert "the compss engine needs PyCOMPSs" in str(error)
-else:
-    raise SystemExit("a future was described without PyCOMPSs")
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)

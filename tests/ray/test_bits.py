@@ -13,11 +13,12 @@ from tests.same_bits.fitting import Place
 from tests.same_bits.program import KINDS
 
 SOME = (
-    *("blocks shuffled", "total shuffle", "partial shuffle, two pools", "several workers a task, total shuffle"),
-    *("commutative", "parameter server", "merged in int8, outer optimizer", "optimizers averaged"),
-    *("files, partial shuffle", "FIRO, batches", "transform that draws"),
+    *("total shuffle", "several workers a task, total shuffle", "commutative", "parameter server"),
+    *("merged in int8, outer optimizer", "files, partial shuffle"),
 )
 OTHERS = (
+    *("blocks shuffled", "partial shuffle, two pools", "optimizers averaged", "FIRO, batches"),
+    "transform that draws",
     *("no shuffle", "one worker", "several workers a task", "merged every two batches", "outer optimizer"),
     *("averaged parameters", "a data set", "sequences", "sample weights", "two optimizers"),
 )

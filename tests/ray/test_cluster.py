@@ -16,6 +16,7 @@ from tests.helpers.models import mlp
 from tests.helpers.processes import ROOT, python_blocks
 
 
+@pytest.mark.slow  # another cluster
 def test_a_program_has_a_cluster_of_its_own_that_no_stranger_joins():
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     program = [sys.executable, str(ROOT / "tests/ray/own_cluster.py")]
@@ -28,6 +29,7 @@ def test_a_program_has_a_cluster_of_its_own_that_no_stranger_joins():
     assert "left running: False" in done.stdout
 
 
+@pytest.mark.slow  # other processes of each node
 def test_the_users_cluster_is_used_and_left_running(shared_ray):
     with RayEngine() as engine:
         ref = engine.publish(1)

@@ -35,6 +35,7 @@ class DyingOnce(OneHotSimulation):
             yield sample
 
 
+@pytest.mark.slow  # another process imports torch
 def test_a_simulation_that_dies_runs_again(shared_ray, tmp_path):
     simulate = DyingOnce(20, tmp_path / "died")
     with pytest.warns(UserWarning, match="its process died; retry 1 of 2"):

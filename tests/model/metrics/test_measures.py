@@ -169,6 +169,7 @@ def test_records_have_metrics_of_all_workers_and_of_validation(merge):
     }
 
 
+@pytest.mark.slow  # each process imports torchmetrics
 @pytest.mark.filterwarnings("ignore:No positive samples")
 def test_every_engine_measures_the_same_without_changing_training(shared_local):
     x, y = classification(samples=57)

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -151,15 +152,15 @@ def test_the_server_steps_with_each_change_as_a_gradient(order):
     assert ours["v"].tobytes() == added["v"].tobytes()
 
 
-@pytest.mark.parametrize("outer", [None, lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True)])
-def test_a_fit_where_waiting_stops_threads_serves_apart(monkeypatch, shared_local, outer):
+def test_a_fit_where_waiting_stops_threads_serves_apart(monkeypatch, shared_local):
     """The outer optimizer may be a function of this program."""
     monkeypatch.setattr(type(shared_local), "traits", replace(shared_local.traits, interruptible=False))
     monkeypatch.setattr(parameter_server, "serve", None)
     before = children()
-    merge = Merge("parameter_server", outer_optimizer=outer)
+    outer = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
+    merge = Merge("parameter_server", outer_optimizer=lambda parameters: outer(parameters))
     apart = fit(trainer_of(shared_local, workers=1), num_epochs=2, merge=merge)
     assert set(children()) <= set(before)
     monkeypatch.undo()
-    merge = Merge("parameter_server", outer_optimizer=NESTEROV) if outer else "synchronous"
+    merge = Merge("parameter_server", outer_optimizer=NESTEROV)
     assert_same_bits(apart, fit(trainer_of(workers=1), num_epochs=2, merge=merge))
