@@ -17,17 +17,20 @@ pytestmark = pytest.mark.skipif(REAL, reason="real GPUs sum in other orders")
 
 CHOSEN = (
     ("total shuffle", "commutative, outer optimizer", "parameter server", "merged in int8, outer optimizer"),
-    ("optimizers averaged", "files", "several inputs", "FIRO", "collated", "gradients accumulated"),
-    ("batches without finite loss skipped", "fp16", "two optimizers", "torchmetrics"),
+    ("optimizers averaged", "files", "several inputs", "FIRO", "gradients accumulated"),
+    ("batches without finite loss skipped", "fp16", "two optimizers"),
     ("interrupted with samples in buffers and resumed", "online, one worker", "dislib's class for torch"),
-    ("estimators of scikit-learn",),
 )
 """One kind for each path of a batch: all others had the same bits too when they were tried."""
+SLOW = ("collated", "torchmetrics", "estimators of scikit-learn")
 
 
 @pytest.mark.usefixtures("forked_processes")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", [name for row in CHOSEN for name in row])
+@pytest.mark.parametrize(
+    "name",
+    [*(name for row in CHOSEN for name in row), *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)],
+)
 def test_two_devices_have_the_bits_of_a_cpu(name, tmp_path, monkeypatch):
     build, found = DistributedTrainer.build, []
     for gpus in (0, 2):

@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix
 
 from compss_train import BufferSpec, DistributedTrainer, Gradients, Merge
 from compss_train.callbacks import Checkpoint, Profile
@@ -89,7 +88,10 @@ def test_a_fit_is_resumed_on_a_gpu_and_a_cpu(tmp_path):
     assert all(np.isfinite(array).all() for array in results[2].values())
 
 
+@pytest.mark.slow  # each process imports torchmetrics
 def test_states_of_metrics_come_from_gpus(engine):
+    from torchmetrics.classification import MulticlassAUROC, MulticlassConfusionMatrix
+
     x, y = double_data()
     metrics = ["accuracy", MulticlassConfusionMatrix(num_classes=3), MulticlassAUROC(num_classes=3)]
     with DistributedTrainer(2, engine=engine, seed=0, threads=1) as trainer:

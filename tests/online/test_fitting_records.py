@@ -6,7 +6,6 @@ import time
 
 import numpy as np
 import pytest
-from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassF1Score
 
 from compss_train import DistributedTrainer, NotBuiltError
 from compss_train.callbacks import Callback, JsonLines
@@ -94,6 +93,8 @@ def test_records_have_all_fields(local):
 @pytest.mark.slow  # each process imports torchmetrics
 def test_accumulating_metrics_cover_all_samples(local):
     """The table of each record counts the samples since the previous one."""
+    from torchmetrics.classification import MulticlassConfusionMatrix, MulticlassF1Score
+
     x, y = classification(samples=60)
     metrics = {"table": MulticlassConfusionMatrix(num_classes=3), "f1": MulticlassF1Score(num_classes=3)}
     trainer = build_trainer(local, 2, mlp(), metric=metrics)
