@@ -49,7 +49,6 @@ class Experiment:
         inputs = itertools.islice(heat.random_parameters(seed, VALIDATION), options.validation_simulations)
         refs = [engine.submit(all_samples, simulator(options), parameters) for parameters in inputs]
         x, y = map(np.concatenate, zip(*engine.fetch(refs), strict=True))
-        engine.delete(refs)
         return cls(options, engine, seed, net, (x, y))
 
     def history_file(self, method: str) -> Path:

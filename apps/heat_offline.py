@@ -76,7 +76,6 @@ def simulate_to_files(experiment: Experiment, simulations: int) -> list[str]:
         for number, parameters in enumerate(inputs)
     ]
     files = list(itertools.chain.from_iterable(engine.fetch(refs, small=True)))
-    engine.delete(refs)
     return files
 
 
