@@ -75,8 +75,7 @@ def simulate_to_files(experiment: Experiment, simulations: int) -> list[str]:
         engine.submit(simulate_to_file, simulator(options), parameters, folder / f"simulation-{number:06d}")
         for number, parameters in enumerate(inputs)
     ]
-    files = list(itertools.chain.from_iterable(engine.fetch(refs, small=True)))
-    return files
+    return list(itertools.chain.from_iterable(engine.fetch(refs, small=True)))
 
 
 def simulate_to_file(simulate: Callable[[heat.Floats], Any], parameters: heat.Floats, folder: Path) -> list[str]:
