@@ -21,13 +21,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 SETTINGS: dict[str, dict[str, Any]] = {
     "mean": {"batch_size": 100},
     "auto": {"merge": "auto"},
-    "commutative mean": {"batch_size": 100, "merge": "commutative"},
-    "commutative": {
-        "batch_size": 25,
-        "merge": "commutative",
-        "every": 9,
-        "unit": "batches",
-    },
+    "commutative": {"merge": "auto", "quorum": 0.75},
+    "each alone": {"batch_size": 25, "merge": "commutative", "every": 9, "unit": "batches", "quorum": 0},
     "plain merges": {"batch_size": 100, "every": 75, "unit": "batches"},
     "post-local": {
         "batch_size": 100,
@@ -136,10 +131,10 @@ def auto_cases(options: argparse.Namespace) -> Iterator[Case]:
 
 
 def commutative_cases(options: argparse.Namespace) -> Iterator[Case]:
-    """Commutative merging, 32 workers."""
+    """Commutative merging with a quorum, and of each worker alone, 32 workers."""
     for one in base_cases(options):
         yield one
-        for setting in ("commutative mean", "commutative"):
+        for setting in ("commutative", "each alone"):
             yield with_setting(one, setting, 32)
 
 

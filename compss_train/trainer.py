@@ -95,9 +95,9 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
             block is cut into. Batch sizes within a block differ by one at most. ``merge="auto"`` needs neither.
         merge:
             When and how workers merge: a ``Merge``, or its kind by name. ``"synchronous"`` (default) averages all
-            workers at the end of every epoch, ``"commutative"`` adds each worker's change on arrival,
-            ``"parameter_server"`` does so layer by layer; ``"auto"`` and the other presets choose options
-            themselves. ``configuration["fit"]`` has the options used.
+            workers at the end of every epoch, ``"commutative"`` those that have arrived, ``"parameter_server"``
+            adds each worker's change, layer by layer; ``"auto"`` and the other presets choose options themselves.
+            ``configuration["fit"]`` has the options used.
         shuffle:
             ``"blocks"`` distributes whole blocks to the workers in a new order each epoch; ``"total"`` permutes all
             samples (not for files); a ``PartialShuffle`` distributes equal shares of blocks in a new order and

@@ -162,11 +162,6 @@ Count = int | Sequence[Measured]
 """A number of samples, or the measurements of one worker's task, whose ``given`` is that number."""
 
 
-def sample_count(count: Count) -> int:
-    """Return the number of samples."""
-    return count if isinstance(count, int) else count[0].given
-
-
 def squared_distance(before: Parameters, after: Contribution, names: Iterable[str]) -> float:
     """Return the sum of the squared differences of the named arrays."""
     total = 0.0
@@ -186,8 +181,6 @@ class MergedParameters(Parameters):
     """Parameters under commutative merging, with the number of samples that have been merged into them."""
 
     samples: int = 0
-    outer: dict[str, Any] | None = None
-    """The state of the outer optimizer, or ``None``."""
 
 
 def apply_delta(
@@ -197,16 +190,15 @@ def apply_delta(
     count: Count,
     total: int,
     buffers: Collection[str] = (),
-    lr: float = 1.0,
 ) -> MergedParameters:
     """Return the global parameters after merging a worker that trained ``count`` of a round's ``total`` samples.
 
-    Weights become current + lr · count/total · (trained - base): additions of the workers' changes commute, so that
+    Weights become current + count/total · (trained - base): additions of the workers' changes commute, so that
     their order changes rounding only. The names in ``buffers`` are statistics, which may shrink faster than a stale
     base allows (a variance would become negative), so they are interpolated towards the worker's instead: with one
     update from each worker to the weighted mean in any order, later by count/total. Integers take the maximum.
     """
-    count = sample_count(count)
+    count = count if isinstance(count, int) else count[0].given
     samples = getattr(current, "samples", 0) + count
     merged = MergedParameters()
     merged.samples = samples
@@ -218,7 +210,7 @@ def apply_delta(
             merged[name] = _interpolate(array, new, count / max(1, min(samples, total)))
         else:
             shift = change(base[name], new)
-            shift *= lr * (count / total)
+            shift *= count / total
             shift += array
             merged[name] = np.asarray(shift).astype(array.dtype, copy=False)
     return merged

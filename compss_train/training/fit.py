@@ -161,7 +161,7 @@ class FitOptions:
             chosen = merges.auto_merge(sum(sizes), batch, num_workers, spec.net, spec.optimizer)
         else:
             chosen = merges.published_merge(preset, self.num_epochs)
-        merge = replace(self.merge, kind="synchronous").filled(chosen)
+        merge = replace(self.merge, kind=self.merge.kind_of_preset).filled(chosen)
         return replace(self, merge=merge, batch_size=size, preset=preset)
 
     def check_epochs(self, epochs: range, blocks: int) -> None:

@@ -15,7 +15,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from compss_train._utils.validation import check_at_least_0, check_choice, check_count, check_fraction
 from compss_train.data.partitioning import MergeEvery, MergeUnit
 from compss_train.model.compression import MergeDtype
-from compss_train.model.delayed_nesterov import DelayedNesterov
 from compss_train.model.optimizers import NetOptimizer, OptimizerSpec, make_optimizer
 from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.worker.work import OptimizerState
@@ -23,6 +22,7 @@ from compss_train.worker.work import OptimizerState
 MergeKind = Literal["synchronous", "commutative", "parameter_server"]
 Preset = Literal["auto", "diloco", "slowmo", "post_local"]
 Rule = Literal["weighted", "halving"]
+Grace: TypeAlias = Literal["auto"] | float
 Averaging: TypeAlias = Literal["ema"] | float
 
 
@@ -33,10 +33,12 @@ class Merge:
     Parameters
     ----------
     kind:
-        ``"synchronous"`` averages all workers weighted by their samples; ``"commutative"`` adds each worker's
-        weighted change on arrival, so that no worker waits; ``"parameter_server"`` does so layer by layer on a
-        server that the workers connect to (needs the extra ``server``). Or a preset, which is synchronous and
-        chooses those of ``every``, ``unit``, ``outer_optimizer`` and ``optimizer_state`` that are ``None``:
+        ``"synchronous"`` averages all workers weighted by their samples; ``"commutative"`` averages those that have
+        arrived (``quorum``) and does not wait for late ones, whose changes the next merges add;
+        ``"parameter_server"`` adds each worker's change on arrival, layer by layer, on a server that the workers
+        connect to (needs the extra ``server``). Or a preset, which is synchronous (with ``quorum`` or ``grace``
+        commutative) and chooses those of ``every``, ``unit``, ``outer_optimizer`` and ``optimizer_state`` that are
+        ``None``:
         ``"auto"`` by the number of workers, the data and the network (also ``batch_size``), ``"diloco"``,
         ``"slowmo"`` and ``"post_local"`` as published. docs/learning.md compares them. ``None`` (default) means
         ``"synchronous"``, or the kind in the name of the fit.
@@ -50,8 +52,7 @@ class Merge:
         optimizer, given as in ``build``, steps from the parameters at the start of the round, with the negative
         mean change as gradient: ``{"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}`` is DiLoCo's
         (arXiv 2311.08105), and ``sgd`` with a learning rate of 1 is the mean. Buffers are only averaged.
-        Commutative merging accepts only ``sgd``, as delayed Nesterov (arXiv 2401.09135), and a parameter server
-        steps with each change on arrival: docs/learning.md.
+        A parameter server steps with each change on arrival.
     optimizer_state:
         What happens to the state of the workers' optimizers when they merge: ``"keep"`` (default) lets each worker
         keep its own, ``"average"`` averages momentum and moments, ``"reset"`` starts every round with a new
@@ -68,7 +69,20 @@ class Merge:
         docs/slow-networks.md. ``None`` (default): workers return uncompressed parameters.
     rule:
         For commutative merging: ``"weighted"`` by samples (default), or dislib's ``"halving"``,
-        (global + worker) / 2.
+        (global + worker) / 2, which implies ``quorum=0``.
+    quorum:
+        For commutative merging: the share of the training workers that a merge needs, rounded down to one worker at
+        least; ``None`` (default) for 0.75. Workers that are merged together start together from the result; if
+        nobody is late, the numbers are those of synchronous merging. A late worker's change is added to the merge
+        that it arrives for, with its samples over those of that merge. Workers that wait for a slot are
+        not late. The fastest worker is at most 8 rounds ahead of the slowest, and then waits. 0 adds each worker's
+        change by itself, with its samples over those of the round; ``outer_optimizer``, ``averaging`` and averaged
+        optimizer states need several workers. COMPSs cannot see who has arrived: unless ``quorum`` is 0, workers
+        merge synchronously there, with a warning.
+    grace:
+        For commutative merging: how long a merge waits for more workers once its quorum has arrived, as a share of
+        the time that those took for the round, if one is expected by then. ``"auto"`` (default) is 0.2. Liu et al.
+        2024, arXiv 2401.09135.
 
     Raises ``ValueError`` and ``TypeError`` for other values and for incompatible combinations.
     """
@@ -81,6 +95,8 @@ class Merge:
     averaging: Averaging | None = None
     dtype: MergeDtype | None = None
     rule: Rule | None = None
+    quorum: float | None = None
+    grace: Grace | None = None
 
     def __post_init__(self) -> None:
         check_choice("merge", self.kind, (*get_args(MergeKind), *get_args(Preset), None))
@@ -104,8 +120,18 @@ class Merge:
             check_fraction("averaging", self.averaging)
         check_choice("dtype", self.dtype, (*get_args(MergeDtype), None))
         check_choice("rule", self.rule, (*get_args(Rule), None))
+        if self.quorum is not None and check_at_least_0("quorum", self.quorum) > 1:
+            raise ValueError(
+                f"quorum={self.quorum!r}: give the share of the workers that a merge waits for, 0 to 1"
+            )
+        if isinstance(self.grace, str):
+            check_choice("grace", self.grace, ("auto", "a share of a round's time", None))
+        elif self.grace is not None:
+            check_at_least_0("grace", self.grace)
+        if self.rule == "halving" and self.quorum is None:
+            object.__setattr__(self, "quorum", 0)
         if self.kind is not None:
-            self._check_together(self.kind if self.preset is None else "synchronous")
+            self._check_together(self.kind if self.preset is None else self.kind_of_preset)
 
     def __repr__(self) -> str:
         given = {each.name: getattr(self, each.name) for each in fields(self)}
@@ -118,23 +144,30 @@ class Merge:
         halving, of_engine = self.rule == "halving", ("synchronous", "commutative")
         kinds: dict[str, tuple[bool, tuple[str, ...]]] = {
             "rule='halving'": (halving, ("commutative",)),
-            "optimizer_state='average'": (self.optimizer_state == "average", ("synchronous",)),
-            "averaging=": (self.averaging is not None, ("synchronous",)),
+            "quorum=": (self.quorum is not None, ("commutative",)),
+            "grace=": (self.grace is not None, ("commutative",)),
+            "optimizer_state='average'": (self.optimizer_state == "average", of_engine),
+            "averaging=": (self.averaging is not None, of_engine),
             f"dtype={self.dtype!r}": (self.dtype is not None, of_engine),
         }
         for option, (is_given, supporting) in kinds.items():
             if is_given and kind not in supporting:
                 own = " and ".join(f"Merge({each!r})" for each in supporting)
                 raise ValueError(f"{option} belongs to {own}, not to Merge({kind!r}): leave it out")
-        if halving and (self.dtype is not None or self.outer_optimizer is not None):
+        of_several = {
+            "grace=": self.grace is not None,
+            "outer_optimizer=": self.outer_optimizer is not None,
+            "averaging=": self.averaging is not None,
+            "optimizer_state='average'": self.optimizer_state == "average",
+            "dtype=": halving and self.dtype is not None,
+            f"quorum={self.quorum!r}": halving and self.quorum,
+        }
+        given = [option for option, is_given in of_several.items() if is_given]
+        if given and (halving or self.quorum == 0):
             raise ValueError(
-                "rule='halving' has no dtype= and outer_optimizer=: leave them out, or take 'weighted'"
+                f"quorum=0 and rule='halving' merge each worker by itself, without {' and '.join(given)}: leave "
+                "that out, or let several merge together, with rule='weighted' and a quorum above 0"
             )
-        if kind == "commutative" and self.outer_optimizer is not None:
-            try:
-                DelayedNesterov.of(self.outer_optimizer)
-            except ValueError as error:
-                raise ValueError(f"outer_optimizer={self.outer_optimizer!r}: {error}") from None
 
     @classmethod
     def of(cls, value: "MergeLike") -> "Merge":
@@ -147,6 +180,11 @@ class Merge:
     def preset(self) -> Preset | None:
         """The kind if it is a preset, or ``None``."""
         return next((name for name in get_args(Preset) if name == self.kind), None)
+
+    @property
+    def kind_of_preset(self) -> MergeKind:
+        """The kind that a preset has."""
+        return "commutative" if self.quorum or self.grace is not None else "synchronous"
 
     def filled(self, default: "Merge | None" = None) -> Self:
         """Return this merge with every ``None`` replaced by the option of another merge, or by the default."""

@@ -149,7 +149,7 @@ class NamedFits(Generic[Fitted]):
         shuffle_block_data: bool = True,
         **options: Unpack[FitKeywords],
     ) -> Fitted:
-        """Each worker adds its change to the global parameters after every epoch and continues at once."""
+        """Average the workers that have arrived after every epoch; late ones go on, and are merged later."""
         shuffled, data = in_blocks(shuffle_blocks, shuffle_block_data), (x_train, y_train)
         return self._fit("commutative", data, num_batches_per_worker, num_epochs, 1, shuffled, options)
 

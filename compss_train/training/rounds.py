@@ -7,29 +7,27 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
+from compss_train._utils.validation import warn_user
 from compss_train.data.partitioning import Round, RoundPlan
-from compss_train.engines import Ref
+from compss_train.engines import Engine, Ref
 from compss_train.exceptions import BadFileError, EngineClosedError
 from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured
 from compss_train.reports.records import Record, per_second
 from compss_train.training.fit import FitOfEpochs
 from compss_train.training.inference import VALIDATION, Inference, is_for_tasks, skipped_batches, warn_of_problems
+from compss_train.training.merge import Merge
 from compss_train.training.merging import Merger, SubmittedRound, agreement
 from compss_train.training.merging.on_arrival import CommutativeMerger, ServerMerger
+from compss_train.training.merging.quorum import QuorumMerger
 from compss_train.training.merging.synchronous import SynchronousMerger
 from compss_train.training.stopping import TICK
 from compss_train.training.trained_model import TrainedModel
-from compss_train.training.training_state import MergeState, States, TrainingState, fetch_states, state_refs
+from compss_train.training.training_state import States, TrainingState, fetch_states, state_refs
 from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session, Workplace
 
 _LOG = logging.getLogger(__name__)
-
-MERGERS: Mapping[str, type[Merger]] = {
-    merger.name: merger for merger in (SynchronousMerger, CommutativeMerger, ServerMerger)
-}
-"""The merges by ``Merge.kind``."""
 
 MERGE_SECONDS = 1.0
 """Seconds that an interrupted fit waits for the merge of a trained round."""
@@ -52,7 +50,7 @@ class RoundRunner:
             if is_for_tasks(fit.validation, model.built) and not fit.validation.is_stream:
                 self._validation.try_first_batch(model.parameters)
         merge = fit.options.merge
-        self._merger = MERGERS[str(merge.kind)](session, merge, model.parameters)
+        self._merger = merger_for(merge, session.engine)(session, merge, model.parameters)
         self._measures = model.built.training_spec.measures
         self.stopped: str | None = None
         """Why the fit ended before its last round."""
@@ -87,9 +85,7 @@ class RoundRunner:
         if self.stopped is not None:
             self._end_early()
         waits = self.stopped is None or not self._fit.stopping.urgent
-        final = self._merger.settled(self._complete[-1]) if self._complete and waits else self.current()
-        self.merge_state = self._state_of(final)
-        return final
+        return self._merger.settled(self._complete[-1]) if self._complete and waits else self.current()
 
     def is_over(self) -> bool:
         """Return whether the fit must stop at once, also while rounds are planned; if so, record the reason."""
@@ -105,13 +101,7 @@ class RoundRunner:
         """Return the same parameters with the state; only after rounds for which a callback ``needs_state``."""
         parameters = self._merger.settled(self._complete[-1]) if self._complete else None
         workers = tuple(fetch_states(self._engine, self._states))
-        return parameters, TrainingState(workers, self._state_of(parameters).fetched(self._engine))
-
-    def _state_of(self, parameters: params.Parameters | None) -> MergeState:
-        """Return what merges keep besides these parameters, the parameters after the last complete round."""
-        if parameters is None or not self._complete:
-            return self.merge_state
-        return self._merger.state_of(self._complete[-1], parameters)
+        return parameters, TrainingState(workers, self.merge_state.fetched(self._engine))
 
     def averaged(self) -> params.Parameters | None:
         """Return the averaged parameters after the last complete round, or ``None`` without averaging."""
@@ -145,6 +135,12 @@ class RoundRunner:
     def _submit(self, round_: Round) -> None:
         self._workers.set_round(round_)
         submitted = self._merger.train_and_merge(self._workers)
+        if not submitted.unmerged:
+            self._evaluate(submitted)
+        self._pending.append(submitted)
+
+    def _evaluate(self, submitted: SubmittedRound) -> None:
+        """Submit the evaluation of the parameters after a round whose merges have been submitted."""
         states = [*state_refs(submitted.states), *submitted.merge_state.refs()]
         self._engine.keep([submitted.parameters, *states, *self._merger.bases.values()])
         evaluated = {PLAIN: submitted.parameters, AVERAGED: submitted.merge_state.averaged}
@@ -152,7 +148,6 @@ class RoundRunner:
             (prefix, self._validation.evaluate(parameters) if self._validation and parameters else [])
             for prefix, parameters in evaluated.items()
         )
-        self._pending.append(submitted)
 
     def _end_early(self) -> None:
         """Cancel the submitted rounds, unless their changes have already been merged."""
@@ -176,7 +171,7 @@ class RoundRunner:
         """Wait for the next round and record it, unless the fit must stop at once."""
         submitted = self._pending[0]
         self._fit.callbacks.round_start(submitted.round.number)
-        while not self._engine.wait(submitted.refs, TICK):
+        while not self._merger.wait(submitted, TICK, self._evaluate):
             if self._fit.stopping.urgent:
                 return
         values = submitted.fetch(self._engine)
@@ -266,6 +261,20 @@ class RoundRunner:
             **({} if part.files is None else {"files": part.files}),
             **skipped_batches(part.skipped_batches),
         }
+
+
+def merger_for(merge: Merge, engine: Engine) -> type[Merger]:
+    """Return the class that merges like this; warns where the engine cannot see which workers have arrived."""
+    if merge.quorum == 0:
+        return CommutativeMerger
+    if merge.kind == "commutative" and not engine.traits.interruptible:
+        warn_user(
+            f"the {engine.name} engine cannot see which workers have arrived, so that they merge synchronously; "
+            "with Merge('commutative', quorum=0) each merges by itself, and nobody waits"
+        )
+        return SynchronousMerger
+    mergers: Sequence[type[Merger]] = (SynchronousMerger, QuorumMerger, ServerMerger)
+    return next(merger for merger in mergers if merger.name == merge.kind)
 
 
 def run_rounds(fit: FitOfEpochs, workplace: Workplace) -> None:

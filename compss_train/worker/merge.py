@@ -6,8 +6,8 @@ al. 2023, arXiv 2311.08105).
 """
 
 import copy
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -16,9 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from compss_train.model.compression import CompressedChange
 from compss_train.model.metrics import Measured
 from compss_train.model.optimizers import OptimizerFactory
-from compss_train.model.parameters import Parameters, check_outer_step, squared_distance
+from compss_train.model.parameters import Parameters, change, check_outer_step, squared_distance
 from compss_train.model.training_spec import TensorNames
 from compss_train.model.weighted_mean import PartialSum, mean
 from compss_train.worker.state import split_moments
@@ -83,6 +84,23 @@ def merge_results(
     if rule.decay is not None:
         results["averaged"] = _moving_average(averaged, results["parameters"], rule.decay)
     return tuple(results[name] for name in rule.result_names)
+
+
+def rebased(item: PartialSum, base: Parameters, current: Parameters, buffers: Collection[str]) -> PartialSum:
+    """Return what a worker would have trained from ``current`` with the changes that it made to ``base``.
+
+    Statistics in ``buffers``, integers and optimizer states are the worker's own; compressed changes need no base.
+    """
+    values = {
+        name: array
+        if isinstance(array, CompressedChange)
+        or array.dtype.kind not in "fc"
+        or name in buffers
+        or name not in base
+        else np.asarray(change(base[name], array) + current[name]).astype(array.dtype, copy=False)
+        for name, array in item.values.items()
+    }
+    return replace(item, values=values)
 
 
 def _step(

@@ -164,6 +164,12 @@ def train_group(
     return partial_sum(sums), tuple(after)
 
 
+def train_apart(*args: Any) -> tuple[PartialSum, GroupState, list[Measured]]:
+    """Train as ``train_group``; return the measurements as well, for a worker that merges when it arrives."""
+    total, after = train_group(*args)
+    return total, after, [*total.measured]
+
+
 def train_alone(
     training_spec: TrainingSpec,
     parameters: Parameters,

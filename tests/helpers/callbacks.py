@@ -94,6 +94,9 @@ class LookaheadEngine(SerialEngine):
     def wait(self, refs, timeout):
         return not self.stuck and super().wait(refs, timeout)
 
+    def arrived(self, refs):
+        return [] if self.stuck else super().arrived(refs)
+
 
 class CopyingEngine(SerialEngine):
     """A serial engine whose tasks are said to read all of what they take."""

@@ -25,6 +25,7 @@ def test_what_is_left_out_is_filled():
         "commutative", PostLocal(epochs=1, then=2), "batches", None, "keep", None, None, "halving"
     )
     assert Merge.of("auto").preset == "auto"
+    assert (given.quorum, Merge("commutative").quorum) == (0, None)
     assert Merge.of(given) is given
     assert given.preset is None
 
@@ -42,32 +43,30 @@ def test_what_is_left_out_is_filled():
         ({"kind": "synchronous", "rule": "halving"}, r"rule='halving' belongs to Merge\('commutative'\)"),
         ({"kind": "parameter_server", "rule": "halving"}, r"rule='halving' belongs to Merge\('commutative'\)"),
         ({"optimizer_state": "lose"}, "choose one of 'keep', 'average', 'reset', 'reset_blocks', None"),
-        ({"kind": "commutative", "optimizer_state": "average"}, r"belongs to Merge\('synchronous'\), not to"),
+        ({"kind": "parameter_server", "optimizer_state": "average"}, r"belongs to Merge\('synchronous'\) and "),
         ({"kind": "parameter_server", "averaging": "ema"}, r"averaging= belongs to Merge\('synchronous'\)"),
         ({"averaging": 1.0}, "averaging=1.0: give a number above 0 and below 1"),
         ({"averaging": "mean"}, "averaging='mean': choose one of 'ema', 'a decay between 0 and 1', None"),
         ({"dtype": "fp8"}, "dtype='fp8': choose one of 'bf16', 'int8', None"),
         ({"kind": "parameter_server", "dtype": "int8"}, "not to .*: leave it out"),
-        ({"kind": "commutative", "rule": "halving", "dtype": "int8"}, "has no dtype="),
-        ({"kind": "commutative", "rule": "halving", "outer_optimizer": MOMENTUM}, "has no dtype= and outer_"),
+        ({"kind": "commutative", "rule": "halving", "dtype": "int8"}, "by itself, without dtype=: "),
+        ({"kind": "commutative", "rule": "halving", "outer_optimizer": MOMENTUM}, "by itself, without outer_opt"),
+        ({"kind": "commutative", "rule": "halving", "quorum": 0.5}, "by itself, without quorum=0.5: "),
         (
-            {"kind": "commutative", "outer_optimizer": {"optimizer": "adam", "lr": 1.0}},
-            'outer_optimizer=.*take merge="synchronous"',
+            {"kind": "commutative", "quorum": 0, "averaging": "ema", "grace": "auto"},
+            "without grace= and averaging=: ",
         ),
-        ({"kind": "commutative", "outer_optimizer": MOMENTUM}, '"nesterov": True'),
-        (
-            {"kind": "commutative", "outer_optimizer": {"optimizer": "sgd", "lr": -1.0}},
-            "lr=-1.0: give a number of at least 0",
-        ),
+        ({"kind": "commutative", "quorum": 0, "optimizer_state": "average"}, "without optimizer_state='average': "),
+        ({"kind": "auto", "quorum": 0}, r"quorum= belongs to Merge\('commutative'\)"),
+        ({"kind": "synchronous", "quorum": 0.5}, r"quorum= belongs to Merge\('commutative'\)"),
+        ({"kind": "parameter_server", "grace": 0.5}, r"grace= belongs to Merge\('commutative'\)"),
+        ({"quorum": 1.5}, "quorum=1.5: give the share of the workers"),
+        ({"quorum": "most"}, "quorum='most'"),
+        ({"grace": -1}, "grace=-1"),
+        ({"grace": "often"}, "grace='often': choose one of 'auto', "),
         ({"kind": "commutative", "outer_optimizer": {"optimizer": "sgd"}}, "needs a learning rate"),
-        (
-            {"kind": "commutative", "outer_optimizer": {**MOMENTUM, "weight_decay": 0.1}},
-            "plain SGD or Nesterov momentum",
-        ),
-        ({"kind": "commutative", "outer_optimizer": list}, "plain SGD or Nesterov momentum"),
         ({"outer_optimizer": {"optimizer": "sgd"}}, "outer_optimizer=.*: optimizer 'sgd' needs a learning rate"),
         ({"outer_optimizer": {"optimizer": "sdg", "lr": 1}}, "unknown optimizer 'sdg'"),
-        ({"kind": "commutative", "averaging": "ema"}, r"averaging= belongs to Merge\('synchronous'\)"),
     ],
     ids=str,
 )

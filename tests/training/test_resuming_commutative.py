@@ -6,6 +6,7 @@ order give the same bits, which tell how many batches have been merged.
 
 import os
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from tests.helpers.models import blocked
 from tests.helpers.small_fits import combined, fit
 
 STEP = 2.0**-10
-MERGES = ["commutative", "parameter_server"]
+MERGES = [Merge("commutative", quorum=0), Merge("commutative", quorum=1), Merge("parameter_server")]
 OPTIONS = {"num_epochs": 5, "batch_size": 2}
 BATCHES = 8  # of a worker in a round
 
@@ -62,7 +63,7 @@ def height(parameters) -> float:
 
 
 EXACT = {"optimizer": "sgd", "lr": 0.5, "momentum": 0.5, "nesterov": True}
-WITH_MOMENTUM = Merge("commutative", outer_optimizer=EXACT)
+WITH_MOMENTUM = Merge("commutative", outer_optimizer=EXACT, quorum=1)
 
 
 def expected(rounds, merge):
@@ -90,10 +91,10 @@ def test_checkpoints_have_the_updates_of_their_rounds_once(engine, tmp_path, mer
     assert [record["round"] for record in again.history] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("merge", MERGES, ids=str)
 @pytest.mark.parametrize("workers", [1, 2, 4])
 def test_resuming_with_any_workers_trains_every_sample_once(tmp_path, merge, workers):
-    options = combined(OPTIONS, data=data(), merge=Merge(merge, unit="blocks"), num_epochs=2)
+    options = combined(OPTIONS, data=data(), merge=replace(merge, unit="blocks"), num_epochs=2)
     with pytest.raises(KeyboardInterrupt):
         fit(trainer_of("serial"), Checkpoint(tmp_path, 2), InterruptAt(3), **options)
     assert list(list_checkpoints(tmp_path)) == [1]
@@ -109,7 +110,7 @@ def test_resuming_with_any_workers_trains_every_sample_once(tmp_path, merge, wor
     assert height(again.get_parameters()) * BATCHES == moved[workers]
 
 
-@pytest.mark.parametrize("merge", MERGES)
+@pytest.mark.parametrize("merge", MERGES, ids=str)
 def test_a_stopped_fit_saves_nothing_of_rounds_under_way(engine, tmp_path, merge):
     stopped = trainer_of(engine, ballast=500_000)  # so that merging takes a while
     kept = Checkpoint(tmp_path, every=99, keep=9)

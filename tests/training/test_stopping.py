@@ -3,6 +3,7 @@
 import signal
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 import numpy as np
@@ -18,7 +19,7 @@ from compss_train.training.stopping import Stopping
 from tests.helpers.callbacks import CallAt, EndCounter, InterruptAt, LookaheadEngine, StopAfter
 from tests.helpers.models import MODES, SGD, assert_same_bits, mlp
 from tests.helpers.processes import children
-from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
+from tests.helpers.small_fits import X, Y, assert_alike, combined, fit, trainer_of
 
 BLOCKS = {**MODES[3], "num_epochs": 2}
 
@@ -65,7 +66,11 @@ def test_it_may_stop_in_any_hook(any_engine, hook, rounds):
     assert_alike(stopped, other)
 
 
-@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
+@pytest.mark.parametrize(
+    "merge",
+    ["synchronous", Merge("commutative", quorum=0), Merge("commutative", outer_optimizer=SGD)],
+    ids=str,
+)
 @pytest.mark.parametrize("stop", ["not", "fit_start", "round_start", "round_end", "stuck at once", "stuck"])
 def test_nothing_is_left_in_an_engine(merge, stop):
     engine, clock = LookaheadEngine(), Clock()
@@ -81,13 +86,15 @@ def test_nothing_is_left_in_an_engine(merge, stop):
     action = actions.get(stop) or CallAt(
         stop, lambda trainer: trainer.stop("enough"), 1 if stop == "round_end" else 0
     )
-    options = {"merge": merge, "max_time": 50, "validation_data": (X[:9], Y[:9]), **BLOCKS}
+    engine.traits = replace(engine.traits, shared_memory=False)  # a total shuffle cuts blocks into pieces
+    options = combined(BLOCKS, merge=merge, max_time=50, validation_data=(X[:9], Y[:9]), shuffle="total")
     with trainer_of(engine, clock=clock) as trainer:
         fit(trainer, action, **options)
         assert (trainer.stopped is None) == (stop == "not")
         engine.stuck = False
         states = len(engine.held)
-        assert states <= 1 + 3  # the recipe, and each worker's state
+        outer = "outer_optimizer" in str(merge)
+        assert states <= 1 + 3 + outer  # the recipe, each worker's state, and the outer optimizer's
         fit(trainer, num_epochs=1)
     assert not engine.held
 

@@ -11,7 +11,7 @@ estimates the gradient noise from the workers' changes.
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
@@ -21,29 +21,32 @@ from compss_train.engines import Engine, Ref
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.training.merge import Merge, MergeKind
-from compss_train.training.training_state import NOTHING_KEPT, MergeState, States
+from compss_train.training.training_state import NOTHING_KEPT, MergeState
 from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session
+from compss_train.worker.state import GroupState
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True)
 class SubmittedRound:
     """A round whose tasks have been submitted."""
 
     round: Round
-    tasks: Sequence[Sequence[int]]
+    tasks: list[list[int]]
     """The workers that each task trains."""
     measured: dict[str, list[Ref]]
     """References to lists of measurements: of the ``workers``, preceded by the merge's if that is measured; and of
     the validation data, by the prefixes of their names."""
     parameters: Ref
     """The global parameters after the round."""
-    states: States
+    states: list[GroupState | Ref]
     """The states of each group of workers after the round."""
     merge_state: MergeState = NOTHING_KEPT
     """What merges keep besides the parameters, after the round."""
     merge_measured: bool = False
     """Whether the first measurement is the merge's."""
+    unmerged: int = 0
+    """Number of workers whose merges have not been submitted; until then ``parameters`` are older ones."""
 
     @property
     def refs(self) -> list[Ref]:
@@ -81,6 +84,13 @@ class Merger(ABC):
     def train_and_merge(self, workers: Workers) -> SubmittedRound:
         """Submit the training and merging of the round that has been set for the workers."""
 
+    def wait(self, submitted: SubmittedRound, timeout: float, evaluate: Callable[[SubmittedRound], None]) -> bool:
+        """Wait for a round at most ``timeout`` seconds; return whether it is complete, with its measurements.
+
+        Calls ``evaluate`` with each round whose last workers are merged meanwhile.
+        """
+        return self.engine.wait(submitted.refs, timeout)
+
     def settled(self, submitted: SubmittedRound) -> Parameters:
         """Return the global parameters after a round; no later round was submitted, or later rounds are ignored."""
         value: Parameters = self.engine.fetch([submitted.parameters])[0]
@@ -89,10 +99,6 @@ class Merger(ABC):
     def current(self, submitted: SubmittedRound) -> Parameters:
         """Return the global parameters after a complete round; waits for its merge if necessary."""
         return self.settled(submitted)
-
-    def state_of(self, submitted: SubmittedRound, parameters: Parameters) -> MergeState:
-        """Return what is kept besides ``parameters``, the parameters after this round."""
-        return submitted.merge_state
 
     def stop(self) -> None:
         """End processes other than tasks; called at the end of every fit."""

@@ -1,14 +1,10 @@
-"""Merging on arrival, where no worker waits: commutatively in the engine, or through a parameter server.
+"""Merging each worker by itself, on arrival: commutatively in the engine (``quorum=0``), or through a server.
 
-Additions commute, so that the order of arrival changes rounding only. With an outer optimizer this also holds for
-the immediate steps with the workers' changes. Momentum is applied after as many arrivals as there are workers
-(``model/delayed_nesterov.py``): if some workers are ahead of others, the order of arrival decides which changes the
-momentum contains, and which workers start from the parameters that it has moved.
+Additions commute, so that the order of arrival changes rounding only.
 
 Through a parameter server, workers push their changes layer by layer, and the parameters bypass the engine.
 """
 
-import copy
 from abc import abstractmethod
 from dataclasses import replace
 from typing import Any
@@ -18,11 +14,9 @@ from compss_train._utils import Closable
 from compss_train.engines import Ref
 from compss_train.engines.nodes import is_loopback
 from compss_train.model import parameters as params
-from compss_train.model.delayed_nesterov import DelayedNesterov, step_on_arrival
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.training.merge import Merge
 from compss_train.training.merging import Merger, SubmittedRound
-from compss_train.training.training_state import NOTHING_KEPT, MergeState
 from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session
 from compss_train.worker.server_exchange import Exchange, ServerAddress, read_parameters, train_and_exchange
@@ -43,22 +37,19 @@ class ArrivalMerger(Merger):
         """Train each worker from its own base, and merge it."""
         counts = workers.round.counts
         total, active = sum(counts), [worker for worker, count in enumerate(counts) if count]
-        measured = [
-            self._train(workers, worker, self.bases.get(worker, self._initial), total, len(active))
-            for worker in active
-        ]
+        measured = [self._train(workers, worker, self.bases.get(worker, self._initial), total) for worker in active]
         self._moments = None  # from now on workers have their own
         return SubmittedRound(
             round=workers.round,
             tasks=[[worker] for worker in active],
             measured={"workers": measured},
             parameters=self.parameters,
-            states=tuple(workers.states),
+            states=[*workers.states],
         )
 
     @abstractmethod
-    def _train(self, workers: Workers, worker: int, base: Ref, total: int, active: int) -> Ref:
-        """Train one of the ``active`` workers, which have ``total`` samples in all, and set its next base.
+    def _train(self, workers: Workers, worker: int, base: Ref, total: int) -> Ref:
+        """Train one of the workers, which have ``total`` samples in all, and set its next base.
 
         Returns a reference to its measurements.
         """
@@ -71,20 +62,15 @@ class CommutativeMerger(ArrivalMerger):
 
     def __init__(self, session: Session, merge: Merge, initial: params.Parameters) -> None:
         super().__init__(session, merge, initial)
-        self._rule, self._buffers, outer = merge.rule, session.names.buffers, merge.outer_optimizer
-        self._optimizer = None if outer is None else DelayedNesterov.of(outer)
-        if self._optimizer is not None:
-            initial = self._optimizer.starting(initial, self.state.fetched(self.engine).outer)
+        self._rule, self._buffers = merge.rule, session.names.buffers
         self.parameters = self.engine.publish(initial)
 
-    def _train(self, workers: Workers, worker: int, base: Ref, total: int, active: int) -> Ref:
+    def _train(self, workers: Workers, worker: int, base: Ref, total: int) -> Ref:
         trained, measured = workers.train(worker, base, self._moments, task=train_alone, returns=3)
         count = measured if workers.data.source.may_skip else workers.round.counts[worker]
         update: tuple[Any, ...] = params.apply_delta, base, trained, count, total, self._buffers
         if self._rule == "halving":
             update = params.halve, trained
-        elif self._optimizer is not None:
-            update = step_on_arrival, self._optimizer, base, trained, count, total, active, self._buffers
         self.bases[worker] = self.engine.commute(self.parameters, *update)
         return measured
 
@@ -92,11 +78,6 @@ class CommutativeMerger(ArrivalMerger):
         """Return the newest value, later contributions included: waiting would delay the other workers."""
         newest: params.Parameters | None = self.engine.peek(self.parameters)
         return self.engine.fetch([self.parameters])[0] if newest is None else newest
-
-    def state_of(self, submitted: SubmittedRound, parameters: params.Parameters) -> MergeState:
-        """Return the state of the outer optimizer, which the parameters carry."""
-        outer = getattr(parameters, "outer", None)
-        return NOTHING_KEPT if outer is None else MergeState(outer=copy.deepcopy(outer))  # the engine's memory
 
 
 class GlobalParameters(Closable):
@@ -137,7 +118,7 @@ class ServerMerger(ArrivalMerger):
     An outer optimizer runs on the server: it steps with each worker's change on arrival, layer by layer, and starts
     fresh in every fit. Its momentum advances with every push, in each round once for every worker. A momentum of β
     then acts like a learning rate 1 / (1 - β) times as large, with changes that were computed without it: values
-    that suit one step a round, such as 0.9, can diverge. Commutative merging delays momentum instead.
+    that suit one step a round, such as 0.9, can diverge.
     """
 
     name = "parameter_server"
@@ -151,7 +132,7 @@ class ServerMerger(ArrivalMerger):
             self.stop()
             raise
 
-    def _train(self, workers: Workers, worker: int, base: Ref, total: int, active: int) -> Ref:
+    def _train(self, workers: Workers, worker: int, base: Ref, total: int) -> Ref:
         more = self._address, total
         self.bases[worker], measured = workers.train(
             worker, base, self._moments, *more, task=train_and_exchange, returns=3

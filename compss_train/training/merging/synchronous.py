@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Mapping
+from typing import ClassVar
 
 from compss_train.engines import Engine, Ref
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.parameters import Parameters
 from compss_train.model.weighted_mean import partial_sum
-from compss_train.training.merge import Merge
+from compss_train.training.merge import Merge, MergeKind
 from compss_train.training.merging import Merger, SubmittedRound
 from compss_train.training.training_state import MergeState
 from compss_train.training.workers import Workers
@@ -28,7 +29,7 @@ BYTES_PER_SECOND = 1e9
 class SynchronousMerger(Merger):
     """Every worker starts a round from the global parameters; their average, or a step towards it, ends it."""
 
-    name = "synchronous"
+    name: ClassVar[MergeKind] = "synchronous"
     by_rounds = True
 
     def __init__(self, session: Session, merge: Merge, initial: Parameters) -> None:
@@ -55,14 +56,13 @@ class SynchronousMerger(Merger):
             merged = {"parameters": trained, "measured": measured}
         else:
             merged = self._merge({workers.groups[g].start: workers.train(g, *start)[0] for g in tasks})
-        self.parameters = merged["parameters"]
-        self.state = MergeState(**{name: merged.get(name) for name in vars(self.state)})
+        self._continue_from(merged)
         return SubmittedRound(
             round=workers.round,
             tasks=[*tasks.values()],
             measured={"workers": [merged["measured"]]},
             parameters=self.parameters,
-            states=tuple(workers.states),
+            states=[*workers.states],
             merge_state=self.state,
             merge_measured=not alone,
         )
@@ -75,6 +75,11 @@ class SynchronousMerger(Merger):
         names = self._rule.result_names
         results = self.engine.submit(merge_results, items, *last, returns=len(names), priority=True)
         return dict(zip(names, results, strict=True))
+
+    def _continue_from(self, merged: Mapping[str, Ref]) -> None:
+        """Keep the results of a merge."""
+        self.parameters = merged["parameters"]
+        self.state = MergeState(**{name: merged.get(name) for name in vars(self.state)})
 
 
 def best_arity(task_seconds: float, size: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, DistributedTrainer
+from compss_train import BlockedTensor, DistributedTrainer, Merge
 
 OURS = {"workers": 2, "blocks": 4, "hidden": 16, "samples": 60, "shuffles": "blocks", "engine": "auto"}
 
@@ -62,6 +62,8 @@ def main():
     trainer = DistributedTrainer(own["workers"], engine=own["engine"], seed=0, threads=1)
     trainer.build(network(own["hidden"]), {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, "cross_entropy")
     x, y = data(own["samples"], own["blocks"])
+    if "quorum" in chosen:
+        chosen["merge"] = Merge(chosen["merge"], quorum=chosen.pop("quorum"))
     for shuffle in own["shuffles"].split(","):
         parameters = trainer.fit(x, y, batch_size=5, shuffle=shuffle, **chosen)
     result = {

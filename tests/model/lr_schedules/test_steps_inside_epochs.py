@@ -196,7 +196,7 @@ def test_the_clock_is_the_epoch_for_any_number_of_workers(workers, way):
     assert [record["lr"] for record in trainer.history] == [0.5 / record["epoch"] for record in trainer.history]
 
 
-@pytest.mark.parametrize("merge", ["synchronous", "commutative", "parameter_server"])
+@pytest.mark.parametrize("merge", ["synchronous", Merge("commutative", quorum=0), "parameter_server"], ids=str)
 @pytest.mark.parametrize(
     "way", [{"merge": Merge(every=1)}, {"merge": Merge(every=2)}, {"merge": Merge(unit="blocks")}], ids=str
 )

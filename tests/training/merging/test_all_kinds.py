@@ -224,7 +224,6 @@ def test_weights_without_dimensions_are_merged(merge, workers):
     ("before", "after"),
     [
         (Merge(outer_optimizer=NESTEROV), Merge(outer_optimizer=OUTER_ADAM)),
-        (Merge("commutative", outer_optimizer=NESTEROV), Merge(outer_optimizer=NESTEROV)),
         (Merge("commutative", outer_optimizer=NESTEROV), Merge("commutative")),
         (Merge(outer_optimizer=OUTER_ADAM), Merge(outer_optimizer={**OUTER_ADAM, "amsgrad": True})),
         (

@@ -101,7 +101,8 @@ MERGES = {
     "commutative": {"merge": "commutative"},
     "commutative int8": {"merge": Merge("commutative", dtype="int8")},
     "halving": {"merge": Merge("commutative", rule="halving")},
-    "delayed Nesterov": {"merge": Merge("commutative", outer_optimizer=NESTEROV)},
+    "commutative, each alone": {"merge": Merge("commutative", quorum=0)},
+    "commutative outer": {"merge": Merge("commutative", outer_optimizer=NESTEROV)},
     "server": {"merge": "parameter_server"},
     "server with Adam": {"merge": Merge("parameter_server", outer_optimizer=ADAM)},
 }

@@ -1,0 +1,179 @@
+"""Merging commutatively with a quorum: nobody waits for a late worker, and those that are on time learn as one.
+
+The workers that have arrived when a merge happens are merged as synchronously, and start together from the result.
+Late ones go on, and enter the next merge with their change from the parameters that they began from. If nobody is
+late, the bits are those of synchronous merging. The grace period, a short wait for workers that are nearly done, is
+that of Liu et al. 2024 (arXiv 2401.09135).
+"""
+
+import copy
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from statistics import median
+
+from compss_train.engines import Ref
+from compss_train.model.parameters import Parameters
+from compss_train.training.merge import Merge
+from compss_train.training.merging import SubmittedRound
+from compss_train.training.merging.synchronous import SynchronousMerger
+from compss_train.training.workers import Workers
+from compss_train.training.workplace import Session
+from compss_train.worker.merge import rebased
+from compss_train.worker.train import train_apart
+
+SHARE = 0.75
+"""The default of ``Merge(quorum=...)``."""
+GRACE = 0.2
+"""The share of a round's time of ``Merge(grace="auto")``."""
+
+POLLS = 50
+"""How often the coordinator looks for arrivals in the time of a usual round, ``SHORTEST_POLL`` seconds at least."""
+SHORTEST_POLL = 0.001
+
+
+@dataclass
+class Quorum:
+    """Decides when the workers that have arrived are merged."""
+
+    share: float
+    """The share of the workers that have to arrive."""
+    grace: float
+    """How long to wait for others then, as a share of the time that those took."""
+    _since: float = math.inf
+    """When the grace period began."""
+
+    def is_due(
+        self, now: float, arrived: Collection[float], running: Collection[tuple[float, float]], slots: int
+    ) -> bool:
+        """Return whether to merge now, rather than to wait for others.
+
+        ``arrived`` has how many seconds each worker took that has arrived; ``running`` has, of each other one, when
+        it began and how long it took last. ``slots`` tasks run at a time: if more are running, some of them wait,
+        and are not late.
+        """
+        if not running:
+            return True
+        if len(arrived) < int(self.share * (len(arrived) + len(running))) or len(running) > slots:
+            self._since = math.inf
+            return False
+        usual = median(arrived)
+        grace = self.grace * usual
+        self._since = min(self._since, now)
+        end = self._since + grace
+        # Slow workers are not expected by then, and stopped ones were long ago.
+        expected = (began + max(usual, last) for began, last in running)
+        is_over = now >= end or not any(now - grace <= seconds <= end for seconds in expected)
+        self._since = math.inf if is_over else self._since
+        return is_over
+
+
+@dataclass
+class _Running:
+    """A worker's task that has not been merged."""
+
+    round: SubmittedRound
+    trained: Ref
+    measured: Ref
+    base: Ref
+    """The parameters that the worker began from."""
+    began: float
+    last: float
+    """How many seconds the worker took in its last round; 0 if it is in its first."""
+    seconds: float | None = None
+    """How long it took, once it has arrived."""
+
+
+class QuorumMerger(SynchronousMerger):
+    """Merges the workers that have arrived, once a quorum has and the grace period is over."""
+
+    name = "commutative"
+    by_rounds = False
+    rounds_ahead = 8
+    """Maximum number of rounds that the fastest worker may be ahead of the slowest before it waits."""
+
+    def __init__(self, session: Session, merge: Merge, initial: Parameters) -> None:
+        super().__init__(session, merge, initial)
+        self._session, workers = session, len(session.devices)
+        grace = GRACE if merge.grace is None or merge.grace == "auto" else merge.grace
+        self._quorum = Quorum(SHARE if merge.quorum is None else merge.quorum, grace)
+        self._waiting: list[deque[tuple[Workers, SubmittedRound]]] = [deque() for _ in range(workers)]
+        """The rounds of each worker that have not begun."""
+        self._running: dict[int, _Running] = {}
+        self._seconds: dict[int, float] = {}
+        """How long each worker took in its last round."""
+
+    def train_and_merge(self, workers: Workers) -> SubmittedRound:
+        """Start the workers that wait for a round; the others start when they have been merged."""
+        submitted = SubmittedRound(
+            round=workers.round,
+            tasks=[],
+            measured={"workers": []},
+            parameters=self.parameters,
+            states=[() for _ in workers.states],
+            unmerged=sum(map(bool, workers.round.counts)),
+        )
+        of_round = copy.copy(workers)
+        for worker, waiting in enumerate(self._waiting):
+            waiting.append((of_round, submitted))
+            self._start(worker)
+        return submitted
+
+    def _start(self, worker: int) -> None:
+        """Start the worker's next round with samples from the newest parameters, unless it is running."""
+        waiting = self._waiting[worker]
+        while waiting and worker not in self._running:
+            workers, submitted = waiting.popleft()
+            if workers.round.counts[worker]:
+                start = self.parameters, self.state.moments
+                trained, measured = workers.train(worker, *start, task=train_apart, returns=3)
+                submitted.tasks.append([worker])
+                submitted.measured["workers"].append(measured)
+                began, last = time.monotonic(), self._seconds.get(worker, 0.0)
+                self._running[worker] = _Running(submitted, trained, measured, self.parameters, began, last)
+            submitted.states[worker] = workers.states[worker]
+
+    def wait(self, submitted: SubmittedRound, timeout: float, evaluate: Callable[[SubmittedRound], None]) -> bool:
+        """Merge the workers that have arrived, if it is time, and look again within ``timeout`` seconds."""
+        now = time.monotonic()
+        running = {task.measured: task for task in self._running.values() if task.seconds is None}
+        arrived = self.engine.arrived([*running])
+        self.engine.fetch(arrived, small=True)  # raises the exception of a task that failed
+        for measured in arrived:
+            task = running.pop(measured)
+            task.seconds = now - task.began
+        there = {worker: task.seconds for worker, task in sorted(self._running.items()) if task.seconds is not None}
+        # Unless somebody may begin a new round, nobody gains by a merge without the others.
+        if there and (not running or any(self._waiting[worker] for worker in there)):
+            others = [(task.began, task.last) for task in running.values()]
+            if self._quorum.is_due(now, there.values(), others, self.engine.slots(self._session.resources)):
+                for complete in self._merge_workers(there):
+                    evaluate(complete)
+        usual = median(self._seconds.values()) if self._seconds else 0.0
+        soon = min(timeout, max(SHORTEST_POLL, usual / POLLS))
+        if not submitted.unmerged:
+            return self.engine.wait(submitted.refs, soon)
+        self.engine.wait([task.measured for task in self._running.values() if task.seconds is None], soon)
+        return False
+
+    def _merge_workers(self, there: Mapping[int, float]) -> list[SubmittedRound]:
+        """Merge these workers as synchronously, and start them together; return the rounds that this completes."""
+        tasks = {worker: self._running.pop(worker) for worker in there}
+        self._seconds |= there
+        trained: dict[int, Ref] = {}
+        for worker, task in tasks.items():
+            trained[worker] = task.trained
+            if task.base is not self.parameters:
+                late = task.trained, task.base, self.parameters, self._session.names.buffers
+                trained[worker] = self.engine.submit(rebased, *late, priority=True)
+        self._continue_from(self._merge(trained))
+        complete: list[SubmittedRound] = []
+        for worker, task in tasks.items():
+            self._start(worker)
+            task.round.unmerged -= 1
+            if not task.round.unmerged:
+                task.round.parameters, task.round.merge_state = self.parameters, self.state
+                complete.append(task.round)
+        return complete
