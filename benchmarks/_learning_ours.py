@@ -30,8 +30,9 @@ FIRST_MERGES = 3
 
 
 def missing_options(case: Case) -> list[str]:
-    """Return the options of ``fit`` that the installed version does not have."""
-    return [name for name in case.options if name not in inspect.signature(DistributedTrainer.fit).parameters]
+    """Return the options of ``fit`` and its ``Merge`` that the installed version does not have."""
+    known = {*inspect.signature(DistributedTrainer.fit).parameters, *(each.name for each in fields(Merge))}
+    return [name for name in case.options if name not in known]
 
 
 class _KeepMarks(Callback):
