@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Self
 
 import numpy as np
@@ -27,8 +27,9 @@ from compss_train.data.samples import Samples, as_samples
 from compss_train.data.tables import conversion_note, frame_as_array, is_frame
 from compss_train.engines import Engine, Ref
 from compss_train.engines.codec import is_on_file
-from compss_train.exceptions import DivergedError
+from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model.devices import random_state
+from compss_train.model.metrics import Measured
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.build_arguments import check_picklable
 from compss_train.worker.work import Work
@@ -166,6 +167,22 @@ class DataSource:
                         return f"row {first + int(bad.int().argmax())} of {name}"
                 first += len(block)
         return None
+
+    def check_readable(self, unread: int, measured: Sequence[Measured]) -> None:
+        """Raise ``BadFileError`` if no file of a whole epoch could be read, ``ValueError`` if streams are empty.
+
+        ``unread`` is the number of samples that could not be read since the last one that could; ``measured`` are
+        the measurements of the last round.
+        """
+        if unread >= self.number_samples:
+            skipped = [*chain.from_iterable(part.skipped.items() for part in measured)]
+            if not skipped:
+                raise ValueError(
+                    "the IterableDataset gave no samples in a whole epoch: each epoch iterates over it anew, so "
+                    "that __iter__ has to begin from the start, and by default every worker takes its part of it"
+                )
+            file, reason = skipped[0]
+            raise BadFileError(file, f"{reason}; nor can any other file be read")
 
     def shares(self, shuffle: Shuffle) -> int:
         """Return the number of blocks, files or samples to distribute: only this number of workers get any."""

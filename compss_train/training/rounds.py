@@ -10,7 +10,7 @@ from itertools import chain
 from compss_train._utils.validation import warn_user
 from compss_train.data.partitioning import Round, RoundPlan
 from compss_train.engines import Engine, Ref
-from compss_train.exceptions import BadFileError, EngineClosedError
+from compss_train.exceptions import EngineClosedError
 from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured
 from compss_train.reports.records import Record, per_second
@@ -186,7 +186,9 @@ class RoundRunner:
         for worker, part in zip(chain.from_iterable(submitted.tasks), measured, strict=True):
             if part.trace is not None:
                 self._fit.callbacks.trace(submitted.round.number, worker, part.trace)
-        self._check_readable(measured)
+        trained = any(part.samples for part in measured)
+        self._unread = 0 if trained else self._unread + sum(part.left_out for part in measured)
+        self._fit.data.check_readable(self._unread, measured)
         record = self._record(submitted, values)
         if self._schedule is not None:
             self._schedule.observe(record)
@@ -204,21 +206,6 @@ class RoundRunner:
         self._complete.append(submitted)
         self._states, self.merge_state = submitted.states, submitted.merge_state
         self._fit.reached = submitted.round.resume_point
-
-    def _check_readable(self, measured: Sequence[Measured]) -> None:
-        """Raise ``BadFileError`` if no file of a whole epoch could be read, ``ValueError`` if streams are empty."""
-        self._unread += sum(part.left_out for part in measured)
-        if any(part.samples for part in measured):
-            self._unread = 0
-        elif self._unread >= sum(self._fit.data.sizes):
-            skipped = [*chain.from_iterable(part.skipped.items() for part in measured)]
-            if not skipped:
-                raise ValueError(
-                    "the IterableDataset gave no samples in a whole epoch: each epoch iterates over it anew, so "
-                    "that __iter__ has to begin from the start, and by default every worker takes its part of it"
-                )
-            file, reason = skipped[0]
-            raise BadFileError(file, f"{reason}; nor can any other file be read")
 
     def _record(self, submitted: SubmittedRound, values: Mapping[str, list[Measured]]) -> Record:
         now = self._fit.stopping.clock()

@@ -28,7 +28,7 @@ from compss_train.training import build_arguments as arguments
 from compss_train.training import data_source, description, resuming
 from compss_train.training.inference import inference, warn_of_problems
 from compss_train.training.trained_model import TrainedModel
-from compss_train.training.training_state import Snapshot
+from compss_train.training.training_state import Snapshot, TrainingState
 from compss_train.training.workplace import Workplace
 
 PICKLED = ("net", "optimizer", "loss", "transform", "collate", "compile", "training_step", "validation_step")
@@ -222,7 +222,7 @@ class TrainerBase:
         lr_schedule = None if chosen is None else make_schedule(chosen, own, factory)
         self._workplace.engine_class.check_gpus(num_gpu)
         self._model.build(arguments.BuildArguments(spec, num_gpu, chosen, lr_schedule))
-        self._workplace.forget()
+        self._workplace.set_state(TrainingState())
 
     @property
     def seed(self) -> int:

@@ -13,7 +13,7 @@ from compss_train.training.data_source import DataSource, PublishedData
 from compss_train.training.fit import Fit
 from compss_train.training.stopping import SIGTERM
 from compss_train.training.trained_model import TrainedModel
-from compss_train.training.training_state import NOTHING_KEPT, TrainingState, fetch_states
+from compss_train.training.training_state import TrainingState, fetch_states
 from compss_train.worker.state import GroupState, WorkerState
 
 MAX_WORKERS = 100_000
@@ -44,27 +44,17 @@ class Session:
         """Rough estimate of the time, in seconds, that a core trains on a sample."""
         self.groups = [range(worker, worker + 1) for worker in range(workers)]
         """The groups of workers; each group's states are one value of the engine."""
-        self.states: list[GroupState | Ref] = []
+        new = [WorkerState(None, worker_seed(model.seed, worker)) for worker in range(len(state.workers), workers)]
+        self.states: list[GroupState | Ref] = [(each,) for each in (*state.workers[:workers], *new)]
         """The states of each group. This list and ``groups`` are also those of ``Workers``, which changes them."""
-        self.merge_state = NOTHING_KEPT
-        self.set_state(state, model.seed)
-
-    def set_state(self, state: TrainingState, seed: int) -> None:
-        """Continue from this state; other workers start fresh."""
         self.merge_state = state.merge
-        known = len(state.workers)
-        new = (WorkerState(None, worker_seed(seed, worker)) for worker in range(known, len(self.devices)))
-        self._set_states([*state.workers, *new])
-
-    def _set_states(self, states: Sequence[WorkerState]) -> None:
-        self.states[:] = [tuple(states[worker] for worker in group) for group in self.groups]
 
     def regroup(self, groups: Sequence[range]) -> None:
         """Make the states of each group one value; waits for the states if workers were grouped differently."""
         if list(groups) != list(self.groups):
             states = fetch_states(self.engine, self.states)
             self.groups[:] = groups
-            self._set_states(states)
+            self.states[:] = [tuple(states[worker] for worker in group) for group in groups]
 
     def state(self) -> TrainingState:
         """Return the state that the last fit left, waiting for the tasks that compute it."""
@@ -155,15 +145,8 @@ class Workplace:
         return self._saved_state if self.session is None else self.session.state()
 
     def set_state(self, state: TrainingState) -> None:
-        """Continue from this state; workers without a state in it start fresh."""
-        if self.session is None:
-            self._saved_state = state
-        else:
-            self.session.set_state(state, self.model.seed)
-
-    def forget(self) -> None:
-        """End the session of a network that is replaced by another; the engine stays."""
-        self._saved_state, self.session = TrainingState(), None
+        """Let the next session start from this state, in the same engine; workers without one in it start fresh."""
+        self._saved_state, self.session = state, None
 
     def end(self, *, kill: bool) -> None:
         """End the session and its processes; an engine that the user provided only with ``kill``."""
