@@ -92,7 +92,7 @@ def test_a_run_resumes_in_a_folder_that_was_moved(run_file, command, tmp_path):
     assert "its home folder /nowhere/at/all does not exist" in command("fit", "moved", "--resume", code=2).err
 
 
-@pytest.mark.parametrize("engine", ["serial", "local"])
+@pytest.mark.parametrize("engine", ["serial", pytest.param("local", marks=pytest.mark.slow)])
 def test_modules_and_files_next_to_the_run_file_are_found(run_file, command, tmp_path, monkeypatch, engine):
     x, y = data()
     np.save("x.npy", x)

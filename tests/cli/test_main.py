@@ -47,6 +47,7 @@ def test_warnings_are_printed_as_messages_of_the_command(monkeypatch, capsys):
     assert capsys.readouterr().err == "compss-train configure: few units\ncompss-train configure: no units\n"
 
 
+@pytest.mark.slow  # a program imports torch
 def test_output_that_nobody_reads_is_no_error():
     command = [sys.executable, "-m", "compss_train", "fit", "--example"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:

@@ -152,6 +152,8 @@ def test_solvers_in_c_and_python_send_side_by_side(run_blocks, tmp_path):
 
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
+LONG = ("cluster", "search", "text")
+"""Those that import other packages for seconds, or start several engines."""
 
 
 def code_cells(notebook):
@@ -168,7 +170,7 @@ def comparable(text):
 @pytest.mark.parametrize(
     "notebook",
     [
-        pytest.param(path, marks=[pytest.mark.slow, pytest.mark.timeout(600)] * (path.stem == "text"))
+        pytest.param(path, marks=[pytest.mark.slow, pytest.mark.timeout(600)] * (path.stem in LONG))
         for path in TUTORIALS
     ],
     ids=lambda path: path.stem,

@@ -57,7 +57,7 @@ def assert_all_numbers_shown(history, reader):
                 assert_shows(cells[heading(name)], value)
 
 
-@settings(max_examples=8)
+@settings(max_examples=3)
 @given(histories())
 @example(steady_run(30, 3))
 @example([online_record(), online_record(1, math.nan, skipped=["a"]), online_record(2, 1e-9, repetitions=[0, 3])])

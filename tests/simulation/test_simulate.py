@@ -133,6 +133,7 @@ def test_different_results_for_the_same_inputs_are_an_error():
     known.check()
 
 
+@pytest.mark.slow  # of the tests' own
 def test_known_results_change_no_simulation(monkeypatch):
     monkeypatch.setattr(known_results, "CHECKED", 2)
     known = KnownResults()

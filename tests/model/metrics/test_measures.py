@@ -188,7 +188,6 @@ def test_an_exception_of_a_metric_in_a_worker_names_it(shared_local):
         raise KeyError("not there")
 
     x, y = classification()
-    for metric in (broken, MulticlassAccuracy(num_classes=2)):
-        with pytest.raises((KeyError, ValueError)) as caught:
-            built(shared_local, metric={"mine": metric}).evaluate(x, y)
-        assert "Raised by the metric 'mine'." in caught.value.__notes__
+    with pytest.raises(KeyError) as caught:
+        built(shared_local, metric={"mine": broken}).evaluate(x, y)
+    assert "Raised by the metric 'mine'." in caught.value.__notes__
