@@ -103,13 +103,16 @@ def comparison_page(runs: Sequence[comparison.ComparedRun], against: curves.Axis
 
     rows = comparison.comparison_table(runs)
     panels = comparison.comparison_panels(comparison.grouped(runs), against)
-    headings = list(dict.fromkeys(name for row in rows for name in row))
+    names = dict.fromkeys(name for row in rows for name in row)
+    table = [[name, *(row.get(name, comparison.MISSING) for row in rows)] for name in names]
+    if len(rows) >= len(table):  # a column for each run, unless there are many
+        table = list(map(list, zip(*table, strict=True)))
     text: str = template.render(
         title=f"{len(runs)} runs",
         status=None,
         subtitle=" · ".join(run.name for run in runs),
         refresh_seconds=None,
-        runs=(headings, [[row.get(name, comparison.MISSING) for name in headings] for row in rows], None),
+        runs=(table[0], table[1:], None),
         charts=[chart_of(panel, against) for panel in panels],
         against=against,
     )
