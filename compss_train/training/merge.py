@@ -74,11 +74,11 @@ class Merge:
         For commutative merging: the share of the training workers that a merge needs, rounded down to one worker at
         least; ``None`` (default) for 0.75. Workers that are merged together start together from the result; if
         nobody is late, the numbers are those of synchronous merging. A late worker's change is added to the merge
-        that it arrives for, with its samples over those of that merge. Workers that wait for a slot are
-        not late. The fastest worker is at most 8 rounds ahead of the slowest, and then waits. 0 adds each worker's
-        change by itself, with its samples over those of the round; ``outer_optimizer``, ``averaging`` and averaged
-        optimizer states need several workers. COMPSs cannot see who has arrived: unless ``quorum`` is 0, workers
-        merge synchronously there, with a warning.
+        that it arrives for, with its samples over those of that merge. With more workers than slots all are waited
+        for: slow slots then get fewer of them. The fastest worker is at most 8 rounds ahead of the slowest, and
+        then waits. 0 adds each worker's change by itself, with its samples over those of the round;
+        ``outer_optimizer``, ``averaging`` and averaged optimizer states need several workers. COMPSs cannot see who
+        has arrived: unless ``quorum`` is 0, workers merge synchronously there, with a warning.
     grace:
         For commutative merging: how long a merge waits for more workers once its quorum has arrived, as a share of
         the time that those took for the round, if one is expected by then. ``"auto"`` (default) is 0.2. Liu et al.

@@ -51,12 +51,13 @@ class Quorum:
         """Return whether to merge now, rather than to wait for others.
 
         ``arrived`` has how many seconds each worker took that has arrived; ``running`` has, of each other one, when
-        it began and how long it took last. ``slots`` tasks run at a time: if more are running, some of them wait,
-        and are not late.
+        it began and how long it took last. ``slots`` tasks run at a time: with more workers nobody is late, as
+        some have to wait for a slot, and slow slots get fewer of them.
         """
         if not running:
             return True
-        if len(arrived) < int(self.share * (len(arrived) + len(running))) or len(running) > slots:
+        workers = len(arrived) + len(running)
+        if workers > slots or len(arrived) < int(self.share * workers):
             self._since = math.inf
             return False
         usual = median(arrived)
