@@ -14,7 +14,7 @@ from compss_train.callbacks.checks import callback_list
 from compss_train.data import FileDataset
 from compss_train.model.parameters import Parameters
 from compss_train.online.options import OnlineOptions, Simulations, online_merge
-from compss_train.training import data_source, description, lr_finder, planning, resuming, rounds
+from compss_train.training import description, planning, resuming, rounds
 from compss_train.training.callback import AnyCallback
 from compss_train.training.fit import FitOfEpochs, ShuffleLike
 from compss_train.training.merge import Merge, MergeLike
@@ -236,30 +236,6 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         stopping = Stopping(max_time, self._clock, self._workplace.engine_class.time_left())
         train_online(self._workplace, simulations, options, called, validation_data, stopping)
         return self.get_parameters()
-
-    def find_lr(
-        self,
-        x: Any,
-        y: Any = None,
-        *,
-        batch_size: int = 100,
-        lowest: float = 1e-6,
-        highest: float = 10.0,
-        steps: int = 100,
-    ) -> lr_finder.LearningRates:
-        """Return the losses of one worker as its learning rate grows with each batch, and a rate to start with.
-
-        This is the range test of Smith 2017: from the trainer's parameters, which do not change, one worker
-        trains ``steps`` batches in a task, with learning rates from ``lowest`` to ``highest``, until the loss
-        diverges. ``result.suggestion`` is where the loss falls fastest, for one worker and these batches;
-        ``result.plot("rates.png")`` draws it. Data are as in ``fit``.
-
-        Raises ``ValueError`` for an invalid range and for unsuitable data.
-        """
-        built = self._model.ready("find_lr")
-        rates = lr_finder.growing_rates(lowest, highest, steps)
-        data = data_source.as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
-        return lr_finder.range_test(self._workplace, data, batch_size, rates)
 
     def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
         """Load parameters, history, counters and the workers' states from a checkpoint; call ``build`` first.

@@ -143,20 +143,6 @@ def predict_arguments(parser: Parser) -> None:
     parser.add_argument("--classes", action="store_true", help=classes)
 
 
-def export_arguments(parser: Parser) -> None:
-    """Write a run's network as ONNX, or its parameters, for other programs.
-
-    examples:
-      compss-train export runs/spirals -o spirals.onnx
-      compss-train export runs/spirals -o spirals.safetensors --best
-    """
-    _add_run(parser)
-    output = "a name that ends in .onnx (the network), .safetensors or .npz (its parameters)"
-    parser.add_argument("-o", "--output", type=_path, required=True, metavar="FILE", help=output)
-    example = "for .onnx: a file with at least one sample, for shape and dtype (default: the run's data)"
-    parser.add_argument("--input", metavar="FILE", help=example)
-
-
 def _add_run(parser: Parser) -> None:
     """Add the run whose network is used."""
     parser.add_argument("run", type=_path, metavar="RUN", help="folder of a run: output of compss-train fit")
@@ -309,7 +295,7 @@ def configure_arguments(parser: Parser) -> None:
 
 COMMANDS: dict[str, tuple[Callable[[Parser], None], ...]] = {
     "fit": (fit_arguments,),
-    "inference": (evaluate_arguments, predict_arguments, export_arguments),
+    "inference": (evaluate_arguments, predict_arguments),
     "reports": (report_arguments, plot_arguments, compare_arguments, runs_arguments, advise_arguments),
     "data": (shard_arguments, send_arguments),
     "doctor": (doctor_arguments, configure_arguments),

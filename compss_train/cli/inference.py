@@ -1,4 +1,4 @@
-"""``compss-train evaluate``, ``predict`` and ``export``, and ``load``: use a network that has been trained."""
+"""``compss-train evaluate`` and ``predict``, and ``load``: use a network that has been trained."""
 
 import argparse
 import csv
@@ -20,11 +20,9 @@ from compss_train._utils.files import atomic_path, check_folder
 from compss_train.cli import run_files
 from compss_train.cli.fit import format_metrics
 from compss_train.cli.run_files import data, objects, training, trust
-from compss_train.data import FileDataset, block, locations, order, readers
-from compss_train.data.blocked import as_blocked
+from compss_train.data import FileDataset, locations, readers
 from compss_train.exceptions import BadFileError
 from compss_train.model import parameters, saved_state
-from compss_train.model.export import ONNX
 from compss_train.trainer import DistributedTrainer
 from compss_train.training import checkpoints
 
@@ -77,25 +75,6 @@ def _write_csv(path: Path, samples: FileDataset, output: NDArray[Any], classes: 
         table = csv.writer(file)
         table.writerow(["sample", *header])
         table.writerows([name, *row] for name, row in zip(names, rows.tolist(), strict=True))
-
-
-def export(options: argparse.Namespace) -> int:
-    """Write the file and print its path."""
-    check_folder(options.output)
-    target, example = options.output.absolute(), None
-    files = _absolute_names([options.input] if options.input else [])
-    with _open_run(options) as (file, trainer):
-        if target.suffix == ONNX:
-            x = read_samples(files, file) if files else _read_data(file, trainer)[0].x
-            if isinstance(x, FileDataset):
-                key = x.training_keys(targets=False)[0]
-                example = x.part([0], (key,)).read(order.RowRange(0, 0, min(2, x.sizes[0])))[key]
-            else:
-                example = block.load_block(next(as_blocked(x, 1).blocks()))[:2]
-        with _rejected_samples("exported with"):
-            trainer.save(target, example)
-    print(f"written to {options.output}")
-    return 0
 
 
 def load(

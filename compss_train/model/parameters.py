@@ -6,6 +6,7 @@ Workers may return compressed changes in place of some arrays (``compression``).
 """
 
 import math
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
@@ -18,6 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from compss_train._utils.files import atomic_path
 from compss_train._utils.validation import check_dense
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model.compression import CompressedChange, Contribution
@@ -240,22 +242,24 @@ def halve(current: Parameters, trained: Parameters) -> Parameters:
     }
 
 
-def save(path: str | Path, parameters: Mapping[str, NDArray[Any]]) -> str | None:
-    """Write the arrays to a ``.safetensors`` or ``.npz`` file, chosen by the suffix.
+def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -> str | None:
+    """Write the arrays to a ``.safetensors`` or ``.npz`` file, which is complete or does not exist.
 
     Returns the SHA-256 that a ``.safetensors`` file has in its metadata; ``.npz`` has checksums of its own.
     """
     path = Path(path)
-    if path.suffix == ".safetensors":
-        arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
+    if path.suffix not in FORMATS:
+        raise ValueError(f"cannot save parameters to {path.name!r}; use the suffix .safetensors or .npz")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
+    with atomic_path(path) as unfinished:
+        if path.suffix == ".npz":
+            np.savez(unfinished, **arrays)  # type: ignore[arg-type]
+            return None
         sha256 = sha256_of(arrays)
         data = safetensors.numpy.save(arrays, {_SHA256: sha256})
-        path.write_bytes(data)  # save_file's files are readable by their owner only
+        unfinished.write_bytes(data)  # save_file's files are readable by their owner only
         return sha256
-    if path.suffix != ".npz":
-        raise ValueError(f"cannot save parameters to {path.name!r}; use the suffix .safetensors or .npz")
-    np.savez(path, **{name: np.asarray(array) for name, array in parameters.items()})  # type: ignore[arg-type]
-    return None
 
 
 def load(path: str | Path) -> Parameters:

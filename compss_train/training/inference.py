@@ -1,6 +1,6 @@
 """``Inference``: submits the tasks of evaluation and prediction; warnings about problems that tasks found."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, pairwise
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import check_count, warn_once, warn_user
 from compss_train.data.block import RemoteBlock
-from compss_train.data.block_passes import BlockPass, blocks_of
+from compss_train.data.block_passes import BlockPass
 from compss_train.data.order import Batching, split_points
 from compss_train.data.tables import conversion_note
 from compss_train.engines.base import ONE_CPU, Ref
@@ -97,14 +97,6 @@ class Inference:
         first = self.data.training_spec, self.engine.publish(parameters)
         ref = self.engine.submit(evaluate, *first, self.data.values([0]), works, resources=self._resources)
         self.engine.fetch([ref])
-
-    def submit(self, function: Callable[..., Any], parameters: Ref, work: Work, *more: Any) -> Ref:
-        """Submit a task on the blocks or files that a worker passes over, on the first worker's device."""
-        blocks = blocks_of(work.block_passes)
-        work = self.data.source.work_on(blocks, work)._replace(device=self._parts[0][0])
-        first = self.data.training_spec, parameters, self.data.values(blocks)
-        ref: Ref = self.engine.submit(function, *first, work, *more, resources=self._resources)
-        return ref
 
     def predict(self, parameters: Ref) -> Any:
         """Predict and return the outputs of all samples in order, in the network's tuples, lists and dicts.

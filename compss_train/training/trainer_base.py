@@ -17,7 +17,6 @@ from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
 from compss_train.model import compilation, copies, loss_weights, losses, metrics, optimizers, training_spec
 from compss_train.model import parameters as params
-from compss_train.model.export import export
 from compss_train.model.optimizers import Gradients
 from compss_train.model.schedule import Schedule, ScheduleSpec, configured_schedule, make_schedule
 from compss_train.model.train_transform import TrainTransform, as_train_transform
@@ -372,16 +371,14 @@ class TrainerBase:
         """
         return resuming.snapshot_of(self._workplace)
 
-    def save(self, path: str | os.PathLike[str], example: Any = None) -> None:
-        """Write the global parameters to a ``.safetensors`` or ``.npz`` file, or the network to an ``.onnx`` one.
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the global parameters to a ``.safetensors`` or ``.npz`` file.
 
-        ``compss_train.load(path, net)`` reads parameters; a ``.safetensors`` file has their SHA-256. An ONNX file
-        (extra ``onnx``) includes the ``transform`` of ``build`` and takes any number of samples as ``x``;
-        ``example`` is a batch of x, such as ``x[:2]``, to trace the network with. The file is written atomically.
-        Raises ``ValueError`` for other suffixes, and for a network that ONNX cannot represent.
+        ``compss_train.load(path, net)`` reads it; a ``.safetensors`` file has the parameters' SHA-256. The file is
+        complete or does not exist. Raises ``ValueError`` for other suffixes. ``torch.onnx.export`` takes
+        ``trainer.model()``.
         """
-        transform = copy.deepcopy(self._model.built.training_spec.transform)
-        export(path, self.model(), example, transform=transform)
+        params.save(path, params.from_module(self.model()))
 
     def close(self) -> None:
         """End the worker processes; the trainer can still be used, and starts new ones."""

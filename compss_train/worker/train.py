@@ -196,33 +196,3 @@ def _with_complete_nodes(sums: list[PartialSum], worker: int) -> list[PartialSum
         sums = [*(each for each in sums if each.first < start), partial_sum(inside)]
         size *= 2
     return sums
-
-
-DIVERGED = 4.0
-"""A loss of this multiple of the lowest one ends the search."""
-
-
-def losses_by_rate(
-    training_spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work, rates: Sequence[float]
-) -> list[float]:
-    """Return the loss of each batch before its step with the next of ``rates``; ends where the loss diverges.
-
-    With several parameter groups, the rate applies to the first one, and the others keep their ratio to it.
-    """
-    with random_state(work.options.seed, work.device):
-        learner = Learner(training_spec, parameters, WorkerState(None, work.options.seed), work)
-        options = [group["lr"] for group in learner.optimizer.param_groups]
-        batches = cut_batches(
-            work, source_of(work, values), learner.replica.columns_device, sample_reader=training_spec.sample_reader
-        )
-        losses: list[float] = []
-        for rate, batch in zip(rates, prepared(batches, learner.replica, work.options), strict=False):
-            learner.set_hyperparameters(tuple({"lr": rate * (lr / options[0])} for lr in options))
-            learner.learn(batch)
-            learner.step_accumulated()
-            measured = learner.measured()
-            losses.append(measured.loss / measured.samples if measured.samples else math.nan)
-            liveness.beat()
-            if not losses[-1] <= DIVERGED * min(losses):
-                break
-        return losses

@@ -26,7 +26,7 @@ FACTORIES = {
 }
 
 TRACKERS = {callbacks.MLflow, callbacks.Trackio, callbacks.WandB, callbacks.Profile}
-"""Those that take seconds for each run: test_trackers.py and tests/training/test_lr_finder.py have their tests."""
+"""Those that take seconds for each run: test_trackers.py has tests of trackers."""
 
 
 def subclasses(kind):

@@ -14,7 +14,7 @@ from compss_train import DistributedTrainer, FileDataset, PartialShuffleSampler,
 from compss_train.cli import main
 from compss_train.model import parameters
 from tests.cli.user_objects import data, history
-from tests.helpers.models import SGD, assert_same_bits, mlp
+from tests.helpers.models import SGD, mlp
 from tests.helpers.tolerances import WIDTHS, loss_error, sum_error
 
 
@@ -128,25 +128,6 @@ def test_one_image_is_predicted_with_the_classes_of_the_run(run_file, command, t
     assert Path("x.csv").read_text().splitlines()[2].startswith(f"{tmp_path / 'x.npy'}[1],")
 
 
-@pytest.mark.parametrize("suffix", [".npz", ".safetensors"])
-def test_exported_parameters_equal_those_of_the_run(fitted, command, suffix):
-    command("export", fitted, "-o", f"model{suffix}")
-    ours, theirs = parameters.load(f"model{suffix}"), parameters.load(fitted / "parameters.safetensors")
-    assert_same_bits({name: ours[name] for name in sorted(ours)}, {name: theirs[name] for name in sorted(theirs)})
-
-
-def test_onnx_has_the_input_of_the_training_data(run_file, command):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    transform = "build.transform=import:tests.cli.user_objects:to_float"
-    command("fit", run_file, settings=["data.double=true", transform])
-    command("export", "runs/small", "-o", "model.onnx")
-    np.save("x.npy", data(40, double=True)[0])
-    command("predict", "runs/small", "--input", "x.npy", "--output", "y.npy")
-    session = onnxruntime.InferenceSession("model.onnx")
-    outputs = session.run(None, {"x": np.load("x.npy")})[0]
-    np.testing.assert_allclose(outputs, np.load("y.npy"), rtol=0, atol=sum_error(np.float32, WIDTHS, 10))
-
-
 def test_programs_load_a_run_a_file_or_a_checkpoint(fitted, command, tmp_path, capsys):
     x, _ = data(20)
     np.save("x.npy", x)
@@ -171,7 +152,7 @@ def test_programs_load_a_run_a_file_or_a_checkpoint(fitted, command, tmp_path, c
         compss_train.load(tmp_path, mlp())
 
 
-COMMANDS = {"evaluate": [], "predict": ["--input", "x.npy", "--output", "y.npy"], "export": ["-o", "p.npz"]}
+COMMANDS = {"evaluate": [], "predict": ["--input", "x.npy", "--output", "y.npy"]}
 
 
 def test_modules_are_named_before_they_are_imported(fitted, command):
@@ -212,8 +193,7 @@ def test_a_module_of_another_user_beside_the_file_is_an_error(fitted, command, t
 
 def test_a_weight_that_has_changed_is_an_error(fitted, command):
     path, other = fitted / "parameters.safetensors", Path("other.safetensors")
-    command("export", fitted, "-o", other)
-    arrays = parameters.load(other)
+    arrays = parameters.load(path)
     parameters.save(other, {name: array + 1 for name, array in arrays.items()})
     other.replace(path)
     said = command("evaluate", fitted, code=2).err
@@ -291,12 +271,3 @@ def test_shard_writes_strings_of_columns_that_are_named_as_classes(tmp_path, cap
         "y": [2, 1, 2, 0, 2],
         "note": [2, 1, 2, 0, 2],
     }
-
-
-@pytest.mark.parametrize("example", [np.zeros((4, 9), np.float32), np.zeros((4, 5), np.int64)])
-def test_an_example_that_does_not_suit_the_network_is_an_error(fitted, command, example):
-    pytest.importorskip("onnxscript")
-    np.save("wrong.npy", example)
-    said = command("export", fitted, "--input", "wrong.npy", "-o", "n.onnx", code=2).err
-    assert "these samples cannot be exported" in said
-    assert not Path("n.onnx").exists()

@@ -85,8 +85,6 @@ ERRORS = {
     "predict runs/small --input x.npy --output outer/y.npy": "outer/y.npy: the folder outer does not exist; create",
     "predict runs/small --input none.npy --output out.npy": "none.npy",
     "predict runs/small --input x.npy --output out.npy": "these samples cannot be predicted: ",
-    "export runs/small -o model.pth": "ends in .npz, .safetensors, .onnx",
-    "export runs/small -o new/model.npz": "new/model.npz: the folder new does not exist; create it",
     "shard x=y.npy x=y.npy --rows 5 --output o": "give each array a different name, NAME=FILE.npy",
     "shard x=y.npy =y.npy --rows 5 --output o": "give each array a different name, NAME=FILE.npy",
     "shard none-*.npz --rows 5 --output o": "no files found",

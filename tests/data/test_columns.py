@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, PartialShuffle, TrainTransform
+from compss_train import BlockedTensor, BufferSpec, Merge, PartialShuffle, TrainTransform
 from compss_train.data.columns import ColumnStructure, structured
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
@@ -128,36 +128,6 @@ def test_transforms_and_steps_get_the_structure():
             results.append(trainer.fit(X, Y, num_epochs=1, batch_size=7, progress=False))
         assert_same_bits(*results[-2:])
     assert results[0]["item.0.weight"].tobytes() != results[2]["item.0.weight"].tobytes()
-
-
-class Sums(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(4, 2)
-
-    def forward(self, left, right):
-        return self.layer(left) + self.layer(right), self.layer(left - right)
-
-
-@pytest.mark.parametrize("kind", [tuple, dict])
-def test_onnx_has_every_input_and_output(tmp_path, kind):
-    onnxruntime = pytest.importorskip("onnxruntime")
-    pytest.importorskip("onnxscript")
-    named = {"left": ITEMS, "right": ITEMS[::-1].copy()}
-
-    def transform(x):
-        left, right = x.values() if kind is dict else x
-        return {"left": left, "right": 2 * right} if kind is dict else (left, 2 * right)
-
-    trainer = DistributedTrainer(1, engine="serial", threads=1)
-    trainer.build(Sums(), SGD, loss, transform=transform)
-    x = named if kind is dict else tuple(named.values())
-    trainer.save(tmp_path / "net.onnx", x)
-    session = onnxruntime.InferenceSession(tmp_path / "net.onnx", providers=["CPUExecutionProvider"])
-    assert [each.name for each in session.get_inputs()] == list(named)
-    assert [each.name for each in session.get_outputs()] == ["output_0", "output_1"]
-    for one, other in zip(session.run(None, named), trainer.predict(x), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)
 
 
 def test_what_is_several_columns_and_what_is_one_array():

@@ -89,7 +89,7 @@ def test_one_worker_is_the_plain_loop_with_seeds(engine, function, by_sample):
     assert_same_bits(ours, plain_loop(both, by_sample, seed=3))
 
 
-def test_evaluation_prediction_and_exports_leave_it_out(tmp_path):
+def test_evaluation_and_prediction_leave_it_out():
     def spoil(x):
         return torch.full_like(x, torch.nan)
 

@@ -185,13 +185,6 @@ def estimators(place: Place) -> Bits:
     return {"classes": classifier.predict_proba(X), "values": regressor.predict(X)}
 
 
-@kind("learning rates tried")
-def learning_rates(place: Place) -> Bits:
-    trainer = built(place)
-    tried = trainer.find_lr(X, Y, batch_size=5, steps=12)
-    return {"rates": np.array(tried.rates), "losses": np.array(tried.losses)} | bits_of(trainer)
-
-
 @kind("buffers alone")
 def buffers_alone(place: Place) -> Bits:
     """Puts and gets in one thread."""

@@ -235,8 +235,7 @@ def _save_results(folder: RunFolder, trainer: DistributedTrainer, status: str) -
     """Write the parameters, and then the state of the run, which is complete when its files are."""
     sha256 = None
     if trainer.history:
-        with files.atomic_path(folder.parameters) as path:
-            sha256 = parameters.save(path, trainer.get_parameters())
+        sha256 = parameters.save(folder.parameters, trainer.get_parameters())
     folder.write_state(status, sha256)
 
 
