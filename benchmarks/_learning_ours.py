@@ -42,7 +42,6 @@ class _KeepMarks(Callback):
         self.marks = marks
         self._samples = samples
         self._trained = 0
-        self.noise: dict[str, list[float | None]] = {"worker_agreement": [], "noise_scale": []}
         self._began = time.perf_counter()
 
     def on_round_end(self, trainer: Any, record: dict[str, Any]) -> None:
@@ -52,8 +51,6 @@ class _KeepMarks(Callback):
         if self.marks.is_due(epochs):
             parameters = trainer.get_parameters()
             self.marks.add(epochs, time.perf_counter() - self._began, parameters)
-            for name, values in self.noise.items():
-                values.append(record.get(name))
 
 
 class _Weighing(SerialEngine):
@@ -107,7 +104,6 @@ def run_ours(case: Case) -> Result:
             diverged=diverged,
             merge_bytes=merge_bytes(),
             used=used,
-            **keep.noise,
         )
 
 

@@ -40,9 +40,6 @@ class Result:
     """Of each merge, where nothing else is measured."""
     merge_bytes: int | None = None
     """What a worker sends to a merge."""
-    worker_agreement: list[float | None] = field(default_factory=list)
-    """Of the round that ended at each mark, as the noise scale."""
-    noise_scale: list[float | None] = field(default_factory=list)
     used: dict[str, Any] = field(default_factory=dict)
     """The options of the fit as ``trainer.configuration`` describes them."""
     torch: str = torch.__version__

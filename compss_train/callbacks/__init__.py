@@ -4,7 +4,7 @@ from compss_train.callbacks.checkpoint import Checkpoint
 from compss_train.callbacks.loggers import Csv, JsonLines, Profile, Report
 from compss_train.callbacks.monitoring import EarlyStopping
 from compss_train.callbacks.progress import ProgressBar, RoundLines
-from compss_train.callbacks.trackers import MLflow, TensorBoard, Trackio, WandB
+from compss_train.callbacks.trackers import MLflow, TensorBoard, WandB
 from compss_train.callbacks.unfreezing import Unfreeze
 from compss_train.training.callback import Callback
 from compss_train.worker.callbacks import WorkerCallback, WorkerContext
@@ -21,7 +21,6 @@ __all__ = [
     "Report",
     "RoundLines",
     "TensorBoard",
-    "Trackio",
     "Unfreeze",
     "WandB",
     "WorkerCallback",

@@ -112,10 +112,6 @@ class Checkpoint(Callback):
 
     def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Lock the folder, check the disk space, and check or remove checkpoints of other runs."""
-        try:
-            str(self.folder).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{self.folder!r} is not valid UTF-8, and safetensors could not read it") from error
         files.make_folders(self.resume_folder(), self._disk)
         if not self._lock.acquire():
             validation.warn_user(f"{self.folder} is on a file system without locks: let no other fit write to it")

@@ -1,7 +1,6 @@
-"""Callbacks that log the rounds of a fit to trackers of experiments: MLflow, W&B, Trackio and TensorBoard."""
+"""Callbacks that log the rounds of a fit to trackers of experiments: MLflow, W&B and TensorBoard."""
 
 import json
-import math
 import tempfile
 from abc import abstractmethod
 from collections.abc import Callable
@@ -208,28 +207,6 @@ class WandB(_Tracker):
     def _end(self, succeeded: bool) -> None:
         if self._owns:
             self._run.finish(exit_code=0 if succeeded else 1)
-
-
-class Trackio(_Tracker):
-    """Logs to Trackio; ``options`` are those of ``trackio.init``, such as ``name``."""
-
-    package: ClassVar[str] = "trackio"
-
-    def __init__(self, project: str = "compss_train", **options: Any) -> None:
-        super().__init__()
-        self._options = {"project": project, "embed": False, **options}
-
-    def _start(self, configuration: dict[str, Any], rounds: int) -> str:
-        again = {} if self.run_id is None else {"name": self.run_id, "resume": "allow"}
-        self._run = self._import().init(config=_settings(configuration), **{**self._options, **again})
-        return str(self._run.name)
-
-    def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
-        finite = {name: value for name, value in numbers.items() if math.isfinite(value)}
-        self._run.log({**finite, "epoch": record["epoch"]}, step=record["round"])
-
-    def _end(self, succeeded: bool) -> None:
-        self._run.finish()
 
 
 class TensorBoard(_Tracker):

@@ -204,18 +204,13 @@ def check_resources(declared: Mapping[str, Node] | None) -> Iterator[Finding]:
         nodes = configuration.read_resources(default) if default.exists() else {}
     listed = run_program(["nvidia-smi", "-L"])
     gpus = len(re.findall(r"^GPU \d+", listed.output, re.MULTILINE)) if listed.code == 0 else 0
-    here = [node for node in nodes.values() if is_local(node.name)]
-    for node in here:
+    for node in filter(lambda each: is_local(each.name), nodes.values()):
         for finding in judge_node(node, os.cpu_count() or 1, physical_cores(), gpus):
             if declared is None and finding.state == "missing":  # but runs can use another file
                 advice = f"give runcompss files of your own ({finding.advice})"
                 found = f"{finding.found} in COMPSs's own {default}"
                 finding = replace(finding, state="warning", found=found, advice=advice)
             yield finding
-    total = sum(node.cpus for node in here)
-    if len(here) > 1 and total > physical_cores():
-        found = f"{total} in all, {physical_cores()} physical cores"
-        yield Finding("units of this machine", "warning", found, "workers slow each other: declare fewer")
 
 
 def judge_node(node: Node, logical: int, physical: int, gpus: int) -> Iterator[Finding]:

@@ -149,14 +149,6 @@ def _open_run(options: argparse.Namespace) -> Iterator[tuple[run_files.RunFile, 
             yield file, trainer
 
 
-def _read_data(file: run_files.RunFile, trainer: DistributedTrainer) -> tuple[data.Dataset, data.Dataset | None]:
-    """Return the training data and validation data of a run."""
-    errors = run_files.Errors()
-    found = data.read_data(file, errors, num_workers=trainer.num_workers, seed=trainer.seed)
-    errors.check(file.path)
-    return found
-
-
 def _validation_data(file: run_files.RunFile, trainer: DistributedTrainer) -> data.Dataset:
     """Return the validation data; reads training data only to split them."""
     section = file.section("validation")
@@ -164,7 +156,9 @@ def _validation_data(file: run_files.RunFile, trainer: DistributedTrainer) -> da
         raise ValueError(f"{file.path}: the run has no validation data to evaluate on; give --data")
     if data.FRACTION not in section:
         return data.read_section(section)
-    _, validation = _read_data(file, trainer)
+    errors = run_files.Errors()
+    _, validation = data.read_data(file, errors, num_workers=trainer.num_workers, seed=trainer.seed)
+    errors.check(file.path)
     return validation or data.Dataset(None)
 
 

@@ -41,11 +41,6 @@ class CompressedChange:
         """The shape of the array."""
         return self.codes.shape
 
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return self.codes.size
-
     def __getitem__(self, part: slice) -> NDArray[Any]:
         return _decoded(self.codes.reshape(-1)[part], self.scale)
 

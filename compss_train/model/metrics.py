@@ -66,7 +66,7 @@ def mean(sums: Sequence[float], samples: int) -> float:
 
 @dataclass(kw_only=True, eq=False)
 class Measured:
-    """What a task has measured on the samples of one worker; a merge measures only the ``change``."""
+    """What a task has measured on the samples of one worker."""
 
     samples: int = 0
     """Samples that the worker has trained on, or was evaluated on."""
@@ -83,8 +83,6 @@ class Measured:
     """Samples that the worker was to train; a reservoir's repetitions do not count."""
     left_out: int = 0
     """Samples of files that could not be read, or samples missing from a stream."""
-    change: float = 0.0
-    """The squared norm of the change of the weights."""
     started: float | None = None
     """Unix time."""
     seconds: float = 0.0

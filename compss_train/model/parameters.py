@@ -7,7 +7,7 @@ Workers may return compressed changes in place of some arrays (``compression``).
 
 import math
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -164,21 +164,6 @@ Count = int | Sequence[Measured]
 """A number of samples, or the measurements of one worker's task, whose ``given`` is that number."""
 
 
-def squared_distance(before: Parameters, after: Contribution, names: Iterable[str]) -> float:
-    """Return the sum of the squared differences of the named arrays."""
-    total = 0.0
-    for name in names:
-        old, new = np.ravel(before[name]), after[name]
-        flat = new if isinstance(new, CompressedChange) else np.ravel(new)
-        for start in range(0, old.size, _CHUNK):
-            difference = flat[start : start + _CHUNK]
-            if not isinstance(new, CompressedChange):
-                wide = np.result_type(old.dtype, np.float32)
-                difference = np.subtract(difference, old[start : start + _CHUNK], dtype=wide)
-            total += float(np.vdot(difference, difference).real)
-    return total
-
-
 class MergedParameters(Parameters):
     """Parameters under commutative merging, with the number of samples that have been merged into them."""
 
@@ -243,14 +228,13 @@ def halve(current: Parameters, trained: Parameters) -> Parameters:
 
 
 def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -> str | None:
-    """Write the arrays to a ``.safetensors`` or ``.npz`` file, which is complete or does not exist.
+    """Write the arrays to a ``.safetensors`` or ``.npz`` file in an existing folder; it is complete or not there.
 
     Returns the SHA-256 that a ``.safetensors`` file has in its metadata; ``.npz`` has checksums of its own.
     """
     path = Path(path)
     if path.suffix not in FORMATS:
         raise ValueError(f"cannot save parameters to {path.name!r}; use the suffix .safetensors or .npz")
-    path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
     with atomic_path(path) as unfinished:
         if path.suffix == ".npz":

@@ -54,11 +54,6 @@ class TensorNames:
             aliases={name: own for name, own in stored.items() if name != own},
         )
 
-    @property
-    def distinct_weights(self) -> tuple[str, ...]:
-        """One name of each trained parameter."""
-        return tuple(name for name in self.weights if name not in self.aliases)
-
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingSpec:
@@ -131,7 +126,7 @@ class TrainingSpec:
         kinds |= dict.fromkeys(names.buffers, "buffer")
         distinct = [name for name in tensors if name not in names.aliases]
         numbers = sum(tensors[name].numel() for name in distinct if kinds[name] != "buffer")
-        trained = sum(tensors[name].numel() for name in names.distinct_weights)
+        trained = sum(tensors[name].numel() for name in distinct if kinds[name] == "trained")
         size = sum(tensors[name].nbytes for name in distinct) / 1e6
         caption = f"{numbers:,} parameters, {trained:,} of them trained; {size:,.3g} MB in each worker's copy"
         return params.table(tensors, caption, kinds)

@@ -29,8 +29,6 @@ MAX_SHARES = 300
 _OTHER_PANELS = {
     "learning rate": (LEARNING_RATE,),
     "samples/s": (SPEED,),
-    "worker agreement": ("worker_agreement",),
-    "noise scale (samples)": ("noise_scale",),
     "batches/s": ("batches_per_second",),
     "samples in buffers": ("buffer",),
     "share not trained on yet": ("unseen",),

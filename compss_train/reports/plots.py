@@ -88,19 +88,6 @@ def draw_comparison(runs: Sequence[comparison.ComparedRun], against: Axis = "rou
     return figure
 
 
-def draw_rates(rates: Sequence[float], losses: Sequence[float], smoothed: Sequence[float], chosen: float) -> Figure:
-    """Return a figure with the losses of a learning-rate finder, their moving average, and the rate it suggests."""
-    figure = Picture(figsize=_PANEL_INCHES, layout="constrained")
-    ax = figure.add_subplot()
-    ax.plot(rates, losses, linewidth=1, alpha=0.4, label="batches")
-    ax.plot(rates, smoothed, linewidth=1.5, label="moving average")
-    ax.axvline(chosen, color=COLORS["muted"], linestyle="--", linewidth=1, label=f"suggested: {chosen:.2g}")
-    ax.set_xscale("log")
-    ax.set(title="loss", xlabel="learning rate")
-    ax.legend(fontsize="small")
-    return figure
-
-
 def _figure(charts: Sequence[Panel], against: Axis) -> Figure:
     rows = -(-len(charts) // COLUMNS)
     figure = Picture(figsize=(COLUMNS * _PANEL_INCHES[0], rows * _PANEL_INCHES[1]), layout="constrained")

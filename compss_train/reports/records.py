@@ -12,7 +12,6 @@ BOOKKEEPING = frozenset(
     {
         *("round", "epoch", "samples", "batches", "seconds", "samples_per_second", "workers", "worker"),
         *("files", "skipped", "skipped_batches", "lr", "fit_started", "started", "ended", "merge"),
-        *("worker_agreement", "noise_scale"),
         *("batches_per_second", "received", "buffer", "unseen", "repetitions_mean", "repetitions", "simulations"),
     }
 )

@@ -17,7 +17,7 @@ from compss_train.reports.records import Record, per_second
 from compss_train.training.fit import FitOfEpochs
 from compss_train.training.inference import VALIDATION, Inference, is_for_tasks, skipped_batches, warn_of_problems
 from compss_train.training.merge import Merge
-from compss_train.training.merging import Merger, SubmittedRound, agreement
+from compss_train.training.merging import Merger, SubmittedRound
 from compss_train.training.merging.on_arrival import CommutativeMerger, ServerMerger
 from compss_train.training.merging.quorum import QuorumMerger
 from compss_train.training.merging.synchronous import SynchronousMerger
@@ -229,7 +229,6 @@ class RoundRunner:
                 if self._schedule
                 else self._constant_rates
             ),
-            **(agreement(measured, values["merge"][0]) if values["merge"] else {}),
             "workers": [
                 self._of_worker(worker, part)
                 for worker, part in zip(chain.from_iterable(submitted.tasks), measured, strict=True)

@@ -378,6 +378,7 @@ class TrainerBase:
         complete or does not exist. Raises ``ValueError`` for other suffixes. ``torch.onnx.export`` takes
         ``trainer.model()``.
         """
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         params.save(path, params.from_module(self.model()))
 
     def close(self) -> None:

@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compss_train.model.compression import CompressedChange
-from compss_train.model.metrics import Measured
 from compss_train.model.optimizers import OptimizerFactory
-from compss_train.model.parameters import Parameters, change, check_outer_step, squared_distance
+from compss_train.model.parameters import Parameters, change, check_outer_step
 from compss_train.model.training_spec import TensorNames
 from compss_train.model.weighted_mean import PartialSum, mean
 from compss_train.worker.state import split_moments
@@ -62,8 +61,6 @@ def merge_results(
 ) -> tuple[Any, ...]:
     """Return the items of ``rule.result_names``: the global parameters after a merge, and what is kept.
 
-    The measurements are the merge's, followed by the workers'.
-
     ``items`` are the workers' results, or sums of them, in worker order. ``base`` are the global
     parameters at the start of the round, ``outer``, ``averaged`` and ``moments`` the values that the last merge
     returned, ``None`` before the first. Raises ``DivergedError`` if a step leads to NaN or
@@ -72,10 +69,7 @@ def merge_results(
     merged = dict(mean(items, {**base, **(moments or {})}))
     averages, new_moments = split_moments(merged) if rule.moments else (merged, None)
     results: dict[str, Any] = {
-        "measured": [
-            Measured(change=squared_distance(base, averages, rule.names.distinct_weights)),
-            *chain.from_iterable(item.measured for item in items),
-        ],
+        "measured": [*chain.from_iterable(item.measured for item in items)],
         "moments": new_moments,
     }
     results["parameters"], results["outer"] = averages, outer

@@ -1,4 +1,4 @@
-"""The tasks that train: one worker in one round, several one after another, or one with growing learning rates.
+"""The tasks that train: one worker in one round, or several one after another.
 
 Workers of one task load what they share once. The task also does their part of the merge: it returns one sum for
 any number of workers. Each worker trains as it would in its own task, from the same parameters and with its own
@@ -17,7 +17,7 @@ from compss_train.exceptions import DivergedError
 from compss_train.model.compression import Contribution, compress_arrays
 from compss_train.model.devices import random_state
 from compss_train.model.metrics import Measured
-from compss_train.model.parameters import Parameters, first_not_finite, squared_distance
+from compss_train.model.parameters import Parameters, first_not_finite
 from compss_train.model.schedule import Hyperparameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
@@ -149,8 +149,7 @@ def train_group(
     """Train workers one after another, each from ``parameters``; the other arguments are as in ``train``.
 
     ``values`` are the blocks of all workers. Returns the sum of their results, with their measurements, and the new
-    states of the group. The measurements include each worker's ``change``, the squared norm of the change of its
-    weights, which the merge compares.
+    states of the group.
     """
     sums: list[PartialSum] = []
     after = [*state]
@@ -158,7 +157,6 @@ def train_group(
         trained, after[work.index_in_group], own = train(
             training_spec, parameters, after[work.index_in_group], work, values, moments
         )
-        own.change = squared_distance(parameters, trained, training_spec.names.distinct_weights)
         count = own.given if work.options.may_skip else work.samples
         sums = _with_complete_nodes([*sums, PartialSum.of_worker(trained, count, work.worker, own)], work.worker)
     return partial_sum(sums), tuple(after)

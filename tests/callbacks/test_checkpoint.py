@@ -121,11 +121,6 @@ def test_restoring_the_best_needs_a_checkpoint_with_best(tmp_path):
         trainer.restore(tmp_path, best=True)
 
 
-def test_a_name_that_safetensors_could_not_read_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match="is not valid UTF-8, and safetensors could not read it"):
-        fit(trainer_of(), Checkpoint(tmp_path / os.fsdecode(b"run-\xe9")))
-
-
 @pytest.mark.parametrize(("name", "value"), [("every", 0), ("keep", 0), ("every", 1.5), ("keep", True)])
 def test_invalid_counts_are_errors(name, value):
     with pytest.raises(ValueError, match=f"{name}={value}: give an integer of at least 1"):

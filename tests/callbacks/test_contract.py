@@ -25,7 +25,7 @@ FACTORIES = {
     TensorBoard: lambda folder: TensorBoard(folder / "board"),
 }
 
-TRACKERS = {callbacks.MLflow, callbacks.Trackio, callbacks.WandB, callbacks.Profile}
+TRACKERS = {callbacks.MLflow, callbacks.WandB, callbacks.Profile}
 """Those that take seconds for each run: test_trackers.py has tests of trackers."""
 
 

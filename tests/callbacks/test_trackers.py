@@ -1,4 +1,4 @@
-"""Trackers: what MLflow, Weights & Biases and Trackio have of a fit, and fits whose tracker fails."""
+"""Trackers: what MLflow and Weights & Biases have of a fit, and fits whose tracker fails."""
 
 import copy
 import sys
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from compss_train.callbacks import MLflow, TensorBoard, Trackio, WandB
+from compss_train.callbacks import MLflow, TensorBoard, WandB
 from compss_train.callbacks.trackers import MAX_VALUE, MOST_PARAMETERS, _Tracker
 from compss_train.model import parameters
 from tests.helpers.callbacks import StopAfter
@@ -117,20 +117,6 @@ def test_weights_and_biases_ends_a_run_of_its_own(tmp_path):
     assert list(tmp_path.glob(f"wandb/offline-run-*-{tracker.run_id}"))
 
 
-@pytest.mark.slow  # it takes seconds to import
-def test_trackio_has_every_round(tmp_path, monkeypatch):
-    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path))
-    pytest.importorskip("trackio")
-    trainer, tracker = trainer_of(), Trackio("small", name="a")
-    fit(trainer, tracker)
-    from trackio.sqlite_storage import SQLiteStorage
-
-    logged = SQLiteStorage.get_logs("small", tracker.run_id)
-    assert [(each["step"], each["loss"]) for each in logged] == [
-        (record["round"], record["loss"]) for record in trainer.history
-    ]
-
-
 class Broken(_Tracker):
     package = "json"
 
@@ -169,7 +155,7 @@ def test_resumed_fits_go_on_in_the_same_run():
 
 @pytest.mark.parametrize(
     ("kind", "extra"),
-    [(MLflow, "mlflow"), (WandB, "wandb"), (Trackio, "trackio"), (partial(TensorBoard, "board"), "tensorboard")],
+    [(MLflow, "mlflow"), (WandB, "wandb"), (partial(TensorBoard, "board"), "tensorboard")],
 )
 def test_without_its_package_a_tracker_names_the_extra(kind, extra, monkeypatch):
     monkeypatch.setitem(sys.modules, extra, None)

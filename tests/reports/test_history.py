@@ -88,8 +88,7 @@ def test_plots_need_no_display_and_are_saved(trainer, tmp_path):
     assert all((tmp_path / f"plot.{suffix}").stat().st_size > 5000 for suffix in ("svg", "png", "pdf"))
     assert ("matplotlib.pyplot" in sys.modules) == before
     titles = [axes.get_title() for axes in figure.axes]
-    agreement = ["worker agreement", "noise scale (samples)"]
-    assert titles == ["loss", "accuracy", "samples/s", *agreement, "loss by worker", "the workers' time (%)"]
+    assert titles == ["loss", "accuracy", "samples/s", "loss by worker", "the workers' time (%)"]
     loss = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
     assert [*loss["loss"]] == [record["loss"] for record in trainer.history]
     assert np.isnan(loss["val_loss"][2:]).all()

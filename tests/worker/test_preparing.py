@@ -115,7 +115,7 @@ class DearTasks(Slots):
 
 
 def comparable(trainer):
-    names = ("loss", "accuracy", "samples", "worker_agreement")
+    names = ("loss", "accuracy", "samples")
     return [[record.get(name) for name in names] for record in trainer.history]
 
 

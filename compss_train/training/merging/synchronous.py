@@ -64,7 +64,6 @@ class SynchronousMerger(Merger):
             parameters=self.parameters,
             states=[*workers.states],
             merge_state=self.state,
-            merge_measured=not alone,
         )
 
     def _merge(self, trained: Mapping[int, Ref]) -> Mapping[str, Ref]:

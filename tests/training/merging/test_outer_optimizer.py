@@ -10,8 +10,6 @@ from torch import nn
 
 from compss_train import BlockedTensor, Gradients, Merge
 from compss_train.callbacks import Callback
-from compss_train.model.metrics import Measured
-from compss_train.training.merging import agreement
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import (
     ADAM,
@@ -165,39 +163,6 @@ def test_an_interrupted_fit_leaves_the_average_of_its_last_round():
         fit(trainer, InterruptAt(4), num_epochs=2)
     with pytest.raises(ValueError, match=r'the last fit kept no average.*give fit merge=Merge\(averaging="ema"\)'):
         trainer.model(averaged=True)
-
-
-def test_agreement_of_workers():
-    assert agreement([Measured(given=5, change=4.0)] * 2, Measured(change=4.0)) == {"worker_agreement": 1.0}
-    # Two orthogonal changes of norm 2: their mean has the squared norm 2.
-    noise = agreement([Measured(given=5, change=4.0)] * 2, Measured(change=2.0))
-    assert noise == {"worker_agreement": pytest.approx(0.5**0.5)}  # without a signal there is no noise scale
-    # A gradient of norm 1 with a variance of 6 a sample, in batches of 2 and 8: norms 1 + 6/2 and 1 + 6/8.
-    known = agreement([Measured(given=2, change=4.0)] * 4, Measured(change=1.75))
-    assert known["noise_scale"] == pytest.approx(6.0)
-    idle = Measured()
-    assert agreement([*[Measured(given=2, change=4.0)] * 4, idle], Measured(change=1.75)) == known
-    assert (
-        agreement([Measured(given=5, change=4.0), idle], Measured(change=4.0)) == agreement([idle] * 2, idle) == {}
-    )
-
-
-def test_records_have_the_agreement_of_the_changes():
-    x, y = classification(samples=60)
-    trainer, rounds = rounds_of(
-        workers=2, optimizer=PLAIN_SGD, net=mlp, data=blocked(x, y, 2), num_epochs=1, **STILL
-    )
-    start = {name: tensor.numpy() for name, tensor in mlp().state_dict().items()}
-    alone = [
-        fitted("serial", 1, *blocked(x[half], y[half], 1), num_epochs=1, batch_size=6, **STILL)
-        for half in (slice(30), slice(30, None))
-    ]
-    norms = [sum(np.square(p[name] - start[name]).sum() for name in start) for p in [*alone, rounds[0]]]
-    expected = np.sqrt(norms[2] / np.mean(norms[:2]))
-    assert trainer.history[0]["worker_agreement"] == pytest.approx(expected, rel=1e-4)
-    for outer in (None, NESTEROV):
-        one, _ = rounds_of(workers=1, num_epochs=1, merge=Merge(outer_optimizer=outer))
-        assert "worker_agreement" not in one.history[0]
 
 
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
