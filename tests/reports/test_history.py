@@ -92,7 +92,7 @@ def test_plots_need_no_display_and_are_saved(trainer, tmp_path):
     loss = {line.get_label(): line.get_ydata() for line in figure.axes[0].lines}
     assert [*loss["loss"]] == [record["loss"] for record in trainer.history]
     assert np.isnan(loss["val_loss"][2:]).all()
-    assert [len(line.get_xdata()) for line in figure.axes[5].lines] == [4, 3, 2]  # and where a fit begins
+    assert [len(line.get_xdata()) for line in figure.axes[3].lines] == [4, 3, 2]  # and where a fit begins
     assert title_of("val_averaged_recall[2]") == title_of("val_recall[2]") == title_of("recall") == "recall"
 
 
