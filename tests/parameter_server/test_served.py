@@ -180,10 +180,16 @@ def test_a_server_that_was_restarted_needs_new_clients(tcp_serving):
     with connect(tcp_serving.address, tcp_serving.token) as client:
         client.init("w", [np.zeros(2)])
         tcp_serving.close()
-        with serve(tcp_serving.address, token=tcp_serving.token):
-            with pytest.raises(ValueError, match="if the server was restarted, use a new client"):
-                client.push("w", [np.ones(2)])  # raises itself if the answer comes soon
-                client.pull("w")
+
+        def push_and_pull():
+            client.push("w", [np.ones(2)])  # raises itself if the answer comes soon
+            client.pull("w")
+
+        with (
+            serve(tcp_serving.address, token=tcp_serving.token),
+            pytest.raises(ValueError, match="if the server was restarted, use a new client"),
+        ):
+            push_and_pull()
 
 
 def test_a_fork_can_end_and_cannot_use_the_clients_of_its_parent(serving, client):
