@@ -208,9 +208,10 @@ class Checkpoint(Callback):
         try:
             snapshot = trainer.snapshot()
             content = {**snapshot.to_dict(), "history": self._encoded(snapshot.history)}
-            storage.write_checkpoint(storage.checkpoint_path(self.folder, number), content, self._disk)
+            path = storage.checkpoint_path(self.folder, number)
+            storage.write_checkpoint(path, content, self._disk)
             if self._remote is not None:
-                self._remote.upload(storage.checkpoint_path(self.folder, number))
+                self._remote.upload(path)
         except BaseException:
             self._last_written = previous
             raise

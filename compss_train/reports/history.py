@@ -49,12 +49,13 @@ class History(list[Record]):
         return f"history of {len(self)} round{'s' * (len(self) != 1)}" + (f": {measures}" if measures else "")
 
     def _repr_html_(self) -> str:
-        names = [*measured_numbers(self[-1])] if self else []
+        shown = [(record, measured_numbers(record)) for record in self[-SHOWN_ROUNDS:]]
+        names = [*shown[-1][1]] if shown else []
         rows = [
             [str(record["round"]), str(record["epoch"])]
-            + [formatting.number(measured_numbers(record).get(name, "")) for name in names]
+            + [formatting.number(measured.get(name, "")) for name in names]
             + [formatting.speed(record["samples_per_second"])]
-            for record in self[-SHOWN_ROUNDS:]
+            for record, measured in shown
         ]
         return formatting.Table(repr(self), ["round", "epoch", *names, "samples/s"], rows)._repr_html_()
 

@@ -212,6 +212,8 @@ class RoundRunner:
         seconds, self._last_end = now - self._last_end, now
         round_, measured = submitted.round, values["workers"]
         samples = sum(part.given for part in measured)
+        end = round_.last_epoch, round_.fraction_done
+        rates = self._schedule.rates(*end) if self._schedule else self._constant_rates
         return {
             "round": round_.number,
             "epoch": round_.last_epoch + 1,
@@ -224,11 +226,7 @@ class RoundRunner:
             "merge": self._merger.name,
             **({"skipped": list(self._fit.skipped)} if self._fit.skipped else {}),
             **skipped_batches(sum(part.skipped_batches for part in measured)),
-            **(
-                self._schedule.rates(round_.last_epoch, round_.fraction_done)
-                if self._schedule
-                else self._constant_rates
-            ),
+            **rates,
             "workers": [
                 self._of_worker(worker, part)
                 for worker, part in zip(chain.from_iterable(submitted.tasks), measured, strict=True)
