@@ -8,7 +8,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, count, islice
 from typing import Any, TypeAlias
@@ -68,7 +68,7 @@ class Measured:
     accuracies: list[float] = field(default_factory=list)
     """In percent after each epoch, where it was evaluated."""
     computed: bool = False
-    """Whether epochs are computed from measured batches."""
+    """Whether epochs are computed from measured batches, or from the first epochs."""
 
     @property
     def first_speed(self) -> float:
@@ -84,6 +84,12 @@ class Measured:
         """Return the seconds to the end of the first epoch with the accuracy, ``None`` if there is none."""
         ends = zip(self.seconds, self.accuracies, strict=True)
         return next((seconds for seconds, accuracy in ends if accuracy >= target), None)
+
+    def extended(self, epochs: int) -> Measured:
+        """Return it with as many epochs as given; those that were not run take the mean from the second on."""
+        missing = range(1, epochs - len(self.seconds) + 1)
+        later = [self.seconds[-1] + number * self.samples / self.speed for number in missing]
+        return replace(self, seconds=self.seconds + later, computed=bool(later))
 
     @property
     def sent_a_merge(self) -> list[float]:

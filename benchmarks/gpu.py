@@ -1,19 +1,23 @@
 """Samples a second on a GPU, against a plain PyTorch loop with pinned memory, and DDP where there are two.
 
-One command, at most eight minutes, one table: each network in fp32, in bf16 and compiled, with 1 and 2 workers a
-GPU. The share of time in which the GPU is busy is read from ``nvidia-smi`` while a contestant trains.
+One command, at most eight minutes, one table: each network in fp32 (with TF32), in bf16 and compiled, with 1 and 2
+workers a GPU. The share of time in which the GPU is busy is read from ``nvidia-smi`` while a contestant trains.
 """
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from itertools import product
 from statistics import fmean, median
 from typing import Any
 
@@ -112,31 +116,43 @@ class Busy:
         return fmean(self._seen) if self._seen else float("nan")
 
 
-def run_ours(task: Task, workers: int) -> Outcome:
-    """Fit with a warm engine; building the network anew after the warm-up forgets what that trained."""
+@contextmanager
+def ours(workers: int) -> Iterator[Callable[[Task], Outcome]]:
+    """Yield a function that fits, in processes that serve all tasks; its warm-up compiles."""
     from compss_train import DistributedTrainer  # not at the top: ranks import this module too
 
-    x, y = samples_of(task)
     with DistributedTrainer(workers, engine="local", seed=0) as trainer:
 
-        def build() -> None:
+        def build(task: Task) -> None:
             torch.manual_seed(0)
             optimizer = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
             trainer.build(NETWORKS[task.network](), optimizer, "cross_entropy", num_gpu=1, **MODES[task.mode])
 
-        build()
-        trainer.fit(x[: 4 * BATCH], y[: 4 * BATCH], num_epochs=2, batch_size=BATCH, progress=False)
-        build()
-        began = time.perf_counter()
-        with Busy() as busy:
-            trainer.fit(x, y, num_epochs=task.epochs, batch_size=BATCH, progress=False)
-        return Outcome(len(x) * task.epochs / (time.perf_counter() - began), busy.percent(), float("nan"))
+        def run(task: Task) -> Outcome:
+            x, y = samples_of(task)
+            build(task)
+            trainer.fit(x[: 4 * BATCH], y[: 4 * BATCH], num_epochs=2, batch_size=BATCH, progress=False)
+            began = time.perf_counter()
+            with Busy() as busy:
+                trainer.fit(x, y, num_epochs=task.epochs, batch_size=BATCH, progress=False)
+            return Outcome(len(x) * task.epochs / (time.perf_counter() - began), busy.percent(), float("nan"))
+
+        yield run
+
+
+@contextmanager
+def plain() -> Iterator[Callable[[Task], Outcome]]:
+    """Yield a function that trains in a plain loop, in a process that serves all tasks."""
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as executor:
+        yield lambda task: executor.submit(run_loop, task).result()
 
 
 def run_loop(task: Task) -> Outcome:
     """Train in a plain loop with pinned memory; as one rank of DDP if there are several."""
     device = torch.device("cuda", task.rank)
     torch.cuda.set_device(device)
+    torch.cuda.reset_peak_memory_stats()
+    torch._dynamo.reset()  # an earlier task's
     x, y = (each[task.rank :: task.ranks].contiguous().pin_memory() for each in samples_of(task))
     torch.manual_seed(0)
     net: nn.Module = NETWORKS[task.network]().to(device)
@@ -169,12 +185,25 @@ def run_loop(task: Task) -> Outcome:
     return Outcome(len(x) * task.epochs / seconds, busy.percent(), torch.cuda.max_memory_allocated() / 1e6)
 
 
-def run_ddp(task: Task) -> Outcome:
-    """Return the sum of two ranks."""
-    with tempfile.TemporaryDirectory() as folder:
-        tasks = [Task(task.network, task.mode, task.samples, task.epochs, folder, rank, 2) for rank in range(2)]
-        outcomes = run_ranks(run_loop, tasks)
-    return Outcome(2 * min(each.speed for each in outcomes), outcomes[0].busy, outcomes[0].megabytes)
+@contextmanager
+def ddp() -> Iterator[Callable[[Task], Outcome]]:
+    """Yield a function that returns the sum of two ranks."""
+
+    def run(task: Task) -> Outcome:
+        with tempfile.TemporaryDirectory() as folder:
+            tasks = [replace(task, folder=folder, rank=rank, ranks=2) for rank in range(2)]
+            first, second = run_ranks(run_loop, tasks)
+        return replace(first, speed=2 * min(first.speed, second.speed))
+
+    yield run
+
+
+def row_of(task: Task, name: str, outcomes: list[Outcome], loops: list[Outcome]) -> list[str]:
+    """Return a contestant's cells."""
+    speeds = [each.speed for each in outcomes]
+    to_loop = spread(ratios(speeds, [each.speed for each in loops]))
+    busy, megabytes = (median(each.busy for each in outcomes), median(each.megabytes for each in outcomes))
+    return [task.network, task.mode, name, spread(speeds, ",.0f"), to_loop, f"{busy:.0f}%", f"{megabytes:,.0f}"]
 
 
 def main() -> None:
@@ -184,39 +213,23 @@ def main() -> None:
     given = options.parse_args()
     if not torch.cuda.is_available():
         sys.exit("torch sees no CUDA device here, so that there is nothing to measure")
+    os.environ["NVIDIA_TF32_OVERRIDE"] = "1"  # of all processes that are started from here
     samples, epochs = (4_000, 1) if given.quick else (given.samples, given.epochs)
-    contestants: dict[str, Callable[[Task], Outcome]] = {
-        PLAIN: lambda task: run_ranks(run_loop, [task])[0],
-        "1 worker": lambda task: run_ours(task, 1),
-        "2 workers a GPU": lambda task: run_ours(task, 2),
-    }
-    if torch.cuda.device_count() > 1:
-        contestants[DDP] = run_ddp
     rows = []
-    for network in NETWORKS:
-        for mode in MODES:
+    with ExitStack() as processes:
+        contestants = {PLAIN: plain(), "1 worker": ours(1), "2 workers a GPU": ours(2)}
+        if torch.cuda.device_count() > 1:
+            contestants[DDP] = ddp()
+        run = {name: processes.enter_context(contestant) for name, contestant in contestants.items()}
+        for network, mode in product(NETWORKS, MODES):
+            task = Task(network, mode, samples, epochs)
             results: dict[str, list[Outcome]] = {name: [] for name in contestants}
-            for _ in range(given.repetitions):
-                for name, contestant in contestants.items():
-                    results[name].append(contestant(Task(network, mode, samples, epochs)))
-            plain = [each.speed for each in results[PLAIN]]
-            for name, outcomes in results.items():
-                speeds = [each.speed for each in outcomes]
-                busy, megabytes = (
-                    median(each.busy for each in outcomes),
-                    median(each.megabytes for each in outcomes),
-                )
-                own = [f"{busy:.0f}%", f"{megabytes:,.0f}"]
-                rows.append([network, mode, name, spread(speeds, ",.0f"), spread(ratios(speeds, plain)), *own])
-    headers = [
-        "network",
-        "mode",
-        "contestant",
-        "samples/s",
-        f"to the plain loop (goal {TARGET})",
-        "busy",
-        "peak MB",
-    ]
+            for _, name in product(range(given.repetitions), contestants):
+                results[name].append(run[name](task))
+            rows += [row_of(task, name, outcomes, results[PLAIN]) for name, outcomes in results.items()]
+            print(*rows[-len(contestants) :], sep="\n", file=sys.stderr)
+    to_loop = f"to the plain loop (goal {TARGET})"
+    headers = ["network", "mode", "contestant", "samples/s", to_loop, "busy", "peak MB"]
     print_table(torch.cuda.get_device_name(), headers, rows)
 
 

@@ -35,6 +35,8 @@ BURST_SECONDS, WAIT = 0.004, "50ms"
 LEAST_BURST = 128 * 1024
 """Bytes; the kernel hands packets of up to 64 KiB to a link."""
 QUOTA_PERIOD = 20_000  # microseconds
+TIMED_EPOCHS = 3
+"""Epochs that run over a limited link: the first, in which blocks travel, and two more, which stand for later ones."""
 RAY_PORT = 6379
 HEAD = ("--head", f"--port={RAY_PORT}", "--include-dashboard=false")
 RAY_START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats")
@@ -269,13 +271,16 @@ def measure(options: argparse.Namespace, network: Network, fit: Fit) -> Results:
         network.limit(link)
         job = Job(options.network, options.samples, options.epochs, repetition, options.nodes, network.switch)
         job = replace(job, evaluated=link == NO_LIMIT)
+        if link != NO_LIMIT and not options.whole:
+            job = replace(job, epochs=min(options.epochs, TIMED_EPOCHS))
         for label in options.contestants:
             if label in OURS:
-                measured = run_ours(fit, label, job, options.engine)
+                measured = run_ours(fit, label, job, options.engine).extended(options.epochs)
             elif label == parts.AVERAGER or link == NO_LIMIT or options.whole:
-                measured = run_peer(network, label, job)
+                measured = run_peer(network, label, job).extended(options.epochs)
             else:
-                measured = run_peer(network, label, replace(job, batches=options.batches))
+                asked = replace(job, epochs=options.epochs, batches=options.batches)
+                measured = run_peer(network, label, asked)
             if link != NO_LIMIT:  # with any link a network learns the same
                 measured = replace(measured, accuracies=results[NO_LIMIT, label][-1].accuracies)
             results.setdefault((link, label), []).append(measured)

@@ -151,7 +151,7 @@ class TrainingSpec:
     def replica(self, parameters: params.Parameters, device: str, training: bool) -> "ModelReplica":
         """Return a copy of the model with these parameters, which shares nothing with this object."""
         shared = {name: getattr(self, name) for name in _SHARED_BY_REPLICAS}
-        own = TrainingSpec(**self._template.copy(copies.unset_copies(self._entries, "cpu")), **shared)
+        own = TrainingSpec(**self._template.copy(copies.unset_copies(self._entries, device)), **shared)
         augment = own.train_transform and own.train_transform.function
         for part in (own.net, own.loss, own.transform, augment, *own.measures.modules()):
             if isinstance(part, nn.Module):
@@ -178,8 +178,8 @@ class ModelReplica:
 
     @property
     def columns_device(self) -> str:
-        """The device that data columns are copied to; the CPU for sample numbers."""
-        return self.device if self.training_spec.sample_reader is None else "cpu"
+        """The device that data columns are copied to; the CPU for sample numbers, and for what ``collate`` gets."""
+        return self.device if (self.training_spec.sample_reader or self.training_spec.collate) is None else "cpu"
 
     def transformed(self, x: Any) -> Any:
         """Return a batch transformed for the network."""

@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
+from torch import profiler
 
 MOST_BATCHES = 100
 """Maximum number of batches in a trace, from the start of a round: each adds up to a megabyte."""
@@ -14,10 +15,10 @@ class Tracer:
     """Context manager that traces the first batches of a task with ``torch.profiler`` if ``wanted``."""
 
     def __init__(self, device: str, *, wanted: bool) -> None:
-        activities = [torch.profiler.ProfilerActivity.CPU]
+        kinds = [profiler.ProfilerActivity.CPU]
         kind = torch.device(device).type.upper()  # CUDA, XPU; there is none for MPS
-        activities += [getattr(torch.profiler.ProfilerActivity, kind)] if kind in ("CUDA", "XPU") else []
-        self._profiler = torch.profiler.profile(activities=activities, record_shapes=True) if wanted else None
+        kinds += [getattr(profiler.ProfilerActivity, kind)] if kind in ("CUDA", "XPU") else []
+        self._profiler = profiler.profile(activities=kinds, record_shapes=True, acc_events=True) if wanted else None
         self._left = MOST_BATCHES
 
     def __enter__(self) -> None:
@@ -36,7 +37,7 @@ class Tracer:
         if self._left < 0:
             self._profiler.stop()
             return nullcontext()
-        return torch.profiler.record_function(f"batch {number}")
+        return profiler.record_function(f"batch {number}")
 
     def trace(self) -> bytes | None:
         """Return the finished trace as compressed JSON, or ``None`` if it was not ``wanted``."""

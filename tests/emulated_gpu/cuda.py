@@ -87,6 +87,11 @@ def install(devices: int) -> None:
             return device
         return current.number if device is None else with_index(device).index
 
+    def pinned(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        if tensor.device.type != "cpu":
+            raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+        return tensor.clone()
+
     def state(device: Any = "cuda") -> torch.Tensor:
         return cuda.default_generators[number_of(device)].get_state()
 
@@ -137,7 +142,7 @@ def install(devices: int) -> None:
     torch.accelerator.current_stream = Stream
     cuda.default_generators = tuple(torch.Generator(device=f"cuda:{number}") for number in numbers)
     cuda.random.get_rng_state, cuda.random.set_rng_state = state, set_state
-    torch.Tensor.pin_memory = lambda tensor, device=None: tensor.clone()
+    torch.Tensor.pin_memory = pinned
     torch._C._set_only_lift_cpu_tensors(True)
     torch.__future__.set_swap_module_params_on_conversion(True)
     everything, factories = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")

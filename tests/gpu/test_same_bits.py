@@ -20,9 +20,10 @@ CHOSEN = (
     ("optimizers averaged", "files", "several inputs", "FIRO", "gradients accumulated"),
     ("batches without finite loss skipped", "fp16", "two optimizers"),
     ("interrupted with samples in buffers and resumed", "online, one worker", "dislib's class for torch"),
+    ("collated",),
 )
 """One kind for each path of a batch: all others had the same bits too when they were tried."""
-SLOW = ("collated", "torchmetrics", "estimators of scikit-learn")
+SLOW = ("torchmetrics", "estimators of scikit-learn")
 
 
 @pytest.mark.usefixtures("forked_processes")
