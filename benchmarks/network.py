@@ -36,7 +36,7 @@ LEAST_BURST = 128 * 1024
 """Bytes; the kernel hands packets of up to 64 KiB to a link."""
 QUOTA_PERIOD = 20_000  # microseconds
 TIMED_EPOCHS = 3
-"""Epochs that run over a limited link: the first, in which blocks travel, and two more, which stand for later ones."""
+"""Epochs that run over a limited link: the first, in which blocks travel, and two whose mean later ones take."""
 RAY_PORT = 6379
 HEAD = ("--head", f"--port={RAY_PORT}", "--include-dashboard=false")
 RAY_START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats")
