@@ -127,14 +127,15 @@ class _Clock:
 # -- ours --------------------------------------------------------------------------------------------------
 
 
-def ours(engine: str, merge: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
+def ours(engine: str, options: dict[str, Any], asked: dict[str, Any]) -> dict[str, Any]:
     """Fit with workers that a fit before has started; building anew forgets what that one trained."""
     from compss_train import BlockedTensor, DistributedTrainer, Merge  # not at the top: peers do without
 
     job = Job(**asked)
     images, optimizer = load_images(job.samples), {"optimizer": "sgd", "lr": LEARNING_RATE, "momentum": MOMENTUM}
     with DistributedTrainer(job.workers, engine=engine, seed=job.seed, threads=1) as trainer:
-        fit = partial(trainer.fit, batch_size=BATCH, merge=Merge(**merge), progress=False)
+        shuffle, merge = options.pop("shuffle", "blocks"), Merge(**options)
+        fit = partial(trainer.fit, batch_size=BATCH, merge=merge, shuffle=shuffle, progress=False)
 
         def build() -> None:
             trainer.build(network(job.network, job.seed), optimizer, "cross_entropy")

@@ -41,8 +41,13 @@ RAY_PORT = 6379
 HEAD = ("--head", f"--port={RAY_PORT}", "--include-dashboard=false")
 RAY_START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats")
 
-OURS: dict[str, dict[str, Any]] = {"ours": {}, "ours int8": {"dtype": "int8"}, "ours auto": {"kind": "auto"}}
-"""The arguments of ``Merge``."""
+OURS: dict[str, dict[str, Any]] = {
+    "ours": {},
+    "ours, blocks stay": {"shuffle": None},
+    "ours, blocks stay, int8": {"shuffle": None, "dtype": "int8"},
+    "ours, blocks stay, auto": {"shuffle": None, "kind": "auto"},
+}
+"""The arguments of ``Merge``, and the fit's shuffle where it is not the default."""
 
 Link: TypeAlias = tuple[float, float]
 """Mbit/s (0 for no limit) and milliseconds of delay each way."""

@@ -98,7 +98,7 @@ class RayEngine(GraphEngine):
     ) -> Sequence[Ref]:
         """Queue the task; raise ``ValueError`` if it is larger than every node."""
         self._check_open()
-        check_size(resources, self._scheduler.nodes)
+        check_size(resources, [*self._scheduler.nodes.values()])
         return super()._submit(function, args, returns, resources, priority)
 
     def keep(self, refs: Sequence[Ref]) -> None:
@@ -108,12 +108,12 @@ class RayEngine(GraphEngine):
 
     def slots(self, resources: Resources) -> int:
         """Return how many such tasks fit on the nodes that are there now."""
-        return sum(node.cpus // resources.cpus for node in self._scheduler.nodes)
+        return sum(node.cpus // resources.cpus for node in self._scheduler.nodes.values())
 
     def reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError`` if these tasks do not fit on the nodes together."""
         self._check_open()
-        check_room(tasks, self._scheduler.nodes, "let more nodes join (ray start --address=...)")
+        check_room(tasks, [*self._scheduler.nodes.values()], "let more nodes join (ray start --address=...)")
 
     @contextmanager
     def watched(self, timeout: float | None) -> Iterator[None]:

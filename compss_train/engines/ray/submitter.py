@@ -2,13 +2,14 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayError
-from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as NodeAffinity
 
 from compss_train.engines import calls
 from compss_train.engines.codec import SerializedValue
@@ -31,6 +32,7 @@ Lineage: TypeAlias = tuple[Any, ...]
 """The objects from which Ray makes a value again whose node is lost, as nested tuples."""
 
 
+@dataclass(eq=False, slots=True)
 class StoredValue:
     """A value in Ray's object store.
 
@@ -38,17 +40,17 @@ class StoredValue:
     a reference to it, and could not put it again, so ``lineage`` has those references.
     """
 
-    __slots__ = ("lineage", "node", "ref")
-
-    def __init__(self, ref: Any, node: str, lineage: Lineage | None = None) -> None:
-        self.ref = ref
-        self.node = node
-        self.lineage = (ref,) if lineage is None else lineage
+    ref: Any
+    node: str
+    lineage: Lineage
+    by_worker: bool = False
+    """Whether a worker's task has made it, as its parameters and state."""
 
     @classmethod
     def put(cls, value: SerializedValue) -> "StoredValue":
         """Store a value where the coordinator is."""
-        return cls(ray.put(value), ray.get_runtime_context().get_node_id())
+        ref = ray.put(value)
+        return cls(ref, ray.get_runtime_context().get_node_id(), (ref,))
 
     def load(self) -> Any:
         """Return the value; large arrays are read-only views of shared memory."""
@@ -85,10 +87,8 @@ class Submitter(GraphThread):
         self._new_agent = ray.remote(**options)(agent.Agent)
         self.agents: dict[str, Any] = {}
         """The agents by their nodes. Ray moves those of nodes that are lost; they may have to make values again."""
-        self.nodes: Sequence[Node] = ()
-        """The nodes that are there."""
-        self._ids: Sequence[str] = ()
-        """Their ids."""
+        self.nodes: Mapping[str, Node] = {}
+        """The nodes that are there, by their ids."""
         self.here: str = ray.get_runtime_context().get_node_id()
         """The id of the coordinator's node."""
         self._next_look = 0.0
@@ -108,7 +108,7 @@ class Submitter(GraphThread):
 
     def ask_agents(self, method: str, seconds: float) -> list[Any]:
         """Call a method of the agents, which may be running tasks; return what all answer in so many seconds."""
-        answers: list[Any] = ray.get(self._call(self._ids, method), timeout=seconds)
+        answers: list[Any] = ray.get(self._call(self.nodes, method), timeout=seconds)
         return answers
 
     def _call(self, nodes: Iterable[str], method: str, *args: Any) -> list[Any]:
@@ -152,12 +152,11 @@ class Submitter(GraphThread):
 
     def _look_for_nodes(self) -> None:
         """Let every node have an agent."""
-        nodes = cluster.nodes_by_id()
-        self.nodes, self._ids = [*nodes.values()], [*nodes]
-        for node in self._ids:
+        self.nodes = cluster.nodes_by_id()
+        for node in self.nodes:
             if node not in self.agents:
-                place = NodeAffinitySchedulingStrategy(node, soft=True)
-                self.agents[node] = self._new_agent.options(scheduling_strategy=place).remote(*self._watched)
+                near = NodeAffinity(node, soft=True)
+                self.agents[node] = self._new_agent.options(scheduling_strategy=near).remote(*self._watched)
         self._next_look = time.monotonic() + NODES_SECONDS
 
     def _start_ready(self) -> None:
@@ -182,17 +181,21 @@ class Submitter(GraphThread):
         args = call, resources.cpus, len(task.outputs), *[each.ref for each in inputs]
         options: dict[str, Any] = {"num_returns": returns, "name": calls.name_of(task.function)}
         if task.priority and not resources.gpus:
-            refs = self.agents[self._node_near(inputs)].run.options(**options).remote(*args)
+            run = self.agents[self._node_near(inputs)].run
         else:
-            amounts = {"num_cpus": resources.cpus, "num_gpus": resources.gpus}
-            refs = self._run_task.options(**options, **amounts, max_retries=calls.MAX_RUNS - 1).remote(*args)
-        *results, status = refs
+            run = self._run_task
+            options |= {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_retries": calls.MAX_RUNS - 1}
+            if states := [each for each in inputs if each.by_worker]:
+                # A worker stays on its node, where its state and blocks are, unless that node is busy.
+                near = self._node_near(states)
+                options["scheduling_strategy"] = NodeAffinity(near, soft=True, _spill_on_unavailable=True)
+        *results, status = run.options(**options).remote(*args)
         self._running[task] = status
         status.future().add_done_callback(lambda done: self.post(self._finish, task, results, lineage, done))
 
     def _node_near(self, inputs: Sequence[StoredValue]) -> str:
         """Return the node that has most of these values, by default the coordinator's."""
-        counts = Counter(each.node for each in inputs if each.node in self._ids)
+        counts = Counter(each.node for each in inputs if each.node in self.nodes)
         return counts.most_common(1)[0][0] if counts else self.here
 
     def _finish(self, task: Task, results: Sequence[Any], lineage: Lineage, done: "Future[Any]") -> None:
@@ -203,7 +206,7 @@ class Submitter(GraphThread):
         elif isinstance(answer := done.result(), calls.Failure):
             self.graph.fail(task, answer.exception())
         else:
-            self.graph.complete(task, [StoredValue(ref, answer, lineage) for ref in results])
+            self.graph.complete(task, [StoredValue(ref, answer, lineage, not task.priority) for ref in results])
             for value in self._wanted.intersection(task.outputs):
                 self._keep(value)
             self._wanted.difference_update(task.outputs)
