@@ -162,7 +162,7 @@ DATA = {
 
 @pytest.mark.timeout(320)
 @pytest.mark.parametrize(
-    ("suites", "least"), [(SUITES, 45), (MERGES, 12), (DATA, 30)], ids=["fits", "merges", "data"]
+    ("suites", "least"), [(SUITES, 45), (MERGES, 9), (DATA, 30)], ids=["fits", "merges", "data"]
 )
 def test_the_tests_for_every_engine_pass(run, suites, least):
     tests = [f"{ROOT}/tests/{file}{'::' * bool(name)}{name}" for file in suites for name in suites[file] or [""]]

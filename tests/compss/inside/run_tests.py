@@ -12,7 +12,8 @@ import pytest
 OPTIONS = [
     # faulthandler would replace the handlers of signals that the JVM in this process uses.
     *("-p", "no:faulthandler", "-p", "no:cacheprovider"),
-    *("-W", "ignore::pytest.PytestConfigWarning", "--engines", "compss"),
+    *("-W", "ignore::pytest.PytestConfigWarning", "-W", "ignore:the compss engine cannot see which workers"),
+    *("--engines", "compss"),
 ]
 
 
