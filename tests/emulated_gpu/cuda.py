@@ -60,6 +60,27 @@ class Event:
         return 0.0
 
 
+def gru(x: Any, hidden: Any, weights: Any, biases: bool, layers: int, *options: Any) -> tuple[Any, Any]:
+    """Run a GRU operation by operation, as the CPU does, which has no kernel for the cells of a device."""
+    dropout, _, bidirectional, batch_first = options
+    if dropout or bidirectional or not biases:
+        raise NotImplementedError("the emulation has plain GRUs only")
+    linear, chunks = torch.nn.functional.linear, torch.unsafe_chunk
+    x, ends = x.transpose(0, 1) if batch_first else x, []
+    for layer, last in enumerate(hidden.unbind(0)):
+        of_inputs, of_hidden, input_bias, hidden_bias = weights[4 * layer : 4 * layer + 4]
+        outputs = []
+        for gates in linear(x, of_inputs, input_bias).unbind(0):
+            ours, theirs = chunks(gates, 3, 1), chunks(linear(last, of_hidden, hidden_bias), 3, 1)
+            reset, update = theirs[0].add_(ours[0]).sigmoid_(), theirs[1].add_(ours[1]).sigmoid_()
+            new = ours[2].add(theirs[2].mul_(reset)).tanh_()
+            last = (last - new).mul_(update).add_(new)
+            outputs.append(last)
+        x = torch.stack(outputs, 0)
+        ends.append(last)
+    return x.transpose(0, 1) if batch_first else x, torch.stack(ends, 0)
+
+
 def install(devices: int) -> None:
     """Make ``torch.cuda`` and ``torch.accelerator`` see this many devices."""
     cuda, current = torch.cuda, Current()
@@ -140,6 +161,7 @@ def install(devices: int) -> None:
     for name, function in replaced.items():
         setattr(cuda, name, function)
     torch.accelerator.current_stream = Stream
+    on_cpu, torch._VF.gru = torch._VF.gru, lambda x, *given: (on_cpu if x.device.type == "cpu" else gru)(x, *given)
     cuda.default_generators = tuple(torch.Generator(device=f"cuda:{number}") for number in numbers)
     cuda.random.get_rng_state, cuda.random.set_rng_state = state, set_state
     torch.Tensor.pin_memory = pinned

@@ -23,7 +23,10 @@ CHOSEN = (
     ("collated",),
 )
 """One kind for each path of a batch: all others had the same bits too when they were tried."""
-SLOW = ("torchmetrics", "estimators of scikit-learn")
+SLOW = (
+    *("torchmetrics", "estimators of scikit-learn"),
+    *("sequences", "sequences by length", "sequences, total shuffle"),
+)
 
 
 @pytest.mark.usefixtures("forked_processes")
