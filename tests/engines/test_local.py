@@ -177,6 +177,28 @@ def test_only_the_task_of_a_killed_process_runs_again(local, tmp_path, capsys):
     assert set(before) & set(workers(local)) == {survivor}
 
 
+def test_a_task_whose_gpu_breaks_runs_again_in_a_new_process(local, tmp_path, capsys):
+    broken = local.submit(tasks.break_gpu, tmp_path / "runs", 1, "unspecified launch failure")
+    (last,) = local.fetch([broken])
+    first, second = (tmp_path / "runs").read_text().split()
+    assert last == int(second) != int(first)
+    message = "a worker process died (CUDA error: unspecified launch failure); its task 'break_gpu' runs again"
+    assert capsys.readouterr().err == f"compss_train: {message}\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "runs"), [("unknown error", calls.MAX_RUNS), ("device-side assert triggered", 1)]
+)
+def test_a_gpu_that_breaks_each_time_ends_the_task_and_each_process(local, tmp_path, error, runs):
+    with pytest.raises(RuntimeError, match=error) as caught:
+        local.fetch([local.submit(tasks.break_gpu, tmp_path / "runs", 99, error)])
+    assert "look at the GPU" in caught.value.__notes__[0]
+    broken = {int(pid) for pid in (tmp_path / "runs").read_text().split()}
+    assert len(broken) == runs
+    assert local.fetch([local.submit(tasks.add, 1, 2)]) == [3]
+    assert not broken & set(workers(local))
+
+
 def _note_and_wait(runs, gate):
     tasks.note(os.getpid(), runs)
     return tasks.wait_for(gate, os.getpid())

@@ -11,7 +11,7 @@ from loky.process_executor import TerminatedWorkerError
 from compss_train.engines import calls
 from compss_train.engines.graph_engine import GraphThread
 from compss_train.engines.local.store import discard_all
-from compss_train.engines.local.worker_process import Answer, Call, WorkerProcess
+from compss_train.engines.local.worker_process import Answer, BrokenGpuError, Call, WorkerProcess
 from compss_train.engines.task_graph import Task
 from compss_train.engines.watch import Watch
 from compss_train.exceptions import WorkerLostError
@@ -83,13 +83,13 @@ class Scheduler(GraphThread):
         self.watch.ended(task)
         self._free_cpus += task.resources.cpus
         error = future.exception()
-        if not isinstance(error, BrokenExecutor):
+        if not isinstance(error, BrokenExecutor | BrokenGpuError):
             process.measure_speed()
             self._use(process)
         elif not self._stopping:
             process.restart()
             self._use_when_ready(process)
-        if isinstance(error, TerminatedWorkerError):
+        if isinstance(error, TerminatedWorkerError | BrokenGpuError):
             self._run_again(task, error)
         elif error is not None:
             self.graph.fail(task, error)
@@ -111,6 +111,10 @@ class Scheduler(GraphThread):
         task.deaths += 1
         name = calls.name_of(task.function)
         match = re.search(r"{(.*?)}", str(error))  # in loky's message: {SIGKILL(-9)}, for example
+        last = task.deaths == calls.MAX_RUNS or "device-side assert" in str(error)  # which comes each time
+        if last and isinstance(error, BrokenGpuError):
+            self.graph.fail(task, error.args[1].exception())
+            return
         if task.deaths < calls.MAX_RUNS:
             code = f" ({match[1]})" if match else ""
             print(f"compss_train: a worker process died{code}; its task {name!r} runs again", file=sys.stderr)

@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import secrets
 import signal
 import threading
@@ -35,8 +36,15 @@ class Call:
     cpus: int
 
 
+class BrokenGpuError(Exception):
+    """An error of CUDA, after which a process cannot use its GPU again: its text in braces, and a ``Failure``."""
+
+
 def run(call: Call, folders: Sequence[str]) -> list[StoredValue] | calls.Failure:
-    """Run a task and return its stored results, or a ``Failure`` for any exception."""
+    """Run a task and return its stored results, or a ``Failure`` for any exception.
+
+    Raises ``BrokenGpuError`` for an error of CUDA: this process must be replaced.
+    """
     try:
         liveness.describe(f"task {calls.name_of(call.function)!r}")
         args = calls.map_args(call.args, loaded)
@@ -45,6 +53,9 @@ def run(call: Call, folders: Sequence[str]) -> list[StoredValue] | calls.Failure
         return [store(item, name, folders) for item, name in zip(results, call.outputs, strict=True)]
     except BaseException as error:  # SystemExit too: the process serves other tasks
         discard_all(call.outputs, folders)
+        if isinstance(error, RuntimeError) and (found := re.search("(CUDA|HIP) error: .*", str(error))):
+            error.add_note("num_gpu=0 shows whether the network or its data are at fault; else look at the GPU.")
+            raise BrokenGpuError(f"{{{found[0]}}}", calls.Failure.of(error)) from None
         return calls.Failure.of(error)
 
 
