@@ -53,7 +53,7 @@ class WeightedSum:
     def state(self) -> float:
         """Return the sum so far."""
         if self._values:
-            values = torch.stack(self._values).double().cpu()
+            values = torch.stack(self._values).cpu().double()
             self._total += float(values @ torch.tensor(self._weights, dtype=torch.float64))
             self._values, self._weights = [], []
         return self._total

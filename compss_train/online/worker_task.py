@@ -213,6 +213,7 @@ class OnlineWorker:
             device=device,
             task=f"worker {number}",
         )
+        state = replace(state, skipped=True)  # what is not finite is found at once: samples do not come again
         self._learner = learner.Learner(training_spec, self._base, state, self._work)
         seed = order.buffer_seed(job.seed, 0, number)
         self._buffer = job.options.buffer.make(job.options.batch_size, seed, pin_memory=devices.is_gpu(device))

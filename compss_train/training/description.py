@@ -2,10 +2,8 @@
 
 import importlib.metadata
 import math
-import os
 import platform
 import re
-import socket
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
@@ -103,11 +101,6 @@ def described_fit(method: str, options: object, callbacks: Sequence[object], **d
         **{name: described(value) for name, value in data.items()},
         "callbacks": [name for name in (type(each).__qualname__ for each in callbacks) if not name.startswith("_")],
     }
-
-
-def described_machine() -> dict[str, Any]:
-    """Return the coordinator's host, system and cores."""
-    return {"host": socket.gethostname(), "platform": platform.platform(), "cores": os.cpu_count()}
 
 
 def versions() -> dict[str, str]:

@@ -2,6 +2,8 @@
 
 import copy
 import os
+import platform
+import socket
 from collections.abc import Callable, Mapping
 from html import escape
 from itertools import chain
@@ -17,6 +19,7 @@ from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
 from compss_train.model import compilation, copies, loss_weights, losses, metrics, optimizers, training_spec
 from compss_train.model import parameters as params
+from compss_train.model.devices import gpu
 from compss_train.model.optimizers import Gradients
 from compss_train.model.schedule import Schedule, ScheduleSpec, configured_schedule, make_schedule
 from compss_train.model.train_transform import TrainTransform, as_train_transform
@@ -220,6 +223,8 @@ class TrainerBase:
         chosen = configured_schedule(own, factory) if schedule is None else Schedule.of(schedule)
         lr_schedule = None if chosen is None else make_schedule(chosen, own, factory)
         self._workplace.engine_class.check_gpus(num_gpu)
+        if num_gpu and gpu() == "mps" and any(each.dtype == torch.float64 for each in own.parameters()):
+            raise ValueError("num_gpu: the network is in float64, which Apple's MPS lacks; give net.float()")
         self._model.build(arguments.BuildArguments(spec, num_gpu, chosen, lr_schedule))
         self._workplace.set_state(TrainingState())
 
@@ -264,7 +269,7 @@ class TrainerBase:
             "fit": self._model.last_fit,
             "details": self._model.details,
             "versions": description.versions(),
-            "machine": description.described_machine(),
+            "machine": {"host": socket.gethostname(), "platform": platform.platform(), "cores": os.cpu_count()},
         }
 
     def evaluate(self, x: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, Any]:

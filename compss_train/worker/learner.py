@@ -79,6 +79,9 @@ class Learner:
         self._batches = state.batches
         """Number of batches trained, including by earlier tasks of the worker."""
         self._updated = False
+        trusts = spec.gradients.on_nan == "skip" and devices.is_gpu(work.device) and not state.skipped
+        self.finite: torch.Tensor | bool = torch.tensor(True, device=work.device) if trusts else True
+        """Whether all that was learnt is finite; on a GPU, which stands still for a read, it is read at the end."""
         several = isinstance(self.optimizer, JoinedOptimizer)
         self._check_outputs = work.check_outputs and not several and losses.takes_logits(spec.loss)
         self._probabilities = False
@@ -138,13 +141,17 @@ class Learner:
         if not self._accumulated_batches:
             self.optimizer.zero_grad()
         skips = self._options.on_nan == "skip"
-        undo = _undo(self.replica.training_spec.net, self._trained) if skips else None
+        undo = _undo(self.replica.training_spec.net, self._trained) if skips and self.finite is True else None
         result = self._add_gradients(batch)
-        # In fp16, gradients overflow in normal operation; the scaler handles that.
-        gradients = [] if self._scaler.is_enabled() else _gradients(self._trained)
-        if undo is not None and not _are_finite([result.loss.detach(), *gradients]):
-            undo()
-            return None
+        if skips:
+            # In fp16, gradients overflow in normal operation; the scaler handles that.
+            gradients = [] if self._scaler.is_enabled() else _gradients(self._trained)
+            finite = _are_finite([result.loss.detach(), *gradients])
+            if undo is None:
+                self.finite &= finite
+            elif not finite:
+                undo()
+                return None
         self._accumulated_batches += 1
         self._accumulated_samples += batch.samples
         if self._accumulated_batches == self._options.accumulate:
@@ -359,8 +366,8 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-def _are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether the norms of all tensors are finite; synchronizes with the device once."""
+def _are_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return whether the norms of all tensors are finite, on their device: to read it waits for the device."""
     dense = [tensor.coalesce().values() if tensor.is_sparse else tensor for tensor in tensors]
     norms = [torch.linalg.vector_norm(tensor) for tensor in dense]
-    return bool(torch.stack([torch.isfinite(norm) for norm in norms]).all())
+    return torch.stack([torch.isfinite(norm) for norm in norms]).all()

@@ -45,6 +45,8 @@ class WorkerState:
     """The state of the loss scaler in fp16."""
     callbacks: dict[str, Any] | None = None
     """The states of worker callbacks, by their names."""
+    skipped: bool = False
+    """Whether the last task skipped batches that were not finite, so that the next one reads each batch's flag."""
 
     def with_options(self, options: Sequence[dict[str, Any]]) -> Self:
         """Return this state with other options of the optimizer's parameter groups, such as ``lr``."""

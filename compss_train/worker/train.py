@@ -50,6 +50,9 @@ def train(
 
     ``values`` are the blocks or pieces that ``work`` describes, and ``moments`` the optimizer state for a
     worker that has none.
+
+    With ``on_nan="skip"`` on a GPU, a worker that skipped nothing in its last task learns all batches, and reads at
+    the end whether they were finite. If they were not, it trains again, and reads each batch's flag.
     """
     liveness.describe(f"{work.name}, which compiles its network," if training_spec.compile else work.name)
     started, began = time.time(), time.perf_counter()
@@ -58,7 +61,16 @@ def train(
         source, buffer = source_of(work, values), CarriedBuffer(state.sample_buffer)
         reader = training_spec.sample_reader
         batches = cut_batches(work, source, learner.replica.columns_device, buffer, reader)
-        drawn = train_on(prepared(batches, learner.replica, work.options), learner, work)
+        try:
+            drawn = train_on(prepared(batches, learner.replica, work.options), learner, work)
+        except Exception:  # possibly of a loss or hook that was given NaN
+            if learner.finite:
+                raise
+        if not learner.finite:
+            del learner, batches  # as they may fill the GPU
+            result = train(training_spec, parameters, replace(state, skipped=True), work, values, moments)
+            result.measured.started, result.measured.seconds = started, time.perf_counter() - began
+            return result
         measured = replace(learner.measured(), **source.measured())
         if reader is not None and reader.is_stream:
             measured.given, measured.left_out = drawn, max(0, work.samples - drawn)
@@ -74,8 +86,9 @@ def train(
             trained, after = trained | moments_of(learner.optimizer), replace(after, optimizer=None)
         before = {**parameters, **(moments or {})}
         sent, error = _compressed(training_spec, work, before, trained, state, measured)
+        after = replace(after, sample_buffer=buffer.after, error=error, skipped=measured.skipped_batches > 0)
         measured.started, measured.seconds = started, time.perf_counter() - began
-        return Result(sent, replace(after, sample_buffer=buffer.after, error=error), measured)
+        return Result(sent, after, measured)
 
 
 def train_on(batches: Iterator[Batch], learner: Learner, work: Work) -> int:

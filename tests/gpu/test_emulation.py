@@ -8,9 +8,10 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer, Gradients
+from compss_train.training import trainer_base
 from tests.emulated_gpu import tensors
 from tests.gpu.conftest import REAL
-from tests.helpers.models import classification
+from tests.helpers.models import assert_same_bits, classification
 
 pytestmark = pytest.mark.skipif(REAL, reason="these are emulated devices")
 
@@ -46,6 +47,7 @@ ADAM = {"optimizer": "adam", "lr": 0.01}
 STEPS = {
     "sgd": (SGD, None, {}),
     "clipped": (ADAM, "accuracy", {"gradients": Gradients(clip_norm=1.0)}),
+    "skipping": (ADAM, "accuracy", {"gradients": Gradients(clip_norm=1.0, on_nan="skip")}),
     "scheduled, in bf16": (SGD, "accuracy", {"schedule": lambda epoch: 0.9**epoch, "precision": "bf16"}),
 }
 
@@ -66,6 +68,34 @@ def test_waits_and_copies_do_not_grow_with_batches(name):
     few, many = counted(8, *STEPS[name]), counted(16, *STEPS[name])
     assert few == many
     assert many["waits"] <= 2 * 12  # in two rounds
+
+
+class Strict(nn.Module):
+    """Refuses NaN; only its gradient is NaN where a target is 9."""
+
+    def forward(self, output, target):
+        if output.isnan().any():
+            raise ValueError("NaN")
+        bad = torch.where(target == 9, 0.0, 1.0)
+        return nn.functional.cross_entropy(output, target % 3) + 0 * (output[:, 0] * bad).pow(2).sqrt().sum()
+
+
+def test_a_gpu_learns_a_round_again_where_batches_are_to_be_skipped():
+    """Only in the first of the rounds with such batches, whose later batches are learnt from NaN."""
+    x, y = classification(samples=60)
+    y[12] = 9
+    results = []
+    net = nn.Sequential(nn.Linear(x.shape[1], 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    for gpus in (0, 1):
+        with DistributedTrainer(1, engine="serial", seed=0, threads=1) as trainer:
+            options = {"gradients": Gradients(accumulate=2, on_nan="skip"), "num_gpu": gpus}
+            trainer.build(net, ADAM, Strict(), "accuracy", **options)
+            trainer.fit(x, y, num_epochs=3, batch_size=5, progress=False)
+            assert [record["skipped_batches"] for record in trainer.history] == [1, 1, 1]
+            assert trainer.trained_samples() == 60 * 3 + gpus * 60
+            results.append((trainer.get_parameters(), [record["loss"] for record in trainer.history]))
+    assert_same_bits(results[0][0], results[1][0])
+    assert results[0][1] == results[1][1]
 
 
 def test_too_little_memory_names_worker_batch_and_remedies(monkeypatch):
@@ -93,6 +123,15 @@ def test_a_fit_is_checked_on_a_gpu():
         trainer.check_fit(x, y, num_epochs=1, batch_size=10)
         with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
             trainer.check_fit(x[:, :2], y, num_epochs=1, batch_size=10)
+
+
+def test_double_precision_is_refused_where_there_is_none(monkeypatch):
+    monkeypatch.setattr(trainer_base, "gpu", lambda: "mps")
+    with DistributedTrainer(1, engine="serial") as trainer:
+        with pytest.raises(ValueError, match=r"MPS lacks; give net.float\(\)"):
+            trainer.build(nn.Linear(6, 3).double(), ADAM, "cross_entropy", num_gpu=1)
+        trainer.build(nn.Linear(6, 3).double(), ADAM, "cross_entropy")
+        trainer.build(nn.Linear(6, 3), ADAM, "cross_entropy", num_gpu=1)
 
 
 def test_double_precision_results_are_arrays():
