@@ -118,7 +118,7 @@ class FIRO(PartitionedBuffer):
             drawn.append(self._samples.at(positions))
             self._samples.mark_seen(positions)
             if not self._samples.unseen:
-                self._samples.mark_all_unseen()
+                self._samples.unseen = self._samples.held
                 self._remaining_passes -= 1
         return np.concatenate([*drawn, removed]) if drawn else removed, removed
 
@@ -267,10 +267,6 @@ class SlotPartition:
         new = self._distinct(self._split(positions)[0])
         self._move_last(new, self.unseen)
         self.unseen -= len(new)
-
-    def mark_all_unseen(self) -> None:
-        """Mark all slots as unseen."""
-        self.unseen = self.held
 
     def remove(self, positions: Slots) -> None:
         """Remove the slots at these positions, each given once."""

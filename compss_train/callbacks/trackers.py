@@ -152,7 +152,8 @@ class MLflow(_Tracker):
             run_id = self.run_id
             self._client.set_terminated(run_id, "RUNNING")
         known = self._client.get_run(run_id).data.params  # MLflow refuses other values
-        settings = {name: str(value) for name, value in _settings(configuration).items() if name not in known}
+        given = {name: value for name, value in _tagged(flatten(configuration)).items() if value is not None}
+        settings = {name: str(value) for name, value in given.items() if name not in known}
         new = [mlflow.entities.Param(name, value[:MAX_VALUE]) for name, value in settings.items()]
         for name, value in settings.items():
             if len(value) > MAX_VALUE:
@@ -249,11 +250,6 @@ class TensorBoard(_Tracker):
 
     def _end(self, succeeded: bool) -> None:
         self._writer.close()
-
-
-def _settings(configuration: dict[str, Any]) -> dict[str, Any]:
-    """Return the configuration by dotted names."""
-    return {name: value for name, value in _tagged(flatten(configuration)).items() if value is not None}
 
 
 def _tagged(values: dict[str, Any]) -> dict[str, Any]:

@@ -38,10 +38,6 @@ def _path(text: str) -> Path:
     return Path(text)
 
 
-def _absolute(text: str) -> str:
-    return str(_path(text).absolute())
-
-
 def make_parser() -> Parser:
     """Return the parser of all subcommands.
 
@@ -87,7 +83,8 @@ def fit_arguments(parser: Parser) -> None:
     keys = "print the keys of all sections, with their defaults and types"
     parser.add_argument("--keys", action="store_true", help=keys)
     _add_settings(parser)
-    folder: dict[str, Any] = {"const": "output.folder", "type": _absolute, "metavar": "FOLDER"}
+    folder: dict[str, Any] = {"const": "output.folder", "metavar": "FOLDER"}
+    folder["type"] = lambda text: str(_path(text).absolute())
     parser.add_argument("--output", action=_Setting, help="folder of the run's files (output.folder)", **folder)
     again = parser.add_mutually_exclusive_group()
     resume = "continue the run in the folder from its last checkpoint, or start one"

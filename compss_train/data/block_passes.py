@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -31,15 +32,7 @@ class BlockPass:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the fields: the default for dataclasses with slots takes several times as long."""
-        return type(self), (
-            self.block,
-            self.epoch,
-            self.size,
-            self.sample_numbers,
-            self.first,
-            self.skip,
-            self.rest,
-        )
+        return type(self), _fields_of(self)
 
     @property
     def whole(self) -> int:
@@ -56,11 +49,8 @@ class BlockPass:
             rest=self.rest + self.size - stop,
         )
 
-    def with_numbers(self, sample_numbers: NDArray[Any]) -> "BlockPass":
-        """Return this pass over samples with other numbers."""
-        return BlockPass(self.block, self.epoch, self.size, sample_numbers, self.first, self.skip, self.rest)
 
-
+_fields_of = attrgetter("block", "epoch", "size", "sample_numbers", "first", "skip", "rest")
 WorkerAssignment: TypeAlias = tuple[BlockPass, ...]
 """The block passes of one worker in one round."""
 

@@ -108,13 +108,13 @@ class Engine(ABC):
     """Default number of intra-op threads of a task; ``None`` for a share of the cores."""
 
     @classmethod
-    @abstractmethod
     def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
         """Start an engine sized for ``num_workers`` tasks of ``threads`` threads at a time.
 
         ``preload`` names modules that tasks need. An engine that starts processes imports them there before the
-        first task; for other engines the function of a task names its module.
+        first task; for other engines the function of a task names its module. The default ignores the arguments.
         """
+        return cls()
 
     @abstractmethod
     def publish(self, value: object) -> Ref:

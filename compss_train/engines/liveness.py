@@ -24,11 +24,6 @@ WARN_FACTOR = 10.0
 """A silence must be this many times as long as the longest one so far to cause a warning."""
 
 
-def too_silent(seconds: float, longest: float) -> bool:
-    """Return whether a silence is worth a warning, after silences of at most ``longest`` seconds."""
-    return seconds >= max(WARN_SECONDS, WARN_FACTOR * longest)
-
-
 class Heartbeat:
     """The reports of one process, which alone writes them; a text read while it changes may be garbled.
 

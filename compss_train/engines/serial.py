@@ -1,7 +1,7 @@
 """The serial engine: runs each task in this process when it is submitted. For debugging, and the reference."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from compss_train.engines import calls, liveness
 from compss_train.engines.base import Engine, Ref, Resources, Traits, map_refs
@@ -24,11 +24,6 @@ class SerialEngine(Engine):
     def __init__(self) -> None:
         self._open = True
         self._heartbeat = liveness.Heartbeat()
-
-    @classmethod
-    def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
-        """Return a serial engine; the arguments are not used."""
-        return cls()
 
     def publish(self, value: object) -> Ref:
         """Keep the value itself."""

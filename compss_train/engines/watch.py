@@ -145,7 +145,7 @@ class Watch:
             _say(f"{silent}: worker_timeout={self._timeout:g} ends its process {process.pid}")
             task.timed_out = True
             process.kill()
-        elif not run.warned and liveness.too_silent(run.silence, self._longest):
+        elif not run.warned and run.silence >= max(liveness.WARN_SECONDS, liveness.WARN_FACTOR * self._longest):
             run.warned = True
             stopped = f", which is stopped (kill -CONT {process.pid} continues it) or waits for a disk"
             stack = process.stack()  # which such a process does not write

@@ -58,7 +58,8 @@ class GroupedOptimizer:
                 "a prefix of dotted names, or a pattern such as 'layer4.*' or '*.bias'"
             )
         made = [
-            {"params": own, **({"name": "+".join(map(_short, key))} if key else {}), **self._options(key)}
+            {"params": own, **({"name": "+".join(each.strip("*.") or each for each in key)} if key else {})}
+            | self._options(key)
             for key, own in members.items()
             if own
         ]
@@ -76,10 +77,6 @@ class GroupedOptimizer:
 def matches(name: str, pattern: str) -> bool:
     """Return whether a dotted name matches a pattern, or begins with it as with a module's name."""
     return fnmatchcase(name, pattern) or name.startswith(f"{pattern}.")
-
-
-def _short(pattern: str) -> str:
-    return pattern.strip("*.") or pattern
 
 
 @dataclass(frozen=True)

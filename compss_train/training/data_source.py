@@ -237,12 +237,6 @@ def holds_targets(value: Any) -> bool:
     return isinstance(value, FileDataset) or as_samples(value) is not None
 
 
-def batch_size_of(x: Any) -> int | None:
-    """Return the batch size of a ``DataLoader``, or ``None`` for other data."""
-    samples = as_samples(x)
-    return None if samples is None else samples.batch_size
-
-
 def _blocked_columns(named: Sequence[tuple[str, Any]], number: int) -> list[BlockedTensor]:
     """Return columns as blocked tensors with equal blocks: those of the first column that has blocks."""
     for _, value in named:

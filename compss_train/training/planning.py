@@ -8,6 +8,7 @@ from typing import Any
 
 from compss_train._utils.validation import warn_once, warn_user
 from compss_train.data import FileDataset, partitioning
+from compss_train.data.samples import as_samples
 from compss_train.exceptions import DivergedError
 from compss_train.model import loss_weights
 from compss_train.model import parameters as params
@@ -46,7 +47,7 @@ def planned_fit(
     spec, schedule = model.built.training_spec, model.built.schedule
     stopping = Stopping(max_time, clock, workplace.engine_class.time_left())
     if options["batch_size"] is None and options["num_batches_per_worker"] is None:
-        options["batch_size"] = data_source.batch_size_of(x)
+        options["batch_size"] = getattr(as_samples(x), "batch_size", None)  # of a DataLoader
     asked = FitOptions(**options)
     checkpoint = resuming.find_checkpoint(resume, callbacks.callbacks)
     progress = None if checkpoint is None else checkpoint[1].progress

@@ -178,7 +178,9 @@ class RoundRunner:
         measured = values["workers"]
         self._pending.popleft()
         is_first = not self._complete
-        self._complete_round(submitted)
+        self._complete.append(submitted)
+        self._states, self.merge_state = submitted.states, submitted.merge_state
+        self._fit.reached = submitted.round.resume_point
         found = [*chain.from_iterable(values.values())]
         warn_of_problems(found, self._known_problems)
         skipped = [file for part in found for file in part.skipped]
@@ -201,11 +203,6 @@ class RoundRunner:
             "round %d of epoch %d: loss %.6g, %.3f s", *map(record.get, ("round", "epoch", "loss", "seconds"))
         )
         self._model.record(record)
-
-    def _complete_round(self, submitted: SubmittedRound) -> None:
-        self._complete.append(submitted)
-        self._states, self.merge_state = submitted.states, submitted.merge_state
-        self._fit.reached = submitted.round.resume_point
 
     def _record(self, submitted: SubmittedRound, values: Mapping[str, list[Measured]]) -> Record:
         now = self._fit.stopping.clock()

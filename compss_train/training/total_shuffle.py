@@ -4,7 +4,7 @@ Without pieces, every task would receive nearly all blocks, for a few rows of ea
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from typing import Any
 
@@ -96,7 +96,7 @@ def _renumbered(assignments: Sequence[WorkerAssignment], numbers: NDArray[Any]) 
     for assignment in assignments:
         passes = []
         for block_pass in assignment:
-            passes.append(block_pass.with_numbers(numbers[start : start + block_pass.size]))
+            passes.append(replace(block_pass, sample_numbers=numbers[start : start + block_pass.size]))
             start += block_pass.size
         renumbered.append(tuple(passes))
     return renumbered

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import ModuleType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from compss_train.data.block import Block, BlockDescription, RemoteBlock, describe
 from compss_train.engines.base import Engine, Ref, Resources, Traits, check_room, check_size, map_refs
@@ -77,11 +77,6 @@ class CompssEngine(Engine):
         self._close = weakref.finalize(self, _free, *own)
         self._close.atexit = False
         runtime.skip_destructors_at_exit()
-
-    @classmethod
-    def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
-        """Return an engine; the arguments are not used, since the runtime has been started before."""
-        return cls()
 
     @classmethod
     def nodes(cls) -> list[Node]:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from compss_train.engines.base import Ref, Resources, Traits, check_room, check_size
 from compss_train.engines.codec import SerializedValue
@@ -58,11 +58,6 @@ class RayEngine(GraphEngine):
         self._numbers = itertools.count()
         RayEngine._engines += 1
         self._close = weakref.finalize(self, _shut_down, self._scheduler, os.getpid())
-
-    @classmethod
-    def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
-        """Return an engine; the arguments are not used."""
-        return cls()
 
     @classmethod
     def _join(cls, modules: Sequence[str | ModuleType] = ()) -> None:
