@@ -26,7 +26,7 @@ class _Tracker(Callback):
     """Logs the configuration at the start of a fit, and losses, metrics and samples/s of each round as a step.
 
     A fit that is resumed from a checkpoint, and a second fit with the same callback, continue the same run. If the
-    tracker fails between rounds, a warning says so once, and the fit continues without it. Raises
+    tracker fails, a warning says so once, and the fit continues without it; the run is ended in any case. Raises
     ``ModuleNotFoundError`` without ``package``, which is an extra of the same name.
     """
 
@@ -58,26 +58,27 @@ class _Tracker(Callback):
     def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
         """Log the numbers of the round."""
         numbers = measured_numbers(record) | {name: record[name] for name in _RATES if name in record}
-        self._try(self._log, _tagged(numbers), record)
+        if self._logs:
+            self._try("stops logging this fit", self._log, _tagged(numbers), record)
 
     def on_fit_end(self, trainer: TrainerBase) -> None:
         """Log the final parameters and the report as files, and end the run."""
-        if self._artifacts:
-            self._try(self._log_results, trainer)
-        self._try(self._end, True)
+        if self._logs and self._artifacts:
+            self._try("did not upload the final parameters and the report", self._log_results, trainer)
+        self._try("did not end the run", self._end, True)
 
     def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
         """End the run as failed."""
-        self._try(self._end, False)
+        self._try("did not end the run", self._end, False)
 
-    def _try(self, call: Callable[..., None], *arguments: Any) -> None:
-        if not self._logs:
-            return
+    def _try(self, failure: str, call: Callable[..., None], *arguments: Any) -> None:
+        """Call the tracker; its first failure in a fit is a warning, and to end the run is tried nevertheless."""
         try:
             call(*arguments)
         except Exception as error:  # trackers raise what their transports raise
+            if self._logs:
+                validation.warn_user(f"{type(self).__name__} {failure}: {type(error).__name__}: {error}")
             self._logs = False
-            validation.warn_user(f"{type(self).__name__} stops logging this fit: {type(error).__name__}: {error}")
 
     def _log_results(self, trainer: TrainerBase) -> None:
         with tempfile.TemporaryDirectory() as folder:

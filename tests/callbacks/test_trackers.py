@@ -141,7 +141,19 @@ def test_a_tracker_that_fails_does_not_end_the_fit():
     with pytest.warns(UserWarning, match="Broken stops logging this fit: ConnectionError: no route") as caught:
         fit(trainer_of(), tracker)
     assert len(caught) == 1
-    assert tracker.logged == [0, 1]
+    assert tracker.logged == [0, 1, True]
+
+
+def test_an_upload_that_fails_leaves_no_run_open(mlflow_store, monkeypatch):
+    def refuse(*arguments):
+        raise ConnectionError("no route")
+
+    tracker = MLflow(tracking_uri=mlflow_store)
+    monkeypatch.setattr(tracker, "_log_files", refuse)
+    with pytest.warns(UserWarning, match="not upload the final parameters and the report: .*: no route") as caught:
+        fit(trainer_of(), tracker, num_epochs=1)
+    assert len(caught) == 1
+    assert mlflow_run(mlflow_store, tracker)[0].info.status == "FINISHED"
 
 
 def test_resumed_fits_go_on_in_the_same_run():
