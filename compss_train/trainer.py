@@ -241,8 +241,8 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         """Load parameters, history, counters and the workers' states from a checkpoint; call ``build`` first.
 
         ``folder`` is the folder of a ``Checkpoint`` callback, whose newest good checkpoint is loaded, or the best
-        one with ``best=True``; or it is a single checkpoint. A fit afterwards is a new fit of the same trainer.
-        Warns if later checkpoints of the folder are damaged.
+        one with ``best=True``; or it is a single checkpoint. Both may be in an object store (``"s3://..."``). A fit
+        afterwards is a new fit of the same trainer. Warns if later checkpoints of the folder are damaged.
 
         Raises ``FileNotFoundError``, ``BadCheckpointError``, and ``ValueError`` for a checkpoint of another network
         or optimizer, or of another seed than that of the trainer.

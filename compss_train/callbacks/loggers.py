@@ -265,8 +265,6 @@ class Profile(Callback):
         workers = trainer.num_workers
         if self.worker >= workers:
             raise ValueError(f"Profile(worker={self.worker}): there are {workers} workers, counted from 0")
-        if self.path.is_dir() or files.is_special_file(self.path):
-            raise IsADirectoryError(f"{self.path} is not a file that a trace can be written to; give another path")
         parent = next(folder for folder in self.path.parents if folder.exists())
         if not (parent.is_dir() and os.access(parent, os.W_OK)):
             raise PermissionError(f"Profile({str(self.path)!r}): {parent} is not a writable folder")

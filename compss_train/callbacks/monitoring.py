@@ -47,9 +47,7 @@ def value_of(record: Mapping[str, Any], monitor: str) -> float:
     """Return the monitored number of a record; raise ``ValueError`` if the record has no number of that name."""
     if monitor not in record:
         names = measured_names(record)
-        validated = any(name.startswith("val_") for name in names)
-        hint = "; give fit validation_data=" if monitor.startswith("val_") and not validated else ""
-        raise ValueError(f"records have no {monitor!r} but {', '.join(names)}{hint or suggestion(monitor, names)}")
+        raise ValueError(f"records have no {monitor!r} but {', '.join(names)}{suggestion(monitor, names)}")
     value = record[monitor]
     if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{monitor!r} is {value!r}; monitoring needs a single number")

@@ -84,9 +84,8 @@ class _Tracker(Callback):
         with tempfile.TemporaryDirectory() as folder:
             trainer.save(f"{folder}/parameters.safetensors")
             with suppress(ModuleNotFoundError):  # of the extra ``report``
-                html.write(
-                    f"{folder}/report.html", trainer.history, trainer.configuration, status=status_of(trainer)
-                )
+                page, status = f"{folder}/report.html", status_of(trainer)
+                html.write(page, trainer.history, trainer.configuration, status=status)
             self._log_files(folder)
 
     def _log_files(self, folder: str) -> None:

@@ -31,7 +31,7 @@ PREDICTION_SUFFIXES = (".npy", ".npz", ".csv")
 
 def evaluate(options: argparse.Namespace) -> int:
     """Print loss and metrics."""
-    files = _absolute_names(options.data)
+    files = [locations.absolute(name) for name in options.data]
     with _open_run(options) as (file, trainer):
         samples = read_pair(files, file) if files else _validation_data(file, trainer)
         with _rejected_samples("evaluated"):
@@ -42,7 +42,7 @@ def evaluate(options: argparse.Namespace) -> int:
 
 def predict(options: argparse.Namespace) -> int:
     """Write the outputs and print their number."""
-    files, target = _absolute_names(options.input), options.output.absolute()
+    files, target = [locations.absolute(name) for name in options.input], options.output.absolute()
     if target.suffix not in PREDICTION_SUFFIXES:
         raise ValueError(f"--output {options.output}: give a name that ends in {', '.join(PREDICTION_SUFFIXES)}")
     check_folder(options.output)
@@ -88,8 +88,8 @@ def load(
     ----------
     path:
         A file of ``trainer.save`` (``.safetensors``, ``.npz``) or of a state_dict (``.pt``, ``.pth``), or the
-        folder of a ``Checkpoint``, whose newest good one is taken; or, without ``net``, the folder of a run of
-        ``compss-train fit``.
+        folder of a ``Checkpoint``, whose newest good one is taken, also ``"s3://..."``; or, without ``net``, the
+        folder of a run of ``compss-train fit``.
     net:
         A network of the same structure, which gets the parameters and is returned. ``None`` (default) makes the
         network of the run, for which its modules are imported; a line on standard error names them.
@@ -101,17 +101,18 @@ def load(
     Raises ``ValueError`` for a network of another structure, ``BadFileError`` for a damaged file, and
     ``FileNotFoundError``.
     """
-    path = Path(path)
     if net is not None:
-        found = checkpoints.read_latest_checkpoint(path, warn=True)[1]["parameters"] if path.is_dir() else None
-        parameters.load_into(net, parameters.load(path) if found is None else found)
+        with checkpoints.local_copy(path) as local:
+            content = checkpoints.read_latest_checkpoint(local, warn=True)[1] if local.is_dir() else {}
+            parameters.load_into(net, content.get("parameters") or parameters.load(local))
         return net.eval()
-    if path.is_file():
+    if locations.is_remote(os.fspath(path)) or Path(path).is_file():
         raise TypeError(
-            f"load({path.name!r}) needs the network, too: a file has its parameters; give load(path, net)"
+            f"load({os.fspath(path)!r}) needs the network, too: give load(path, net); only a folder that "
+            "compss-train fit wrote on this machine names its network"
         )
     with torch.random.fork_rng(devices=()):  # a run seeds torch before it makes its network
-        options = argparse.Namespace(run=path, settings=(), trust=trust, best=best)
+        options = argparse.Namespace(run=Path(path), settings=(), trust=trust, best=best)
         with _open_run(options) as (_, trainer):
             return trainer.model().eval()
 
@@ -169,11 +170,6 @@ def _rejected_samples(verb: str) -> Iterator[None]:
         yield
     except (RuntimeError, ArithmeticError, LookupError) as error:
         raise ValueError(run_files.append_notes(f"these samples cannot be {verb}: {error}", error)) from error
-
-
-def _absolute_names(names: Sequence[str]) -> list[str]:
-    """Return file names and patterns as absolute paths; URLs are unchanged."""
-    return [name if "://" in name else os.path.abspath(name) for name in names]
 
 
 def read_pair(names: Sequence[str], run_file: run_files.RunFile) -> data.Dataset:

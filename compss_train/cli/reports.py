@@ -40,7 +40,8 @@ def plot(options: argparse.Namespace) -> int:
 
 def compare(options: argparse.Namespace) -> int:
     """Print the table; write a page if the named file ends in .html, else an image, and print its path."""
-    compared, output = read_compared(options.runs), options.output
+    found, output = [(path, *read_history(path)) for path in options.runs], options.output
+    compared = [_compared(path, history, read_configuration(file.parent)) for path, file, history in found]
     print(_format_table(comparison.comparison_table(compared), fit=True))
     if output is None:
         return 0
@@ -61,20 +62,9 @@ def runs(options: argparse.Namespace) -> int:
     if not files:
         raise FileNotFoundError(f"{options.folder}: no folder of a run is here; name the folder that holds them")
     rows = [comparison.comparison_table([_compared(file.parent, History.load(file), {})])[0] for file in files]
-    for row in rows:
-        for best in [name for name in row if name.startswith("best ")]:
-            del row[best]
-    print(_format_table(rows))
+    lasts = [{name: cell for name, cell in row.items() if not name.startswith("best ")} for row in rows]
+    print(_format_table(lasts))
     return 0
-
-
-def read_compared(paths: Sequence[Path]) -> list[comparison.ComparedRun]:
-    """Return runs to compare; raises the errors of ``read_history``."""
-    compared = []
-    for path in paths:
-        file, history = read_history(path)
-        compared.append(_compared(path, history, read_configuration(file.parent)))
-    return compared
 
 
 def _compared(path: Path, history: History, configuration: Mapping[str, Any]) -> comparison.ComparedRun:

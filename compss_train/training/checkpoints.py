@@ -15,14 +15,14 @@ import shutil
 import socket
 import tempfile
 import weakref
-from collections.abc import Container, Iterable
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Container, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePath
 from typing import Any
 
 from compss_train._utils.files import DISK, Disk, is_running, make_folders
 from compss_train._utils.validation import warn_user
-from compss_train.data.locations import file_system
+from compss_train.data.locations import file_system, is_remote
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model.saved_state import STATE, read_state, write_state
 
@@ -65,6 +65,21 @@ class RemoteFolder:
             folder = name.rstrip("/").rpartition("/")[2]
             if _ROUND_FOLDER.fullmatch(folder) and folder not in here:
                 self._system.rm(name, recursive=True)
+
+
+@contextmanager
+def local_copy(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a local path unchanged; for a file or folder of an object store, a copy that exists in the block."""
+    if not is_remote(name := os.fspath(path)):
+        yield Path(name)
+        return
+    system, source = file_system(name.rstrip("/"))
+    if not system.exists(source):
+        raise FileNotFoundError(f"{name} does not exist")
+    with tempfile.TemporaryDirectory(prefix="checkpoints-") as folder:
+        copy = Path(folder, PurePath(source).name)
+        system.get(source, str(copy), recursive=True)
+        yield copy
 
 
 def list_checkpoints(folder: str | os.PathLike[str]) -> dict[int, Path]:

@@ -57,10 +57,11 @@ def snapshot_of(workplace: Workplace) -> Snapshot:
 
 def restore(workplace: Workplace, folder: str | os.PathLike[str], *, best: bool = False) -> None:
     """Load the newest good checkpoint of a folder, or the best; ``DistributedTrainer.restore`` lists the errors."""
-    path, content = checkpoints.read_latest_checkpoint(folder, warn=True)
-    if best:
-        path = checkpoints.checkpoint_path(path.parent, _best_round(path, content))
-        content = checkpoints.read_checkpoint(path)
+    with checkpoints.local_copy(folder) as local:
+        path, content = checkpoints.read_latest_checkpoint(local, warn=True)
+        if best:
+            path = checkpoints.checkpoint_path(path.parent, _best_round(path, content))
+            content = checkpoints.read_checkpoint(path)
     snapshot = Snapshot.from_dict(content, path)
     check_trainer((path, snapshot), workplace)
     warn_of_differences((path, snapshot), workplace, fit="fits continue")
@@ -84,7 +85,8 @@ def find_checkpoint(resume: str | os.PathLike[str] | bool, callbacks: Sequence[C
         raise TypeError(
             f"resume={resume!r}: give a folder of checkpoints, or True for that of the Checkpoint callback"
         )
-    path, content = checkpoints.read_latest_checkpoint(folder, warn=True)
+    with checkpoints.local_copy(folder) as local:
+        path, content = checkpoints.read_latest_checkpoint(local, warn=True)
     return path, Snapshot.from_dict(content, path)
 
 

@@ -6,11 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compss_train import load
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
 from compss_train.data import locations
+from compss_train.model import parameters
 from compss_train.training.checkpoints import list_checkpoints
 from compss_train.training.training_state import Snapshot
 from tests.helpers.callbacks import InterruptAt
+from tests.helpers.models import assert_same_bits
 from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
 
 VALIDATION = {"validation_data": (X[:20], Y[:20])}
@@ -133,7 +136,7 @@ def store(request, monkeypatch):
     fsspec = pytest.importorskip("fsspec")
     if request.param == "memory":
         yield "memory://bucket/run"
-        fsspec.filesystem("memory").store.clear()
+        fsspec.filesystem("memory").rm("/bucket", recursive=True)
         return
     server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0)
     server.start()
@@ -144,6 +147,7 @@ def store(request, monkeypatch):
     pytest.importorskip("s3fs").S3FileSystem.clear_instance_cache()
     fsspec.filesystem("s3").mkdir("bucket")
     yield "s3://bucket/run"
+    fsspec.filesystem("s3").rm("bucket", recursive=True)  # servers of a process share what they store
     server.stop()
 
 
@@ -165,3 +169,20 @@ def test_a_fit_resumes_from_an_object_store(store):
     system.pipe(f"{path}/notes/of the user.txt", b"kept")
     fit(trainer_of(), Checkpoint(store, overwrite=True), num_epochs=1)
     assert {name.rpartition("/")[2] for name in system.ls(path, detail=False)} == {"notes", "round-000000"}
+
+
+def test_checkpoints_of_an_object_store_are_restored_resumed_and_loaded(store):
+    trainer, best, resumed, again = (trainer_of() for _ in range(4))
+    fit(trainer, kept := Checkpoint(store, best="val_loss", mode="max"), num_epochs=2, **VALIDATION)
+    again.restore(store)
+    assert_alike(again, trainer)
+    best.restore(store, best=True)
+    assert len(best.history) == kept.best_round + 1
+    fit(resumed, resume=f"{store}/", num_epochs=2, **VALIDATION)
+    assert_alike(resumed, trainer)
+    net = load(f"{store}/round-000001", trainer.model())
+    assert_same_bits(parameters.from_module(net), trainer.get_parameters())
+    with pytest.raises(FileNotFoundError, match=f"{store}s does not exist"):
+        again.restore(f"{store}s")
+    with pytest.raises(TypeError, match="give load"):
+        load(store)
