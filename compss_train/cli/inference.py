@@ -108,7 +108,7 @@ def load(
         return net.eval()
     if locations.is_remote(os.fspath(path)) or Path(path).is_file():
         raise TypeError(
-            f"load({os.fspath(path)!r}) needs the network, too: give load(path, net); only a folder that "
+            f"load({Path(path).name!r}) needs the network, too: give load(path, net); only a folder that "
             "compss-train fit wrote on this machine names its network"
         )
     with torch.random.fork_rng(devices=()):  # a run seeds torch before it makes its network

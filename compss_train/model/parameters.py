@@ -228,13 +228,14 @@ def halve(current: Parameters, trained: Parameters) -> Parameters:
 
 
 def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -> str | None:
-    """Write the arrays to a ``.safetensors`` or ``.npz`` file in an existing folder; it is complete or not there.
+    """Write the arrays to a ``.safetensors`` or ``.npz`` file, which is complete or not there, and make its folder.
 
     Returns the SHA-256 that a ``.safetensors`` file has in its metadata; ``.npz`` has checksums of its own.
     """
+    if Path(path).suffix not in FORMATS or "://" in os.fspath(path):
+        raise ValueError(f"cannot save to {path}; use the suffix .safetensors or .npz, and a local folder")
     path = Path(path)
-    if path.suffix not in FORMATS:
-        raise ValueError(f"cannot save parameters to {path.name!r}; use the suffix .safetensors or .npz")
+    path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
     with atomic_path(path) as unfinished:
         if path.suffix == ".npz":

@@ -43,6 +43,7 @@ class TrainerBase:
     Callbacks receive it as ``trainer``.
     """
 
+    @suggests_keywords
     def __init__(
         self,
         num_workers: int | None = None,
@@ -61,7 +62,7 @@ class TrainerBase:
         return f"{type(self).__name__}({own}), {self.history!r}"
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(repr(self))}</p>{self.history._repr_html_()}"
+        return f"<p>{escape(repr(self).partition(', history')[0])}</p>{self.history._repr_html_()}"
 
     @suggests_keywords
     def build(
@@ -380,10 +381,9 @@ class TrainerBase:
         """Write the global parameters to a ``.safetensors`` or ``.npz`` file.
 
         ``compss_train.load(path, net)`` reads it; a ``.safetensors`` file has the parameters' SHA-256. The file is
-        complete or does not exist. Raises ``ValueError`` for other suffixes. ``torch.onnx.export`` takes
-        ``trainer.model()``.
+        complete or does not exist. Raises ``ValueError`` for other suffixes, and for names such as ``"s3://..."``.
+        ``torch.onnx.export`` takes ``trainer.model()``.
         """
-        Path(path).parent.mkdir(parents=True, exist_ok=True)
         params.save(path, params.from_module(self.model()))
 
     def close(self) -> None:

@@ -186,3 +186,5 @@ def test_checkpoints_of_an_object_store_are_restored_resumed_and_loaded(store):
         again.restore(f"{store}s")
     with pytest.raises(TypeError, match="give load"):
         load(store)
+    with pytest.raises(ValueError, match=f"cannot save to {store}.npz; .* a local folder"):
+        trainer.save(f"{store}.npz")

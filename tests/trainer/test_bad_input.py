@@ -396,6 +396,8 @@ def test_unknown_and_missing_arguments_are_named():
     for call in (trainer_of().check_fit, trainer_of().fit):
         with pytest.raises(TypeError, match="unexpected keyword argument 'epochs'; did you mean num_epochs"):
             call(X, Y, **FIT, epochs=3)
+    with pytest.raises(TypeError, match="'workers'; did you mean num_workers"):
+        DistributedTrainer(workers=2)
     with pytest.raises(TypeError, match=r"build\(\) got an .* 'optimiser'; did you mean optimizer"):
         trainer_of().build(mlp(), optimiser=SGD, loss="mse")
     with pytest.raises(TypeError, match="missing a required argument: 'num_epochs'"):
