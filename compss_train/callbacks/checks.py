@@ -44,8 +44,8 @@ def callback_list(
 def check_callbacks(callbacks: Iterable[object]) -> list[AnyCallback]:
     """Return the callbacks as a list.
 
-    Raises ``TypeError`` for an object that is not a callback, ``ValueError`` for a callback that occurs twice and
-    for two callbacks that write to the same path.
+    Raises ``TypeError`` for an object that is not a callback, ``ValueError`` for a callback that occurs twice, for
+    two callbacks that write to the same path, and for one that would write to an object store and cannot.
     """
     if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
         raise TypeError(f"callbacks={callbacks!r}: give a list of callbacks")
@@ -61,6 +61,8 @@ def check_callbacks(callbacks: Iterable[object]) -> list[AnyCallback]:
         path = None if isinstance(callback, WorkerCallback) else callback.writes_to()
         if path is None or files.is_special_file(Path(path)):
             continue
+        if str(path).partition("/")[0].endswith(":"):  # of s3://...
+            raise ValueError(f"{type(callback).__name__} has {path}, and only Checkpoint writes to object stores")
         if (other := owners.setdefault(Path(path).resolve(), callback)) is not callback:
             raise ValueError(
                 f"{type(other).__name__} and {type(callback).__name__} would both write to {path}; "

@@ -72,6 +72,11 @@ def test_two_callbacks_with_the_same_path_are_an_error(tmp_path, monkeypatch, ki
     check_callbacks([first, first.__class__("other.html")])
 
 
+def test_only_checkpoints_are_written_to_object_stores():
+    with pytest.raises(ValueError, match=r"Csv has s3:/bucket/it\.csv, and only Checkpoint writes to object stores"):
+        check_callbacks([Csv("s3://bucket/it.csv")])
+
+
 MEASURES = ("loss", "accuracy")
 ALL = "loss, accuracy, val_loss, val_accuracy"
 
