@@ -92,10 +92,8 @@ class EarlyStopping(Callback):
                 f"patience={patience} and patience_epochs={patience_epochs}: give one, in rounds or epochs"
             )
         self._unit = "rounds" if patience_epochs is None else "epochs"
-        if patience_epochs is not None:
-            self.patience = check_count("patience_epochs", patience_epochs)
-        else:
-            self.patience = check_count("patience", 5 if patience is None else patience)
+        name, given = ("patience", patience) if patience_epochs is None else ("patience_epochs", patience_epochs)
+        self.patience = check_count(name, 5 if given is None else given)
         self.min_delta = check_at_least_0("min_delta", min_delta)
         self.mode = mode_of(monitor, mode)
         check_choice("restore_best", restore_best, (True, False))

@@ -45,11 +45,13 @@ class RemoteFolder:
         self._system, self._path = file_system(url)
         self.copy = Path(tempfile.mkdtemp(prefix="checkpoints-"))
         weakref.finalize(self, shutil.rmtree, self.copy, ignore_errors=True)
+        self._downloaded = False
 
     def download(self) -> None:
-        """Copy the checkpoints to the local folder, unless it has some."""
-        if not any(self.copy.iterdir()) and self._system.exists(self._path):
+        """Copy the checkpoints to the local folder, once."""
+        if not self._downloaded and self._system.exists(self._path):
             self._system.get(f"{self._path}/", f"{self.copy}/", recursive=True)
+        self._downloaded = True
 
     def upload(self, path: Path) -> None:
         """Copy a checkpoint of the local folder to the store."""
