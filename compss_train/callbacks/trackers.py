@@ -235,6 +235,7 @@ class TensorBoard(_Tracker):
         self._writer = module.SummaryWriter(str(self.folder), purge_step=rounds or None)
         text = json.dumps(configuration, indent=4)
         self._writer.add_text("configuration", "".join(f"    {line}\n" for line in text.splitlines()), rounds)
+        self._writer.flush()
         return str(self.folder)
 
     def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
