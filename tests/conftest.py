@@ -26,7 +26,7 @@ MEMORY, ROOM = Path("/dev/shm"), 2**32
 
 # Examples take as long as they take: other tests run at the same time. They are drawn anew in every run.
 SLOWLY = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow]}
-settings.register_profile("few", max_examples=12, **SLOWLY)
+settings.register_profile("few", max_examples=8, **SLOWLY)
 settings.register_profile("many", max_examples=200, **SLOWLY)
 
 # Its assertions are checked even by python -O, with which COMPSs runs programs.
@@ -66,8 +66,9 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Look for garbage from now on, in what is made from now on."""
+    """Look for garbage from now on, in what is made from now on, and not after every batch."""
     gc.freeze()
+    gc.set_threshold(10_000, 10, 10)
     gc.enable()
 
 

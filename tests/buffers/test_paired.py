@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from compss_train.buffers import BufferFullError, SimPairedReservoir, TimeStep
 from tests.buffers.kinds import drain, uses_of
+from tests.helpers.cases import slow
 from tests.helpers.tolerances import chance_of
 
 STEPS = 6
@@ -117,7 +118,7 @@ def test_no_unseen_sample_nor_its_only_partner_is_evicted(capacity, room, todo, 
     np.testing.assert_array_equal(np.trim_zeros(buffer.repetitions(), "b"), np.trim_zeros(expected, "b"))
 
 
-@pytest.mark.parametrize(("sims", "steps", "capacity"), [(3, 5, 10), (5, 10, 20), (10, 20, 100)])
+@pytest.mark.parametrize(("sims", "steps", "capacity"), [(3, 5, 10), (5, 10, 20), *slow((10, 20, 100))])
 def test_a_stream_of_simulations_side_by_side_never_gets_stuck(sims, steps, capacity):
     # The last step of a simulation must find a partner, or it stays unseen and takes its place for good.
     buffer, random = reservoir(capacity, capacity // 2, steps=steps), np.random.default_rng(0)
@@ -151,7 +152,7 @@ def uneven(seed):
     return buffer, counts
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *slow(1, 2)])
 def test_simulations_are_used_equally_often_whatever_is_held(seed):
     buffer, counts = uneven(seed)
     first, second = buffer.get_batch(4000)

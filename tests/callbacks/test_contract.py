@@ -122,20 +122,28 @@ class Letters(Callback):
         return "".join(self.log)
 
 
-def test_it_changes_no_result_and_can_be_reused(make):
-    watched, alone, callback = trainer_of(), trainer_of(), make()
+@pytest.fixture(scope="module")
+def alone():
+    """A trainer after two fits."""
+    trainer = trainer_of()
+    for _ in range(2):
+        fit(trainer)
+    return trainer
+
+
+def test_it_changes_no_result_and_can_be_reused(make, alone):
+    watched, callback = trainer_of(), make()
     for _ in range(2):
         fit(watched, callback)
-        fit(alone)
     assert_alike(watched, alone)
 
 
 @pytest.mark.filterwarnings("ignore:.*nothing is left to train")
 def test_it_works_without_remaining_rounds(make, tmp_path):
     whole, again = trainer_of(), trainer_of()
-    fit(whole, make(), Checkpoint(tmp_path))
+    fit(whole, make(), Checkpoint(tmp_path), num_epochs=1)
     for _ in range(2):
-        fit(again, make(), Checkpoint(tmp_path), resume=tmp_path)
+        fit(again, make(), Checkpoint(tmp_path), resume=tmp_path, num_epochs=1)
     assert_alike(again, whole)
 
 

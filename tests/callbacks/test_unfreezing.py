@@ -11,6 +11,7 @@ from compss_train import Merge, Schedule
 from compss_train.callbacks import Checkpoint, Unfreeze
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
+from tests.helpers.cases import slow
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, state_arrays
 from tests.helpers.plain_loop import cut, tensor
 from tests.helpers.small_fits import STILL, X, Y, assert_alike, fit, trainer_of
@@ -55,7 +56,7 @@ def test_one_worker_is_a_plain_loop(epoch):
     np.testing.assert_array_equal(ours["1.running_mean"], statistics)
 
 
-@pytest.mark.parametrize("state", ["keep", "average", "reset", "reset_blocks"])
+@pytest.mark.parametrize("state", ["average", "reset_blocks", *slow("keep", "reset")])
 def test_engines_and_resumes_give_the_same_bits(state, shared_local, tmp_path):
     """Resumed before and after the first round that trains the layer, which begins one epoch late."""
     callbacks = [Unfreeze("0.weight", epoch=1), Unfreeze("0", epoch=3)]

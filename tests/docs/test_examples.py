@@ -32,7 +32,7 @@ PRINTED = {
     "docs/from-melissa.md": r"^3\.0 \[1\]\n$",
     "docs/slow-networks.md": r"^\[2, 4\]\n$",
     "docs/scikit-learn.md": r"^0\.9[4-9].*\n\(3, 10\)\n\(450, 64\)\n"
-    r"\{'num_epochs': 8, 'optimizer__lr': 0.01, 'optimizer__momentum': 0.9\}\n$",
+    r"\{'num_epochs': 8, 'optimizer__lr': 0.01\}\n$",
 }
 """What the examples of each document print, as one script."""
 AFTER_THE_README = {

@@ -22,12 +22,16 @@ from compss_train.engines.local.store import store
 from compss_train.exceptions import BadFileError, EngineClosedError
 from tests.engines import tasks
 from tests.helpers.processes import children, leftovers, wait_until
+from tests.helpers.shared_engine import fork_processes
 
 
 @pytest.fixture(scope="module")
 def local():
-    """An engine of two processes, which start as those of users do: faults do it no harm."""
-    with LocalEngine(processes=2) as engine:
+    """An engine of two processes, which faults do no harm."""
+    with pytest.MonkeyPatch.context() as patch:
+        fork_processes(patch)
+        engine = LocalEngine(processes=2)
+    with engine:
         yield engine
 
 

@@ -12,10 +12,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
+
 from compss_train import LocalEngine, SerialEngine
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.training.checkpoints import list_checkpoints, read_checkpoint
 from tests.helpers.models import MODES
+from tests.helpers.processes import leftovers, wait_until
 from tests.helpers.small_fits import X, Y, contents, fit, trainer_of
 from tests.training.checkpoints.trees import assert_same
 
@@ -54,16 +57,25 @@ def ended(child: int) -> bool:
     return pid == child
 
 
+def is_running(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def kill(child: int, number: signal.Signals, seconds: float, goes_on: Callable[[], bool]) -> None:
-    """Kill a program so many seconds after it goes on."""
+    """Kill a program so many seconds after it goes on; its processes and files go, too."""
     while not goes_on():
         assert not ended(child), "it ended before it was killed as often as asked for"
         time.sleep(0.0005)
     time.sleep(seconds)
     assert not ended(child), "it ended before it was killed as often as asked for"
+    processes = psutil.Process(child).children(recursive=True)
     os.kill(child, number)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code in ((143, -number) if number == signal.SIGTERM else (-number,))  # before its fit it is just killed
+    wait_until(lambda: not any(map(is_running, processes)) and not leftovers(child), 20)
 
 
 def progress(folder: Path) -> int:

@@ -16,7 +16,7 @@ from compss_train import LocalEngine
 from compss_train.engines import local
 from compss_train.engines.local import worker_process
 
-IMPORTED = ["compss_train.trainer", "compss_train.worker", "torch._dynamo", "hypothesis", "zmq"]
+IMPORTED = ["tests", "compss_train.trainer", "compss_train.worker", "torch._dynamo", "hypothesis", "zmq"]
 """What the process that the others are forked from has imported."""
 preparation_data = spawn.get_preparation_data
 

@@ -17,6 +17,7 @@ from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,
     EncapsulatedFunctionsDistributedPytorch,
 )
+from tests.helpers.cases import each_value
 from tests.helpers.models import FITS, assert_same_bits, awkward_net, mlp, state_arrays
 from tests.helpers.small_fits import numbers_of
 from tests.integrations.dislib_tensors import Tensor, tensors, whole
@@ -84,8 +85,7 @@ OF_THE_TRAINER = (
 """Rows of what ``DistributedTrainer`` does, which its own tests hold: both classes train as it does."""
 
 
-@CLASSES
-@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize(("fit", "made"), each_value(FITS, [pytorch, eddl]))
 def test_both_classes_train_as_the_trainer_does(made, fit):
     HELD.extend(name for name in OF_THE_TRAINER if name not in HELD)
     x, y = rows_of(17, 13, 20, 10)

@@ -16,6 +16,7 @@ from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,
     EncapsulatedFunctionsDistributedPytorch,
 )
+from tests.helpers.cases import slow
 from tests.helpers.models import FITS, assert_same_bits, state_arrays
 from tests.integrations.dislib_tensors import Tensor, images, tensors, whole
 
@@ -49,7 +50,7 @@ def call(encapsulated, fit, x, y):
     return getattr(encapsulated, fit)(*arguments)
 
 
-@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("fit", [*FITS[1::2], *slow(*FITS[::2])])
 def test_a_script_for_dislib_pytorch(fit):
     x, y = images()
     x_tensor = Tensor(whole(x) / 255.0, (2, 2))
@@ -80,7 +81,7 @@ def predicted(parameters, x):
     return np.maximum(x.reshape(len(x), -1) @ w1.T + b1, 0) @ w2.T + b2
 
 
-@pytest.mark.parametrize("fit", FITS)
+@pytest.mark.parametrize("fit", [*FITS[::2], *slow(*FITS[1::2])])
 def test_a_script_for_dislib_eddl(fit):
     x_tensor, y_tensor = images()
     encaps_function = EncapsulatedFunctionsDistributedEddl(num_workers=2)

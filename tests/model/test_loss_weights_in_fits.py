@@ -16,6 +16,7 @@ from compss_train import (
     write_files,
 )
 from tests.helpers.callbacks import CopyingEngine, NoTasks
+from tests.helpers.cases import each_value
 from tests.helpers.models import (
     ADAM,
     SGD,
@@ -60,19 +61,20 @@ def check_conserved(engine, x, way, y=None, sample_weight=None):
     return trainer
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize(("where", "with_y"), [("serial", True), ("moving", False), ("local", True)])
-def test_a_weight_stays_with_its_sample(shared_local, where, way, with_y):
+@pytest.mark.parametrize(("way", "where"), each_value(list(WAYS), ["serial", "moving", "local"]))
+def test_a_weight_stays_with_its_sample(shared_local, where, way):
     engine = {"serial": SerialEngine, "moving": CopyingEngine, "local": lambda: shared_local}[where]()
     x, weight = blocked(NUMBERS, 2 * NUMBERS[:, 0].astype(np.float64), 7)
-    check_conserved(engine, x, way, BlockedTensor.from_array(NUMBERS, (7, 1)) if with_y else None, weight)
+    check_conserved(
+        engine, x, way, BlockedTensor.from_array(NUMBERS, (7, 1)) if where != "moving" else None, weight
+    )
 
 
-@pytest.mark.parametrize("way", [way for way in WAYS if "total" not in way])
 @pytest.mark.parametrize(
-    ("arrays", "form"), [({"x": NUMBERS, "y": NUMBERS}, "npz"), ({"x": NUMBERS}, "npy files")], ids=["npz", "npy"]
+    ("way", "form"), each_value([way for way in WAYS if "total" not in way], ["npz", "npy files"])
 )
-def test_a_weight_stays_with_its_sample_in_files(tmp_path, way, arrays, form):
+def test_a_weight_stays_with_its_sample_in_files(tmp_path, way, form):
+    arrays = {"x": NUMBERS, **({"y": NUMBERS} if form == "npz" else {})}
     if form == "npz":
         write_files(tmp_path, {**arrays, "importance": 2 * NUMBERS}, rows=7)
         x = FileDataset(tmp_path / "*.npz", y="y" if "y" in arrays else None, weight="importance")

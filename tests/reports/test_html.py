@@ -15,6 +15,7 @@ from compss_train.reports.curves import MAX_CURVES, MAX_POINTS, Curve, panels
 from compss_train.reports.formatting import duration, number, percent, speed, tick, uniform_format
 from compss_train.reports.html import page
 from compss_train.reports.timeline import KINDS, round_rows, totals, worker_intervals
+from tests.helpers.cases import slow
 from tests.helpers.histories import histories, online_record, steady_run
 from tests.reports.page_reader import PageReader, value_of
 
@@ -167,7 +168,7 @@ def bars(outline):
     [
         (20, 5, "synchronous", "worker 1"),
         (20, 5, "commutative", "worker 1"),
-        (400, 20, "synchronous", "worker 1"),
+        *slow((400, 20, "synchronous", "worker 1")),
         (30, 129, "synchronous", "workers 3-5"),
     ],
 )
@@ -183,7 +184,9 @@ def test_lanes_show_the_mean_seconds_of_their_workers(rounds, workers, merge, se
         assert found == pytest.approx(expected, rel=0.02 if size == 1 else 0.05, abs=0.02)
 
 
-@pytest.mark.parametrize(("rounds", "workers", "most"), [(200, 16, 350_000), (2000, 1, 450_000), (90, 64, 450_000)])
+@pytest.mark.parametrize(
+    ("rounds", "workers", "most"), [(200, 16, 350_000), *slow((2000, 1, 450_000)), (90, 64, 450_000)]
+)
 def test_reports_of_long_runs_stay_small(rounds, workers, most):
     text = page(steady_run(rounds, workers), CONFIGURATION)
     assert len(text) < most

@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from torch import nn
-from torchmetrics.classification import MulticlassAccuracy
 
 from compss_train import BlockedTensor, BufferSpec, DistributedClassifier, DistributedRegressor, Merge, Simulations
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
@@ -68,6 +67,8 @@ def second_fit(place: Place) -> Bits:
 
 @kind("torchmetrics")
 def torchmetrics(place: Place) -> Bits:
+    from torchmetrics.classification import MulticlassAccuracy  # which takes seconds
+
     return small_fit(place, metric={"right": MulticlassAccuracy(3, average=None)}, **VALIDATED)
 
 

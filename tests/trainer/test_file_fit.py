@@ -17,6 +17,7 @@ from compss_train import (
     PartialShuffleSampler,
     SerialEngine,
 )
+from tests.helpers.cases import slow
 from tests.helpers.file_fits import BOUNDS, POOLS, SIZES, fitted, rows, write_files
 from tests.helpers.models import MODES, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
@@ -65,7 +66,15 @@ def in_memory(blocks):
     return functools.cache(lambda number: fitted(SerialEngine(), 3, blocks, **WAYS[number]))
 
 
-@pytest.mark.parametrize("number", range(len(WAYS)), ids=map(str, WAYS))
+REPEATED = 4, 5, 6, 13, 14, 15, 18, 19
+"""Ways of which each option is in another one, too."""
+
+
+@pytest.mark.parametrize(
+    "number",
+    [*(number for number in range(len(WAYS)) if number not in REPEATED), *slow(*REPEATED)],
+    ids=lambda number: str(WAYS[number]),
+)
 def test_files_are_blocks_in_memory(engine, files, in_memory, number, tmp_path):
     """Whatever is read ahead and kept."""
     cached = [{"threads": 3, "cache": cache} for cache in ("memory", tmp_path)]
@@ -201,12 +210,10 @@ BY_BLOCKS = {"merge": Merge(every=1, unit="blocks")}
     ("workers", "merge", "bad"),
     [
         (1, "synchronous", {3}),
-        (1, "synchronous", {0}),
-        (1, "synchronous", {7}),
+        *slow((1, "synchronous", {0}), (1, "synchronous", {7}), (4, "synchronous", {0, 1, 2, 3})),
         (1, "synchronous", {0, 1, 2, 4, 5, 6, 7}),
         (1, "commutative", {3}),
         (2, "synchronous", {2, 3}),
-        (4, "synchronous", {0, 1, 2, 3}),
         (2, Merge(outer_optimizer={"optimizer": "sgd", "lr": 0.7, "momentum": 0.9}), {2, 3}),
         (2, "commutative", {2, 3}),
     ],
@@ -269,7 +276,7 @@ def test_records_count_given_samples_however_often_they_were_trained_on(own_file
 
 
 @pytest.mark.filterwarnings("ignore:skipped")
-@pytest.mark.parametrize("bad", [{0}, {4}, {8}, {0, 8}, set(range(8)), set(range(1, 9))], ids=str)
+@pytest.mark.parametrize("bad", [{0}, {8}, set(range(1, 9)), *slow({4}, {0, 8}, set(range(8)))], ids=str)
 def test_workers_without_samples_have_no_vote_in_a_tree(engine, tmp_path, bad):
     files = write_alike(tmp_path, 9)
     dataset = FileDataset(files, on_bad_file="skip")

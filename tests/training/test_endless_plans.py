@@ -7,6 +7,7 @@ from compss_train import Merge, SerialEngine
 from compss_train.training import PostLocal
 from compss_train.training.fit import MAX_PASSES
 from tests.helpers.callbacks import CopyingEngine, NoTasks
+from tests.helpers.cases import each_value
 from tests.helpers.models import assert_same_bits, blocked, classification
 from tests.helpers.small_fits import fit, trainer_of
 
@@ -78,10 +79,10 @@ def trained(engine, x, y, workers, **options):
     return trainer.fit(x, y, num_epochs=3, batch_size=4, shuffle="total", **options)
 
 
-@pytest.mark.parametrize("workers", [2, 5])
-@pytest.mark.parametrize(
-    "merging", [{}, {"merge": Merge(every=2)}, {"merge": Merge(every=0)}, {"merge": Merge(unit="blocks")}]
-)
+MERGING = [{}, {"merge": Merge(every=2)}, {"merge": Merge(every=0)}, {"merge": Merge(unit="blocks")}]
+
+
+@pytest.mark.parametrize(("merging", "workers"), each_value(MERGING, [2, 5]))
 def test_pieces_train_to_the_same_bits_as_blocks(workers, merging):
     x, y = classification(samples=57)
     engine = CopyingEngine()

@@ -17,11 +17,13 @@ from compss_train import (
     PartialShuffle,
     Samples,
     Schedule,
+    SerialEngine,
     TrainTransform,
 )
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints import list_checkpoints
 from tests.helpers.callbacks import InterruptAt
+from tests.helpers.cases import each_value, slow
 from tests.helpers.models import MODES, SGD, Smoothed, assert_same_bits, mlp
 from tests.helpers.small_fits import X, Y, assert_alike, combined, contents, fit, trainer_of
 from tests.model.lr_schedules.schedulers import SCHEDULERS
@@ -61,13 +63,17 @@ def every_round_resumed(folder, build, *, engine="serial", data=None, **options)
     return whole
 
 
-@pytest.mark.parametrize("shuffle", ["blocks", "total", PartialShuffle(), None])
-@pytest.mark.parametrize("mode", [*MODES[:3], BLOCKS], ids=str)
+SHUFFLES = ["blocks", "total", PartialShuffle(), None]
+
+
+@pytest.mark.parametrize(("mode", "shuffle"), each_value([*MODES[:3], BLOCKS], SHUFFLES), ids=str)
 def test_resuming_after_any_round_gives_the_same_bits(tmp_path, mode, shuffle):
     every_round_resumed(tmp_path, trainer_of, shuffle=shuffle, **mode)
 
 
 def test_on_every_engine(engine, tmp_path):
+    if isinstance(engine, SerialEngine):
+        pytest.skip("test_resuming_after_any_round_gives_the_same_bits has it")
     for number, mode in enumerate([*MODES[1:3], {"merge": Merge(every=2, unit="blocks")}]):
         options = {"shuffle": [PartialShuffle(), "blocks"][number % 2], **mode}
         whole = every_round_resumed(tmp_path / str(number), trainer_of, engine=engine, **options)
@@ -140,8 +146,18 @@ VARIANTS = {
 }
 
 
+IN_OTHERS = (
+    *("one worker", "nine workers", "an outer optimizer", "Adam outside", "a torch optimizer outside"),
+    *("int8 merges", "bf16 merges", "nine workers in bf16", "a schedule", "a scheduler", "a plateau"),
+    *("steps inside epochs", "steps inside blocks", "rows in order", "FIFO", "FIRO", "other types"),
+    *("merges by batches from a FIFO", "merges by batches in a total shuffle", "random transforms"),
+    *("augmentation of samples", "samples that draw", "a stream that draws"),
+)
+"""Variants whose state other variants have as well, together with more."""
+
+
 @pytest.mark.filterwarnings("ignore:9 workers share 7 blocks")
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", [*(name for name in VARIANTS if name not in IN_OTHERS), *slow(*IN_OTHERS)])
 def test_whatever_is_trained_and_how(tmp_path, shared_local, name):
     """Without a break on the serial engine, and resumed on the local one."""
     build, options = VARIANTS[name]
@@ -153,7 +169,7 @@ def test_whatever_is_trained_and_how(tmp_path, shared_local, name):
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"shuffle": PartialShuffle(11, pools=2)}, BLOCKS, BATCHES, IN_BUFFERS], ids=str
+    "options", [{"shuffle": PartialShuffle(11, pools=2)}, BATCHES, IN_BUFFERS, *slow({}, BLOCKS)], ids=str
 )
 def test_files(tmp_path, files, options):
     every_round_resumed(tmp_path, trainer_of, data=(files,), **options)
@@ -171,7 +187,7 @@ def test_files_that_cannot_be_read_are_left_out_again(tmp_path, files):
     assert len(whole.history[-1]["skipped"]) == 2
 
 
-@pytest.mark.parametrize("mode", [MODES[0], BLOCKS], ids=str)
+@pytest.mark.parametrize("mode", [MODES[0], *slow(BLOCKS)], ids=str)
 def test_interrupted_after_any_round_and_resumed_from_the_folder(tmp_path, mode):
     whole = trainer_of()
     fit(whole, Checkpoint(tmp_path / "whole", keep=99), **mode)
@@ -216,8 +232,7 @@ def test_restored_a_trainer_is_as_it_was(tmp_path):
     assert_alike(restored, first)
 
 
-@pytest.mark.parametrize("now", [1, 2, 5])
-@pytest.mark.parametrize("shuffle", ["blocks", "total", PartialShuffle(), None])
+@pytest.mark.parametrize(("shuffle", "now"), each_value(SHUFFLES, [1, 2, 5]))
 def test_with_another_number_of_workers_it_says_what_changes(tmp_path, now, shuffle):
     fit(trainer_of(), Checkpoint(tmp_path, keep=9), shuffle=shuffle, **BLOCKS)
     again = trainer_of(workers=now)

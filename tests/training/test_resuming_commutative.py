@@ -17,6 +17,7 @@ from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints import list_checkpoints, read_checkpoint
 from tests.helpers.callbacks import InterruptAt, StopAfter
+from tests.helpers.cases import each_value
 from tests.helpers.models import blocked
 from tests.helpers.small_fits import combined, fit
 
@@ -75,9 +76,9 @@ def expected(rounds, merge):
     return down
 
 
-@pytest.mark.parametrize(("every", "workers"), [(1, 2), (2, 1)])
-@pytest.mark.parametrize("merge", [*MERGES, WITH_MOMENTUM], ids=str)
-def test_checkpoints_have_the_updates_of_their_rounds_once(engine, tmp_path, merge, every, workers):
+@pytest.mark.parametrize(("merge", "every"), each_value([*MERGES, WITH_MOMENTUM], [1, 2]), ids=str)
+def test_checkpoints_have_the_updates_of_their_rounds_once(engine, tmp_path, merge, every):
+    workers = 3 - every
     options = combined(OPTIONS, data=data(), merge=merge)
     whole, scale = trainer_of(engine, workers), 2 / workers  # one worker has twice the batches in a round
     assert height(fit(whole, Checkpoint(tmp_path, every, keep=9), **options)) == scale * expected(5, merge)
@@ -91,8 +92,7 @@ def test_checkpoints_have_the_updates_of_their_rounds_once(engine, tmp_path, mer
     assert [record["round"] for record in again.history] == [0, 1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("merge", MERGES, ids=str)
-@pytest.mark.parametrize("workers", [1, 2, 4])
+@pytest.mark.parametrize(("merge", "workers"), each_value(MERGES, [1, 2, 4]), ids=str)
 def test_resuming_with_any_workers_trains_every_sample_once(tmp_path, merge, workers):
     options = combined(OPTIONS, data=data(), merge=replace(merge, unit="blocks"), num_epochs=2)
     with pytest.raises(KeyboardInterrupt):

@@ -16,6 +16,7 @@ from compss_train import BadCheckpointError, BlockedTensor, BufferSpec, FileData
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.model import saved_state
 from compss_train.training import checkpoints as storage
+from tests.helpers.cases import each_value
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.small_fits import RefusingTransform, X, Y, assert_alike, fit, numbers_of, trainer_of
 from tests.training.checkpoints.trees import assert_same
@@ -282,8 +283,12 @@ def test_checkpoints_that_cannot_be_used_name_a_good_one(own, monkeypatch):
         assert assert_refused(refusing(), BadCheckpointError, message, resume=place).good is None
 
 
-@pytest.mark.parametrize("value", [-5, None, "x", [1]])
-@pytest.mark.parametrize("part", ["parameters", "workers", "epoch", "setting", "callbacks", "merge", "history"])
+@pytest.mark.parametrize(
+    ("part", "value"),
+    each_value(
+        ["parameters", "workers", "epoch", "setting", "callbacks", "merge", "history"], [-5, None, "x", [1]]
+    ),
+)
 def test_a_good_checksum_of_other_content_is_an_error(own, part, value):
     path = own / "round-000002"
     storage.write_checkpoint(path, {**storage.read_checkpoint(path), part: value})

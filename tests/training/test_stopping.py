@@ -17,6 +17,7 @@ from compss_train.callbacks import Callback, Checkpoint
 from compss_train.training.checkpoints import list_checkpoints
 from compss_train.training.stopping import Stopping
 from tests.helpers.callbacks import CallAt, EndCounter, InterruptAt, LookaheadEngine, StopAfter
+from tests.helpers.cases import each_value, slow
 from tests.helpers.models import MODES, SGD, assert_same_bits, mlp
 from tests.helpers.processes import children
 from tests.helpers.small_fits import X, Y, assert_alike, combined, fit, trainer_of
@@ -24,14 +25,22 @@ from tests.helpers.small_fits import X, Y, assert_alike, combined, fit, trainer_
 BLOCKS = {**MODES[3], "num_epochs": 2}
 
 
-@pytest.fixture(params=["serial", "ahead", "local"])
+ENGINES = ["serial", "ahead", "local"]
+
+
+@pytest.fixture(params=ENGINES)
 def any_engine(request):
     if request.param == "local":
         return request.getfixturevalue("shared_local")
     return SerialEngine() if request.param == "serial" else LookaheadEngine()
 
 
-@pytest.mark.parametrize("mode", [MODES[0], {"merge": Merge(every=2), "num_epochs": 5}, BLOCKS], ids=str)
+@pytest.mark.parametrize(
+    ("any_engine", "mode"),
+    each_value(ENGINES, [MODES[0], BLOCKS, {"merge": Merge(every=2), "num_epochs": 5}]),
+    ids=str,
+    indirect=["any_engine"],
+)
 def test_a_callback_stops_a_fit_with_what_its_round_made(any_engine, tmp_path, mode):
     stopped, serial, whole, resumed = trainer_of(any_engine), trainer_of(), trainer_of(), trainer_of()
     ended, kept = EndCounter(), Checkpoint(tmp_path, every=99)
@@ -52,8 +61,11 @@ def test_a_callback_stops_a_fit_with_what_its_round_made(any_engine, tmp_path, m
     assert_alike(stopped, serial)
 
 
-@pytest.mark.parametrize(("hook", "rounds"), [("fit_start", 0), ("round_start", 1), ("round_end", 1)])
-def test_it_may_stop_in_any_hook(any_engine, hook, rounds):
+@pytest.mark.parametrize(
+    ("any_engine", "hook"), each_value(ENGINES, ["fit_start", "round_start", "round_end"]), indirect=["any_engine"]
+)
+def test_it_may_stop_in_any_hook(any_engine, hook):
+    rounds = int(hook != "fit_start")
     stopped, other = trainer_of(any_engine), trainer_of()
     parameters = fit(stopped, CallAt(hook, lambda trainer: trainer.stop("enough")))
     assert len(stopped.history) == rounds
@@ -67,11 +79,13 @@ def test_it_may_stop_in_any_hook(any_engine, hook, rounds):
 
 
 @pytest.mark.parametrize(
-    "merge",
-    ["synchronous", Merge("commutative", quorum=0), Merge("commutative", outer_optimizer=SGD)],
+    ("merge", "stop"),
+    each_value(
+        ["synchronous", Merge("commutative", quorum=0), Merge("commutative", outer_optimizer=SGD)],
+        ["not", "fit_start", "round_start", "round_end", "stuck at once", "stuck"],
+    ),
     ids=str,
 )
-@pytest.mark.parametrize("stop", ["not", "fit_start", "round_start", "round_end", "stuck at once", "stuck"])
 def test_nothing_is_left_in_an_engine(merge, stop):
     engine, clock = LookaheadEngine(), Clock()
 
@@ -146,7 +160,7 @@ def test_a_fit_ends_before_its_program_is_ended(max_time, time_left, stops):
     assert stopping.urgent
 
 
-@pytest.mark.parametrize(("durations", "rounds"), [([10] * 6, 3), ([1, 20, *[1] * 4], 2), ([40], 1)])
+@pytest.mark.parametrize(("durations", "rounds"), [([10] * 6, 3), ([1, 20, *[1] * 4], 2), *slow(([40], 1))])
 def test_a_fit_stops_before_a_round_that_takes_too_long(tmp_path, durations, rounds):
     clock = Clock()
     stopped, whole = trainer_of(clock=clock), trainer_of()
@@ -161,7 +175,7 @@ def test_a_fit_stops_before_a_round_that_takes_too_long(tmp_path, durations, rou
     assert_alike(again, whole)
 
 
-@pytest.mark.parametrize("at", [0, 1, 3])
+@pytest.mark.parametrize("at", [0, *slow(1), 3])
 def test_a_round_without_time_left_is_given_up(tmp_path, at):
     engine, clock = LookaheadEngine(), Clock()
 

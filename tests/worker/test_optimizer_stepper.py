@@ -8,6 +8,7 @@ from torch import nn
 from compss_train import DistributedTrainer, DivergedError, Gradients, Merge, PartialShuffle
 from compss_train.callbacks import Checkpoint
 from compss_train.model.losses import cross_entropy
+from tests.helpers.cases import each_value
 from tests.helpers.models import (
     ADAM,
     SGD,
@@ -82,13 +83,16 @@ def normed():
     return net
 
 
-@pytest.mark.parametrize("how", ["nan", "inf", "gradient", "loss"])
 @pytest.mark.parametrize(
-    ("options", "batch"),
-    [({}, 0), ({}, 5), ({}, 11), ({"optimizer": ADAM, "clip_norm": 0.5}, 5), ({"precision": "bf16"}, 11)],
+    ("skipped", "how"),
+    each_value(
+        [(0, {}), (5, {}), (11, {}), (5, {"optimizer": ADAM, "clip_norm": 0.5}), (11, {"precision": "bf16"})],
+        ["nan", "inf", "gradient", "loss"],
+    ),
     ids=str,
 )
-def test_a_batch_that_is_skipped_leaves_nothing_behind(batch, how, options):
+def test_a_batch_that_is_skipped_leaves_nothing_behind(skipped, how):
+    batch, options = skipped
     trainer, ours = skipping(spoilt(batch, how), **options)
     other, theirs = skipping(without(batch), **options)
     assert_same_bits(ours, theirs)

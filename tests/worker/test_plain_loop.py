@@ -2,6 +2,7 @@
 
 import copy
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from torch import nn
 from compss_train import DistributedTrainer, Gradients, Merge
 from compss_train.engines.nodes import cores
 from tests.helpers.callbacks import NoTasks
+from tests.helpers.cases import each_value
 from tests.helpers.models import (
     ADAM,
     SGD,
@@ -20,6 +22,7 @@ from tests.helpers.models import (
     blocked,
     classification,
     mlp,
+    named,
     state_arrays,
 )
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
@@ -90,15 +93,20 @@ def value_clipped(net):
     nn.utils.clip_grad_value_(net.parameters(), 0.02)
 
 
-@pytest.mark.parametrize("accumulate", [1, 5])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+CLIPPED = {
+    "not": ({}, None),
+    "norm": ({"clip_norm": 0.5}, norm_clipped),
+    "value": ({"clip_value": 0.02}, value_clipped),
+}
+
+
 @pytest.mark.parametrize(
-    ("given", "clip"),
-    [({}, None), ({"clip_norm": 0.5}, norm_clipped), ({"clip_value": 0.02}, value_clipped)],
-    ids=["not clipped", "norm", "value"],
+    ("gradients", "precision"), each_value([*product(CLIPPED, [1, 5])], ["fp32", "bf16", "fp16"]), ids=str
 )
-def test_gradients_are_clipped_and_accumulated_as_there(given, clip, precision, accumulate):
+def test_gradients_are_clipped_and_accumulated_as_there(gradients, precision):
     """12 batches an epoch: the last step of each is of two."""
+    clipped, accumulate = gradients
+    given, clip = CLIPPED[clipped]
     plain = looped(awkward_net(), OPTIMIZERS[0][1], clip=clip, accumulate=accumulate, precision=precision)
     for on_nan in ("skip", "ignore" if accumulate == 1 else "raise"):  # where all is finite, it is all the same
         gradients = Gradients(**given, accumulate=accumulate, on_nan=on_nan)
@@ -116,9 +124,13 @@ def test_gradients_of_each_evaluation_are_clipped():
 
 
 @pytest.mark.parametrize(
-    "merge", [*("synchronous", "commutative", "parameter_server"), Merge(optimizer_state="reset")]
+    ("merge", "way"),
+    each_value(
+        ["synchronous", "commutative", "parameter_server", Merge(optimizer_state="reset")],
+        [Merge(every=2, unit="batches"), Merge(every=1, unit="blocks"), Merge()],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("way", [Merge(), Merge(every=2, unit="batches"), Merge(every=1, unit="blocks")], ids=str)
 def test_buffers_outside_the_state_dict_belong_to_their_worker(merge, way):
     trainer = trainer_of(workers=1, seed=3, net=Smoothed, optimizer=PLAIN_SGD)
     ours = trained(trainer, **combined({"merge": merge}, merge=way))
@@ -163,11 +175,13 @@ def falling(epoch):
     return 0.5**epoch
 
 
-@pytest.mark.parametrize("every", [{}, {"unit": "blocks"}, {"unit": "batches"}, {"every": 2}], ids=str)
 @pytest.mark.parametrize(
-    "build",
-    [{}, {"schedule": falling}, {"gradients": Gradients(accumulate=2)}],
-    ids=["plain", "schedule", "accumulated"],
+    ("every", "build"),
+    each_value(
+        [{}, {"unit": "blocks"}, {"unit": "batches"}, {"every": 2}],
+        [{}, {"schedule": falling}, {"gradients": Gradients(accumulate=2)}],
+    ),
+    ids=named,
 )
 def test_a_new_optimizer_every_block_on_request(every, build):
     """Blocks of three batches; merges inside them keep the optimizer, and a schedule is not forgotten."""

@@ -130,7 +130,7 @@ def comparable(trainer):
     ids=["plain", "pieces", "outer", "buffer"],
 )
 def test_any_groups_give_the_same_bits(options):
-    x, y = classification(samples=156)
+    x, y = classification(samples=130)
     alone = trainer_of(Slots(0), WORKERS)  # an engine that does not know its slots
     expected = alone.fit(x, y, num_epochs=2, batch_size=4, **options)
     for engine in (Slots(2), DearTasks(2)):

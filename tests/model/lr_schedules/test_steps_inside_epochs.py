@@ -12,6 +12,7 @@ from torch.optim import lr_scheduler
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle, Schedule
 from compss_train.engines.calls import intra_op_threads
+from tests.helpers.cases import each_value
 from tests.helpers.models import (
     ADAM,
     SGD,
@@ -101,14 +102,13 @@ def test_one_worker_is_the_plain_loop_with_its_steps(number):
     name, steps, optimizer = CASES[number]
     (schedule, scheduler), (spec, make_optimizer) = SCHEDULES[name], PLAIN[optimizer]
     expected, lrs = plain_loop(make_optimizer, scheduler(steps), steps, 3)
-    for way in WAYS[number % 3 :: 3]:
-        trainer = built("serial", 1, schedule, steps, spec)
-        given = {"shuffle": None, "shuffle_block_data": False, "num_batches_per_worker": 3, "num_epochs": 3}
-        assert_same_bits(trainer.fit(*blocked(X, Y, 4), **combined(given, way)), expected)
-        if BATCHES % steps == 0:  # else a step begins in the middle of the last batch
-            trained = np.cumsum([record["samples"] for record in trainer.history])
-            last = np.searchsorted(np.cumsum(SIZES * 3), trained)
-            assert [record["lr"] for record in trainer.history] == [lrs[number] for number in last]
+    trainer = built("serial", 1, schedule, steps, spec)
+    given = {"shuffle": None, "shuffle_block_data": False, "num_batches_per_worker": 3, "num_epochs": 3}
+    assert_same_bits(trainer.fit(*blocked(X, Y, 4), **combined(given, WAYS[number % len(WAYS)])), expected)
+    if BATCHES % steps == 0:  # else a step begins in the middle of the last batch
+        trained = np.cumsum([record["samples"] for record in trainer.history])
+        last = np.searchsorted(np.cumsum(SIZES * 3), trained)
+        assert [record["lr"] for record in trainer.history] == [lrs[number] for number in last]
 
 
 def test_what_makes_no_sense_is_an_error(tmp_path):
@@ -174,8 +174,7 @@ def one_weight():
     return net
 
 
-@pytest.mark.parametrize("workers", [1, 5])
-@pytest.mark.parametrize("way", MERGINGS, ids=str)
+@pytest.mark.parametrize(("way", "workers"), each_value(MERGINGS, [5, 1]), ids=str)
 def test_the_clock_is_the_epoch_for_any_number_of_workers(workers, way):
     notes = Notes()
 

@@ -124,7 +124,7 @@ def measured(measures, batches):
     ],
     ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
-@settings(max_examples=10)
+@settings(max_examples=5)
 @given(workers=st.lists(st.lists(st.integers(2, 9), max_size=4), min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_merged_states_of_workers_equal_those_of_one(kind, metric, workers, seed):
     random, measures = np.random.default_rng(seed), resolve_metrics({"it": metric})

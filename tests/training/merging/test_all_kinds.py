@@ -10,6 +10,7 @@ from torch import nn
 from compss_train import BlockedTensor, Merge, PartialShuffle
 from compss_train.exceptions import DivergedError
 from tests.engines import tasks
+from tests.helpers.cases import each_value, slow
 from tests.helpers.models import (
     MODES,
     SGD,
@@ -110,16 +111,16 @@ def test_integer_buffers_take_the_maximum_and_statistics_are_averaged(engine, me
         np.testing.assert_allclose(merged["1.running_mean"], mean, rtol=0, atol=rounding)
 
 
-@pytest.mark.parametrize("options", [{}, {"merge": Merge(unit="blocks")}], ids=str)
-@pytest.mark.parametrize(("merge", "workers"), [("commutative", 8), ("parameter_server", 8)])
-def test_batch_norm_survives_rounds_that_do_not_wait(engine, merge, workers, options):
+@pytest.mark.parametrize("options", [*slow({}), {"merge": Merge(unit="blocks")}], ids=str)
+@pytest.mark.parametrize("merge", ["commutative", "parameter_server"])
+def test_batch_norm_survives_rounds_that_do_not_wait(engine, merge, options):
     """Variances shrink fast in the first rounds: changes against stale bases would make them negative."""
     x, y = classification(samples=160)
-    trainer, data = trainer_of(engine, workers), blocked(x / 100, y, 16)
+    trainer, data = trainer_of(engine, 8), blocked(x / 100, y, 16)
     options = combined(options, num_epochs=3, batch_size=5, validation_data=data, merge=merge)
     trained = fit(trainer, data=data, **options)
     assert (trained["1.running_var"] > 0).all()
-    assert trained["1.num_batches_tracked"] >= 3 * 160 / 5 / workers
+    assert trained["1.num_batches_tracked"] >= 3 * 160 / 5 / 8
     assert all(np.isfinite(record["val_loss"]) for record in trainer.history)
     assert sum(worker["samples"] for record in trainer.history for worker in record["workers"]) == 3 * 160
     measured = trainer.history[-1]["val_loss"]
@@ -169,18 +170,18 @@ def test_outer_steps_leave_frozen_weights_and_statistics_alone(merge, outer):
     assert (ours["4.weight"] != plain["4.weight"]).all()
 
 
-@pytest.mark.parametrize("mode", [MODES[1], MODES[3]], ids=str)
-@pytest.mark.parametrize(
-    ("merge", "shuffle", "dtype"),
-    [
-        ("synchronous", "blocks", torch.float16),
-        ("synchronous", "total", torch.float32),
-        ("synchronous", PartialShuffle(), torch.float64),
-        *((each, "blocks", dtype) for each in ON_ARRIVAL for dtype in (torch.float16, torch.float32)),
-    ],
-)
-def test_an_outer_learning_rate_of_1_without_momentum_changes_nothing(mode, merge, shuffle, dtype):
+UNCHANGED = [
+    ("synchronous", "blocks", torch.float16),
+    ("synchronous", "total", torch.float32),
+    ("synchronous", PartialShuffle(), torch.float64),
+    *((each, "blocks", dtype) for each in ON_ARRIVAL for dtype in (torch.float16, torch.float32)),
+]
+
+
+@pytest.mark.parametrize(("case", "mode"), each_value(UNCHANGED, [MODES[1], MODES[3]]), ids=str)
+def test_an_outer_learning_rate_of_1_without_momentum_changes_nothing(case, mode):
     """Not a bit: outer steps are in double precision, where w - (-change) is w + change."""
+    merge, shuffle, dtype = case
     x = X.astype(torch.empty(0, dtype=dtype).numpy().dtype)
     build = {} if dtype == torch.float32 else {"net": lambda: mlp().to(dtype), "optimizer": PLAIN_SGD}
     fits = [
@@ -250,8 +251,10 @@ def test_an_outer_step_that_diverges_is_an_error(merge):
         fit(trainer_of(optimizer={"optimizer": "sgd", "lr": 100.0}), merge=Merge(merge, outer_optimizer=outer))
 
 
-@pytest.mark.parametrize("outer", [None, {"optimizer": "sgd", "lr": 0.5, "momentum": 0.5, "nesterov": True}])
-@pytest.mark.parametrize("merge", KINDS)
+@pytest.mark.parametrize(
+    ("merge", "outer"),
+    each_value(KINDS, [{"optimizer": "sgd", "lr": 0.5, "momentum": 0.5, "nesterov": True}, None]),
+)
 def test_an_engine_keeps_only_what_the_next_fit_needs(shared_local, merge, outer):
     def files():
         shared_local.fetch([shared_local.submit(tasks.add, 1)])

@@ -12,6 +12,7 @@ from compss_train.engines.codec import encode
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.model.compression import compress_arrays
+from tests.helpers.cases import each_value
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp, state_arrays
 from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, combined, fit, fitted, trainer_of
 
@@ -67,10 +68,14 @@ ON_ARRIVAL = {"merge": "commutative"}
 
 
 @pytest.mark.parametrize(
-    "merge", [{}, ON_ARRIVAL, combined(ON_ARRIVAL, merge=Merge(outer_optimizer=NESTEROV))], ids=str
+    ("merge", "kind", "dtype"),
+    each_value(
+        [{}, ON_ARRIVAL, combined(ON_ARRIVAL, merge=Merge(outer_optimizer=NESTEROV))],
+        [torch.float16, torch.float64],
+        DTYPES,
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("kind", [torch.float16, torch.float64])
-@pytest.mark.parametrize("dtype", DTYPES)
 def test_fits_end_near_those_without_compression(dtype, kind, merge):
     def net():
         return mlp().to(kind)

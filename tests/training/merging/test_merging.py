@@ -11,6 +11,7 @@ from compss_train.model.training_spec import TensorNames
 from compss_train.training.merging.synchronous import sum_by_tree
 from compss_train.worker.merge import MergeRule, merge_results
 from tests.engines import tasks
+from tests.helpers.cases import slow
 from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, blocked, classification, mlp
 from tests.helpers.small_fits import PLAIN_SGD, STILL, combined, fitted, trainer_of
 from tests.helpers.tolerances import average, largest, sum_error, weighted
@@ -138,7 +139,10 @@ def trained(engine, *, twice: bool = True, scale: float = 1.0, **options):
     return trainer.fit(*blocked(X * np.float32(scale), Y, 6), **given), list(trainer.history)
 
 
-@pytest.mark.parametrize("merge", MERGES)
+NAMED_ONCE = "synchronous", "outer", "averaged", "int8", "commutative", "server with Adam"
+
+
+@pytest.mark.parametrize("merge", [*NAMED_ONCE, *slow(*(merge for merge in MERGES if merge not in NAMED_ONCE))])
 def test_a_second_name_changes_nothing(merge):
     twice, records = trained("serial", **MERGES[merge])
     once, expected = trained("serial", twice=False, **MERGES[merge])
