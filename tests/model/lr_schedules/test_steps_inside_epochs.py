@@ -98,6 +98,7 @@ CASES = [
 
 @pytest.mark.parametrize("number", range(len(CASES)), ids=map(str, CASES))
 @pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step", "ignore:schedule= is a OneCycleLR")
+@pytest.mark.filterwarnings("ignore:The epoch parameter in")  # of SequentialLR in torch 2.6
 def test_one_worker_is_the_plain_loop_with_its_steps(number):
     name, steps, optimizer = CASES[number]
     (schedule, scheduler), (spec, make_optimizer) = SCHEDULES[name], PLAIN[optimizer]
