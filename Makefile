@@ -27,7 +27,7 @@ demo: $(VENV)/installed
 # among all others. Those of GPUs and Ray run beside all others, and what they print is shown when they end.
 test: $(VENV)/installed
 	$(if $(COMPSS),$(BIN)/python -m pytest tests/compss)
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going $(filter --output-sync,$(.FEATURES:%=--%)) test-beside test-most
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync test-beside test-most
 
 # Two processes would start two clusters of Ray.
 test-beside: $(VENV)/installed
