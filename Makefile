@@ -13,7 +13,7 @@ TORCH_pinned :=
 TORCH_oldest := s/^torch==.*/torch==$(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).*/
 TORCH_newest := /^torch==/d
 
-.PHONY: demo test test-beside test-most simulate lint docs tutorials wheel bench clean
+.PHONY: demo test simulate lint docs tutorials wheel bench clean
 
 demo: $(VENV)/installed
 	@if [ -d "$(FASHION_MNIST)" ]; then \
@@ -24,20 +24,13 @@ demo: $(VENV)/installed
 	fi
 
 # Applications of COMPSs take all cores, and have the machine to themselves; without COMPSs these tests are skipped
-# among all others. Those of GPUs and Ray run beside all others, and what they print is shown when they end.
+# among all others. Two processes would start two clusters of Ray. Tests are compiled once, wherever they are run. They
+# wait for a third of their time, so that three at a time keep two cores busy.
 test: $(VENV)/installed
 	$(if $(COMPSS),$(BIN)/python -m pytest tests/compss)
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync test-beside test-most
-
-# Two processes would start two clusters of Ray.
-test-beside: $(VENV)/installed
 	$(BIN)/python -m tests.emulated_gpu tests/gpu
 	$(BIN)/python -m pytest --engines ray -k ray tests/ray tests/engines/test_conformance.py
-
-# Tests are compiled once, wherever they are run. They wait for a third of their time, so that three at a time keep two
-# cores busy. The + shows what is printed at once.
-test-most: $(VENV)/installed
-	+PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist worksteal --ignore tests/ray --ignore tests/gpu $(if $(COMPSS),--ignore tests/compss)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist worksteal --ignore tests/ray --ignore tests/gpu $(if $(COMPSS),--ignore tests/compss)
 
 # Fits with faults, from the seed FIRST on; a seed that fails is printed as a test.
 simulate: $(VENV)/installed
