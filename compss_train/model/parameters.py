@@ -228,22 +228,21 @@ def halve(current: Parameters, trained: Parameters) -> Parameters:
 
 
 def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -> str | None:
-    """Write the arrays to a ``.safetensors`` or ``.npz`` file, which is complete or not there, and make its folder.
+    """Write the arrays to a ``.safetensors`` or ``.npz`` file in an existing folder; it is complete or not there.
 
     Returns the SHA-256 that a ``.safetensors`` file has in its metadata; ``.npz`` has checksums of its own.
     """
     if Path(path).suffix not in FORMATS or "://" in os.fspath(path):
         raise ValueError(f"cannot save to {path}; use the suffix .safetensors or .npz, and a local folder")
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
     with atomic_path(path) as unfinished:
         if path.suffix == ".npz":
             np.savez(unfinished, **arrays)  # type: ignore[arg-type]
             return None
         sha256 = sha256_of(arrays)
-        data = safetensors.numpy.save(arrays, {_SHA256: sha256})
-        unfinished.write_bytes(data)  # save_file's files are readable by their owner only
+        # save_file's files are readable by their owner only.
+        unfinished.write_bytes(safetensors.numpy.save(arrays, {_SHA256: sha256}))
         return sha256
 
 

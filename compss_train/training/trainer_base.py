@@ -384,6 +384,8 @@ class TrainerBase:
         complete or does not exist. Raises ``ValueError`` for other suffixes, and for names such as ``"s3://..."``.
         ``torch.onnx.export`` takes ``trainer.model()``.
         """
+        if "://" not in os.fspath(path):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
         params.save(path, params.from_module(self.model()))
 
     def close(self) -> None:
