@@ -276,16 +276,15 @@ def measure(options: argparse.Namespace, network: Network, fit: Fit) -> Results:
         network.limit(link)
         job = Job(options.network, options.samples, options.epochs, repetition, options.nodes, network.switch)
         job = replace(job, evaluated=link == NO_LIMIT)
-        if link != NO_LIMIT and not options.whole:
-            job = replace(job, epochs=min(options.epochs, TIMED_EPOCHS))
+        whole = link == NO_LIMIT or options.whole
+        timed = job if whole else replace(job, epochs=min(options.epochs, TIMED_EPOCHS))
         for label in options.contestants:
             if label in OURS:
-                measured = run_ours(fit, label, job, options.engine).extended(options.epochs)
-            elif label == parts.AVERAGER or link == NO_LIMIT or options.whole:
-                measured = run_peer(network, label, job).extended(options.epochs)
+                measured = run_ours(fit, label, timed, options.engine).extended(options.epochs)
+            elif label == parts.AVERAGER or whole:
+                measured = run_peer(network, label, timed).extended(options.epochs)
             else:
-                asked = replace(job, epochs=options.epochs, batches=options.batches)
-                measured = run_peer(network, label, asked)
+                measured = run_peer(network, label, replace(job, batches=options.batches))
             if link != NO_LIMIT:  # with any link a network learns the same
                 measured = replace(measured, accuracies=results[NO_LIMIT, label][-1].accuracies)
             results.setdefault((link, label), []).append(measured)

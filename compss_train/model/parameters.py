@@ -37,9 +37,6 @@ _SHA256 = "compss_train.sha256"
 """The key of the checksum in the metadata of a safetensors file."""
 _TORCH_SUFFIXES = (".pt", ".pth")
 
-_CHUNK = 8192
-"""Elements processed at a time: they and their intermediate results fit into a core's cache."""
-
 _WITHOUT_NUMPY_TYPE = (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2)
 
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compss_train._utils.validation import check_choice, check_count, suggests_keywords
+from compss_train.data.locations import is_remote
 from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
 from compss_train.model import compilation, copies, loss_weights, losses, metrics, optimizers, training_spec
@@ -384,7 +385,7 @@ class TrainerBase:
         complete or does not exist. Raises ``ValueError`` for other suffixes, and for names such as ``"s3://..."``.
         ``torch.onnx.export`` takes ``trainer.model()``.
         """
-        if "://" not in os.fspath(path):
+        if not is_remote(os.fspath(path)):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         params.save(path, params.from_module(self.model()))
 
