@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import map_leaves, rebuilt, template_of
 from compss_train._utils.validation import check_dense
-from compss_train.data.block import Block, as_tensor, check_dtype, concatenate, rows_as_items
+from compss_train.data.block import Block, as_tensor, check_dtype, concatenate, rows_as_items, select
 
 Slots: TypeAlias = NDArray[np.intp]
 """Numbers of slots, or positions in an order of slots."""
@@ -234,10 +234,7 @@ class ColumnStorage:
         """Return a copy of the rows, in page-locked memory if ``pinned``."""
         index, gathered = torch.from_numpy(slots), []
         for path, column in self._columns.items():
-            out = None
-            if pinned:
-                out = torch.empty(len(index), *column.shape[1:], dtype=column.dtype, pin_memory=True)
-            rows = torch.index_select(column, 0, index, out=out)
+            rows = select(column, index, pinned=pinned)
             gathered.append(rows.numpy() if self._leaves[path].is_array else rows)
         return rebuilt(self._template, gathered)
 

@@ -162,6 +162,21 @@ def copy_block(block: Block) -> Block:
     return copy
 
 
+def contiguous(block: Block) -> Block:
+    """Return the block, or a copy of one whose numbers are in another order in memory, or with swapped bytes."""
+    if isinstance(block, np.ndarray):
+        return block if block.flags.c_contiguous and block.dtype.isnative else copy_block(block)
+    return block if isinstance(block, Ragged) else block.contiguous()
+
+
+def select(block: torch.Tensor | Ragged, rows: torch.Tensor, *, pinned: bool = False) -> Any:
+    """Return copies of rows by number; those of a tensor in page-locked memory if ``pinned``."""
+    if not pinned or isinstance(block, Ragged):
+        return block.index_select(0, rows)
+    out = torch.empty(len(rows), *block.shape[1:], dtype=block.dtype, pin_memory=True)
+    return torch.index_select(block, 0, rows, out=out)
+
+
 def concatenate(blocks: Sequence[Block]) -> Block:
     """Return the blocks concatenated along the first dimension; the first block determines its kind."""
     if isinstance(blocks[0], Ragged):

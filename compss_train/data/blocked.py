@@ -264,17 +264,18 @@ def as_blocked(value: object, blocks: int | BlockedTensor, name: str = "x") -> B
 
     Accepts a ``BlockedTensor``, anything with a grid of blocks in ``.tensors``, such as dislib's Tensor, and an
     array or tensor, which is cut into the blocks of another blocked tensor, or into a number of blocks (at most one
-    for each sample).
+    for each sample). The blocks of a contiguous array share its memory.
     """
     if isinstance(value, BlockedTensor):
         return value
     if hasattr(value, "tensors"):
         return BlockedTensor.from_dislib(value)
-    rows = as_block(value)
+    rows = blocks_.contiguous(as_block(value))
     if isinstance(blocks, int):
         if len(rows) == 0:
             raise ValueError("the array has no samples")
-        return BlockedTensor.from_array(rows, min(blocks, len(rows)))
+        bounds = pairwise(split_points(len(rows), min(blocks, len(rows))))
+        return BlockedTensor([[rows[start:stop]] for start, stop in bounds])
     if len(rows) != blocks.number_samples:
         raise ValueError(f"{name} has {len(rows)} rows for {blocks.number_samples} samples; give one for each")
     return _in_blocks_of(blocks, rows)

@@ -43,12 +43,17 @@ _PIECE_BYTES = 2**23
 """Bytes that go to a GPU at a time: many small batches in one copy, as each copy costs tens of microseconds."""
 
 
+def pins(device: str) -> bool:
+    """Return whether copies to a device start from pinned memory; the memory of MPS is the CPU's."""
+    return is_gpu(device) and not device.startswith("mps")
+
+
 def to_device(columns: Sequence[torch.Tensor], device: str) -> tuple[torch.Tensor, ...]:
     """Return columns on the device; copies to a GPU continue after the return, from pinned memory.
 
     torch's allocators reuse the pinned memory when a copy has ended, and the GPU's when its use has ended.
     """
-    if not is_gpu(device) or device.startswith("mps"):  # whose memory is the CPU's
+    if not pins(device):
         return tuple(part.to(device) for part in columns)
     return tuple(part.pin_memory().to(device, non_blocking=True) for part in columns)
 

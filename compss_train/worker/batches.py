@@ -12,12 +12,13 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, map_leaves, rebuilt
+from compss_train.data.block import select
 from compss_train.data.block_passes import BlockPass, Place, batch_sizes
 from compss_train.data.order import Batching, bucketed_order, partial_shuffle_generator, row_order, transform_seed
 from compss_train.data.ragged import IGNORED, Ragged
 from compss_train.data.sample_reading import Reseed, SampleReader, collate_batch
 from compss_train.data.streams import StreamReader
-from compss_train.model.devices import pieces, random_state, seed_generators, to_device
+from compss_train.model.devices import pieces, pins, random_state, seed_generators, to_device
 from compss_train.model.training_spec import ModelReplica
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
@@ -123,7 +124,7 @@ def _cut(block_pass: BlockPass, work: Work, rows: Columns, device: str) -> Itera
     order = None if numbers is None else torch.from_numpy(numbers)
     for piece in pieces(batch_bounds(block_pass, work.options.batching), rows, device):
         (first, _), (_, stop) = piece[0], piece[-1]
-        moved = to_device(_in_order(rows, order, first, stop), device)
+        moved = to_device(_in_order(rows, order, first, stop, pinned=pins(device)), device)
         if len(piece) == 1:
             yield first, moved
         else:
@@ -141,10 +142,10 @@ def _by_length(block_pass: BlockPass, work: Work, rows: Columns) -> NDArray[Any]
     return ordered[block_pass.skip : block_pass.skip + block_pass.size]
 
 
-def _in_order(rows: Columns, order: torch.Tensor | None, start: int, stop: int) -> Columns:
+def _in_order(rows: Columns, order: torch.Tensor | None, start: int, stop: int, *, pinned: bool) -> Columns:
     if order is None:
         return tuple(own_rows(part, start, stop) for part in rows)
-    return tuple(part.index_select(0, order[start:stop]) for part in rows)
+    return tuple(select(part, order[start:stop], pinned=pinned) for part in rows)
 
 
 def batch_bounds(block_pass: BlockPass, batching: Batching) -> list[tuple[int, int]]:

@@ -1,11 +1,22 @@
 """Skips all tests of GPUs in one line where there is none, real or emulated."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
 from tests.emulated_gpu import library
 
 REAL = torch.version.cuda is not None
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread() -> Iterator[None]:
+    """Start the thread of the backward passes with one thread, which it keeps, whichever test comes first."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
