@@ -79,7 +79,7 @@ OF_THE_TRAINER = (
     "asynchronous merges",
     "`fit_asynchronous_with_GPU`",
     "total shuffle",
-    "a failing task",
+    "an exception in a task",
     "history, evaluation, prediction, seed",
 )
 """Rows of what ``DistributedTrainer`` does, which its own tests hold: both classes train as it does."""
@@ -119,7 +119,7 @@ def test_without_gpus_the_cpu_trains(made, gpus, monkeypatch):
     assert encapsulated.trainer.configuration["build"]["num_gpu"] == 0
 
 
-@row("state of the optimizer")
+@row("optimizer state")
 @CLASSES
 def test_optimizer_states_are_kept_where_that_is_asked_for(made):
     encapsulated, trainer = made(), trainer_like(made, mlp(), 1)
@@ -128,7 +128,7 @@ def test_optimizer_states_are_kept_where_that_is_asked_for(made):
     assert_same_bits(encapsulated.trainer.get_parameters(), trainer.get_parameters())
 
 
-@row("type of x")
+@row("dtype of x")
 @CLASSES
 def test_x_is_converted(made):
     dtypes = []
