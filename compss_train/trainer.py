@@ -24,31 +24,31 @@ from compss_train.training.trainer_base import TrainerBase
 
 
 class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
-    """Trains one PyTorch model with ``num_workers`` model copies that are merged from time to time.
+    """Trains a PyTorch model as ``num_workers`` copies that are merged from time to time.
 
     Parameters
     ----------
     num_workers:
-        Number of model copies, each trained in tasks on its part of the blocks; results depend on it. By default
-        the number that can run at once: physical cores, slots of the engine or units of COMPSs, over ``threads``.
+        Number of copies of the model, each trained on its share of the blocks; results depend on it. By default as
+        many as can run at once: physical cores, slots of the engine or units of COMPSs, divided by ``threads``.
     engine:
-        ``"auto"`` (default: ``COMPSS_TRAIN_ENGINE``, else ``"compss"`` in an application of COMPSs, ``"ray"`` where
-        ``RAY_ADDRESS`` is set, and ``"local"`` elsewhere), ``"serial"`` (in this process, for debugging),
-        ``"local"`` (processes on this machine), ``"compss"`` (tasks of PyCOMPSs), ``"ray"`` (tasks of Ray), or an
+        ``"auto"`` (default: ``COMPSS_TRAIN_ENGINE``, else ``"compss"`` in a COMPSs application, ``"ray"`` if
+        ``RAY_ADDRESS`` is set, and ``"local"`` otherwise), ``"serial"`` (in this process, for debugging),
+        ``"local"`` (processes on this machine), ``"compss"`` (PyCOMPSs tasks), ``"ray"`` (Ray tasks), or an
         ``Engine``, which the caller shuts down (an exception in a fit also does).
     seed:
-        Integer from 0 to 2**63 - 1 that fixes the order of samples and every random number in the workers; ``None``
-        (default) draws one, which is ``trainer.seed``.
+        Integer from 0 to 2**63 - 1 that determines the order of samples and all random numbers in the workers;
+        ``None`` (default) draws one, which ``trainer.seed`` returns.
     threads:
         Intra-op threads of each task (under COMPSs, its computing units); by default the cores divided among the
-        workers, or the threads of the given engine. Another number of threads may round differently.
+        workers, or the threads of the given engine. Results may differ by rounding for another number.
     worker_timeout:
         Seconds without a batch after which a worker's process counts as stopped or hung in ``fit``: it is ended,
         and its task runs again in another process, up to 4 times in all. Allow more time than the slowest batch and
         the slowest merge take. ``None`` (default) only warns of such processes: docs/long-runs.md.
 
-    The worker processes start with the first call that needs them and are kept for later calls, with each worker's
-    optimizer and random states; ``close()`` or a ``with`` block ends them, and so does an exception in a fit.
+    Worker processes start with the first call that needs them, and are kept for later calls, with each worker's
+    optimizer and random states. ``close()``, the end of a ``with`` block and an exception in a fit end them.
 
     Attributes: ``history`` (a dict for each round), ``configuration``, ``seed``, ``num_workers``, ``threads``.
     """
@@ -82,21 +82,20 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         Parameters
         ----------
         x, y:
-            Blocked tensors with the same grid and block sizes (also dislib's), or arrays, which are cut into a
-            block a worker, or like the other argument if that is in blocks; or a ``FileDataset`` as ``x``, whose
-            files are the blocks and are read by the workers. Pandas and polars frames, torch and Hugging Face data
-            sets and a ``DataLoader`` are passed directly: docs/data.md. Without ``y``, each transformed batch
-            is its own target. Both may be tuples, lists or dicts of these, for several inputs and outputs:
-            docs/models.md.
+            Blocked tensors with the same grid and block sizes (also dislib's), or arrays, which are cut into one
+            block per worker, or like the other argument if that one is blocked; or a ``FileDataset`` as ``x``,
+            whose files are the blocks and which the workers read. Pass Pandas and polars frames, torch and Hugging
+            Face data sets and a ``DataLoader`` directly: docs/data.md. Without ``y``, each transformed batch is its
+            own target. Both may be tuples, lists or dicts of these, for several inputs and outputs: docs/models.md.
         num_epochs:
-            Passes over all samples, at most 10**9 (with ``max_time``).
+            Number of passes over all samples, at most 10**9 (to train until ``max_time``).
         batch_size, num_batches_per_worker:
-            Exactly one of the two: the maximum number of samples in a batch, or the number of batches that each
-            block is cut into. Batch sizes within a block differ by one at most. ``merge="auto"`` needs neither.
+            Give one of them: the maximum number of samples in a batch, or the number of batches that each block is
+            cut into. Batch sizes within a block differ by at most one. ``merge="auto"`` needs neither.
         merge:
             When and how workers merge: a ``Merge``, or its kind by name. ``"synchronous"`` (default) averages all
             workers at the end of every epoch, ``"commutative"`` those that have arrived, ``"parameter_server"``
-            adds each worker's change, layer by layer; ``"auto"`` and the other presets choose options themselves.
+            adds each worker's change, layer by layer; ``"auto"`` and the other presets also choose the options.
             ``configuration["fit"]`` has the options used.
         shuffle:
             ``"blocks"`` distributes whole blocks to the workers in a new order each epoch; ``"total"`` permutes all
@@ -105,8 +104,9 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         shuffle_block_data:
             Whether to shuffle the samples within each block in every epoch.
         buffer:
-            ``None`` trains block after block. With a ``BufferSpec`` each worker's samples pass through a buffer, so
-            that batches mix blocks, and files are read ahead; docs/buffers.md compares the kinds.
+            ``None`` (default) trains on one block after another. With a ``BufferSpec`` each worker's samples pass
+            through a buffer, so that batches mix blocks, and files are read ahead; docs/buffers.md compares the
+            kinds.
         sample_weight:
             A weight for each sample in the training loss, finite and at least 0: blocks that match ``x``, or an
             array of shape (samples,) or (samples, 1). For files use ``FileDataset(..., weight=NAME)``. ``None``
@@ -117,25 +117,27 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         callbacks:
             ``Callback`` objects, called in this process, and ``WorkerCallback`` objects, called in the workers.
         progress:
-            Whether to show a progress bar in a terminal or notebook, or elsewhere a line per round, on standard
-            error; a ``ProgressBar`` or ``RoundLines`` among the callbacks replaces it.
+            Whether to show progress on standard error: a bar in a terminal or notebook, and elsewhere a line per
+            round. A ``ProgressBar`` or ``RoundLines`` among the callbacks replaces it.
         resume:
-            Folder of checkpoints (the newest good one is used; a warning names later ones that are damaged), or one
-            checkpoint, to resume from: the rest of the interrupted fit is trained, bit for bit as without
-            interruption if workers merge synchronously. ``True`` uses the folder of the ``Checkpoint`` among the
-            callbacks, and starts a new fit if it holds no checkpoint yet.
+            Folder of checkpoints, of which the newest good one is used, or a single checkpoint. The rest of the
+            interrupted fit is trained and, if workers merge synchronously, gives the bits of a fit without
+            interruption. A warning names damaged checkpoints. ``True`` uses the folder of the ``Checkpoint`` among
+            the callbacks, and starts a new fit if it holds no checkpoint yet.
         max_time:
-            Time limit of the fit: seconds or a ``timedelta``. The fit stops before a round that would exceed it,
-            judging by earlier rounds, or else cancels the current round (on COMPSs once that has ended). The
-            limit of ``runcompss --wall_clock_limit`` also applies, less a twentieth, at most 60 s.
+            Time limit of the fit: seconds or a ``timedelta``. Judging by earlier rounds, the fit stops before a
+            round that would exceed it. If a round exceeds it anyway, it is cancelled (on COMPSs the fit ends after
+            it). The limit of ``runcompss --wall_clock_limit`` also applies, less a twentieth of it or 60 s if that
+            is shorter.
 
         Raises ``ValueError`` for unsuitable options and data, ``NotBuiltError`` before ``build``, ``DivergedError``
         if a loss or parameter becomes NaN or infinite, ``WorkerLostError`` if a process dies repeatedly, and the
         exceptions of the model, with the worker's traceback; ``BadCheckpointError``, ``FileNotFoundError`` and
-        ``ValueError`` for a checkpoint that cannot be resumed. Warns of more workers than blocks, and of two
-        softmaxes. SIGTERM stops a fit as ``max_time`` does, and then ends the program with ``SystemExit``, unless
-        the program handles SIGTERM itself. After an exception or Ctrl-C the parameters are those after the last
-        complete round (with later changes if workers merge commutatively; on COMPSs then those before the fit).
+        ``ValueError`` for a checkpoint that cannot be resumed. Warns if there are more workers than blocks, and if
+        outputs get two softmaxes. SIGTERM stops a fit as ``max_time`` does, and then ends the program with
+        ``SystemExit``, unless the program handles SIGTERM itself. After an exception or Ctrl-C the parameters are
+        those of the last complete round. With commutative merging they include later changes; on COMPSs they are
+        then those before the fit.
         """
         arguments = {name: value for name, value in locals().items() if name != "self"}
         fit = self._planned("fit", arguments)
@@ -150,9 +152,9 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         """Check the arguments of a fit without running it: everything that ``fit`` checks, and one batch.
 
         Takes the arguments of ``fit``, and raises the same errors and warnings. The first batch is trained in this
-        process, to find also a network that does not match the data or a loss that is NaN: with ``num_gpu`` on the
-        first GPU, or on the CPU where this process has none (its errors are then warnings, as some operations need
-        a GPU). No worker is started, no file is written, and the trainer is unchanged.
+        process, which also finds a network that does not match the data and a loss that is NaN. With ``num_gpu``
+        this uses the first GPU, or the CPU if this process has none; its errors are then warnings, because some
+        operations need a GPU. No worker is started, no file is written, and the trainer is unchanged.
         """
         check_keywords(self.fit, options)
         bound = inspect.signature(self.fit).bind(x, y, **options)
@@ -192,15 +194,15 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         Parameters
         ----------
         simulations:
-            What sends samples: ``Simulations(simulate, inputs, count=4)``, or programs outside the fit.
+            The sources of samples: ``Simulations(simulate, inputs, count=4)``, or programs outside the fit.
         buffer:
-            Description of the buffer of each worker; simulations wait while it is full. FIFO and FIRO return each
-            sample once, reservoirs at least once.
+            Description of each worker's buffer; simulations wait while it is full. FIFO and FIRO return each sample
+            once, reservoirs at least once.
         batch_size:
             Samples in a batch; the last batches may have fewer.
         merge:
-            ``Merge(every=...)``: batches after which a worker merges with the others, through a parameter server in
-            this process; 1 by default. It also takes ``outer_optimizer`` and ``optimizer_state`` (``"keep"`` or
+            ``Merge(every=...)``: number of batches after which a worker merges, through a parameter server in this
+            process; 1 by default. It also takes ``outer_optimizer`` and ``optimizer_state`` (``"keep"`` or
             ``"reset"``).
         max_batches:
             Maximum number of batches that each worker trains on; ``None`` for no limit.
@@ -213,7 +215,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
             ``None`` for never.
 
         Raises the errors of ``fit``, and ``SimulationError`` if simulations fail before the first sample. After an
-        exception or Ctrl-C the parameters are those that workers have merged until then.
+        exception or Ctrl-C the parameters are those merged until then.
         """
         from compss_train.online.fitting import train_online
 
@@ -240,12 +242,13 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
     def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
         """Load parameters, history, counters and the workers' states from a checkpoint; call ``build`` first.
 
-        ``folder`` is the folder of a ``Checkpoint`` callback, whose newest good checkpoint is loaded, or the best
-        one with ``best=True``; or it is a single checkpoint. Both may be in an object store (``"s3://..."``). A fit
-        afterwards is a new fit of the same trainer. Warns if later checkpoints of the folder are damaged.
+        ``folder`` is the folder of a ``Checkpoint`` callback, from which the newest good checkpoint is loaded, or
+        with ``best=True`` the best one; or it is a single checkpoint. Both may be in an object store
+        (``"s3://..."``). A later fit is a new fit of the same trainer. Warns if newer checkpoints in the folder are
+        damaged.
 
-        Raises ``FileNotFoundError``, ``BadCheckpointError``, and ``ValueError`` for a checkpoint of another network
-        or optimizer, or of another seed than that of the trainer.
+        Raises ``FileNotFoundError``, ``BadCheckpointError``, and ``ValueError`` for a checkpoint with another
+        network, optimizer or seed than the trainer's.
         """
         self._model.ready("restore")
         resuming.restore(self._workplace, folder, best=best)

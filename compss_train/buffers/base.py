@@ -26,26 +26,26 @@ class Buffer(ABC):
     ----------
     capacity:
         The maximum number of samples held, at least 1. Tensors and arrays of one shape, also in tuples and dicts,
-        are copied into memory for that many samples, and returned on the CPU and detached; numbers alongside them
-        are converted to tensors. Any other object, including a list, is kept by reference.
+        are copied into memory for that many samples, and returned detached on the CPU; numbers next to them become
+        tensors. Any other object, including a list, is kept by reference.
     threshold:
-        Minimum number of samples held, before a get, for the get to be allowed until reception is over; at most the
-        capacity. 0 and 1 both allow gets whenever a sample is held.
+        Number of samples that the buffer must hold before a get, until reception is over; at most the capacity. 0
+        and 1 both allow gets whenever a sample is held.
     seed:
         Seed of the random draws; ``None`` (default) for different draws every time. If puts and gets come in a
         fixed order, the same seed gives the same draws.
     pin_memory:
-        Return tensors in page-locked memory, which is fast to copy to a GPU; without a GPU this has no effect.
+        Whether to return tensors in page-locked memory, which is copied to a GPU faster; no effect without a GPU.
 
-    Waiting is that of ``queue.Queue``: with ``block=False``, or after ``timeout`` seconds, a put raises
+    Gets and puts wait as in ``queue.Queue``: with ``block=False``, or after ``timeout`` seconds, a put raises
     ``queue.Full`` and a get ``queue.Empty``. The end of reception wakes all waiting threads: puts raise
     ``ReceptionOverError`` (a ``queue.Full``); gets ignore the threshold, remove the samples that they return, and
     raise ``BufferDrainedError`` (a ``queue.Empty``) when no sample is left.
 
-    The other methods of ``queue.Queue`` have the same meaning, too; they count samples. A task is a sample that a
-    get will return or has returned, as in a ``Queue``: each put adds one. If samples are returned several times,
-    each further get adds one, so that one rule holds for all buffers: one task is done for each sample of each get.
-    A batch has a task for each of its samples, a pair of time steps has two.
+    The other methods of ``queue.Queue`` also have the same meaning; they count samples. As in a ``Queue``, each put
+    adds a task. If a sample is returned again, that get adds another one, so one rule holds for all buffers: each
+    sample of each get is a task to be done. A batch has a task for each of its samples, a pair of time steps has
+    two.
 
     Source: the buffers of Melissa (Meyer et al., "High Throughput Training of Deep Surrogates from Large Ensemble
     Runs", arXiv 2309.16743).
@@ -273,23 +273,23 @@ class Buffer(ABC):
 
     @property
     def samples_got(self) -> int:
-        """Number of samples got so far, including repetitions."""
+        """Number of samples returned so far, including repetitions."""
         return self._store.samples_got
 
     def repetitions(self) -> NDArray[np.int64]:
-        """Return a histogram: at index n, the number of samples put so far that were got n times."""
+        """Return a histogram: at index n, the number of samples put so far that were returned n times."""
         with self._lock:
             return self._store.repetitions(self._held_slots())
 
     def seen_counts(self) -> NDArray[np.int64]:
-        """Return how often each sample held was got, in the order of ``state_dict()["samples"]``.
+        """Return how often each held sample was returned, in the order of ``state_dict()["samples"]``.
 
-        That of a ``FIFO`` is the order of the puts. ``repetitions`` also counts samples that are not held any more.
+        In a ``FIFO`` that is the order of the puts. ``repetitions`` also counts samples that are no longer held.
         """
         with self._lock:
             return self._store.times_got(self._held_slots())
 
-    # The words of queues
+    # The methods of queue.Queue
 
     def put_nowait(self, sample: Any) -> None:
         """Store one sample if there is room: ``put`` with ``block=False``."""
@@ -318,7 +318,7 @@ class Buffer(ABC):
 
     @property
     def unfinished_tasks(self) -> int:
-        """Number of samples that are to be got, or were got and not reported by ``task_done``."""
+        """Number of samples that are still to be returned, or were returned and not reported by ``task_done``."""
         with self._lock:
             is_drained = self._reception_over and not self._available()
             tasks = self.samples_got + (0 if is_drained else self._count_unseen())
@@ -326,7 +326,7 @@ class Buffer(ABC):
             return max(0, tasks - self._tasks_done)
 
     def task_done(self, number: int = 1) -> None:
-        """Report that ``number`` samples (default 1) that gets have returned were processed.
+        """Report that ``number`` samples (default 1) returned by gets were processed.
 
         Raises ``ValueError`` for more than there are unfinished tasks.
         """
@@ -341,7 +341,7 @@ class Buffer(ABC):
             self._notify()
 
     def join(self) -> None:
-        """Wait until every sample put was got, and ``task_done`` was called for each sample of each get.
+        """Wait until every sample was returned, and ``task_done`` was called for each sample of each get.
 
         When reception is over, samples that will never be returned (time steps without a partner) do not count.
         """
@@ -351,7 +351,7 @@ class Buffer(ABC):
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state from which a buffer made with the same arguments continues with the same draws.
+        """Return the state with which a buffer made with the same arguments continues, with the same draws.
 
         Samples are stored as in batches; everything else consists of numbers, strings, lists and dicts.
         """

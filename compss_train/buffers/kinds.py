@@ -38,7 +38,7 @@ class FIFO(Buffer):
 
 
 class PartitionedBuffer(Buffer):
-    """A buffer that keeps its unseen samples apart from those that were got before, in a ``SlotPartition``."""
+    """A buffer that keeps unseen samples apart from those returned before, in a ``SlotPartition``."""
 
     def __init__(self, capacity: int, threshold: int, *, seed: int | None = None, pin_memory: bool = False) -> None:
         super().__init__(capacity, threshold=threshold, seed=seed, pin_memory=pin_memory)
@@ -72,9 +72,9 @@ class PartitionedBuffer(Buffer):
 class FIRO(PartitionedBuffer):
     """Returns each sample once, drawn uniformly from those held; a put waits while ``capacity`` samples are held.
 
-    With ``passes`` above 1, for prototypes with data that fit into the buffer, gets wait for the end of
-    reception. Then every sample is returned that many times, in passes over all samples, each in a new random
-    order. With 1 (default), each sample is returned once, as it comes.
+    With ``passes`` above 1, for prototypes whose data fit into the buffer, gets wait until reception is over. Then
+    every sample is returned that many times, in passes over all samples, each in a new random order. With 1
+    (default), each sample is returned once, while others arrive.
     """
 
     def __init__(
@@ -136,9 +136,9 @@ class FIRO(PartitionedBuffer):
 class Reservoir(PartitionedBuffer):
     """Returns samples drawn uniformly from those held, which stay in the reservoir.
 
-    A put into a full reservoir evicts a random sample among those that were got before, and waits while all are
-    unseen. So every sample is got at least once, unlike in classic reservoir sampling. A batch consists of
-    independent draws, so that it can contain a sample twice.
+    A put into a full reservoir evicts a random sample among those returned before, and waits while all are unseen.
+    So every sample is returned at least once, unlike in classic reservoir sampling. A batch consists of independent
+    draws, so it can contain a sample twice.
     """
 
     _repeats = True
@@ -171,7 +171,7 @@ class Reservoir(PartitionedBuffer):
 
 
 class BatchReservoir(Reservoir):
-    """A reservoir whose gets return ``batch_size`` different samples each, stacked.
+    """A reservoir from which each get returns ``batch_size`` different samples, stacked.
 
     When reception is over, the last batch may be smaller.
     """
@@ -241,7 +241,7 @@ class SlotPartition:
 
     @property
     def seen(self) -> int:
-        """Number of held samples that were got before."""
+        """Number of held samples that were returned before."""
         return self.held - self.unseen
 
     def at(self, positions: Slots) -> Slots:
@@ -311,9 +311,9 @@ class SlotPartition:
 
 
 def choose_distinct(random: np.random.Generator, population: int, number: int, *, ordered: bool = True) -> Slots:
-    """Return different integers below ``population``; all sets of them are equally likely.
+    """Return distinct integers below ``population``; all sets of them are equally likely.
 
-    All orders are, too, if they are ``ordered``.
+    With ``ordered``, so are all orders.
     """
     if number == 1:  # in a quarter of the time
         return choose(random, population, 1)

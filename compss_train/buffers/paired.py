@@ -29,9 +29,9 @@ class SimPairedReservoir(Buffer):
 
     Samples are ``TimeStep``. A get returns two of them, ``get_batch`` two with a first dimension of pairs.
     Simulations are used about equally often, and time differences are covered more evenly than by uniform pairs. A
-    put into a full reservoir evicts a sample that was got before, of the simulation that was used most, and waits
-    while there is none. A sample that is the last of its simulation when reception is over has no partner and is
-    not returned; ``len`` is then the number of such samples.
+    put into a full reservoir evicts a sample that was returned before, of the simulation used most, and waits while
+    there is none. If only one sample of a simulation is left when reception is over, it has no partner and is not
+    returned; ``len`` then counts such samples.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class SimPairedReservoir(Buffer):
         Number of time steps of each simulation, at least 2.
 
     Raises ``ValueError`` if a simulation or time step is out of range or held already, and ``BufferFullError``
-    instead of waiting forever if the reservoir is full and no two samples are of one simulation.
+    instead of waiting forever if the reservoir is full and holds no two samples of the same simulation.
     """
 
     _repeats = True

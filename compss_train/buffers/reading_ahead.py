@@ -30,18 +30,17 @@ class ReadAhead(Iterator[Result], Generic[Result]):
     items:
         The items to load; iterated over in the threads, one at a time, and at most ``depth`` items ahead.
     load:
-        Called in the threads. Reading, and most of numpy and torch, runs in parallel with the training; Python code
-        takes turns with it, because of the global interpreter lock.
+        Called in the threads. Reading and most numpy and torch operations run in parallel with the training; Python
+        code takes turns with it, because of the global interpreter lock.
     threads:
         Number of items that are loaded at the same time, 1 by default.
     depth:
-        Maximum number of results that are loaded or being loaded and were not consumed yet; two per thread by
-        default.
+        Maximum number of results that are loaded or being loaded and not yet consumed; two per thread by default.
 
     The threads start at once. An exception in ``items`` or ``load`` is raised in place of its result and ends the
     iteration. ``close()``, a ``with`` block and garbage collection stop the threads: waiting ones at once, loading
     ones when ``load`` returns, for which ``close`` waits up to a second. Then ``items`` is closed if it is a
-    generator. If ``items`` is another ``ReadAhead``, it is stopped at once.
+    generator. If ``items`` is another ``ReadAhead``, that is stopped at once.
     """
 
     def __init__(

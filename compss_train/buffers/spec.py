@@ -23,17 +23,17 @@ class BufferSpec:
     capacity:
         Maximum number of samples held.
     threshold:
-        The minimum number of samples held for a batch to be drawn, at most the capacity; half of it by default.
-        FIFO has none.
+        Number of samples that the buffer must hold before a batch is drawn, at most the capacity; half of it by
+        default. FIFO has none.
     sweep_size, nb_time_steps:
         Required by SimPairedReservoir only: number of simulations, and number of time steps of each.
     passes:
-        For FIRO only: above 1, a worker first puts all its samples of an epoch, for which ``capacity`` must
-        suffice, and then draws each of them that many times, in passes over all. 1 (default) draws each once,
-        as they come.
+        For FIRO only: above 1, a worker first puts all its samples of an epoch, which ``capacity`` must hold, and
+        then draws each of them that many times, in passes over all. With 1 (default) it draws each once, while
+        others arrive.
 
-    Raises ``ValueError`` for an unknown kind, a capacity below 1, a threshold above the capacity, and parameters
-    that the kind requires or does not use.
+    Raises ``ValueError`` for an unknown kind, a capacity below 1, a threshold above the capacity, and for
+    parameters that are missing or that the kind does not use.
     """
 
     kind: str

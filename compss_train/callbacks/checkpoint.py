@@ -21,37 +21,38 @@ from compss_train.training.trainer_base import TrainerBase
 class Checkpoint(Callback):
     """Writes checkpoints to a folder, from which ``fit(..., resume=...)`` resumes exactly.
 
-    A checkpoint is a folder ``round-000012`` with the parameters, the optimizer and random states of each worker,
-    the history and the states of callbacks, in safetensors and JSON. It is written atomically, even if the machine
-    stops.
+    A checkpoint is a folder such as ``round-000012`` with the parameters, the optimizer and random states of each
+    worker, the history and the states of callbacks, in safetensors and JSON. It is complete or does not exist, even
+    if the machine stops.
 
     Parameters
     ----------
     folder:
         The folder of checkpoints, created if it does not exist. Use one folder per run. A name such as
-        ``"s3://bucket/run"`` is opened through ``fsspec``: each checkpoint is written to a temporary folder and
-        uploaded. Nothing detects another program that writes there at the same time.
+        ``"s3://bucket/run"`` is opened with ``fsspec``: each checkpoint is written to a temporary folder and
+        uploaded. If another program writes there at the same time, nothing detects it.
     every:
-        Rounds between checkpoints. The last complete round of a fit that is stopped (``max_time``, SIGTERM, a
-        callback) is always written, and so is a new best round.
+        Number of rounds between checkpoints, 1 by default. The last complete round is always written, also of a fit
+        that is stopped (``max_time``, SIGTERM, a callback), and so is a new best round.
     keep:
-        Number of latest checkpoints to keep, in addition to the best one.
+        Number of latest checkpoints to keep, 2 by default, in addition to the best one.
     best:
         Field of the records, such as ``"val_loss"``, by which the best round of all fits of the run is kept;
         ``None`` keeps no best round.
     mode:
         Whether ``"min"`` or ``"max"`` is better; ``None`` infers it from the name.
     overwrite:
-        Whether checkpoints of another run in the folder are removed; otherwise they are an error.
+        Whether to remove checkpoints of another run from the folder; by default they are an error.
 
-    With commutative merging or a parameter server, workers wait for each other when a checkpoint is due, and all
-    workers of a resumed fit start from the global parameters, so it is not reproducible bit for bit.
+    With commutative merging or a parameter server, workers wait for each other when a checkpoint is due. All
+    workers of a resumed fit then start from the global parameters, so its bits differ from those of an
+    uninterrupted one.
 
-    Attributes: ``best_round``, the number of the best round, ``None`` before the first.
+    Attributes: ``best_round``, the number of the best round, or ``None`` before the first.
 
     Raises at the start of a fit: ``OSError`` if the folder is not writable or lacks disk space for a checkpoint,
-    ``FileExistsError`` if it has checkpoints of another run, ``BlockingIOError`` if another program writes to it,
-    which is not noticed on file systems without locks, ``ValueError`` if its name is not valid UTF-8.
+    ``FileExistsError`` if it has checkpoints of another run, ``BlockingIOError`` if another program writes to it
+    (not detected on file systems without locks), and ``ValueError`` if its name is not valid UTF-8.
     """
 
     keeps_state: ClassVar[bool] = True

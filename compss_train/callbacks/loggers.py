@@ -111,7 +111,7 @@ class _HistoryFile(Callback):
 class JsonLines(_HistoryFile):
     """Appends the record of each round to a file as one line of JSON, which ``History.load`` reads.
 
-    A file of another run is renamed when a fit begins: ``history.1.jsonl``.
+    When a fit begins, a file of another run is renamed: ``history.1.jsonl``.
     """
 
     prefix: ClassVar[str] = '{"round": '
@@ -127,9 +127,9 @@ class JsonLines(_HistoryFile):
 class Csv(_HistoryFile):
     """Appends each round to a file as a row of comma-separated values, without the workers.
 
-    The first line has the names of the columns, which are those of ``History.to_frame`` without the times of
-    workers. Columns that appear later, such as ``val_loss`` in a second fit, are added on the right, for which the
-    file is rewritten. Lists that are not metrics are written as JSON, and so are texts with line breaks.
+    The first line names the columns, which are those of ``History.to_frame`` without the times of workers. Columns
+    that appear later, such as ``val_loss`` in a second fit, are added on the right by rewriting the file. Lists
+    that are not metrics and texts with line breaks are written as JSON.
     """
 
     prefix: ClassVar[str] = "round,epoch,"
@@ -187,8 +187,8 @@ def status_of(trainer: TrainerBase, error: BaseException | None = None) -> str:
 class Report(Callback):
     """Writes the report of ``compss_train.reports.html`` to a file at the end of a fit, also after an exception.
 
-    It is also written after rounds, but at most every few seconds, and not if it would take more than 2% of the
-    time; browsers that show it reload it until the fit has ended. The file is replaced atomically.
+    During the fit it is written after a round, but only every few seconds, and taking at most 2% of the time.
+    Browsers reload the page until the fit has ended. The file is replaced atomically.
 
     Raises ``ValueError`` unless the name ends in .html, ``ModuleNotFoundError`` without the extra ``report``, and
     ``OSError`` at the start of a fit if the file cannot be written.
@@ -234,21 +234,22 @@ class Report(Callback):
 
 
 class Profile(Callback):
-    """Writes a trace of one round of one worker, of 100 batches at most: docs/watching.md.
+    """Writes a trace of one round of one worker, with at most 100 batches: docs/watching.md.
 
     By default this is the second round, because the first one includes start-up work.
 
     Parameters
     ----------
     path:
-        A file whose name ends in ``.json`` or ``.json.gz``, which is replaced; folders are made.
+        A file whose name ends in ``.json`` or ``.json.gz``; an existing one is replaced, and missing folders are
+        created.
     round:
         Which round of the fit, counted from 1; 2 by default.
     worker:
         Which worker, counted from 0; 0 by default.
 
-    Raises ``ValueError`` for other names and numbers; before the fit for a worker that the trainer does not have,
-    and ``OSError`` if the file cannot be written.
+    Raises ``ValueError`` for other names and numbers; before a fit, ``ValueError`` for a worker that the trainer
+    does not have, and ``OSError`` if the file cannot be written.
     """
 
     def __init__(self, path: str | os.PathLike[str] = "profile.json", *, round: int = 2, worker: int = 0) -> None:

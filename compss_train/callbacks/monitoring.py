@@ -63,9 +63,9 @@ class EarlyStopping(Callback):
         Field of the records to monitor, by default ``"val_loss"``, which needs ``validation_data``.
     patience, patience_epochs:
         Number of consecutive rounds, or of epochs, without improvement after which the fit stops, at least 1; give
-        one of them. By default 5 rounds, which are epochs unless workers merge more or less often than every epoch.
+        one of them. By default 5 rounds, which are epochs if workers merge once per epoch.
     min_delta:
-        Smallest change that counts as an improvement (exclusive).
+        An improvement must be larger than this; 0 by default.
     mode:
         Whether ``"min"`` or ``"max"`` is better; ``None`` infers it from the name (loss, error, accuracy, ...).
     restore_best:

@@ -78,10 +78,11 @@ class _Bar:
 
 
 class ProgressBar(_Progress):
-    """A tqdm bar over samples, which moves as workers train, and a line for each epoch above it.
+    """A tqdm bar that counts samples while workers train, with a line for each epoch above it.
 
-    The lines have loss, metrics and samples/s, like those of ``RoundLines``; by default all goes to standard error.
-    With engines that do not report samples within a round, such as COMPSs, the bar moves at the end of each round.
+    The lines show loss, metrics and samples/s, like those of ``RoundLines``. Output goes to standard error by
+    default. With engines that do not report samples within a round, such as COMPSs, the bar moves at the end of
+    each round.
     """
 
     _bar: _Bar | None = None
@@ -137,7 +138,7 @@ class ProgressBar(_Progress):
 
 
 class RoundLines(_Progress):
-    """Prints a line per round, by default on standard error, and first that workers start; suited to log files."""
+    """Prints that workers start, then a line per round, by default to standard error; suited to log files."""
 
     def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Print that workers are starting, which may take seconds."""

@@ -35,7 +35,7 @@ class _Tracker(Callback):
     def __init__(self, artifacts: bool = False) -> None:
         self._import()
         self.run_id: str | None = None
-        """The tracker's name of the run, once a fit has started."""
+        """The tracker's id of the run, once a fit has started."""
         self._artifacts, self._logs = artifacts, False
 
     def _import(self, module: str = "") -> Any:
@@ -110,17 +110,18 @@ class MLflow(_Tracker):
     Parameters
     ----------
     experiment:
-        Its name; created if it does not exist.
+        Name of the experiment, which is created if it does not exist.
     run_name:
         Name of the run; by default MLflow invents one.
     tracking_uri:
-        Such as ``"http://localhost:5000"`` or ``"sqlite:///mlflow.db"``; by default that of MLflow's own settings.
+        Address such as ``"http://localhost:5000"`` or ``"sqlite:///mlflow.db"``; by default that of MLflow's own
+        settings.
     artifacts:
         Whether the final parameters (``parameters.safetensors``) and the report become artifacts; true by default.
 
     Inside ``with mlflow.start_run():`` the fit logs to that run, and leaves it open. Settings are parameters with
-    dotted names, such as ``build.optimizer.arguments.lr``. Those that are too long for MLflow, such as the text of
-    a large network, are whole in artifacts, text files in ``settings``.
+    dotted names, such as ``build.optimizer.arguments.lr``. If a value is too long for MLflow, such as the text of a
+    large network, the whole text is an artifact in ``settings``.
     """
 
     package: ClassVar[str] = "mlflow"
@@ -179,8 +180,8 @@ class MLflow(_Tracker):
 class WandB(_Tracker):
     """Logs to Weights & Biases; ``options`` are those of ``wandb.init``, such as ``mode="offline"`` or ``name``.
 
-    If the program has a run of its own (``wandb.run``), the fit logs to it and leaves it open. With ``artifacts``,
-    the final parameters and the report become an artifact of the type ``model``.
+    If the program has its own run (``wandb.run``), the fit logs to that and leaves it open. With ``artifacts``, the
+    final parameters and the report become an artifact of type ``model``.
     """
 
     package: ClassVar[str] = "wandb"
@@ -213,10 +214,10 @@ class WandB(_Tracker):
 class TensorBoard(_Tracker):
     """Writes each round to a folder for ``tensorboard --logdir FOLDER``, by round and by wall time.
 
-    Losses, metrics (``recall/0`` of a list) and samples/s have their names; measures of each worker and its seconds
-    of training are below ``workers/``; the configuration is a text. A second fit continues the same charts; rounds
-    that a resumed fit trains again are replaced. Raises ``OSError`` at the start of a fit if the folder cannot be
-    created.
+    Charts are named after losses, metrics (``recall/0`` for a list) and samples/s. Each worker's measures and
+    seconds of training are under ``workers/``; the configuration is a text. A second fit continues the same charts;
+    rounds that a resumed fit trains again are replaced. Raises ``OSError`` at the start of a fit if the folder
+    cannot be created.
     """
 
     package: ClassVar[str] = "tensorboard"

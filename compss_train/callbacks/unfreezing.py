@@ -10,22 +10,22 @@ from compss_train.worker.callbacks import WorkerCallback, WorkerContext
 
 
 class Unfreeze(WorkerCallback):
-    """Trains parameters that were frozen in ``build`` from the first round on that starts in an epoch or later.
+    """Unfreezes parameters in the first round that starts in the given epoch or later.
 
-    Every worker's optimizer gets them as a group with the options of its first group (``add_param_group``), and
-    keeps the state of the others. Submodules in evaluation mode, such as a BatchNorm, stay in it. Later fits need
-    the same callback. An outer optimizer does not step these parameters: they are averaged.
+    Every worker's optimizer gets them as a new group with the options of its first one (``add_param_group``), and
+    keeps its state. Submodules in evaluation mode, such as BatchNorm, stay in it. Later fits need the same
+    callback. An outer optimizer does not step these parameters: they are averaged.
 
     Parameters
     ----------
     pattern:
         A prefix of dotted names, such as ``"layer4"``, or a pattern, such as ``"layer4.*.weight"``.
     epoch:
-        Counted from 0 over all fits.
+        The epoch, counted from 0 over all fits.
     factor:
-        The learning rate as a multiple of that of the first group, 1 by default.
+        Their learning rate, as a multiple of the first group's; 1 by default.
 
-    Raises ``ValueError`` if no frozen parameter has such a name, or the optimizer takes no more groups.
+    Raises ``ValueError`` if no frozen parameter matches, or if the optimizer cannot take another group.
     """
 
     def __init__(self, pattern: str, *, epoch: int, factor: float = 1.0) -> None:

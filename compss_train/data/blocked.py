@@ -31,7 +31,7 @@ class BlockedTensor:
     ``tensors[i][j]`` is a block: a numpy array or torch tensor whose first dimension is the samples, or a
     ``RemoteBlock`` that refers to one. All blocks have the same dtype and sample shape, and none is empty.
 
-    Raises ``ValueError`` for a grid that is empty or ragged, and for blocks of different dtypes or sample shapes.
+    Raises ``ValueError`` for a grid that is empty or ragged, and for blocks with different dtypes or sample shapes.
     """
 
     def __init__(self, tensors: Sequence[Sequence[object]]) -> None:
@@ -58,8 +58,8 @@ class BlockedTensor:
 
         A single number gives a grid with ``blocks`` rows and one column.
 
-        Every sample is kept, and block sizes differ by one at most. The samples are copied once, so that the array
-        can be modified or deleted afterwards. A ``numpy.memmap`` is not copied: its blocks stay in the file.
+        Every sample is kept, and block sizes differ by at most one. The samples are copied once, so you may modify
+        or delete the array afterwards. A ``numpy.memmap`` is not copied: its blocks stay in the file.
 
         Raises ``ValueError`` for a grid without rows or columns, and for one with more blocks than samples.
         """
@@ -81,10 +81,9 @@ class BlockedTensor:
         """Return a grid with one column whose blocks are the files.
 
         ``paths`` is a list, or a pattern as in ``FileDataset``. ``.npy`` files are memory-mapped: only their paths
-        are sent to the workers, so that the files must be accessible to them under these paths (on a cluster: in a
-        shared file system). For other supported formats, or with a ``reader``, the array ``key`` is read into
-        memory; for samples that do not fit in memory use a ``FileDataset``. Raises ``ValueError`` for files
-        that cannot be read or mapped.
+        are sent to the workers, which must be able to open them (on a cluster: on a shared file system). For other
+        supported formats, or with a ``reader``, the array ``key`` is read into memory; for samples that do not fit
+        in memory use a ``FileDataset``. Raises ``ValueError`` for files that cannot be read or mapped.
         """
         names = file_names(paths)
         if reader is None and all(Path(name).suffix == ".npy" for name in names):
@@ -198,7 +197,7 @@ def shuffle(
 ) -> BlockedTensor | tuple[BlockedTensor, BlockedTensor]:
     """Return new blocked tensors whose samples are a uniform permutation of all samples of ``x`` (and ``y``).
 
-    Grid, block sizes and dtypes are kept, and ``x`` and ``y`` stay paired. Needs memory for another copy of the
+    Grid, block sizes and dtypes are kept, and ``x`` and ``y`` stay paired. Needs memory for a second copy of the
     data.
 
     Raises ``ValueError`` if x and y have different grids or block sizes.

@@ -41,19 +41,19 @@ _LOADER_HINT = "use DataLoader(dataset, sampler=PartialShuffleSampler(dataset, .
 
 
 class FileDataset:
-    """Samples in many files, each with arrays that have a row per sample.
+    """Samples in many files of arrays with one row per sample.
 
     Parameters
     ----------
     files:
-        File names, or a pattern such as ``"data/*.npz"``, whose matches are sorted; images, which have no y; or a
-        folder with a subfolder of images for each class. Names such as ``"s3://bucket/*.parquet"`` are opened
-        through ``fsspec``.
+        File names, or a pattern such as ``"data/*.npz"``, whose matches are sorted (images given so have no y); or
+        a folder with a subfolder of images for each class. Names such as ``"s3://bucket/*.parquet"`` are opened
+        with ``fsspec``.
     reader:
-        ``None`` for the reader of the files' format: .npz, .npy (memory-mapped), .pt (tensors only), HDF5, Parquet,
-        Arrow (.arrow, .feather), CSV (.csv, .tsv), or images. ``compss_train.data.readers`` has them with options.
-        Otherwise a function ``reader(filename, get_data=False)`` that returns the number of samples, and with
-        ``get_data=True`` a dict of arrays and that number.
+        ``None`` (default) for the reader of the files' format: .npz, .npy (memory-mapped), .pt (tensors only),
+        HDF5, Parquet, Arrow (.arrow, .feather), CSV (.csv, .tsv), or images. ``compss_train.data.readers`` has
+        readers with options. Otherwise a function ``reader(filename, get_data=False)`` that returns the number of
+        samples, and with ``get_data=True`` a dict of arrays and that number.
     files_len:
         Number of samples in each file by name, so that the files need not be opened to count them; wrong numbers
         are detected when a file is read. By default the constructor reads the headers of all files.
@@ -69,32 +69,33 @@ class FileDataset:
     weight:
         Name of the array of sample weights for ``DistributedTrainer.fit``; ``None`` for no weights.
     index:
-        Name of a small JSON file that caches headers as long as a file's size and modification time are the same.
+        Name of a small JSON file that caches headers while a file's size and modification time stay the same.
     on_bad_file:
-        ``"raise"`` a ``BadFileError``, or ``"skip"`` the file with a warning, both here and when it is read.
+        ``"raise"`` (default) raises a ``BadFileError``, ``"skip"`` skips the file with a warning; both here and
+        when it is read.
     threads:
         Number of files that each worker, or sampler, reads at the same time; 1 by default. The order of samples
-        does not depend on it. Each thread needs one file of the ``file_buffer``, and the file in use another.
+        does not depend on it. Of the ``file_buffer`` each thread needs one file, and the file in use another.
     file_buffer:
         Maximum number of files that each worker holds in memory, 10 by default; 1 reads none ahead.
     cache:
         Where to keep arrays for later rounds and epochs: ``"memory"``, or a folder on a local disk, shared by all
         processes of the machine and by later fits. ``None`` (default) keeps nothing.
     cache_bytes:
-        Size limit of the cache on each machine, in bytes; the least recently used files make room. By default
-        1 GiB in memory and 10 GiB in a folder.
+        Size limit of the cache on each machine, in bytes; the least recently used files are evicted. By default 1
+        GiB in memory and 10 GiB in a folder.
 
     Attributes: ``files``, names; ``files_len``; ``sizes``, number of samples in each file; ``classes`` of string
-    columns and of images; ``skipped``, the reason for each skipped file; ``layout``, dtypes and shapes; and
+    columns and images; ``skipped``, the reason for each skipped file; ``layout``, dtypes and shapes; and
     ``reference``, the file that the layout was taken from.
 
-    Where a file has several parts that can be read separately (row groups of Parquet, record batches of Arrow,
-    images of a folder), ``files`` names the parts: ``NAME#0``, ``NAME#1`` and so on. Slices (``dataset[:100]``) and
-    ``split`` return data sets of some of the rows, which name parts of files ``NAME[0:50]``.
+    If a file has parts that can be read separately (row groups of Parquet, record batches of Arrow, images of a
+    folder), ``files`` names the parts: ``NAME#0``, ``NAME#1`` and so on. Slices (``dataset[:100]``) and ``split``
+    return data sets of some of the rows, and name parts of files ``NAME[0:50]``.
 
     Raises ``ValueError`` if no file matches, a name occurs twice, ``files_len`` lacks a file, or the ``cache``
-    cannot be made or others may write to it; ``BadFileError`` for a file that is missing, empty, truncated or
-    corrupt according to its header, that contains Python objects (pickles), or whose arrays, shapes or dtypes
+    cannot be created or other users may write to it; ``BadFileError`` for a file that is missing, empty, truncated
+    or corrupt according to its header, that contains Python objects (pickles), or whose arrays, shapes or dtypes
     differ from those of the first file.
     """
 
@@ -259,7 +260,7 @@ class FileDataset:
         return self._of([each for each in ranges if each[1] < each[2]])
 
     def split(self, fraction: float, *, seed: int = 0) -> tuple[FileDataset, FileDataset]:
-        """Return two data sets, the second with about this fraction of the samples: files drawn by the seed.
+        """Return two data sets, the second with about this fraction of the samples, in files drawn by the seed.
 
         Fewer than 20 files are cut into ranges of their rows first. Raises ``ValueError`` if one would be empty.
         """
@@ -274,7 +275,7 @@ class FileDataset:
         return own, others
 
     def cut(self, parts: int) -> FileDataset:
-        """Return a data set of at least this many parts: of ranges of rows where there are fewer files."""
+        """Return a data set of at least this many parts: ranges of rows if there are fewer files."""
         if (pieces := math.ceil(parts / len(self.files))) == 1:
             return self
         if isinstance(self.reader, TableReader):

@@ -15,7 +15,7 @@ IGNORED = -100
 
 
 class Ragged:
-    """Sequences of different lengths: their items one after another, and where each begins.
+    """Sequences of different lengths, stored as their items one after another and where each begins.
 
     A batch is padded to its longest sequence, or passed to ``build``'s ``collate`` as a list of tensors. Lists of
     sequences that differ in length are converted automatically.
@@ -25,10 +25,10 @@ class Ragged:
     sequences:
         Arrays, tensors or lists of one dtype, with shapes that differ in the first dimension only.
     bucket_by_length:
-        Whether ``fit`` makes batches of samples of similar lengths, to reduce padding: within each block, in random
-        order. ``False`` by default.
+        Whether ``fit`` batches samples of similar length within each block, to reduce padding; batches are in
+        random order. ``False`` by default.
 
-    Raises ``ValueError`` without any sequences, or if their other dimensions or their dtypes differ.
+    Raises ``ValueError`` if there are no sequences, or if their other dimensions or their dtypes differ.
     """
 
     bucket_by_length: bool = False

@@ -18,7 +18,7 @@ from compss_train.data.streams import StreamReader
 
 
 class Samples:
-    """Samples of a data set, with options that ``fit(dataset)`` alone cannot express.
+    """A data set with options that ``fit(dataset)`` alone cannot express.
 
     Parameters
     ----------
@@ -28,24 +28,25 @@ class Samples:
     x, y:
         Keys of the parts of a sample that are x and y: names in dicts, indices in tuples. Several names give a dict
         of inputs or outputs, several indices a tuple. By default a pair is (x, y); in a dict, y is the part called
-        y, label, labels, target or targets, and x the part called x, or all others. With ``x`` alone there is no y.
+        y, label, labels, target or targets, and x is the part called x, or all others. If you give only ``x``,
+        there is no y.
     blocks:
         Number of blocks of a map-style data set, or of shards of an iterable one. By default one for each worker.
     collate:
         Makes a batch from a list of the data set's samples, like torch's ``collate_fn``; x and y are then parts of
         the batch. By default samples are stacked, and sequences that differ in length are padded.
     size:
-        Number of samples of an ``IterableDataset`` trained in an epoch by all workers together. Shards with fewer
-        samples end early; the rest of longer shards is left out. ``None`` (default) trains on all samples, and
-        workers then merge only after whole epochs.
+        Number of samples of an ``IterableDataset`` that all workers together train on in an epoch. Shards with
+        fewer samples end early; the rest of longer shards is left out. With ``None`` (default) they train on all
+        samples, and merge only after whole epochs.
     worker_init_fn:
         Called with the number of a shard of an ``IterableDataset`` before it is iterated over, as in a
         ``DataLoader``. ``None`` (default) for none.
     drop_last:
-        Whether the last batch of an ``IterableDataset``'s shard is left out if it is smaller; by default ``False``.
-        Batch sizes of other data sets differ by one sample at most.
+        Whether to leave out the last batch of an ``IterableDataset``'s shard if it is smaller; ``False`` by
+        default. Batch sizes of other data sets differ by at most one sample.
 
-    Raises ``TypeError`` for other objects, ``ValueError`` for an empty data set and unsuitable numbers.
+    Raises ``TypeError`` for other objects, and ``ValueError`` for an empty data set and for unsuitable numbers.
     """
 
     def __init__(

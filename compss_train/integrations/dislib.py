@@ -1,11 +1,11 @@
-"""The interface of dislib's distributed training: programs for dislib change one import line.
+"""The interface of dislib's distributed training: programs for dislib change one import.
 
 The classes have the names, arguments, attributes and kinds of results of ``dislib.pytorch`` and ``dislib.eddl``
-(dislib 1.0), and train with ``DistributedTrainer``. The numbers differ from dislib's, which loses samples, weights
-and optimizer states: docs/from-dislib.md lists what is the same and what is not.
+(dislib 1.0), and train with ``DistributedTrainer``. Results differ from dislib's, which loses samples, weights and
+optimizer states: docs/from-dislib.md lists the differences.
 
-The classes of ``dislib.eddl``, with EDDL's names and numbers, are for networks of torch. Scripts for it end their
-networks in a softmax, leave the optimizers' numbers to dislib, and hold parameters as one list of arrays for each
+The class of ``dislib.eddl`` has EDDL's names and defaults, and trains torch networks. Scripts for it end their
+networks in a softmax, rely on dislib's defaults for optimizers, and hold parameters as one list of arrays per
 layer.
 """
 
@@ -119,10 +119,10 @@ class Encapsulated(NamedFits[Fitted]):
 class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
     """Trains a torch module, with the interface of ``dislib.pytorch``.
 
-    The eight fits and ``get_parameters`` return a copy of the module of ``build`` with the trained parameters.
-    ``engine``, ``seed`` and ``threads`` are those of ``DistributedTrainer``. Attributes: ``num_workers``,
-    ``model_parameters`` (the module that ``get_parameters`` returns), ``num_gpu``, and ``trainer``, the
-    ``DistributedTrainer``.
+    The eight fits and ``get_parameters`` return a copy of the module given to ``build``, with the trained
+    parameters. ``engine``, ``seed`` and ``threads`` are those of ``DistributedTrainer``. Attributes:
+    ``num_workers``, ``model_parameters`` (the module that ``get_parameters`` returns), ``num_gpu``, and
+    ``trainer``, the ``DistributedTrainer``.
     """
 
     def build(
@@ -137,11 +137,11 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
     ) -> None:
         """Set the module, the class of the optimizer with its keyword arguments, and the class or name of the loss.
 
-        A module is used directly as the loss.
+        A module given as the loss is used directly.
 
         ``num_gpu`` is the number of GPUs to use, on all nodes together. Without GPUs (no CUDA, or
-        ``ComputingUnitsGPUs=0``) workers train on the CPU, as with dislib. Samples are converted to float32, unless
-        there is a ``transform``; this and other ``options`` are those of ``DistributedTrainer.build``.
+        ``ComputingUnitsGPUs=0``) workers train on the CPU, as in dislib. Samples are converted to float32 unless
+        you give a ``transform``. ``options`` are those of ``DistributedTrainer.build``.
 
         Raises the exceptions of ``DistributedTrainer.build``.
         """
@@ -167,10 +167,10 @@ def _made(loss: LossFactory | str) -> losses.BatchFunction | str:
 class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
     """Trains a torch module, with the interface of ``dislib.eddl``. EDDL itself is not used.
 
-    The eight fits and ``get_parameters`` return the parameters of each layer, an array of one list of arrays for
-    each module without children; ``trainer.model()`` returns the trained module, ``trainer.get_parameters()`` the
-    arrays by name. Losses and optimizers have EDDL's meanings and dislib's numbers, and x is divided by 255, as
-    dislib does: docs/reference/integrations.md. ``engine``, ``seed`` and ``threads`` are those of
+    The eight fits and ``get_parameters`` return the parameters by layer: an array with one list of arrays for each
+    module without children. ``trainer.model()`` returns the trained module, and ``trainer.get_parameters()`` the
+    arrays by name. Losses and optimizers have EDDL's meanings and dislib's defaults, and x is divided by 255, as in
+    dislib: docs/reference/integrations.md. ``engine``, ``seed`` and ``threads`` are those of
     ``DistributedTrainer``. Attributes: ``num_workers``, ``model_parameters`` (what ``get_parameters`` returns),
     ``num_gpu``, and ``trainer``, the ``DistributedTrainer``.
     """
@@ -185,12 +185,12 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
         num_nodes: int = 0,
         **options: Any,
     ) -> None:
-        """Set the module, the optimizer as a dict, and loss and metric by their names in EDDL.
+        """Set the module, the optimizer (a dict), and loss and metric by EDDL's names.
 
         The cross entropies take probabilities, such as the outputs of a softmax; ``torch.nn.CrossEntropyLoss()``
-        takes logits. ``transform`` replaces the division of x by 255; this and other ``options`` are those of
-        ``DistributedTrainer.build``. Warns of a ``weight_decay``, which means something else here, unless there is
-        a ``schedule``. Raises the exceptions of ``DistributedTrainer.build``.
+        takes logits. A ``transform`` replaces the division of x by 255. ``options`` are those of
+        ``DistributedTrainer.build``. Unless you give a ``schedule``, a ``weight_decay`` causes a warning, because
+        it has another meaning in dislib. Raises the exceptions of ``DistributedTrainer.build``.
         """
         function = losses.resolve_function("loss", loss, EDDL_LOSSES)
         if not isinstance(optimizer, Mapping):

@@ -11,7 +11,7 @@ from compss_train._utils.validation import check_count
 
 
 class BufferType(Enum):
-    """The types of buffers, with the names and numbers of Melissa."""
+    """The types of buffers, with Melissa's names and numbers."""
 
     FIFO = 0
     FIRO = 1
@@ -42,16 +42,16 @@ def make_buffer(
     buffer_t:
         The type or its name in any case, FIFO by default.
     per_server_watermark:
-        The threshold: the minimum number of samples held for a get to be allowed, at most ``buffer_size``. Required
-        by all types but FIFO.
+        The threshold: the number of samples that a get waits for, at most ``buffer_size``. Required by all types
+        but FIFO.
     pseudo_epochs:
-        Optional, for FIRO: above 1, each sample is returned that many times, after all have been put.
+        For FIRO: above 1, each sample is returned that many times, after all have been put; 1 by default.
     batch_size:
         Required by BatchReservoir: number of samples that each get returns.
     sweep_size, nb_time_steps:
         Required by SimPairedReservoir: number of simulations, and number of time steps of each.
     comm_size:
-        Number of buffers that share the simulations; no kind of buffer depends on it.
+        Number of buffers that share the simulations; accepted, without effect.
     seed, pin_memory:
         As in ``Buffer``.
 

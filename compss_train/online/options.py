@@ -15,29 +15,30 @@ Pairing = Callable[[Any, Any], Any]
 
 @dataclass(frozen=True)
 class Simulations:
-    """The programs that send samples while ``fit_online`` trains: tasks of the fit, senders outside it, or both.
+    """What sends samples while ``fit_online`` trains: simulations that it runs, other programs, or both.
 
     Parameters
     ----------
     simulate:
-        A generator function of one input that yields samples: (x, y), or (step, x, y) where the buffer pairs time
-        steps, or x alone for autoencoders. Runs in another process, and may be run again. ``None`` if only
+        A generator function of one input that yields samples: (x, y), or (step, x, y) if the buffer pairs time
+        steps, or x alone for autoencoders. It runs in another process, and may run again. ``None`` if only
         ``senders`` send.
     inputs:
-        Its arguments, one a simulation: a list, or an iterator, which may be endless. The next one is requested in
-        the coordinator's process when a simulation has ended, and the fit waits for it.
+        The inputs, one per simulation: a list, or an iterator, which may be endless. The coordinator requests the
+        next one when a simulation has ended, and waits for it.
     count:
         Number of simulations that run at the same time; 1 by default.
     retries:
-        Maximum number of retries of a simulation that raised, hung, or whose process died; 2 by default. Samples
-        that have arrived are not sent again. After that it is skipped, with a warning.
+        How often a simulation that raised an exception, hung or died may run again; 2 by default. Samples that have
+        arrived are not sent again. After that the simulation is skipped, with a warning.
     timeout:
         Maximum seconds between two samples of a simulation; ``None`` (default) for no limit.
     pairing:
-        For a SimPairedReservoir: makes (x, y) of two batches of ``TimeStep``, the earlier and the later ones.
+        For a SimPairedReservoir: a function that makes (x, y) from two batches of ``TimeStep``, the earlier and the
+        later ones.
     senders, address, token:
-        Number of other programs that will send samples with ``SampleSender``, to this address
-        (``tcp://HOST:PORT``) and with this token. None by default.
+        Number of other programs that will send samples with ``SampleSender``, to this address (``tcp://HOST:PORT``)
+        and with this token. By default there are none.
 
     Raises ``ValueError`` and ``TypeError`` for other values and for incompatible combinations.
     """
@@ -96,7 +97,7 @@ class Simulations:
 
 @dataclass(frozen=True, kw_only=True)
 class OnlineOptions:
-    """Options of ``DistributedTrainer.fit_online`` that its workers need; its docstring explains each."""
+    """Options of ``DistributedTrainer.fit_online`` that its workers need; its docstring explains them."""
 
     buffer: BufferSpec
     batch_size: int

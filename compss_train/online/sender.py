@@ -20,7 +20,7 @@ _RETRY_SECONDS = 0.2
 
 
 class SampleSender(Closable):
-    """Sends samples from any program into a ``fit_online`` that listens at an ``address``. For one thread.
+    """Sends samples from any program to a ``fit_online`` that listens at an ``address``. Use it in one thread.
 
     Parameters
     ----------
@@ -29,15 +29,15 @@ class SampleSender(Closable):
     token:
         The token given to ``fit_online``.
     name:
-        Name of this stream of samples. A program that restarts under the same name and sends the same samples
-        sends none of them twice. ``None`` starts a new stream.
+        Name of this stream of samples. If a program restarts under the same name and sends the same samples again,
+        none counts twice. ``None`` (default) starts a new stream.
     timeout:
         Seconds to wait for a fit that has not started yet, 60 by default.
 
-    Use it as a context manager: leaving the block marks the stream as complete, leaving it by an exception marks
-    the program as failed. ``send`` blocks while the buffers are full. If a worker dies, samples that it had not
-    checkpointed are lost, with a warning. Raises ``ConnectionRefusedError`` if no fit listens, ``PermissionError``
-    for a wrong token, and ``TrainingEndedError`` when the fit accepts no more samples.
+    Use it as a context manager: the end of the block marks the stream as complete, an exception in it marks the
+    program as failed. ``send`` blocks while the buffers are full. If a worker dies, samples that it had not saved
+    are lost, with a warning. Raises ``ConnectionRefusedError`` if no fit listens, ``PermissionError`` for a wrong
+    token, and ``TrainingEndedError`` when the fit accepts no more samples.
     """
 
     def __init__(self, address: str, token: str, name: str | None = None, *, timeout: float = 60.0) -> None:
@@ -49,7 +49,7 @@ class SampleSender(Closable):
 
     @property
     def delivered(self) -> int:
-        """How many samples of this name, counted from the first, were delivered before.
+        """How many samples under this name, counted from the first, were delivered before.
 
         Skip them (``skip``) or send them again.
         """

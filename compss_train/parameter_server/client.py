@@ -61,21 +61,21 @@ def connect(
 ) -> RemoteParameterServer:
     """Return the parameter server at an address; address and token are attributes of what ``serve`` returned.
 
-    A push returns when it has been handed to ZeroMQ, which sends it in the background; if the server rejects it,
-    the next call raises the error. A broken connection is made again, by the next call, and unanswered calls are
-    sent again; the server executes none of them twice. Threads that share a client wait for one another.
+    A push returns when ZeroMQ has it, which sends it in the background; if the server rejects it, the next call
+    raises the error. If the connection breaks, the next call connects again and repeats unanswered calls; the
+    server executes none of them twice. Threads that share a client wait for one another.
 
-    A client with a ``name`` can be made again by a task that died and is run again: the same calls for a key in the
-    same order count once. Its n-th ``init`` or ``push`` of a key is executed only if that of the earlier client was
-    not; a ``pull`` returns the present arrays. Only one client at a time may use a name, and it must call each key
-    from one thread, so that the order is the same.
+    If a task died and runs again, give its client a ``name``: the same calls for a key in the same order count
+    once. Its n-th ``init`` or ``push`` of a key is executed only if that of the earlier client was not; a ``pull``
+    returns the current arrays. Only one client at a time may use a name, and it must call each key from one thread,
+    so that the order is the same.
 
-    Tasks of one name that follow one another, such as those of a worker round after round, give their number as
-    ``generation``. The server keeps only the records of the latest one: the first call of a later generation ends
-    the earlier ones, whose calls are then no longer executed.
+    If tasks with one name follow one another, such as a worker's round after round, give their number as
+    ``generation``. The server keeps only the records of the latest one: its first call ends earlier generations,
+    whose calls are then ignored.
 
     Raises ``TimeoutError`` if the server does not answer for ``timeout`` seconds, and ``PermissionError`` for a
-    wrong token; both here and in calls of the client. Raises ``ValueError`` for what is no address, a name that is
+    wrong token, both here and in calls of the client. Raises ``ValueError`` for an invalid address, a name that is
     not a string or is empty, an empty token, and a negative generation.
     """
     check_token(token)

@@ -23,9 +23,8 @@ class ParameterServer(Closable):
     """A store of parameters by key.
 
     A key is one parameter, or several (a layer's weight and bias, for example). For one parameter, any number of
-    gradients may be pushed, such as one from each device: they are summed; and a pull fills any number of arrays.
-    For a key of several parameters, the numbers of pushed gradients and pulled weights must equal that of the
-    parameters.
+    gradients may be pushed, such as one from each device, and they are summed; a pull fills any number of arrays.
+    For a key with several parameters, push and pull exactly one array for each.
 
     Arrays are numpy arrays or tensors, on any device. The caller may change pushed arrays as soon as ``push``
     returns. A pull sees every earlier push of the same key by the same client; pushes of different clients are
@@ -33,7 +32,7 @@ class ParameterServer(Closable):
 
     Source: the interface of ``ai.djl.training.ParameterServer``, which wraps MXNet's KVStore.
 
-    Raises ``ValueError`` for a key that exists already (``init``) or does not exist, and for arrays of another
+    Raises ``ValueError`` for a key that already exists (``init``) or does not exist, and for arrays of another
     shape, dtype or number; ``ParameterServerClosedError`` after ``close``.
     """
 
@@ -47,7 +46,7 @@ class ParameterServer(Closable):
     def push(self, parameter_id: str, grads: Sequence[Block], priority: int = 0) -> None:
         """Update a key by a step of the server's optimizer with these gradients; without an optimizer, add them.
 
-        A served server does that later, while this program continues; a push waits while too many others are
+        With ``serve`` this happens later, while this program continues; a push waits while too many others are
         unanswered.
         """
         check_arrays(parameter_id, self._specs(parameter_id), "grads", grads)
@@ -77,7 +76,7 @@ class ParameterServer(Closable):
 
     @abstractmethod
     def close(self) -> None:
-        """Execute all pushes, and end; may be called again."""
+        """Execute all pushes and end; may be called again."""
 
 
 def check_arrays(key: str, specs: ArraySpecs, name: str, arrays: Sequence[Block]) -> None:
@@ -172,8 +171,8 @@ class LocalParameterServer(ParameterServer):
         The optimizer that updates a key with pushed gradients, as for ``build``: ``{"optimizer": "sgd",
         "lr": 0.1}``, for example. ``None``, the default, adds pushed arrays.
 
-    A call is executed at once, by the thread that makes it, so that priorities have no effect. Threads that call
-    the same key wait for one another.
+    The calling thread executes a call at once, so priorities have no effect. Threads that call the same key wait
+    for one another.
     """
 
     def __init__(self, optimizer: OptimizerSpec | None = None) -> None:

@@ -38,11 +38,12 @@ def serve(
     optimizer:
         As for ``LocalParameterServer``.
     token:
-        The secret that clients need; ``None`` draws a random one. It is not sent. Anyone who has it has all the
-        rights of a client, and anyone who records TCP messages can try guesses: use ``secrets.token_urlsafe()``.
+        The secret that clients need; ``None`` (default) draws a random one. It is not sent. Anyone who has it has
+        all the rights of a client, and anyone who records TCP messages can try guesses: use
+        ``secrets.token_urlsafe()``.
 
-    Raises ``OSError`` if it cannot listen at the address, and ``ValueError`` for one that is not of TCP, and for an
-    empty token.
+    Raises ``OSError`` if it cannot listen at the address, and ``ValueError`` for an address that is not TCP and for
+    an empty token.
     """
     store = LocalParameterServer(optimizer)
     token = new_token() if token is None else check_token(token)
@@ -83,10 +84,10 @@ class ServingProcess(Closable):
 
 
 def serve_apart(address: str | None = None, *, optimizer: OptimizerSpec | None = None) -> ServingProcess:
-    """Serve parameters as ``serve`` does, from a process that ends with this one, even if this one is killed.
+    """Serve parameters like ``serve``, from another process that ends with this one, even if this one is killed.
 
-    The start takes as long as the import of torch. Raises ``OSError`` if it cannot listen at the address, cannot
-    load the optimizer, or is called in a daemonic process of multiprocessing, which must not start others.
+    Starting it takes as long as importing torch. Raises ``OSError`` if it cannot listen at the address or load the
+    optimizer, or is called in a daemonic process of multiprocessing, which must not start others.
     """
     return ServingProcess(address, optimizer)
 

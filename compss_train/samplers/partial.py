@@ -25,12 +25,12 @@ from compss_train.samplers.pools import PartialShuffle, Pools
 
 
 class PartialShuffleSampler(Sampler[Any]):
-    """Yields the batches of one rank in an epoch: dicts of arrays with a row per sample.
+    """Yields the batches of one rank in an epoch: dicts of arrays with one row per sample.
 
     In every epoch the files are reordered and split into ``ceil(samples / num_replicas)`` samples per rank. A rank
     reads its share file by file, a few files ahead, and shuffles the samples in one or two pools. The order depends
-    only on the seed, the epoch and the position. So that all ranks get the same number of samples, up to
-    ``num_replicas - 1`` samples are used twice, or dropped if ``drop_last`` is set.
+    only on the seed, the epoch and the position. To give all ranks the same number of samples, up to ``num_replicas
+    - 1`` samples are used twice, or dropped with ``drop_last``.
 
     The sampler yields the samples themselves. Use it in a ``DataLoader`` as
     ``DataLoader(dataset, sampler=sampler, batch_size=None)``, which converts the arrays to tensors.
@@ -38,10 +38,10 @@ class PartialShuffleSampler(Sampler[Any]):
     Parameters
     ----------
     dataset:
-        A ``FileDataset``, or any object with a list of files in ``.files``. If it has a method ``reset()``, this is
-        called at the start of each epoch.
+        A ``FileDataset``, or any object with a list of files in ``.files``. Its method ``reset()``, if it has one,
+        is called at the start of each epoch.
     reader:
-        A function ``reader(filename, get_data=False)``; ``None`` for the reader of the file format. A
+        A function ``reader(filename, get_data=False)``; ``None`` (default) for the reader of the file format. A
         ``FileDataset`` has its own.
     num_replicas, rank:
         Number of ranks, and the number of this rank; by default those of ``torch.distributed`` if it is
@@ -57,24 +57,23 @@ class PartialShuffleSampler(Sampler[Any]):
     file_buffer:
         Maximum number of files in memory at a time, including those read ahead; 1 disables reading ahead.
     debug:
-        Whether each file that is read is logged at level INFO instead of DEBUG, by the logger
-        ``compss_train.samplers``.
+        Whether the logger ``compss_train.samplers`` logs each file that is read at level INFO instead of DEBUG.
     files_len:
         Number of samples in each file by name, so that the files need not be opened to count them. A
         ``FileDataset`` has its own.
     pools:
-        1: each run of ``shuffle_buffer`` samples is permuted. 2: samples are drawn from one pool, which is refilled
-        from a second, permuted one, so that they move further, at twice the memory.
+        With 1 (default), each run of ``shuffle_buffer`` samples is permuted. With 2, samples are drawn from one
+        pool, which is refilled from a second, permuted one, so they move further, at twice the memory.
     seed:
         Seed of the order; must be the same on all ranks.
     drop_last:
-        As in torch's ``DistributedSampler``: drop the last ``samples % num_replicas`` samples of each epoch, in its
-        file order, instead of using some samples twice. In both cases the last batch may be smaller, by the same
-        amount on all ranks.
+        As in torch's ``DistributedSampler``: whether to drop the last ``samples % num_replicas`` samples of each
+        epoch, in its file order, instead of using some samples twice. The last batch may be smaller, but is equally
+        large on all ranks.
 
     Attributes: ``num_samples`` and ``num_batches``, per epoch of this rank (``len(sampler)`` is the latter, as
     ``DataLoader`` expects); ``epoch``; ``reads``, statistics of reading ahead; ``skipped``, the invalid files that
-    a data set with ``on_bad_file="skip"`` skips, so that batches have fewer samples.
+    a data set with ``on_bad_file="skip"`` skips, which leaves batches with fewer samples.
 
     Raises ``ValueError`` for numbers out of range, a wrong ``total_size``, and fewer samples than ranks with
     ``drop_last``; ``BadFileError`` for invalid files: in the constructor if their headers show it, otherwise during
@@ -180,7 +179,7 @@ class PartialShuffleSampler(Sampler[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another sampler stopped; the next iteration yields exactly its remaining batches.
 
-        Raises ``ValueError`` if the files, their sizes, the ranks or the options, and so the order, are different.
+        Raises ``ValueError`` if the files, their sizes, the ranks or the options differ, and with them the order.
         """
         if state.get("order") != self._fingerprint:
             raise ValueError(
@@ -267,7 +266,7 @@ def _as_file_dataset(dataset: Any, **options: Any) -> FileDataset:
 
 
 class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
-    """A ``PartialShuffleSampler`` with one pool that yields batches as the original class of this name does.
+    """A ``PartialShuffleSampler`` with one pool that yields batches like the original class of this name.
 
     A batch is ``[list of dicts of arrays, None, list of files]``: its samples are grouped by file, and files are in
     the order of their first samples. ``len`` is the number of samples of the rank; ``seed`` and ``drop_last`` are

@@ -1,7 +1,7 @@
 """Partial shuffles: orders in which samples move by about the size of a pool, so that files are read sequentially.
 
 With one pool, each run of consecutive samples that fills the pool is permuted. With two pools, samples are drawn at
-random from the first pool and replaced by the samples of the next permuted run, so that they move further.
+random from the first pool and replaced by those of the next permuted run, so they move further.
 
 Source: the samplers of microsoft/PartiallyShuffleDistributedSampler.
 """
@@ -34,7 +34,7 @@ class Pools(NamedTuple):
 
 @dataclass(frozen=True)
 class PartialShuffle:
-    """A shuffle for ``fit(shuffle=...)`` that reads blocks or files sequentially and mixes their samples in pools.
+    """Reads blocks or files sequentially and mixes their samples in pools; for ``fit(shuffle=...)``.
 
     In every epoch the blocks are reordered and split into equal shares, one for each worker. See
     ``PartialShuffleSampler`` for the pools, which are emptied at the end of an epoch and before workers merge.
@@ -67,7 +67,7 @@ def partial_order(
 ) -> Iterator[Numbers]:
     """Iterate over a partial shuffle of the numbers below ``samples``, in arrays of about ``pool`` numbers.
 
-    A pure function of its arguments that needs memory for the pools only.
+    A pure function of its arguments, which needs memory only for the pools.
 
     Parameters
     ----------

@@ -29,7 +29,7 @@ class Callback:
         """Run before the first round; ``total_samples`` is the number to train on, ``None`` if unknown."""
 
     def on_round_start(self, trainer: Any, number: int) -> None:
-        """Run when the fit starts to wait for a round, whose tasks may already be running."""
+        """Run when the fit starts to wait for a round; its tasks may already be running."""
 
     def on_round_end(self, trainer: Any, record: dict[str, Any]) -> None:
         """Run after a round; ``record`` is its entry in ``trainer.history``."""

@@ -36,23 +36,23 @@ class Merge:
         ``"synchronous"`` averages all workers weighted by their samples; ``"commutative"`` averages those that have
         arrived (``quorum``) and does not wait for late ones, whose changes the next merges add;
         ``"parameter_server"`` adds each worker's change on arrival, layer by layer, on a server that the workers
-        connect to (needs the extra ``server``). Or a preset, which is synchronous (with ``quorum`` or ``grace``
-        commutative) and chooses those of ``every``, ``unit``, ``outer_optimizer`` and ``optimizer_state`` that are
-        ``None``:
-        ``"auto"`` by the number of workers, the data and the network (also ``batch_size``), ``"diloco"``,
-        ``"slowmo"`` and ``"post_local"`` as published. docs/learning.md compares them. ``None`` (default) means
-        ``"synchronous"``, or the kind in the name of the fit.
+        connect to (needs the extra ``online``). Or a preset, which is synchronous (commutative with ``quorum`` or
+        ``grace``) and chooses ``every``, ``unit``, ``outer_optimizer`` and ``optimizer_state`` unless you give
+        them: ``"auto"`` by the number of workers, the data and the network (it also chooses ``batch_size``);
+        ``"diloco"``, ``"slowmo"`` and ``"post_local"`` as published. docs/learning.md compares them. ``None``
+        (default) means ``"synchronous"``, or the kind in the name of the fit.
     every, unit:
-        Number of ``"epochs"`` (default: 1) between merges, or of ``"blocks"`` or ``"batches"`` that a worker trains
-        within an epoch; 0 merges once, at the end (not with batches). The last round of an epoch may be shorter.
-        ``every`` may be a function of the epoch, counted from 0 over all fits, such as ``training.PostLocal`` and
-        ``training.Quadratic``; a round of several epochs uses the value for its first one.
+        Number of ``"epochs"`` (default: 1) between merges, or number of ``"blocks"`` or ``"batches"`` that a worker
+        trains between two merges within an epoch; 0 merges once, at the end (not with batches). The last round of
+        an epoch may be shorter. ``every`` may be a function of the epoch, counted from 0 over all fits, such as
+        ``training.PostLocal`` and ``training.Quadratic``; a round of several epochs uses the value for its first
+        one.
     outer_optimizer:
-        How the global parameters move when workers merge: ``None`` (default) to the mean of the workers; or an
-        optimizer, given as in ``build``, steps from the parameters at the start of the round, with the negative
-        mean change as gradient: ``{"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}`` is DiLoCo's
-        (arXiv 2311.08105), and ``sgd`` with a learning rate of 1 is the mean. Buffers are only averaged.
-        A parameter server steps with each change on arrival.
+        How the global parameters move when workers merge. With ``None`` (default) they become the mean of the
+        workers. An optimizer, given as in ``build``, takes a step from the parameters at the start of the round,
+        with the negative mean change as gradient: ``{"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov":
+        True}`` is DiLoCo's (arXiv 2311.08105), and ``sgd`` with a learning rate of 1 gives the mean. Buffers are
+        only averaged. On a parameter server, it takes a step for each change on arrival.
     optimizer_state:
         What happens to the state of the workers' optimizers when they merge: ``"keep"`` (default) lets each worker
         keep its own, ``"average"`` averages momentum and moments, ``"reset"`` starts every round with a new
@@ -71,18 +71,19 @@ class Merge:
         For commutative merging: ``"weighted"`` by samples (default), or dislib's ``"halving"``,
         (global + worker) / 2, which implies ``quorum=0``.
     quorum:
-        For commutative merging: the share of the training workers that a merge needs, rounded down to one worker at
-        least; ``None`` (default) for 0.75. Workers that are merged together start together from the result; if
-        nobody is late, the numbers are those of synchronous merging. A late worker's change is added to the merge
-        that it arrives for, with its samples over those of that merge. With more workers than slots all are waited
-        for: slow slots then get fewer of them. The fastest worker is at most 8 rounds ahead of the slowest, and
-        then waits. 0 adds each worker's change by itself, with its samples over those of the round;
-        ``outer_optimizer``, ``averaging`` and averaged optimizer states need several workers. COMPSs cannot see who
-        has arrived: unless ``quorum`` is 0, workers merge synchronously there, with a warning.
+        For commutative merging: the share of the training workers that a merge needs, rounded down, but at least
+        one worker; ``None`` (default) for 0.75. Workers that merge together start together from the result; if no
+        worker is late, the numbers are those of synchronous merging. A late worker's change is added to the merge
+        that it arrives for, weighted by its samples relative to those of that merge. With more workers than slots,
+        merges wait for all: slow slots then get fewer workers. The fastest worker may be 8 rounds ahead of the
+        slowest; then it waits. 0 adds each worker's change by itself, weighted by its samples relative to those of
+        the round; ``outer_optimizer``, ``averaging`` and averaged optimizer states need several workers. COMPSs
+        cannot tell which workers have arrived: unless ``quorum`` is 0, they merge synchronously there, with a
+        warning.
     grace:
-        For commutative merging: how long a merge waits for more workers once its quorum has arrived, as a share of
-        the time that those took for the round, if one is expected by then. ``"auto"`` (default) is 0.2. Liu et al.
-        2024, arXiv 2401.09135.
+        For commutative merging: how long a merge waits for more workers when its quorum has arrived, if one is
+        expected by then; as a share of the time that the arrived ones took for the round. ``"auto"`` (default) is
+        0.2. Source: Liu et al. 2024, arXiv 2401.09135.
 
     Raises ``ValueError`` and ``TypeError`` for other values and for incompatible combinations.
     """
@@ -240,7 +241,7 @@ class Quadratic:
     lr:
         The optimizer's learning rate, which the schedule multiplies.
     growth:
-        The learning rate at which the rule gives one batch (the paper's alpha), to be tuned.
+        The learning rate for which the rule gives one batch (the paper's alpha), to be tuned.
     least:
         Minimum number of batches between merges.
     schedule:

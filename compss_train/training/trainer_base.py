@@ -39,7 +39,7 @@ PICKLED = ("net", "optimizer", "loss", "transform", "collate", "compile", "train
 
 
 class TrainerBase:
-    """A network that tasks evaluate; ``DistributedTrainer``, which also trains it, documents the arguments.
+    """A network that tasks evaluate; ``DistributedTrainer`` also trains it, and documents the arguments.
 
     Callbacks receive it as ``trainer``.
     """
@@ -87,51 +87,50 @@ class TrainerBase:
         training_step: Step | str | None = None,
         validation_step: Step | str | None = None,
     ) -> None:
-        """Set the network and how it is trained. Starts no process; a second call starts over with the new network.
+        """Set the network and how it is trained. Starts no process. A second call starts over with a new network.
 
         Parameters
         ----------
         net:
             Any module; its current parameters are the initial ones. It is copied, never modified. A submodule in
-            evaluation mode, such as a frozen BatchNorm, stays in it, unless the whole network is. For training
-            steps also a dict of modules, which they receive as an ``nn.ModuleDict``.
+            evaluation mode, such as a frozen BatchNorm, stays in it, unless the whole network is in evaluation
+            mode. For a training step also a dict of modules, which it receives as an ``nn.ModuleDict``.
         optimizer:
             A dict such as ``{"optimizer": "adam", "lr": 1e-3}`` with EDDL's names (adam, sgd, rmsprop, adagrad,
-            adamax, adadelta, nadam) or a torch optimizer class, in which ``"groups"`` may give options to
-            parameters by patterns of names; or an optimizer of torch over the parameters of ``net``, or a callable
-            that takes parameters, or ``named_parameters``, and returns one. Frozen parameters are left out. For a
-            training step that updates several optimizers, a dict from names of submodules to optimizers:
-            docs/models.md.
+            adamax, adadelta, nadam) or a torch optimizer class, in which ``"groups"`` may set options of parameters
+            by patterns of names; or a torch optimizer over the parameters of ``net``; or a callable that takes
+            ``parameters`` or ``named_parameters`` and returns one. Frozen parameters are left out. For a training
+            step that updates several optimizers, a dict from names of submodules to optimizers: docs/models.md.
         loss:
             One of EDDL's names, or a callable of (output, target) that returns a mean over the batch.
             ``cross_entropy`` and ``softmax_cross_entropy`` take logits, ``categorical_cross_entropy`` takes
             probabilities, such as the outputs of a softmax. May be left out with a training step.
         metric:
-            Like ``loss``, or a metric or collection of torchmetrics (extra ``metrics``), a list of these, or a dict
-            with their names in the history as keys; docs/watching.md explains what they are measured on.
+            Like ``loss``; or a metric or collection of torchmetrics (extra ``metrics``); or a list of these, or a
+            dict whose keys are their names in the history. docs/watching.md explains what they are measured on.
         num_gpu, num_nodes:
-            Number of GPUs that the workers are distributed over, 0 (default) for the CPU; tasks of COMPSs use all
-            GPUs that its resources declare. ``num_nodes`` is accepted for scripts for dislib, and has no effect.
+            Number of GPUs that the workers are distributed over, 0 (default) for the CPU; COMPSs tasks use all GPUs
+            that its resources declare. ``num_nodes`` is accepted for dislib's scripts, and has no effect.
         transform:
             Callable or module that workers apply to every batch of x, for example to scale uint8 images. Random
-            draws are seeded by the batch's place in the epoch: docs/training-options.md.
+            draws are seeded by the batch's position in the epoch: docs/training-options.md.
         train_transform:
             Augmentation: a function of each training batch of x, or of x and y, which it returns as a pair; applied
-            before ``transform``, but not in evaluation, prediction and ONNX. ``TrainTransform`` calls it for each
+            before ``transform``, but not in evaluation and prediction. ``TrainTransform`` can call it for each
             sample. Random draws are seeded as for ``transform``: docs/models.md. ``None`` (default) for none.
         collate:
             Makes batches, like torch's ``collate_fn``: a function of a list of samples, (x, y) or x without
-            targets, that returns x and y, or x. ``None`` (default) stacks samples and pads sequences of different
-            lengths, x with 0 and integer targets with -100, which losses ignore: docs/models.md.
+            targets, that returns x and y, or x. ``None`` (default) stacks samples, and pads sequences of different
+            lengths: x with 0, and integer targets with -100, which losses ignore; docs/models.md.
         precision:
             ``"fp32"`` (default), or ``"bf16"`` or ``"fp16"`` for autocast to bfloat16 or float16; parameters keep
             their dtype. With float16, losses are scaled (``torch.amp.GradScaler``), and steps are skipped if
-            gradients overflow; it is meant for GPUs, and slow on most CPUs.
+            gradients overflow; use it on GPUs, as most CPUs are slow with it.
         memory_format:
             ``"contiguous"`` (default), or ``"channels_last"`` for images, which is faster for convolutions.
         compile:
-            ``True``, or a dict of arguments such as ``{"mode": "max-autotune"}``, to let ``torch.compile`` compile
-            forward and backward passes in the workers, in training only; this takes seconds to minutes once.
+            ``True``, or a dict of arguments such as ``{"mode": "max-autotune"}``, compiles forward and backward
+            passes in the workers with ``torch.compile``, for training only; this takes seconds to minutes once.
             Results differ by rounding. Needs a compiler where workers run: docs/training-options.md. ``False`` by
             default.
         class_weight:
@@ -139,17 +138,17 @@ class TrainerBase:
             for evaluation): docs/training-options.md. ``None`` (default) for no weights.
         schedule:
             Learning-rate schedule by epoch: a function of the epoch (0, 1, 2, ... over all fits) that returns a
-            factor, or a callable that makes a torch scheduler of an optimizer, such as
-            ``functools.partial(StepLR, step_size=10)``; or a ``Schedule`` of it, with several steps an epoch:
+            factor, or a callable that makes a torch scheduler from an optimizer, such as
+            ``functools.partial(StepLR, step_size=10)``; or a ``Schedule`` of either, with several steps per epoch:
             docs/training-options.md. ``None`` (default) for a constant learning rate.
         gradients:
             ``Gradients``: clipping, batches per optimizer step, and what happens if a loss is NaN. ``None``
             (default) for its defaults.
         training_step, validation_step:
-            A function of the model, the batch ((x, y) or x) and a ``StepContext``, or a method of the module; it
-            returns a loss, or a dict with ``"loss"`` and other numbers for the records. A module in Lightning's
-            style has both and ``configure_optimizers``, and needs no optimizer or loss here: docs/models.md.
-            ``None`` (default) computes ``loss`` from the network's outputs.
+            A function of the model, the batch ((x, y) or x) and a ``StepContext``, or a method of the module. It
+            returns a loss, or a dict with ``"loss"`` and other numbers for the history. A Lightning-style module
+            with both and ``configure_optimizers`` needs no optimizer or loss here: docs/models.md. ``None``
+            (default) computes ``loss`` from the network's outputs.
 
         Raises ``ValueError`` for unknown names or optimizer parameters, a network without trainable parameters, and
         missing GPUs; ``TypeError`` for arguments of a wrong type, or that cannot be pickled.
@@ -232,7 +231,7 @@ class TrainerBase:
 
     @property
     def seed(self) -> int:
-        """The seed of all random numbers, given or drawn; that of a checkpoint after ``restore``."""
+        """The seed of all random numbers, given or drawn; after ``restore`` that of the checkpoint."""
         return self._model.seed
 
     @property
@@ -295,8 +294,8 @@ class TrainerBase:
     def predict(self, x: Any, *, batch_size: int | None = None) -> Any:
         """Return the outputs for all samples in order, with the global parameters.
 
-        An array of shape (samples, ...), or tuples, lists and dicts of such arrays where the network returns them;
-        a list of arrays, one a sample, if sequences of batches were padded to different lengths. ``x`` and
+        An array of shape (samples, ...), or tuples, lists and dicts of such arrays if the network returns them. If
+        batches of sequences were padded to different lengths, a list with one array per sample. ``x`` and
         ``batch_size`` are as in ``evaluate``; targets in data sets are left out.
         """
         built = self._model.built
@@ -310,8 +309,8 @@ class TrainerBase:
     def model(self, *, averaged: bool = False) -> nn.Module:
         """Return a new copy of the network with the global parameters, on the CPU.
 
-        With ``averaged=True`` these are the average that a fit with ``Merge(averaging=...)`` keeps; ``ValueError``
-        if the last fit kept none.
+        With ``averaged=True`` they are the average that a fit with ``Merge(averaging=...)`` keeps. Raises
+        ``ValueError`` if the last fit kept none.
         """
         net = copies.copy_network(self._model.built.training_spec.net)
         params.load_into(net, self._model.current(averaged=averaged))
@@ -324,7 +323,8 @@ class TrainerBase:
     def summary(self) -> Table:
         """Return a table of the network: names, shapes, numbers and bytes of what it holds, and what is trained.
 
-        The bytes are those of a copy, of which each worker has one, besides gradients and the optimizer's state.
+        The bytes are those of one copy. Each worker has a copy, and in addition gradients and the optimizer's
+        state.
         """
         return self._model.built.training_spec.summary()
 
@@ -341,7 +341,7 @@ class TrainerBase:
     def trained_samples(self) -> int | None:
         """Return how many samples workers have reported since the engine started; for displays of progress.
 
-        Repeated tasks count again. ``None`` if the engine does not know, such as the COMPSs engine.
+        Repeated tasks count again. Returns ``None`` if the engine does not know, as on COMPSs.
         """
         session = self._workplace.session
         return None if session is None else session.engine.trained_samples()
@@ -349,8 +349,8 @@ class TrainerBase:
     def stop(self, reason: str) -> None:
         """End the fit after the current round; for callbacks. ``reason`` becomes the value of ``stopped``.
 
-        Later rounds that were already submitted are cancelled, unless workers merge without waiting for each other:
-        then they are still trained and recorded.
+        Later rounds that were already submitted are cancelled. If workers merge without waiting for each other,
+        they are still trained and recorded.
         """
         if self._model.fit is None:
             raise RuntimeError("stop was called while no fit is running; call it from a callback")
@@ -381,16 +381,16 @@ class TrainerBase:
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the global parameters to a ``.safetensors`` or ``.npz`` file.
 
-        ``compss_train.load(path, net)`` reads it; a ``.safetensors`` file has the parameters' SHA-256. The file is
-        complete or does not exist. Raises ``ValueError`` for other suffixes, and for names such as ``"s3://..."``.
-        ``torch.onnx.export`` takes ``trainer.model()``.
+        ``compss_train.load(path, net)`` reads it; a ``.safetensors`` file includes the parameters' SHA-256. The
+        file is complete or does not exist. Raises ``ValueError`` for other suffixes, and for names such as
+        ``"s3://..."``. To export to ONNX, give ``trainer.model()`` to ``torch.onnx.export``.
         """
         if not is_remote(os.fspath(path)):
             Path(path).parent.mkdir(parents=True, exist_ok=True)
         params.save(path, params.from_module(self.model()))
 
     def close(self) -> None:
-        """End the worker processes; the trainer can still be used, and starts new ones."""
+        """End the worker processes. The trainer can still be used, and then starts new ones."""
         self._workplace.end(kill=False)
 
     def __enter__(self) -> Self:

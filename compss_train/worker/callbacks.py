@@ -27,7 +27,7 @@ class WorkerContext:
     epoch: int = 0
     """The epoch of the batch, or the one in which the round starts, counted from 0 over all fits."""
     number: int = 0
-    """Number of batches that the worker has trained since ``build`` before this one."""
+    """Number of batches that the worker has trained since ``build``, before this one."""
     x: Any = None
     """The batch as the network receives it, and its targets in ``y``; ``None`` outside batches."""
     y: Any = None
@@ -65,10 +65,10 @@ class WorkerCallback:
         """Raise an exception if the trainer does not suit the callback; called before fits and in ``check_fit``."""
 
     def on_optimizer(self, context: WorkerContext) -> None:
-        """Run in every round when the optimizer has been made, before it gets its state.
+        """Run in every round after the optimizer is created, before its state is loaded.
 
-        May add groups of parameters, from some round on and then in each, in the same order. With a learning-rate
-        schedule they have the first group's rate, times their option ``"factor"``.
+        May add groups of parameters; from then on it must add them in every round, in the same order. With a
+        learning-rate schedule they have the first group's rate times their option ``"factor"``.
         """
 
     def on_round_start(self, context: WorkerContext) -> None:

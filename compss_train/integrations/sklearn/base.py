@@ -37,14 +37,15 @@ _PREDICTION_OPTIONS = ("transform", "precision", "memory_format")
 
 @dataclass(eq=False, repr=False)
 class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
-    """A network that ``DistributedTrainer`` trains: what the classifier and the regressor have in common.
+    """What the classifier and the regressor have in common: a network that ``DistributedTrainer`` trains.
 
     Parameters
     ----------
     net:
-        ``None`` (default) for a multilayer perceptron, an ``nn.Module``, whose current parameters are the initial
-        ones and which is never modified, or a function of (inputs, outputs) that returns one: ``X.shape[1]``, and
-        the number of classes or of targets. A class is called with these two if it needs two arguments or more.
+        ``None`` (default) for a multilayer perceptron; an ``nn.Module``, which is never modified and whose current
+        parameters are the initial ones; or a function of (inputs, outputs) that returns one, where inputs is
+        ``X.shape[1]``, and outputs the number of classes or targets. A class that needs two or more arguments is
+        also called with these two.
     net_options:
         Keyword arguments of a class or function that is ``net``.
     hidden:
@@ -52,27 +53,27 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     optimizer:
         As in ``DistributedTrainer.build``, or just a name such as ``"sgd"``; ``"adam"`` by default.
     lr:
-        Learning rate of an optimizer that is given by name or as a dict without it; 0.001 by default.
+        Learning rate of an optimizer that is given by name, or as a dict without ``"lr"``; 0.001 by default.
     schedule:
         ``"cosine"`` or ``"linear"`` for a learning rate that falls to zero over ``num_epochs``, or as in ``build``;
-        ``None`` (default) for a constant one. A ``Schedule`` may have several steps an epoch.
+        ``None`` (default) for a constant one. A ``Schedule`` may have several steps per epoch.
     loss, metric:
-        As in ``build``. The metric is in ``history_``; ``score`` is scikit-learn's.
+        As in ``build``. ``history_`` has the metric; ``score`` is scikit-learn's.
     num_workers, engine, threads:
         As in ``DistributedTrainer``; by default 2 workers, at most one per sample. ``"auto"`` trains X of up to a
-        million numbers in this process, unless there is a cluster: the bits are the same. Another engine given by
-        name is started for every fit; an ``Engine`` object is shared with clones, and the caller shuts it down.
+        million numbers in this process, with the same bits, unless there is a cluster. For other names every fit
+        starts its own engine; an ``Engine`` object is shared with clones, and the caller shuts it down.
     num_epochs, batch_size, merge, shuffle:
         As in ``DistributedTrainer.fit``; by default 20 epochs, batches of 32, a merge after every epoch,
         and all samples shuffled. ``merge="auto"`` with ``batch_size=None`` also chooses the batches.
     dtype:
-        Type to which X is converted, ``"float32"`` by default; ``None`` for no conversion (integers for an
+        Dtype that X is converted to, ``"float32"`` by default; ``None`` for no conversion (integers for an
         embedding, bytes for a transform).
     random_state:
         An integer makes fits reproducible: it is the seed of the trainer and of the initial parameters of networks
-        that are created. ``None`` or a ``RandomState`` gives another seed for every fit.
+        that are created. With ``None`` (default) or a ``RandomState`` every fit has another seed.
     warm_start:
-        Whether ``fit`` starts from the parameters of the previous fit. Optimizers are reset.
+        Whether ``fit`` starts from the parameters of the previous fit, with a new optimizer.
     validation_fraction:
         Fraction of the samples, between 0 and 1, that is held out and evaluated after every round, for
         ``history_`` and callbacks; ``None`` (default) for none.
@@ -99,7 +100,7 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
     n_iter_:
         Epochs trained.
     seed_:
-        The seed of the fit.
+        Seed of the fit.
     n_features_in_, feature_names_in_:
         As in scikit-learn.
     """

@@ -21,11 +21,11 @@ from compss_train.model import losses, metrics
 
 @dataclass(eq=False, repr=False)
 class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ignore[misc]
-    """A classifier with the interface of scikit-learn, whose network ``DistributedTrainer`` trains.
+    """A scikit-learn classifier whose network ``DistributedTrainer`` trains.
 
-    The parameters are those of ``DistributedEstimator``; by default the loss is ``"cross_entropy"``, of logits, and
-    the metric ``"accuracy"``. The outputs of the network are probabilities with ``categorical_cross_entropy``,
-    their logarithms with ``nn.NLLLoss``, and logits with other losses.
+    The parameters are those of ``DistributedEstimator``; by default the loss is ``"cross_entropy"`` and the metric
+    ``"accuracy"``. The network must return probabilities for ``categorical_cross_entropy``, their logarithms for
+    ``nn.NLLLoss``, and logits for other losses.
 
     ``class_weight`` are weights in the loss: a dict from labels to weights (1 for missing labels), ``"balanced"``
     for weights inversely proportional to class frequencies, or ``None``.
@@ -42,7 +42,7 @@ class DistributedClassifier(ClassifierMixin, DistributedEstimator):  # type: ign
     classes_: NDArray[Any] = field(init=False)
 
     def partial_fit(self, X: Any, y: Any = None, classes: Any = None, sample_weight: Any = None) -> Self:
-        """Train for one more epoch on these samples. The first call needs all ``classes``."""
+        """Train for one more epoch on these samples. Give the first call all ``classes``."""
         if isinstance(self.class_weight, str):
             raise ValueError(f"class_weight={self.class_weight!r} needs all samples at once; give a dict instead")
         warm_start = self.__sklearn_is_fitted__()
@@ -106,10 +106,10 @@ def log_probabilities(outputs: NDArray[Any], loss: str | losses.BatchFunction) -
 
 @dataclass(eq=False, repr=False)
 class DistributedRegressor(RegressorMixin, DistributedEstimator):  # type: ignore[misc]
-    """A regressor with the interface of scikit-learn, whose network ``DistributedTrainer`` trains.
+    """A scikit-learn regressor whose network ``DistributedTrainer`` trains.
 
-    The parameters are those of ``DistributedEstimator``; the loss is ``"mse"`` by default. Large targets are
-    learned slowly: scale them, for example with ``sklearn.compose.TransformedTargetRegressor``.
+    The parameters are those of ``DistributedEstimator``; the loss is ``"mse"`` by default. Scale large targets,
+    which are learned slowly, for example with ``sklearn.compose.TransformedTargetRegressor``.
 
     ``n_outputs_`` is the number of targets per sample; the other attributes are in ``DistributedEstimator``.
     """
