@@ -146,19 +146,22 @@ class FitOptions:
             callbacks=callbacks,
         )
 
-    def with_preset(self, sizes: Sequence[int], num_workers: int, spec: TrainingSpec) -> Self:
-        """Return these options with those that the preset of ``merge``, if any, chooses for these blocks."""
+    def with_preset(self, sizes: Sequence[int], num_workers: int, spec: TrainingSpec, scheduled: bool) -> Self:
+        """Return these options with those that the preset of ``merge``, if any, chooses for these blocks.
+
+        ``scheduled`` says whether the learning rate has a schedule.
+        """
         preset = self.merge.preset
         if preset is None:
             return self
         size = self.batch_size
         if preset == "auto":
-            batch = size or min(merges.BATCH, max(merges.SMALLEST_BATCH, merges.JOINT_BATCH // num_workers))
+            batch = size or merges.auto_batch(num_workers, spec.net, scheduled)
             if self.num_batches_per_worker is None:
                 size = batch
             else:
                 batch = -(-max(sizes) // self.num_batches_per_worker)
-            chosen = merges.auto_merge(sum(sizes), batch, num_workers, spec.net, spec.optimizer)
+            chosen = merges.auto_merge(sum(sizes), batch, num_workers, spec.net, spec.optimizer, scheduled)
         else:
             chosen = merges.published_merge(preset, self.num_epochs)
         merge = replace(self.merge, kind=self.merge.kind_of_preset).filled(chosen)

@@ -294,6 +294,9 @@ SMALLEST_BATCH = 16
 SAMPLES_PER_MERGE = 15_000
 """Samples of all workers between two merges; a quarter of an epoch if that is less."""
 SAMPLES_PER_MERGE_WITH_BATCH_NORM = 3_200
+SCHEDULED_JOINT_BATCH = 400
+"""``JOINT_BATCH`` with BatchNorm and a schedule: a falling rate gains only with small batches, merged often."""
+SCHEDULED_SAMPLES_PER_MERGE = 800
 MANY_WORKERS = 8
 """With BatchNorm, fewer workers learn better from the mean and their own momentum than from outer steps."""
 
@@ -312,21 +315,37 @@ def published_merge(preset: Preset, num_epochs: int) -> Merge:
     return Merge(every=every, unit="batches", optimizer_state="keep")
 
 
-def auto_merge(samples: int, batch: int, num_workers: int, net: nn.Module, optimizer: NetOptimizer) -> Merge:
+def has_batch_norm(net: nn.Module) -> bool:
+    """Return whether a network has layers of BatchNorm."""
+    return any(isinstance(module, _BatchNorm) for module in net.modules())
+
+
+def auto_batch(num_workers: int, net: nn.Module, scheduled: bool) -> int:
+    """Return a worker's batch size; ``scheduled`` says whether the learning rate has a schedule."""
+    joint = SCHEDULED_JOINT_BATCH if scheduled and has_batch_norm(net) else JOINT_BATCH
+    return min(BATCH, max(SMALLEST_BATCH, joint // num_workers))
+
+
+def auto_merge(
+    samples: int, batch: int, num_workers: int, net: nn.Module, optimizer: NetOptimizer, scheduled: bool
+) -> Merge:
     """Return when workers merge, with which outer optimizer, and what happens to the workers' momentum.
 
     With frequent merges both kinds of momentum add up, which networks with BatchNorm do not tolerate. They get only
-    one kind: the outer momentum with many workers, or the workers' own, because Adam needs its moments.
+    one kind: the outer momentum with many workers, or the workers' own, because Adam needs its moments. With a
+    schedule they get the workers' own, and merge after a few batches: outer steps gain nothing from a falling rate.
     """
     if num_workers == 1:  # the plain loop
         return Merge()
-    batch_norm = any(isinstance(module, _BatchNorm) for module in net.modules())
+    batch_norm = has_batch_norm(net)
     adaptive = not isinstance(make_optimizer(optimizer, net), torch.optim.SGD)
-    most = SAMPLES_PER_MERGE_WITH_BATCH_NORM if batch_norm else SAMPLES_PER_MERGE
+    often = SCHEDULED_SAMPLES_PER_MERGE if scheduled else SAMPLES_PER_MERGE_WITH_BATCH_NORM
+    most = often if batch_norm else SAMPLES_PER_MERGE
     every = max(1, round(min(most, samples / 4) / (batch * num_workers)))
     # Steps in one direction add up to lr / (1 - momentum) times the mean change: as far as these workers would have
     # moved one after another, up to 7 of them.
     momentum = round(min(NESTEROV["momentum"], 1 - NESTEROV["lr"] / num_workers), 3)
-    outer = None if batch_norm and (adaptive or num_workers < MANY_WORKERS) else {**NESTEROV, "momentum": momentum}
+    own = adaptive or scheduled or num_workers < MANY_WORKERS
+    outer = None if batch_norm and own else {**NESTEROV, "momentum": momentum}
     state: OptimizerState = "reset" if batch_norm and outer is not None else "average"
     return Merge(every=every, unit="batches", outer_optimizer=outer, optimizer_state=state)

@@ -55,7 +55,7 @@ def planned_fit(
     if isinstance(x, FileDataset) and asked.order != "partial":
         x = x.cut(blocks)
     data = data_source.as_data_source(x, y, blocks, floats=spec.float_dtype).weighted(sample_weight)
-    chosen = asked.with_preset(data.sizes, workers, spec)
+    chosen = asked.with_preset(data.sizes, workers, spec, schedule is not None)
     if data.structure.weighted and spec.training_step is None:
         loss_weights.check_weightable(spec.loss)
     validation = validation_source(workplace, validation_data)

@@ -151,12 +151,12 @@ def test_names_of_this_package_have_no_modules(stored, name):
     assert stable_name(stored) == name
 
 
-def chosen(merge, net=mlp, workers=32, samples=60_000, optimizer=SGD, num_epochs=8, **batches):
+def chosen(merge, net=mlp, workers=32, samples=60_000, optimizer=SGD, num_epochs=8, *, scheduled=False, **batches):
     merge, spec = Merge.of(merge), TrainingSpec(net=net(), optimizer=optimizer_factory(optimizer), loss=mse_loss)
     if not batches and merge.preset != "auto":
         batches = {"batch_size": 100}
     asked = FitOptions(num_epochs=num_epochs, merge=merge, **batches)
-    options = asked.with_preset([samples // 4] * 4, workers, spec)
+    options = asked.with_preset([samples // 4] * 4, workers, spec, scheduled)
     return options.merge, options.batch_size
 
 
@@ -174,6 +174,15 @@ def test_auto_merges_after_a_number_of_samples(net, workers, samples):
     else:
         assert merge.optimizer_state == ("reset" if net is awkward_net else "average")
         assert merge.outer_optimizer == {**NESTEROV, "momentum": 0.65 if workers == 2 else 0.9}
+
+
+@pytest.mark.parametrize("optimizer", [SGD, ADAM])
+def test_batches_are_small_and_merged_often_with_batch_norm_and_a_schedule(optimizer):
+    for workers, every in ((2, 4), (8, 2), (32, 2)):
+        merge, batch = chosen("auto", awkward_net, workers, optimizer=optimizer, scheduled=True)
+        assert (merge.every, batch) == (every, {2: 100, 8: 50, 32: 16}[workers])
+        assert (merge.optimizer_state, merge.outer_optimizer) == ("average", None)
+    assert chosen("auto", mlp, scheduled=True) == chosen("auto", mlp)
 
 
 def test_what_is_given_wins():
