@@ -48,15 +48,17 @@ class Leaf:
             array_dtype = none.numpy().dtype
         return cls(isinstance(rows, np.ndarray), none.dtype, tuple(rows.shape[1:]), array_dtype)
 
-    def row_of(self, value: Any) -> NDArray[Any] | None:
-        """Return a value like this leaf as an array of one row that shares its memory; any other as ``None``."""
+    def rows_of(self, value: Any, *, stacked: bool) -> NDArray[Any] | None:
+        """Return a value like this leaf, or ``stacked`` ones, as rows that share its memory; others as ``None``."""
         if type(value) is not (np.ndarray if self.is_array else torch.Tensor) or self.array_dtype is None:
             return None
         try:
             array: NDArray[Any] = value.numpy() if isinstance(value, torch.Tensor) else value
         except (RuntimeError, TypeError):  # on another device, not dense, lazily conjugated, or requires gradients
             return None
-        return array[None] if array.dtype == self.array_dtype and array.shape == self.shape else None
+        rows = array if stacked else array[None]
+        is_like = rows.dtype == self.array_dtype and rows.shape[1:] == self.shape and rows.ndim > len(self.shape)
+        return rows if is_like else None
 
 
 def leaves(value: Any, path: Path = ()) -> dict[Path, Any]:
@@ -117,14 +119,19 @@ class SampleBatch:
     @classmethod
     def from_sample(cls, sample: Any, like: "SampleBatch | None" = None) -> Self:
         """Return a batch of one sample, in a third of the time if it is ``like`` earlier ones."""
-        if like is not None and (known := like._rows_like(sample)):
+        if like is not None and (known := like._rows_like(sample, stacked=False)):
             return cls(like.template, known, leaves=like.leaves)
         rows = {path: row[None] for path, row in _dense(sample).items()}
         return cls(template_of(sample), rows) if rows else cls(None, {}, [sample])
 
     @classmethod
     def from_batch(cls, samples: Any, like: "SampleBatch | None" = None) -> Self:
-        """Return a batch of a list of samples, or of stacked samples as a buffer's batches are."""
+        """Return a batch of a list of samples, or of stacked samples as a buffer's batches are.
+
+        Stacked samples ``like`` earlier ones take half of the time.
+        """
+        if like is not None and (known := like._rows_like(samples, stacked=True)):
+            return cls(like.template, known, leaves=like.leaves)
         if isinstance(samples, list):
             parts = [cls.from_sample(sample, like) for sample in samples]
             for part in parts:
@@ -143,8 +150,8 @@ class SampleBatch:
             raise ValueError(f"stacked samples need the same first dimension in every part, not {shapes}")
         return cls(template_of(samples), rows)
 
-    def _rows_like(self, sample: Any) -> dict[Path, Block]:
-        """Return the row of each leaf, or nothing for a sample of another structure, shape or dtype."""
+    def _rows_like(self, sample: Any, *, stacked: bool) -> dict[Path, Block]:
+        """Return the rows of each leaf, or nothing for another structure, shape or dtype, or number of rows."""
         rows: dict[Path, Block] = {}
         for path, leaf in self.leaves.items():
             value: Any = sample
@@ -152,10 +159,10 @@ class SampleBatch:
                 if type(value) is not kind or len(value) != length or (kind is dict and name not in value):
                     return {}
                 value = value[name]
-            if (row := leaf.row_of(value)) is None:
+            if (own := leaf.rows_of(value, stacked=stacked)) is None:
                 return {}
-            rows[path] = row
-        return rows
+            rows[path] = own
+        return rows if len({len(own) for own in rows.values()}) == 1 else {}
 
     def check_like(self, other: "SampleBatch") -> None:
         """Raise ``ValueError`` unless samples of both are objects, or of one structure, shape and dtype."""
