@@ -38,9 +38,9 @@ class Merge:
         ``"parameter_server"`` adds each worker's change on arrival, layer by layer, on a server that the workers
         connect to (needs the extra ``online``). Or a preset, which is synchronous (commutative with ``quorum`` or
         ``grace``) and chooses ``every``, ``unit``, ``outer_optimizer`` and ``optimizer_state`` unless you give
-        them: ``"auto"`` by the number of workers, the data and the network (it also chooses ``batch_size``);
-        ``"diloco"``, ``"slowmo"`` and ``"post_local"`` as published. docs/learning.md compares them. ``None``
-        (default) means ``"synchronous"``, or the kind in the name of the fit.
+        them: ``"auto"`` by the number of workers, the data, the network and whether there is a schedule (it also
+        chooses ``batch_size``); ``"diloco"``, ``"slowmo"`` and ``"post_local"`` as published. docs/learning.md
+        compares them. ``None`` (default) means ``"synchronous"``, or the kind in the name of the fit.
     every, unit:
         Number of ``"epochs"`` (default: 1) between merges, or number of ``"blocks"`` or ``"batches"`` that a worker
         trains between two merges within an epoch; 0 merges once, at the end (not with batches). The last round of
