@@ -66,8 +66,8 @@ class Buffer(ABC):
         self.threshold = check_count("threshold", threshold, least=0)
         if threshold > capacity:
             raise ValueError(
-                f"threshold={threshold}, capacity={capacity}: a get needs as many samples as the threshold; give a "
-                "threshold of at most the capacity"
+                f"threshold={threshold}, capacity={capacity}: a get waits for that many samples; give a threshold "
+                "of at most the capacity"
             )
         self._random = np.random.default_rng(None if seed is None else check_seed(seed))
         self._store = SampleStore(capacity, pin_memory and torch.accelerator.is_available())

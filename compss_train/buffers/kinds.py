@@ -191,8 +191,8 @@ class BatchReservoir(Reservoir):
         self.batch_size = check_count("batch_size", batch_size)
         if batch_size > capacity:
             raise ValueError(
-                f"batch_size={batch_size}, capacity={capacity}: a batch needs as many different samples to "
-                "be held; use a larger capacity or smaller batches"
+                f"batch_size={batch_size}, capacity={capacity}: a batch needs that many different samples; use a "
+                "larger capacity or smaller batches"
             )
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:

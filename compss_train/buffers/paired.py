@@ -97,7 +97,7 @@ class SimPairedReservoir(Buffer):
         if self._room() or self._samples.has_pair():
             return None
         return (
-            f"all {self.capacity} samples held are of different simulations, so that no pair can be formed; use a "
+            f"all {self.capacity} samples held are of different simulations, so no pair can be formed; use a "
             "capacity above the number of simulations that run at the same time"
         )
 

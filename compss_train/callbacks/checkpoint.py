@@ -115,7 +115,7 @@ class Checkpoint(Callback):
         """Lock the folder, check the disk space, and check or remove checkpoints of other runs."""
         files.make_folders(self.resume_folder(), self._disk)
         if not self._lock.acquire():
-            validation.warn_user(f"{self.folder} is on a file system without locks: let no other fit write to it")
+            validation.warn_user(f"{self.folder} is on a file system without locks: no other fit may write to it")
         # A program that was killed may have renamed a checkpoint without syncing the folder.
         self._disk.sync(self.folder)
         self._check_disk_space(trainer)
@@ -124,8 +124,8 @@ class Checkpoint(Callback):
             if not self.overwrite:
                 raise FileExistsError(
                     f"{self._name} has checkpoints of another run, or of later rounds of this one (round "
-                    f"{max(others)}); give fit resume=True to resume from them, Checkpoint another folder, or "
-                    "overwrite=True to remove them"
+                    f"{max(others)}); call fit with resume=True to resume from them, or give Checkpoint another "
+                    "folder, or overwrite=True to remove them"
                 )
             self._keep_only(own)
         self._scan_rounds(trainer.history, own)

@@ -31,7 +31,7 @@ def callback_list(
     for callback in in_workers:
         check_picklable(**{type(callback).__name__: callback})
     if in_workers and records.get("online"):
-        raise ValueError(f"{type(in_workers[0]).__name__} runs in workers of fit; fit_online has no such callbacks")
+        raise ValueError(f"{type(in_workers[0]).__name__} is a WorkerCallback; fit_online does not call those")
     own = [callback for callback in checked if isinstance(callback, Callback)]
     called = CallbackList(with_progress(own, progress), trainer, in_workers)
     for each in called.all:
@@ -62,7 +62,7 @@ def check_callbacks(callbacks: Iterable[object]) -> list[AnyCallback]:
         if path is None or files.is_special_file(Path(path)):
             continue
         if str(path).partition("/")[0].endswith(":"):  # of s3://...
-            raise ValueError(f"{type(callback).__name__} has {path}, and only Checkpoint writes to object stores")
+            raise ValueError(f"{type(callback).__name__} has {path}, but only Checkpoint writes to object stores")
         if (other := owners.setdefault(Path(path).resolve(), callback)) is not callback:
             raise ValueError(
                 f"{type(other).__name__} and {type(callback).__name__} would both write to {path}; "

@@ -86,7 +86,7 @@ class _HistoryFile(Callback):
         aside = next(name for name in names if not name.exists())
         self.path.rename(aside)
         self.path.touch()
-        validation.warn_user(f"{self.path} had {rounds} rounds of another run, which are in {aside.name} now")
+        validation.warn_user(f"{self.path} had {rounds} rounds of another run, which are now in {aside.name}")
 
     def on_fit_end(self, trainer: TrainerBase) -> None:
         """Let others write to the file."""

@@ -24,7 +24,7 @@ class _Progress(Callback):
     def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
         """Print the checkpoint from which the fit is resumed."""
         if trainer.resumed_from is not None:
-            left = "; nothing is left to train, raise num_epochs to train on" if total_samples == 0 else ""
+            left = "; nothing is left to train: raise num_epochs to continue" if total_samples == 0 else ""
             self._print(f"resumed from {trainer.resumed_from}{left}")
 
     def on_fit_end(self, trainer: TrainerBase) -> None:

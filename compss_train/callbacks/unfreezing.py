@@ -37,7 +37,7 @@ class Unfreeze(WorkerCallback):
         frozen = [name for name, parameter in trainer.model().named_parameters() if not parameter.requires_grad]
         if not any(matches(name, self.pattern) for name in frozen):
             some = ", ".join(frozen[:5]) or "none"
-            raise ValueError(f"Unfreeze({self.pattern!r}) matches no frozen parameter; these are {some}")
+            raise ValueError(f"Unfreeze({self.pattern!r}) matches no frozen parameter; the frozen ones are {some}")
 
     def on_optimizer(self, context: WorkerContext) -> None:
         """Unfreeze the parameters, and add those that the optimizer lacks."""
@@ -45,7 +45,7 @@ class Unfreeze(WorkerCallback):
             return
         optimizer, named = context.optimizer, dict(context.model.named_parameters())
         if isinstance(optimizer, JoinedOptimizer | torch.optim.LBFGS):
-            raise ValueError(f"Unfreeze adds a group of parameters, which {type(optimizer).__name__} does not take")
+            raise ValueError(f"Unfreeze adds a parameter group, which {type(optimizer).__name__} does not support")
         present = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
         own = {name: named[name].requires_grad_() for name in named if matches(name, self.pattern)}
         new = [(name, parameter) for name, parameter in own.items() if id(parameter) not in present]

@@ -145,7 +145,7 @@ def _add_run(parser: Parser) -> None:
     parser.add_argument("run", type=_path, metavar="RUN", help="folder of a run: output of compss-train fit")
     best = "use its best checkpoint (default: final parameters)"
     parser.add_argument("--best", action="store_true", help=best)
-    trust = "import the modules that the run's file names without saying so, also if it belongs to another user"
+    trust = "import the modules that the run's file names without printing them, even if it belongs to another user"
     parser.add_argument("--trust", action="store_true", help=trust)
     _add_settings(parser)
 

@@ -60,7 +60,7 @@ def runs(options: argparse.Namespace) -> int:
     """Print a line for each run in the folder and its subfolders of any depth, by name."""
     files = sorted(options.folder.rglob("history.jsonl"))
     if not files:
-        raise FileNotFoundError(f"{options.folder}: no folder of a run is here; name the folder that holds them")
+        raise FileNotFoundError(f"{options.folder}: this folder has no runs; name the one that holds their folders")
     rows = [comparison.comparison_table([_compared(file.parent, History.load(file), {})])[0] for file in files]
     lasts = [{name: cell for name, cell in row.items() if not name.startswith("best ")} for row in rows]
     print(_format_table(lasts))
@@ -137,7 +137,7 @@ def read_configuration(folder: Path) -> dict[str, Any]:
         found = records.from_json(path.read_bytes())
         sections = [found[name] for name in ("trainer", "build", "fit", "versions", "machine") if name in found]
         if not all(isinstance(section, dict) for section in (found, *sections)):
-            raise TypeError("its sections are no tables")
+            raise TypeError("its sections are not tables")
     except (ValueError, TypeError, RecursionError) as error:
         raise BadFileError(str(path), f"is not a configuration: {error}") from error
     return dict(found)

@@ -254,7 +254,7 @@ def as_weights(value: object, x: BlockedTensor) -> BlockedTensor:
                     "are finite and at least 0"
                 )
     if not any(isinstance(block, RemoteBlock) or as_tensor(block).any() for block in weights.blocks()):
-        raise ValueError("sample_weight is 0 for every sample, so that nothing would be learnt; give some above 0")
+        raise ValueError("sample_weight is 0 for every sample, so nothing would be trained; give some above 0")
     return weights
 
 

@@ -280,7 +280,7 @@ class FileDataset:
             return self
         if isinstance(self.reader, TableReader):
             warn_once(
-                "row groups of Parquet, or files of CSV, are too few to share: each is read whole for some of its "
+                "there are too few Parquet row groups or CSV files to share: each is read whole for some of its "
                 "rows; write Parquet with a smaller row_group_size, or more files with compss-train shard"
             )
         ranges = []
@@ -292,7 +292,7 @@ class FileDataset:
     def _of(self, ranges: Sequence[tuple[str, int, int]]) -> FileDataset:
         """Return a data set of these rows: names of files or of their parts, first rows, and ends."""
         if not ranges:
-            raise ValueError(f"no rows of {self.number_samples} are left; take others")
+            raise ValueError(f"none of the {self.number_samples} rows are left; choose others")
         dataset, dataset_blocks = copy.copy(self), {}
         for name, start, stop in ranges:
             block = self._blocks[name]

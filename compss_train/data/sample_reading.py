@@ -254,7 +254,7 @@ def _as_tensor(value: Any) -> torch.Tensor:
         kind = type(value).__name__
         described = f"the {kind} {value!r}"[:80] if isinstance(value, str) else f"a {kind}"
         raise TypeError(
-            f"a sample holds {described}, which is no number; convert it in the data set, leave it out "
-            "with Samples(dataset, x=..., y=...), or give collate="
+            f"a sample holds {described}, which is not a number; convert it in the data set, leave it out with "
+            "Samples(dataset, x=..., y=...), or give collate="
         )
     return as_tensor(array)

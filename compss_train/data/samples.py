@@ -133,7 +133,7 @@ class Samples:
 def _check_dataset(dataset: Any) -> None:
     kind = type(dataset).__name__
     if isinstance(dataset, DataLoader):
-        raise TypeError("dataset is a DataLoader, which is given as it is: fit(loader)")
+        raise TypeError("dataset is a DataLoader; pass it to fit directly: fit(loader)")
     if isinstance(dataset, IterableDataset):
         return
     if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")) or isinstance(dataset, dict):
@@ -162,7 +162,7 @@ def _taken_apart(loader: DataLoader[Any]) -> Samples:
     if type(batches) is not torch_data.BatchSampler:
         given = "batch_size=None" if batches is None else f"batch_sampler={type(batches).__name__}(...)"
         raise ValueError(
-            f"the DataLoader has {given}, so that it makes batches by itself, and workers make their own: give "
+            f"the DataLoader has {given}, so it makes batches itself, but workers must make their own: give "
             "fit(dataset, batch_size=...) a data set of single samples"
         )
     if not isinstance(dataset, IterableDataset):
@@ -187,7 +187,7 @@ def _sampled(dataset: Any, sampler: Any) -> Any:
     if kind is torch_data.SubsetRandomSampler:
         return Subset(dataset, list(sampler.indices))
     raise ValueError(
-        f"the DataLoader has a {kind.__name__}, whose order fit cannot follow, as workers get blocks of samples: "
-        "give fit the data set and shuffle=, sample_weight= for weights in the loss, or for a part of the samples "
-        "torch.utils.data.Subset(dataset, indices)"
+        f"the DataLoader has a {kind.__name__}, whose order fit cannot follow, because workers get blocks of "
+        "samples: give fit the data set, with shuffle=, with sample_weight= for weights in the loss, or as "
+        "torch.utils.data.Subset(dataset, indices) for a part of it"
     )

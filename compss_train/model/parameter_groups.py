@@ -99,12 +99,12 @@ class BoundOptimizer:
         if not is_over(optimizer, net):
             raise ValueError(
                 f"the {type(optimizer).__name__} has other parameters than those of the network, or none; make it "
-                "of net.parameters(), with the same net as in build"
+                "from net.parameters(), with the same net as in build"
             )
         if optimizer.state:
             warn_user(
-                f"the {type(optimizer).__name__} has made steps: its momentum and counts are left out, and its "
-                "groups and options are taken"
+                f"the {type(optimizer).__name__} has already taken steps: its groups and options are used, but not "
+                "its momentum and counts"
             )
         groups = [
             {name: each for name, each in group.items() if name != "params"} for group in optimizer.param_groups

@@ -141,7 +141,7 @@ def decode_value(data: torch.Tensor) -> Any:
         return from_json(json.loads(np.asarray(tensors.pop(STATE)).tobytes()), tensors)
     except (SafetensorError, ValueError, TypeError, LookupError, RecursionError) as error:
         raise ValueError(
-            f"{data.numel()} bytes are no value that encode_value made ({type(error).__name__}: {error}); the "
+            f"{data.numel()} bytes are not a value that encode_value made ({type(error).__name__}: {error}); the "
             "sender is damaged or has another version of compss_train"
         ) from error
 

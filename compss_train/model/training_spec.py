@@ -269,9 +269,9 @@ class ModelReplica:
             )
             if isinstance(x, tuple | list | dict) and "forward" in str(error):
                 given = "keyword arguments " + ", ".join(x) if isinstance(x, dict) else f"{len(x)} arguments"
-                error.add_note(f"x is a {type(x).__name__}, so that the network is called with {given}.")
+                error.add_note(f"x is a {type(x).__name__}, so the network is called with {given}.")
             if own_target:
-                error.add_note("There is no y, so that x is its own target.")
+                error.add_note("There is no y, so x is its own target.")
             known = isinstance(y, torch.Tensor) and y.numel() and not y.is_floating_point()
             if str(error).startswith("Target ") and known:
                 bounds = f"from {int(y.min())} to {int(y.max())}"
@@ -282,7 +282,7 @@ class ModelReplica:
             last = parts[0].shape[-1] if len(parts) == 1 and parts[0].dim() == 4 else 0
             if "channels" in str(error) and last in (1, 3, 4):
                 error.add_note(
-                    f"x seems to have its {last} channels last, and torch wants them after the samples: give "
+                    f"x seems to have its {last} channels last, but torch expects them after the samples: give "
                     "x.transpose(0, 3, 1, 2), or build(transform=lambda x: x.permute(0, 3, 1, 2))."
                 )
             if "between 0 and 1" in str(error):

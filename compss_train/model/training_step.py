@@ -169,7 +169,7 @@ def _check_hooks(net: nn.Module) -> None:
         asked.append("automatic_optimization=False")
     if asked:
         raise TypeError(
-            f"{type(net).__name__} asks for what only Lightning's Trainer has: {', '.join(asked)}; leave it out, "
-            "or write build(training_step=...), whose step context has the epoch, the number of the batch and the "
+            f"{type(net).__name__} needs what only Lightning's Trainer has: {', '.join(asked)}; leave it out, or "
+            "write build(training_step=...), whose step context has the epoch, the number of the batch and the "
             "optimizers. Epoch hooks would not see what steps collect in the workers' copies: log it in the steps"
         )

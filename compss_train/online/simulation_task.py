@@ -92,7 +92,7 @@ def _parse(sample: Any, stream: Stream) -> tuple[Sample, int | None]:
         return as_sample(parts[1:]), int(parts[0])
     if len(parts) not in (1, 2) or stream.paired:
         expected = "(step, x, y), as the buffer pairs time steps" if stream.paired else "(x, y), or (step, x, y)"
-        raise TypeError(f"the simulation gave a tuple of {len(parts)}; a sample is {expected}")
+        raise TypeError(f"the simulation yielded a tuple of {len(parts)}; a sample is {expected}")
     return as_sample(parts), None
 
 

@@ -61,7 +61,7 @@ class _Request:
     def __post_init__(self) -> None:
         numbers = self.priority, self.number, self.count, self.optimized
         if not isinstance(self.key, str) or not all(isinstance(each, int) for each in numbers):
-            raise TypeError("a call with a key that is no text, or with fields that are no integers")
+            raise TypeError("a call whose key is not text, or whose fields are not integers")
 
     @property
     def size(self) -> int:

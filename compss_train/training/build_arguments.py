@@ -84,13 +84,13 @@ def check_optimizer(net: nn.Module, factory: optimizers.NetOptimizer, unsupporte
     """
     optimizer = optimizers.make_optimizer(factory, net)
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise TypeError(f"the optimizer callable returned a {type(optimizer).__name__}, no torch.optim.Optimizer")
+        raise TypeError(f"the optimizer callable returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
     parts = optimizer.optimizers.values() if isinstance(optimizer, optimizers.JoinedOptimizer) else [optimizer]
     needing = [type(part).__name__ for part in parts if optimizers.needs_closure(part)]
     if needing and unsupported:
         raise ValueError(
-            f"{unsupported} does not go with {needing[0]}, which evaluates the loss several times a step; "
-            "choose another optimizer"
+            f"{unsupported} does not work with {needing[0]}, which evaluates the loss several times a step; choose "
+            "another optimizer"
         )
     own = {id(parameter) for parameter in net.parameters()}
     trained = [parameter for group in optimizer.param_groups for parameter in group["params"]]

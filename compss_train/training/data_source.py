@@ -119,8 +119,8 @@ class DataSource:
             return self
         if self.is_stream:
             raise TypeError(
-                "sample_weight belongs to samples with numbers, which those of an IterableDataset have not; let "
-                "the data set yield weights as a part of y, and weight the loss in a training_step"
+                "sample_weight needs numbered samples, which an IterableDataset does not have; let the data set "
+                "yield weights as part of y, and weight the loss in a training_step"
             )
         return replace(self, weight=as_weights(sample_weight, self.columns[0]))
 
@@ -194,8 +194,8 @@ class DataSource:
         unit = "samples" if shuffle == "partial" else "blocks" if self.dataset is None else "files"
         if num_workers > parts:
             warn_user(
-                f"{num_workers} workers share {parts} {unit}, so that some have nothing to train; cut the data "
-                f"into at least {num_workers} {unit}, or take {parts} workers"
+                f"{num_workers} workers share {parts} {unit}, so some have nothing to train; cut the data into at "
+                f"least {num_workers} {unit}, or use {parts} workers"
             )
 
 

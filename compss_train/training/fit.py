@@ -71,7 +71,7 @@ class FitOptions:
             mixing = "buffer=" if self.buffer is not None else "PartialShuffle"
             raise ValueError(
                 f"optimizer_state='reset_blocks' makes a new optimizer for each block, and {mixing} mixes blocks: "
-                "take 'reset', for each round"
+                "use 'reset', which makes one for each round"
             )
 
     def _check_shuffle(self) -> None:
@@ -91,8 +91,8 @@ class FitOptions:
             raise TypeError(f"buffer={self.buffer!r}: give a BufferSpec, such as BufferSpec('FIRO', 4096), or None")
         if self.buffer is not None and self.buffer.pairs:
             raise ValueError(
-                "a SimPairedReservoir pairs time steps of simulations, which blocks do not name: it is for "
-                "fit_online; take another"
+                "a SimPairedReservoir pairs time steps of simulations, which blocks do not have: use it in "
+                "fit_online, or choose another buffer"
             )
 
     @property
@@ -204,8 +204,8 @@ class FitOptions:
             )
         if structure.bucketed and (total or pooled or not self.shuffle_block_data):
             raise ValueError(
-                "bucket_by_length=True orders the samples within each block: leave buffer= and shuffle_block_data= "
-                "out, and take shuffle='blocks' or None"
+                "bucket_by_length=True orders the samples within each block: leave buffer= and "
+                "shuffle_block_data= out, and use shuffle='blocks' or None"
             )
         if structure.ragged and pooled:
             raise ValueError(f"{mixing} does not suit sequences that differ in length: leave it out, or pad them")

@@ -257,8 +257,8 @@ def check_same_fit(checkpoint: Checkpoint, fit: FitOfEpochs, workplace: Workplac
     if fit.options.carries_buffers and reached.units and reached.cut_for != workers:
         raise ValueError(
             f"{path} was written inside an epoch by {reached.cut_for} workers, whose buffers hold samples of it, "
-            f"so that {workers} cannot resume it: take num_workers={reached.cut_for}, or a checkpoint at the "
-            "end of an epoch"
+            f"so {workers} cannot resume it: use num_workers={reached.cut_for}, or a checkpoint from the end of an "
+            "epoch"
         )
     if None not in (fingerprints := (progress.fingerprint, fit.data.fingerprint)) and len({*fingerprints}) > 1:
         warn_user(f"the fit resumes from {path}, but its data had other values than these, or another order")
@@ -273,7 +273,7 @@ def check_end(path: Path, progress: Progress, options: FitOptions, *, own: bool)
     if own and num_epochs <= saved_epochs:
         warn_user(
             f"the fit resumes from {path}, the end of one with num_epochs={saved_epochs}: nothing is left to "
-            "train. Raise num_epochs to train on; a new fit needs its own folder, or no resume="
+            "train. Raise num_epochs to continue; a new fit needs its own folder, or no resume="
         )
     first, end = progress.first_epoch, progress.first_epoch + num_epochs
     (last,) = deque(epochs_of_rounds(range(first, first + saved_epochs), options.every), maxlen=1)

@@ -250,8 +250,8 @@ def merger_for(merge: Merge, engine: Engine) -> type[Merger]:
         return CommutativeMerger
     if merge.kind == "commutative" and not engine.traits.interruptible:
         warn_user(
-            f"the {engine.name} engine cannot see which workers have arrived, so that they merge synchronously; "
-            "with Merge('commutative', quorum=0) each merges by itself, and nobody waits"
+            f"the {engine.name} engine cannot see which workers have arrived, so they merge synchronously; with "
+            "Merge('commutative', quorum=0) each merges by itself, without waiting"
         )
         return SynchronousMerger
     mergers: Sequence[type[Merger]] = (SynchronousMerger, QuorumMerger, ServerMerger)

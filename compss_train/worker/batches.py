@@ -253,7 +253,7 @@ def _padded_target(part: Any) -> Any:
         return part
     if part.dtype.is_floating_point or part.dtype.is_complex:
         raise TypeError(
-            f"targets of different lengths and dtype {part.dtype} need collate= in build, as nothing says what "
-            "losses are to ignore: return them padded, and a mask, for a training_step"
+            f"targets of different lengths and dtype {part.dtype} need collate= in build, because losses do not "
+            "know what to ignore: return them padded, and a mask, for a training_step"
         )
     return part.padded(IGNORED)

@@ -79,7 +79,7 @@ def train(
         if measured.skipped_batches and not measured.batches:
             raise DivergedError(
                 f"loss or gradients were NaN or infinite in all {measured.skipped_batches} batches of {work.name}, "
-                "so that nothing was learnt; lower the learning rate, or check the data"
+                "so nothing was trained; lower the learning rate, or check the data"
             )
         trained, after = learner.finish(measured), learner.state()
         if work.options.optimizer_state == "average":

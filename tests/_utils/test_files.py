@@ -141,7 +141,7 @@ def test_without_support_for_locks_nothing_is_locked(tmp_path, monkeypatch):
     lock.acquire()
     FolderLock(tmp_path).acquire()
     lock.release()
-    with pytest.warns(UserWarning, match="without locks: let no other fit write to it"):
+    with pytest.warns(UserWarning, match="without locks: no other fit may write to it"):
         fit(trainer_of(), Checkpoint(tmp_path / "run"))
 
 

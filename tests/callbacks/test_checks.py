@@ -73,7 +73,7 @@ def test_two_callbacks_with_the_same_path_are_an_error(tmp_path, monkeypatch, ki
 
 
 def test_only_checkpoints_are_written_to_object_stores():
-    with pytest.raises(ValueError, match=r"Csv has s3:/bucket/it\.csv, and only Checkpoint writes"):
+    with pytest.raises(ValueError, match=r"Csv has s3:/bucket/it\.csv, but only Checkpoint writes"):
         check_callbacks([Csv("s3://bucket/it.csv")])
 
 

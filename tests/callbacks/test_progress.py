@@ -107,7 +107,7 @@ def test_a_resumed_fit_shows_the_remaining_samples(monkeypatch, tmp_path):
     begins = [line.split(",")[0] for line in lines.splitlines()]
     assert begins == [message, "starting 3 workers", "round 1", "round 2"]
     _, lines = shown(monkeypatch, io.StringIO(), resume=tmp_path, num_epochs=1)
-    assert lines == f"{message}; nothing is left to train, raise num_epochs to train on\n"
+    assert lines == f"{message}; nothing is left to train: raise num_epochs to continue\n"
 
 
 @pytest.mark.parametrize("value", [1, 0, None, "yes"])

@@ -85,11 +85,11 @@ def test_other_modes_are_another_network(tmp_path):
 
 def test_mistakes_are_found(tmp_path):
     with pytest.raises(
-        ValueError, match=r"Unfreeze\('4'\) matches no frozen parameter; these are 0.weight, 0.bias"
+        ValueError, match=r"Unfreeze\('4'\) matches no frozen parameter; the frozen ones are 0.weight, 0.bias"
     ):
         fit(trainer_of(net=frozen_net), Unfreeze("4", epoch=1))
     lbfgs = {"optimizer": torch.optim.LBFGS, "lr": 0.1}
-    with pytest.raises(ValueError, match="a group of parameters, which LBFGS does not take"):
+    with pytest.raises(ValueError, match="a parameter group, which LBFGS does not support"):
         fit(trainer_of(net=frozen_net, optimizer=lbfgs), Unfreeze("0", epoch=0))
     trainer = trainer_of(net=frozen_net, optimizer=ADAM, schedule=Schedule(halving))
     fit(trainer, Unfreeze("0", epoch=0))

@@ -350,7 +350,7 @@ def test_callbacks_monitor_what_is_measured_and_nothing_else(run_file, command, 
 def test_a_dry_run_warns_as_fit_does(run_file, command):
     other = f"fit.callbacks=[{{import='{USER_OBJECTS}:Other'}}]"
     output = command("fit", run_file, "--dry-run", "--workers", 5, settings=[other])
-    idle = "5 workers share 4 blocks, so that some have nothing to train; cut the data into at least 5 blocks, or"
+    idle = "5 workers share 4 blocks, so some have nothing to train; cut the data into at least 5 blocks, or"
     assert f"compss-train fit: {idle}" in output.err
     assert "compss-train fit: fits do not call on_epoch_end of Other" in output.err
     assert "No errors found" in output.out

@@ -73,7 +73,7 @@ ERRORS = {
     "plot empty.jsonl": "empty.jsonl has no round yet",
     "plot nowhere": "No such file",
     "plot other.jsonl": "has no record of a round in line 1",
-    "runs empty": "empty: no folder of a run is here",
+    "runs empty": "empty: this folder has no runs",
     "advise runs/small --processes 0": "--processes=0: give an integer of at least 1",
     "advise commutative.jsonl": "commutative.jsonl: its workers do not merge in rounds",
     "advise empty.jsonl": "has no round yet",

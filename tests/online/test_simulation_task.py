@@ -47,8 +47,8 @@ def not_iterable(_):
         (raise_after_two(SystemExit(3)), 2, "SystemExit: 3"),
         (raise_after_two(FileNotFoundError("gone")), 2, "FileNotFoundError: gone"),
         (not_iterable, 0, "TypeError: 'int' object is not iterable"),
-        (lambda _: [(1, 2, 3, 4)], 0, "TypeError: the simulation gave a tuple of 4; a sample is"),
-        (lambda _: [1.0, ()], 1, "TypeError: the simulation gave a tuple of 0; a sample is"),
+        (lambda _: [(1, 2, 3, 4)], 0, "TypeError: the simulation yielded a tuple of 4; a sample is"),
+        (lambda _: [1.0, ()], 1, "TypeError: the simulation yielded a tuple of 0; a sample is"),
         (lambda _: [1.0, object()], 1, "RuntimeError: .*object"),
         (
             lambda _: [1.0, torch.zeros(1, dtype=torch.uint16)],

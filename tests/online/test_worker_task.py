@@ -63,5 +63,5 @@ def test_objects_cannot_be_sent_and_pickles_are_not_read():
 )
 def test_other_values_are_a_clear_error(document, reason):
     data = save({STATE: torch.frombuffer(bytearray(document), dtype=torch.uint8)})
-    with pytest.raises(ValueError, match=rf"no value that encode_value made \({reason}"):
+    with pytest.raises(ValueError, match=rf"not a value that encode_value made \({reason}"):
         decode_value(torch.frombuffer(bytearray(data), dtype=torch.uint8))

@@ -240,7 +240,7 @@ REFUSED = {
         {"merge": Merge(every=2, unit="batches")},
     ),
     "num_batches_per_worker=2 .* without the number": ((Stream(),), {"num_batches_per_worker": 2}),
-    "sample_weight belongs to samples with numbers": ((Stream(),), {"sample_weight": np.ones(57)}),
+    "sample_weight needs numbered samples": ((Stream(),), {"sample_weight": np.ones(57)}),
     "the IterableDataset gave no samples": ((Empty(),), {}),
     "no such image[^$]*sample 0 of a Failing": ((Failing(),), {}),
     r"a sample holds the str 'unused', .*x=\.\.\., y=": ((Named(),), {}),

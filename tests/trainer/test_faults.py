@@ -179,7 +179,7 @@ NORM = nn.Sequential(nn.Linear(X.shape[1], 4), nn.BatchNorm1d(4), nn.Linear(4, 3
             "more than 1 value per channel",
             "BatchNorm needs two samples in each",
         ),
-        (mlp(), (X,), ValueError, "do not match outputs", r"\nThere is no y, so that x is its own target\.$"),
+        (mlp(), (X,), ValueError, "do not match outputs", r"\nThere is no y, so x is its own target\.$"),
     ],
     ids=["classes", "embedding", "shapes", "one sample", "no targets"],
 )

@@ -44,7 +44,7 @@ def in_blocks(sizes, dtype=np.float32):
     return tuple(BlockedTensor([[part] for part in np.split(array, cuts)]) for array in (X.astype(dtype), Y))
 
 
-@pytest.mark.filterwarnings(NOTE, "ignore:row groups of Parquet")
+@pytest.mark.filterwarnings(NOTE, "ignore:there are too few Parquet")
 @in_every(TABLES)
 def test_a_table_trains_to_the_bits_of_arrays(tmp_path, form):
     files = table(form, tmp_path).cut(2)  # of CSV, ranges of rows
@@ -143,7 +143,7 @@ def test_a_file_of_one_row_group_is_shared_sliced_and_split(tmp_path):
         ]
 
     assert rows_of(files[3:9][1:]) == [4, 5, 6, 7, 8]
-    with pytest.raises(ValueError, match="no rows of 20 are left"):
+    with pytest.raises(ValueError, match="none of the 20 rows are left"):
         files[20:]
     with pytest.warns(UserWarning, match="smaller row_group_size, or more files with compss-train shard"):
         training, validation = files.split(0.2, seed=0)

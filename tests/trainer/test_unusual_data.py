@@ -75,7 +75,7 @@ def test_data_that_are_no_plain_array(trainer, make, message):
 
 @pytest.mark.parametrize("kind", [np.asarray, torch.as_tensor, lambda w: BlockedTensor.from_array(w, (2, 1))])
 def test_weights_that_are_all_0_are_an_error(trainer, kind, tmp_path):
-    with pytest.raises(ValueError, match="sample_weight is 0 for every sample, so that nothing would be learnt"):
+    with pytest.raises(ValueError, match="sample_weight is 0 for every sample, so nothing would be trained"):
         trainer.fit(X, Y, **GOOD, sample_weight=kind(np.zeros(60)))
     np.save(tmp_path / "weights.npy", np.zeros(60))
     mapped = BlockedTensor.from_array(np.load(tmp_path / "weights.npy", mmap_mode="r"), (2, 1))

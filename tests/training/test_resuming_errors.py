@@ -298,7 +298,7 @@ def test_a_good_checksum_of_other_content_is_an_error(own, part, value):
 
 def test_a_folder_with_checkpoints_of_another_run(own):
     names = sorted(os.listdir(own))
-    message = rf"{own} has checkpoints of another run, or .* \(round 2\); give fit resume=True"
+    message = rf"{own} has checkpoints of another run, or .* \(round 2\); call fit with resume=True"
     assert_refused(refusing(), FileExistsError, message, Checkpoint(own))
     assert sorted(os.listdir(own)) == names
     whole, over = trainer_of(), trainer_of()

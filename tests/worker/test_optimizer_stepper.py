@@ -157,7 +157,7 @@ def test_a_worker_that_skips_everything_ends_the_fit(merge):
     x[31:] = np.nan
     trainer = built(workers=2, gradients=Gradients(on_nan="skip"), net=mlp)
     good = trainer.get_parameters()
-    with pytest.raises(DivergedError, match=r"in all 7 batches of round 0 on worker 1, .* nothing was learnt"):
+    with pytest.raises(DivergedError, match=r"in all 7 batches of round 0 on worker 1, .* nothing was trained"):
         trainer.fit(*blocked(x, y, 2), num_epochs=1, batch_size=5, merge=merge, **STILL)
     assert_same_bits(trainer.get_parameters(), good)
 

@@ -216,7 +216,7 @@ class Never(torch.optim.SGD):
             "accumulate=2 .* LBFGS, which evaluates the loss several times a step",
         ),
         (TWICE, {"gradients": Gradients(on_nan="skip")}, "on_nan='skip' .* TwoSteps, which evaluates the loss"),
-        (LBFGS, {"precision": "fp16"}, "precision='fp16' does not go with LBFGS"),
+        (LBFGS, {"precision": "fp16"}, "precision='fp16' does not work with LBFGS"),
     ],
 )
 def test_options_that_they_do_not_have(optimizer, options, message):

@@ -51,7 +51,7 @@ def test_a_worker_without_samples_has_no_vote(engine, merge):
     # Rounds that do not wait see each other's updates as they arrive, so only a single one is comparable.
     options = {**STILL, "num_epochs": 2, "batch_size": 10, "merge": Merge(merge, every=int(merge == "synchronous"))}
     two = fitted(engine, 2, *blocked(x, y, 2), net=awkward_net(), **options)
-    told = "5 workers share 2 blocks, so that some have nothing to train; cut the data into at least 5 blocks, or"
+    told = "5 workers share 2 blocks, so some have nothing to train; cut the data into at least 5 blocks, or"
     with pytest.warns(UserWarning, match=told):
         five = fitted(engine, 5, *blocked(x, y, 2), net=awkward_net(), **options)
     assert_close(two, five, sum_error(np.float32, 2, largest(two)))  # versions of the same bits, merged

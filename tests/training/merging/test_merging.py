@@ -88,7 +88,7 @@ def test_weights_never_pass_through_the_coordinator(shared_local, monkeypatch):
 
 def test_more_workers_than_samples_are_told_the_most():
     x, y = classification(samples=3)
-    with pytest.warns(UserWarning, match="nothing to train; cut the data into at least .*, or take 3 workers"):
+    with pytest.warns(UserWarning, match="nothing to train; cut the data into at least .*, or use 3 workers"):
         fitted("serial", 5, x, y, num_epochs=1, batch_size=1)
 
 

@@ -194,7 +194,7 @@ def test_optimizers_that_a_merge_cannot_use():
     with pytest.raises(ValueError, match="of dense gradients, which SparseAdam does not keep: "):
         fit(sparse, merge=Merge(optimizer_state="average"))
     for outer, message in (
-        (torch.optim.LBFGS, "an outer step, which has one gradient, does not go with LBFGS"),
+        (torch.optim.LBFGS, "an outer step, which has one gradient, does not work with LBFGS"),
         ({"optimizer": "sgd", "lr": -1.0}, r"outer_optimizer=.*: Invalid learning rate: -1\.0"),
     ):
         with pytest.raises(ValueError, match=message):
