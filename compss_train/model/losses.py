@@ -21,6 +21,7 @@ IGNORE_INDEX = -100
 _EPSILON = 1e-7  # keeps log() finite; EDDL uses an epsilon of this size for probabilities
 _MAX_PROBABILITY = 1.01  # allows for rounding
 _SUM_TOLERANCE = 1e-4  # of the sum of a softmax in single precision, also over many classes
+_LOG_SUM_TOLERANCE = 0.1  # of the logarithm of this sum, also for logarithms in half precision
 
 
 def mean_squared_error(output: Tensor, target: Tensor, reduction: str = "mean") -> Tensor:
@@ -128,11 +129,28 @@ def _without_ones(shape: torch.Size) -> tuple[int, ...]:
     return *shape[:1], *(size for size in shape[1:] if size != 1)
 
 
-def takes_logits(loss: BatchFunction) -> bool:
-    """Return whether the loss applies a softmax to outputs: ``cross_entropy`` here and in torch."""
+_DOUBLE_SOFTMAX = (
+    "the outputs of the network are probabilities (at least 0, and those of each sample sum to 1), but the loss "
+    "takes logits, and applies a softmax to them once more; remove the softmax at the end of the network, or build "
+    "with loss='categorical_cross_entropy', which takes probabilities"
+)
+_NO_SOFTMAX = (
+    "the outputs of the network are not log probabilities (the exponentials of each sample's sum to 1), which the "
+    "loss takes; end the network with torch.nn.LogSoftmax(dim=1), or build with loss='cross_entropy', which takes "
+    "logits"
+)
+
+
+def unsuitable(loss: BatchFunction, output: object) -> str:
+    """Return what is wrong with outputs on which this loss trains without an error; empty if nothing is known."""
+    if not isinstance(output, Tensor) or not output.is_floating_point() or output.dim() < 2 or not output.numel():
+        return ""
     function = loss.func if isinstance(loss, partial) else loss
-    known = (cross_entropy, functional.cross_entropy)
-    return isinstance(function, nn.CrossEntropyLoss) or any(function is each for each in known)
+    if isinstance(function, nn.CrossEntropyLoss) or function in (cross_entropy, functional.cross_entropy):
+        return _DOUBLE_SOFTMAX if are_probabilities(output) else ""
+    if isinstance(function, nn.NLLLoss) or function is functional.nll_loss:
+        return "" if are_log_probabilities(output) else _NO_SOFTMAX
+    return ""
 
 
 def is_known(loss: object) -> bool:
@@ -155,13 +173,17 @@ def check_shapes(loss: object, output: Tensor, target: Any) -> None:
         )
 
 
-def are_probabilities(output: object) -> bool:
+def are_probabilities(output: Tensor) -> bool:
     """Return whether all outputs are at least 0 and those of each sample (N, C, ...) sum to 1, up to rounding."""
-    if not isinstance(output, Tensor) or not output.is_floating_point() or output.dim() < 2 or not output.numel():
-        return False
     tolerance = max(_SUM_TOLERANCE, torch.finfo(output.dtype).eps)
     sums = full_precision(output.detach()).sum(dim=1)
     return bool((output >= 0).all() & ((sums - 1).abs() <= tolerance).all())
+
+
+def are_log_probabilities(output: Tensor) -> bool:
+    """Return whether the exponentials of each sample's outputs (N, C, ...) sum to 1 roughly, or are NaN."""
+    logarithms = full_precision(output.detach()).logsumexp(dim=1)
+    return not (logarithms.abs() > _LOG_SUM_TOLERANCE).any()
 
 
 LOSSES: dict[str, BatchFunction] = {

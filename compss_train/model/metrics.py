@@ -90,8 +90,8 @@ class Measured:
     """Counts of file reads, ``None`` for samples in memory."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Files that could not be read, each with the reason."""
-    probabilities: bool = False
-    """Whether the first outputs are probabilities, though the loss takes logits."""
+    unsuitable: str = ""
+    """What is wrong with the first outputs for the loss, which trains on them nevertheless."""
     random_transform: bool = False
     """Whether the transform draws random numbers outside of training."""
     converted: frozenset[tuple[str, str]] = frozenset()

@@ -154,11 +154,6 @@ def skipped_batches(number: int) -> dict[str, int]:
     return {"skipped_batches": number} if number else {}
 
 
-_DOUBLE_SOFTMAX = (
-    "the outputs of the network are probabilities (at least 0, and those of each sample sum to 1), but the loss "
-    "takes logits, and applies a softmax to them once more; remove the softmax at the end of the network, or build "
-    "with loss='categorical_cross_entropy', which takes probabilities"
-)
 _RANDOM_TRANSFORM = (
     "transform= draws random numbers, also in evaluation and prediction, whose results depend on them; give "
     "augmentation as train_transform=, which applies to training batches only"
@@ -168,7 +163,7 @@ _RANDOM_TRANSFORM = (
 def warn_of_problems(measured: Sequence[Measured], known: set[str]) -> None:
     """Warn of problems that tasks found, except those in ``known``, which gets the new ones."""
     found = [f"skipped {file} {reason}" for part in measured for file, reason in part.skipped.items()]
-    found += [_DOUBLE_SOFTMAX] if any(part.probabilities for part in measured) else []
+    found += dict.fromkeys(part.unsuitable for part in measured if part.unsuitable)
     found += [_RANDOM_TRANSFORM] if any(part.random_transform for part in measured) else []
     for dtype, floats in sorted(set(chain.from_iterable(part.converted for part in measured))):
         warn_once(conversion_note(dtype, floats))

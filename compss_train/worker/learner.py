@@ -83,9 +83,9 @@ class Learner:
         self.finite: torch.Tensor | bool = torch.tensor(True, device=work.device) if trusts else True
         """Whether all that was learnt is finite; on a GPU, which stands still for a read, it is read at the end."""
         several = isinstance(self.optimizer, JoinedOptimizer)
-        self._check_outputs = work.check_outputs and not several and losses.takes_logits(spec.loss)
-        self._probabilities = False
-        """Whether the first outputs are probabilities, though the loss takes logits."""
+        self._check_outputs = work.check_outputs and not several
+        self._unsuitable = ""
+        """What is wrong with the first outputs."""
         self.tracer = Tracer(work.device, wanted=work.traced)
         self.skipped = 0
         """Number of batches skipped since the last one that was learnt."""
@@ -133,7 +133,7 @@ class Learner:
             result = self._accumulate(batch)
         if result is not None and self._check_outputs:
             self._check_outputs = False
-            self._probabilities = losses.are_probabilities(result.output)
+            self._unsuitable = losses.unsuitable(self._spec.loss, result.output)
         return result
 
     def _accumulate(self, batch: Batch) -> StepResult | None:
@@ -312,7 +312,7 @@ class Learner:
     def measured(self) -> metrics.Measured:
         """Return what was measured since the last call."""
         measured = self._measures.measured()
-        measured.probabilities, self._probabilities = self._probabilities, False
+        measured.unsuitable, self._unsuitable = self._unsuitable, ""
         measured.converted = frozenset(self.replica.converter.conversions)
         measured.trace = self.tracer.trace()
         self._measures.clear()

@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 from compss_train import BlockedTensor, BufferSpec, Merge
-from compss_train.model.losses import are_probabilities
+from compss_train.model.losses import are_log_probabilities, are_probabilities
 from tests.helpers.callbacks import NoTasks
 from tests.helpers.models import SGD, assert_same_bits, blocked, classification, mlp
 from tests.helpers.small_fits import trainer_of
@@ -164,12 +164,12 @@ def fit(trainer, **options):
     return trainer.fit(XB, YB, num_epochs=3, batch_size=5, progress=False, **options)
 
 
-def raised(function, *args, **options):
+def raised(function, *args, text=WARNING, **options):
     """Return the messages of the warnings of a call."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         function(*args, **options)
-    return [str(each.message) for each in caught if WARNING in str(each.message)]
+    return [str(each.message) for each in caught if text in str(each.message)]
 
 
 @pytest.mark.parametrize("merge", MERGES, ids=str)
@@ -195,6 +195,13 @@ def test_losses_of_logits_warn_and_train_to_the_same_bits():
         assert_same_bits(trainer.get_parameters(), expected)
 
 
+@pytest.mark.parametrize("loss", [nn.NLLLoss(), partial(functional.nll_loss, reduction="mean")], ids=str)
+@pytest.mark.parametrize(("last", "warns"), [(nn.Identity(), 1), (nn.Softmax(dim=1), 1), (nn.LogSoftmax(dim=1), 0)])
+def test_losses_of_log_probabilities_warn_of_other_outputs(loss, last, warns):
+    trainer = built(nn.Sequential(mlp(), last), loss)
+    assert len(raised(fit, trainer, text="end the network with torch.nn.LogSoftmax(dim=1)")) == warns
+
+
 def test_the_warning_points_to_the_caller(shared_local):
     with pytest.warns(UserWarning, match=WARNING) as caught:
         fit(built(soft(), "ce", shared_local))
@@ -212,3 +219,5 @@ def test_every_softmax_gives_probabilities_and_its_logits_are_none(samples, clas
     assert not are_probabilities(rounded * 1.1)
     assert not are_probabilities(rounded - rounded.max() / 2)
     assert not are_probabilities(torch.full_like(rounded, torch.nan))
+    assert are_log_probabilities(logits.log_softmax(dim=1).to(rounded.dtype))
+    assert not are_log_probabilities(rounded)
