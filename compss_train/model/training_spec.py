@@ -15,7 +15,7 @@ from compss_train.model import compilation, conversion, copies, losses, metrics,
 from compss_train.model import parameters as params
 from compss_train.model.loss_weights import TrainingLoss
 from compss_train.model.train_transform import TrainTransform
-from compss_train.model.training_step import Step, StepContext, StepResult, no_loss
+from compss_train.model.training_step import EPOCH_ENDS, ModuleStep, Step, StepContext, StepResult, no_loss
 from compss_train.reports.formatting import Table
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -224,9 +224,9 @@ class ModelReplica:
         with self.autocast():
             returned = step(self.training_spec.net, x if y is None else (x, y), context)
         values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
-        # Records have prefixes of their own; a step that returns no loss has "loss" as None.
-        logged = {name.removeprefix("train_").removeprefix("val_"): value for name, value in context.logged.items()}
-        values = logged | {key: value for key, value in values.items() if key != "loss" or value is not None}
+        if values.get("loss") is None:  # what it logged counts
+            values.pop("loss", None)
+        values = context.logged | values
         name = getattr(step, "__name__", type(step).__name__)
         if not isinstance(loss := values.pop("loss", None), torch.Tensor):
             raise TypeError(
@@ -241,6 +241,15 @@ class ModelReplica:
             )
         measured = {name: metrics.measured_number(name, value) for name, value in values.items()}
         return StepResult(loss, output, target, measured)
+
+    def end_epoch(self, step: Step | None) -> dict[str, Any]:
+        """Call the hook for the end of an epoch of this step of a Lightning-style module; return what it logs."""
+        net, context = self.training_spec.net, StepContext(loss=no_loss)
+        hook = EPOCH_ENDS[step.__name__] if isinstance(step, ModuleStep) else ""
+        if callable(getattr(net, hook, None)):
+            ModuleStep(hook)(net, None, context)
+        logged = context.logged.items()
+        return {name: metrics.measured_number(name, value) for name, value in logged if name != "loss"}
 
     def autocast(self) -> contextlib.AbstractContextManager[object]:
         """Return the context in which forward passes and losses run."""

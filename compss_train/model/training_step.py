@@ -21,6 +21,8 @@ _HOOKS = {
     *("transfer_batch_to_device", "training_epoch_end", "validation_epoch_end", "training_step_end"),
 }
 """Methods, besides those whose names begin with ``on_``, that Lightning's Trainer would call."""
+EPOCH_ENDS = {"training_step": "on_train_epoch_end", "validation_step": "on_validation_epoch_end"}
+"""The hooks that workers call when they have called the step for their samples of an epoch."""
 _LIBRARIES = ("torch", "lightning", "pytorch_lightning", "lightning_fabric", "builtins")
 
 Update: TypeAlias = Callable[[str, Tensor, bool], None]
@@ -48,8 +50,8 @@ class StepContext:
     """What ``update`` does; ``None`` with one optimizer and in validation."""
 
     def log(self, name: str, value: Any) -> None:
-        """Log a number; each round's record has its mean over the samples."""
-        self.logged[name] = value
+        """Log a number; each round's record has its mean over the samples, with prefixes of its own."""
+        self.logged[name.removeprefix("train_").removeprefix("val_")] = value
 
     def update(self, name: str, loss: Tensor, *, retain_graph: bool = False) -> None:
         """Step one of several optimizers with the clipped gradients of this loss, for its own parameters only.
@@ -137,7 +139,7 @@ def training_steps(
 
 
 class ModuleStep:
-    """A step that is a method of the module; it takes a batch and the batch's number."""
+    """A step that is a method of the module; it takes a batch and the batch's number, or nothing."""
 
     def __init__(self, name: str) -> None:
         self.__name__ = name
@@ -149,12 +151,12 @@ class ModuleStep:
             context.log(name, value)
 
         def log_dict(values: dict[str, Any], *_: Any, **__: Any) -> None:
-            context.logged.update(values)
+            for name, value in values.items():
+                context.log(name, value)
 
         vars(net).update(log=log, log_dict=log_dict)
         method = getattr(net, self.__name__)
-        numbered = len(inspect.signature(method).parameters) > 1
-        return method(batch, context.number) if numbered else method(batch)
+        return method(*(batch, context.number)[: len(inspect.signature(method).parameters)])
 
     def __repr__(self) -> str:
         return self.__name__
@@ -164,12 +166,13 @@ def _check_hooks(net: nn.Module) -> None:
     """Raise ``TypeError`` for methods that only Lightning's Trainer would call, and for manual optimization."""
     own = [each for each in type(net).__mro__ if each.__module__.partition(".")[0] not in _LIBRARIES]
     methods = dict.fromkeys(name for each in own for name in vars(each) if callable(vars(each)[name]))
-    asked = [f"the hook {name}()" for name in methods if name in _HOOKS or name.startswith("on_")]
+    hooks = [name for name in methods if name in _HOOKS or name.startswith("on_")]
+    asked = [f"the hook {name}()" for name in hooks if name not in EPOCH_ENDS.values()]
     if getattr(net, "automatic_optimization", True) is False:
         asked.append("automatic_optimization=False")
     if asked:
         raise TypeError(
             f"{type(net).__name__} needs what only Lightning's Trainer has: {', '.join(asked)}; leave it out, or "
             "write build(training_step=...), whose step context has the epoch, the number of the batch and the "
-            "optimizers. Epoch hooks would not see what steps collect in the workers' copies: log it in the steps"
+            "optimizers"
         )

@@ -47,6 +47,7 @@ def _evaluate(training_spec: TrainingSpec, parameters: Parameters, values: Seque
                     result = _result(replica, transform(batch.x), batch.y)
                 accumulator.add(batch.samples, *result)
             liveness.beat()
+        accumulator.measure(replica.end_epoch(replica.training_spec.validation_step), accumulator.samples)
         found: dict[str, Any] = {"random_transform": transform.is_random}
         found["converted"] = frozenset(replica.converter.conversions)
         return replace(accumulator.measured(), **source.measured(), **found)

@@ -178,6 +178,11 @@ class Learner:
             )
         return evaluations[0]
 
+    def end_epoch(self, samples: int) -> None:
+        """Apply accumulated gradients at the end of an epoch with these samples, and call the module's hook."""
+        self.step_accumulated()
+        self._measures.measure(self.replica.end_epoch(self._training_step), samples)
+
     def step_accumulated(self) -> None:
         """Make an optimizer step with the gradients that are accumulated, if any.
 

@@ -105,6 +105,7 @@ def train_on(batches: Iterator[Batch], learner: Learner, work: Work) -> int:
             planned = batches_in_epoch(work, epoch) if len(timed) > 1 else 0
             changes = {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
             current: Hyperparameters | None = None
+            before = drawn
             for number, batch in enumerate(epoch_batches):
                 current = changes.get(number, current)
                 if work.options.optimizer_state == "reset_blocks" and batch.place.position == 0:
@@ -114,7 +115,7 @@ def train_on(batches: Iterator[Batch], learner: Learner, work: Work) -> int:
                 samples = learner.learn(batch)
                 drawn += samples
                 liveness.beat(samples)
-            learner.step_accumulated()
+            learner.end_epoch(drawn - before)
     learner.callbacks.round_end()
     return drawn
 

@@ -225,13 +225,45 @@ def test_a_module_in_lightnings_style_is_taken_as_it_is(engine):
     assert last["val_share"] == 0.5
 
 
+class Collecting(Lightning):
+    """Computes at the end of an epoch what the records have as the loss."""
+
+    def __init__(self):
+        super().__init__()
+        self.collected = []
+
+    def training_step(self, batch, batch_idx):
+        loss = functional.cross_entropy(self(batch[0]), batch[1])
+        self.collected.append((loss.detach(), len(batch[1])))
+        return loss
+
+    def validation_step(self, batch):
+        return self.training_step(batch, 0)
+
+    def on_train_epoch_end(self):
+        losses, sizes = map(torch.tensor, zip(*self.collected, strict=True))
+        self.log("train_collected", (losses @ sizes.float()) / sizes.sum())
+        self.collected.clear()
+
+    def on_validation_epoch_end(self):
+        self.on_train_epoch_end()
+
+
+def test_epoch_hooks_of_a_lightning_style_module_run_on_each_workers_copy(engine):
+    trainer = trainer_of(Collecting(), engine=engine, workers=2)
+    trainer.fit(*blocked(X, Y, 4), **STILL, merge=Merge(every=2), validation_data=(X, Y))
+    (record,) = trainer.history
+    assert record["collected"] == pytest.approx(record["loss"], rel=1e-6)
+    assert record["val_collected"] == pytest.approx(record["val_loss"], rel=1e-6)
+
+
 def lightning_with(**methods):
     return type("Asking", (Lightning,), methods)()
 
 
 def test_what_only_a_trainer_calls_is_an_error_of_build():
-    net = lightning_with(on_train_epoch_end=lambda self: None, setup=lambda self: None)
-    with pytest.raises(TypeError, match=r"Trainer has: the hook on_train_epoch_end\(\), the hook setup\(\); leave"):
+    net = lightning_with(on_train_start=lambda self: None, setup=lambda self: None)
+    with pytest.raises(TypeError, match=r"Trainer has: the hook on_train_start\(\), the hook setup\(\); leave"):
         trainer_of(net)
     with pytest.raises(TypeError, match="automatic_optimization=False"):
         trainer_of(lightning_with(automatic_optimization=False))
