@@ -134,7 +134,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         if a loss or parameter becomes NaN or infinite, ``WorkerLostError`` if a process dies repeatedly, and the
         exceptions of the model, with the worker's traceback; ``BadCheckpointError``, ``FileNotFoundError`` and
         ``ValueError`` for a checkpoint that cannot be resumed. Warns if there are more workers than blocks, and if
-        outputs get two softmaxes. SIGTERM stops a fit as ``max_time`` does, and then ends the program with
+        outputs do not suit the loss. SIGTERM stops a fit as ``max_time`` does, and then ends the program with
         ``SystemExit``, unless the program handles SIGTERM itself. After an exception or Ctrl-C the parameters are
         those of the last complete round. With commutative merging they include later changes; on COMPSs they are
         then those before the fit.

@@ -33,7 +33,10 @@ def as_block(value: object) -> Block:
     else:
         block = _as_array(value)
     if block.ndim == 0:
-        raise ValueError(f"a block needs a first dimension of samples, but this value is a scalar: {value!r}")
+        raise ValueError(
+            f"a block needs a first dimension of samples, but this value is a scalar: {value!r}; give an array, a "
+            "column as frame['label'], or files as FileDataset('data.parquet', x=..., y=...)"
+        )
     if isinstance(block, np.ndarray):
         check_dtype(block.dtype)
     return signed(block)
@@ -73,7 +76,8 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
     try:
         torch.from_numpy(np.empty(0, dtype))
     except (TypeError, ValueError) as error:
-        hint = "; a tokenizer makes integers of text" if dtype.kind in "USO" else ""
+        labels = "np.unique(labels, return_inverse=True)[1] of labels"
+        hint = f"; a tokenizer makes integers of text, and {labels}" if dtype.kind in "USO" else ""
         raise TypeError(
             f"torch cannot hold arrays of dtype {dtype}; convert them to numbers or booleans in native byte "
             f"order{hint}"

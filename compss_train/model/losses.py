@@ -163,14 +163,20 @@ def is_known(loss: object) -> bool:
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
 
 
-def check_shapes(loss: object, output: Tensor, target: Any) -> None:
-    """Raise ``ValueError`` for targets that torch would broadcast, comparing each sample with all others."""
-    if isinstance(loss, _ELEMENTWISE) and isinstance(target, Tensor) and output.shape != target.shape:
+def elementwise_target(loss: object, output: Tensor, target: Any) -> Any:
+    """Return targets for losses of torch that compare elements: integers as floating-point numbers.
+
+    Raises ``ValueError`` for targets that torch would broadcast, comparing each sample with all others.
+    """
+    if not isinstance(loss, _ELEMENTWISE) or not isinstance(target, Tensor):
+        return target
+    if output.shape != target.shape:
         raise ValueError(
             f"outputs have shape {tuple(output.shape)} and targets {tuple(target.shape)}, and "
             f"{type(loss).__name__} compares them element by element: give targets of the outputs' shape, such as "
             "y[:, None] for a single output"
         )
+    return target.to(torch.promote_types(target.dtype, torch.float32))
 
 
 def are_probabilities(output: Tensor) -> bool:

@@ -54,8 +54,8 @@ class GroupedOptimizer:
         if unused := [pattern for pattern in self.groups if pattern not in used]:
             some = ", ".join(name for name, _ in trainable(net)[:5])
             raise ValueError(
-                f"groups has {unused[0]!r}, which matches no trained parameter; their names are {some}, ...; give "
-                "a prefix of dotted names, or a pattern such as 'layer4.*' or '*.bias'"
+                f"groups has {unused[0]!r}, which matches no trained parameter; the first are {some}; give a "
+                "prefix of dotted names, or a pattern such as 'layer4.*' or '*.bias'"
             )
         made = [
             {"params": own, **({"name": "+".join(each.strip("*.") or each for each in key)} if key else {})}

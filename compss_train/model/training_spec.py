@@ -215,8 +215,8 @@ class ModelReplica:
                 f"the network returns {metrics.kind_of(output)}, and the loss takes a tensor: build with loss=, a "
                 "function of (output, target) that takes all of it, or with training_step="
             )
-        losses.check_shapes(self.training_spec.loss, output, target)
-        return StepResult(loss(output, target, *weight), output, target)
+        compared = losses.elementwise_target(self.training_spec.loss, output, target)
+        return StepResult(loss(output, compared, *weight), output, target)
 
     def run_step(self, step: Step, x: Any, y: Any, context: StepContext) -> StepResult:
         """Run a training or validation step on a transformed batch, and check what it returns."""
@@ -271,10 +271,10 @@ class ModelReplica:
             parts = [part for part in leaves(x) if hasattr(part, "dtype")]
             dtypes = sorted({_name(each) for each in self.training_spec.net.parameters()})
             convert = " If this is the problem, convert x, or batches by build(transform=)."
-            described = " and ".join(f"shape {tuple(part.shape)} and dtype {_name(part)}" for part in parts)
+            described = [f"x with {_described(x)}", *([f"y with {_described(y)}"] if _described(y) else [])]
             error.add_note(
-                f"While a batch of x with {described} went through a network with {', '.join(dtypes)} parameters."
-                f"{'' if {_name(part) for part in parts} <= {*dtypes} else convert}"
+                f"While a batch of {' and '.join(described)} went through a network with {', '.join(dtypes)} "
+                f"parameters.{'' if {_name(part) for part in parts} <= {*dtypes} else convert}"
             )
             if isinstance(x, tuple | list | dict) and "forward" in str(error):
                 given = "keyword arguments " + ", ".join(x) if isinstance(x, dict) else f"{len(x)} arguments"
@@ -288,8 +288,12 @@ class ModelReplica:
                     f"The targets of the batch go {bounds}: classes are numbered from 0, and the network needs an "
                     "output for each."
                 )
-            last = parts[0].shape[-1] if len(parts) == 1 and parts[0].dim() == 4 else 0
-            if "channels" in str(error) and last in (1, 3, 4):
+            shape: tuple[int, ...] = parts[0].shape if len(parts) == 1 and "channels" in str(error) else ()
+            if len(shape) == 3 and "input[1, " in str(error):  # torch takes the samples for channels
+                error.add_note(
+                    "x has no dimension of channels: give x[:, None], or build(transform=lambda x: x.unsqueeze(1))."
+                )
+            if len(shape) == 4 and (last := shape[-1]) in (1, 3, 4):
                 error.add_note(
                     f"x seems to have its {last} channels last, but torch expects them after the samples: give "
                     "x.transpose(0, 3, 1, 2), or build(transform=lambda x: x.permute(0, 3, 1, 2))."
@@ -318,6 +322,11 @@ def _part_of(output: Any, name: str) -> Any:
     """Return a part of outputs that have names, as those of Hugging Face's models, or ``None``."""
     part = output.get(name) if isinstance(output, Mapping) else getattr(output, name, None)
     return part if isinstance(part, torch.Tensor) else None
+
+
+def _described(batch: Any) -> str:
+    parts = [part for part in leaves(batch) if hasattr(part, "dtype")]
+    return " and ".join(f"shape {tuple(part.shape)} and dtype {_name(part)}" for part in parts)
 
 
 def _name(tensor: Any) -> str:
