@@ -6,7 +6,7 @@ A network may have several optimizers, for GANs and other steps that take turns.
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, TypeAlias, get_args
 
@@ -134,12 +134,7 @@ def _in_torch(name: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether ``step`` requires a closure that evaluates the loss of a batch, as LBFGS does."""
-    return _takes_closure(type(optimizer).step)
-
-
-@cache
-def _takes_closure(step: Callable[..., Any]) -> bool:
-    _, *parameters = inspect.signature(step).parameters.values()
+    _, *parameters = inspect.signature(type(optimizer).step).parameters.values()
     return any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
 
 

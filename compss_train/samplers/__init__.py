@@ -5,12 +5,11 @@ from compss_train.samplers.partial import (
     DistributedSamplerViaLocallyShuffleV2,
     PartialShuffleSampler,
 )
-from compss_train.samplers.pools import PartialShuffle, partial_order
+from compss_train.samplers.pools import PartialShuffle
 
 __all__ = [
     "DistributedSamplerViaLocallyShuffle",
     "DistributedSamplerViaLocallyShuffleV2",
     "PartialShuffle",
     "PartialShuffleSampler",
-    "partial_order",
 ]

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count
-from compss_train.data.order import partial_shuffle_generator
 
 Numbers = NDArray[np.int64]
 
@@ -62,34 +61,6 @@ class PartialShuffle:
         return Pools(int(max(sizes) if self.pool_size is None else self.pool_size), int(self.pools))
 
 
-def partial_order(
-    samples: int, pool: int, *, pools: int = 1, seed: int = 0, epoch: int = 0, start: int = 0
-) -> Iterator[Numbers]:
-    """Iterate over a partial shuffle of the numbers below ``samples``, in arrays of about ``pool`` numbers.
-
-    A pure function of its arguments, which needs memory only for the pools.
-
-    Parameters
-    ----------
-    samples:
-        Number of values to shuffle, at least 1.
-    pool:
-        Size of a pool, at least 1.
-    pools:
-        Number of pools, 1 or 2.
-    seed, epoch:
-        Determine the random order.
-    start:
-        Number of values to skip, to resume after an interruption.
-
-    Raises ``ValueError`` for arguments out of range.
-    """
-    check_count("samples", samples)
-    check_count("start", start, least=0)
-    sized = PartialShuffle(check_count("pool", pool), pools).of_blocks([samples])
-    return SlotPlan(samples, sized, partial_shuffle_generator(seed, epoch), start).numbers()
-
-
 class SlotPlan:
     """The slots of all samples in the order of a partial shuffle, from sample ``start`` of that order on.
 
@@ -108,12 +79,12 @@ class SlotPlan:
         """The sample in each slot at the start, -1 for an empty slot."""
         self.arrived = len(self.held)
         """Number of samples that have been written to slots, including those drawn since."""
-        self._left = samples - start
         while start:
             drawn = self.draw(start)
             start -= len(drawn)
             self.held[drawn] = -1
-            self._hold()
+            arriving, slots = self.refill()
+            self.held[slots] = arriving
 
     def draw(self, number: int) -> Numbers:
         """Return the slots of the next samples in order, at most ``number`` slots."""
@@ -133,18 +104,6 @@ class SlotPlan:
         slots = np.flatnonzero(self.held >= 0)
         slots = slots[np.argsort(self.held[slots])]
         return self.held[slots], slots
-
-    def numbers(self) -> Iterator[Numbers]:
-        """Iterate over the samples instead of following the plan, in arrays of about the size of a pool."""
-        while self._left:
-            drawn = self.held[self.draw(self._pools.size)]
-            self._hold()
-            self._left -= len(drawn)
-            yield drawn
-
-    def _hold(self) -> None:
-        samples, slots = self.refill()
-        self.held[slots] = samples
 
     def _slots_in_order(self) -> Iterator[Numbers]:
         """Iterate over the slots of all samples in the order of the shuffle, in runs."""

@@ -4,7 +4,7 @@ Epochs are counted from 0 over all fits of a trainer, as in learning-rate schedu
 """
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, TypeAlias, get_args
 
@@ -45,8 +45,7 @@ class Merge:
         Number of ``"epochs"`` (default: 1) between merges, or number of ``"blocks"`` or ``"batches"`` that a worker
         trains between two merges within an epoch; 0 merges once, at the end (not with batches). The last round of
         an epoch may be shorter. ``every`` may be a function of the epoch, counted from 0 over all fits, such as
-        ``training.PostLocal`` and ``training.Quadratic``; a round of several epochs uses the value for its first
-        one.
+        ``training.PostLocal``; a round of several epochs uses the value for its first one.
     outer_optimizer:
         How the global parameters move when workers merge. With ``None`` (default) they become the mean of the
         workers. An optimizer, given as in ``build``, takes a step from the parameters at the start of the round,
@@ -227,59 +226,6 @@ class PostLocal:
     def __call__(self, epoch: int) -> int:
         """Return the number of batches between merges in an epoch."""
         return 1 if epoch < self.epochs else self.then
-
-
-@dataclass(frozen=True, kw_only=True)
-class Quadratic:
-    """The quadratic synchronization rule: the lower the learning rate, the rarer the merges.
-
-    The number of batches between merges is max(least, floor((growth / lr)²)), with the learning rate at the start
-    of the epoch.
-
-    Parameters
-    ----------
-    lr:
-        The optimizer's learning rate, which the schedule multiplies.
-    growth:
-        The learning rate for which the rule gives one batch (the paper's alpha), to be tuned.
-    least:
-        Minimum number of batches between merges.
-    schedule:
-        The function of the epoch that is given to ``build``; ``None`` (default) for a constant learning rate.
-    warm_up:
-        Number of initial epochs in which the learning rate rises; they merge as often as the epoch after them.
-
-    Raises ``ValueError`` for numbers that are not positive, and for an epoch with a learning rate that is not.
-
-    Source: Gu, Lyu, Arora, Zhang and Huang, "A Quadratic Synchronization Rule for Distributed Deep Learning", ICLR
-    2024 (arXiv 2310.14423).
-    """
-
-    lr: float
-    growth: float
-    least: int = 1
-    schedule: Callable[[int], float] | None = None
-    warm_up: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("lr", "growth"):
-            if not check_at_least_0(name, getattr(self, name)):
-                raise ValueError(f"{name}={getattr(self, name)!r}: give a number above 0")
-        check_count("least", self.least)
-        check_count("warm_up", self.warm_up, least=0)
-        if self.schedule is not None and not callable(self.schedule):
-            raise TypeError(f"schedule={self.schedule!r}: give the function of the epoch that build gets, or None")
-
-    def __call__(self, epoch: int) -> int:
-        """Return the number of batches between merges in an epoch."""
-        epoch = max(epoch, self.warm_up)
-        lr = self.lr * (1.0 if self.schedule is None else float(self.schedule(epoch)))
-        if not lr > 0:
-            raise ValueError(
-                f"the learning rate is {lr} in epoch {epoch}, and the quadratic rule needs one above 0: end the "
-                "schedule later, or give warm_up= if it begins with 0"
-            )
-        return max(self.least, int((self.growth / lr) ** 2))
 
 
 NESTEROV: Mapping[str, Any] = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}

@@ -27,7 +27,7 @@ from compss_train import (
     Schedule,
     TrainTransform,
 )
-from compss_train.training import PostLocal, Quadratic
+from compss_train.training import PostLocal
 from tests.same_bits import material
 from tests.same_bits.fitting import Bits, Place, blocks, small_fit
 from tests.same_bits.material import NEXT, ONE_HOT, TOKENS, WEIGHTS, X, Y
@@ -123,7 +123,7 @@ MERGES = {
     "merged every batch": {"every": 1, "unit": "batches"},
     "merged every two batches": BATCHES,
     "post-local": {**BATCHES, "every": PostLocal(epochs=1, then=4)},
-    "quadratic": {**BATCHES, "every": Quadratic(lr=0.05, growth=0.1)},
+    "rarer in later epochs": {**BATCHES, "every": lambda epoch: 1 + 3 * epoch},
     "commutative": ARRIVING,
     "commutative, halving": {**ARRIVING, "rule": "halving"},
     "commutative, blocks": {**ARRIVING, "unit": "blocks"},

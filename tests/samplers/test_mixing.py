@@ -4,10 +4,24 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.samplers.pools import exchange, partial_order
+from compss_train.data.order import partial_shuffle_generator
+from compss_train.samplers.pools import PartialShuffle, SlotPlan, exchange
 from tests.helpers.tolerances import chance_of
 
 sizes = {"samples": st.integers(1, 300), "pool": st.integers(1, 80), "pools": st.sampled_from([1, 2])}
+
+
+def partial_order(samples, pool, *, pools=1, seed=0, epoch=0, start=0):
+    """Follow the plan of a partial shuffle of the numbers below ``samples``."""
+    sized = PartialShuffle(pool, pools).of_blocks([samples])
+    plan = SlotPlan(samples, sized, partial_shuffle_generator(seed, epoch), start)
+    held, left = plan.held.copy(), samples - start
+    while left:
+        drawn = held[plan.draw(pool)]
+        arriving, slots = plan.refill()
+        held[slots] = arriving
+        left -= len(drawn)
+        yield drawn
 
 
 def whole(samples, pool, **options):

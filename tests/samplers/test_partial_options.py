@@ -18,7 +18,6 @@ from compss_train.samplers import (
     DistributedSamplerViaLocallyShuffle,
     DistributedSamplerViaLocallyShuffleV2,
     PartialShuffleSampler,
-    partial_order,
 )
 from tests.samplers import numbered_files as numbered
 from tests.samplers.numbered_files import (
@@ -113,15 +112,6 @@ def test_given_lengths_save_opening_files_or_are_found_wrong():
 def test_wrong_numbers_are_errors(options, message):
     with pytest.raises(ValueError, match=message):
         numbered.sampler_of([4, 5], **options)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [((0, 3), "samples=0"), ((10, 0), "pool=0"), ((10, 3, 3), "pools=3"), ((10, 3, 1, -1), "start=-1")],
-)
-def test_wrong_numbers_of_a_partial_order(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        partial_order(**dict(zip(("samples", "pool", "pools", "start"), arguments, strict=False)))
 
 
 def test_wrong_epochs_and_steps_are_errors_and_change_nothing():

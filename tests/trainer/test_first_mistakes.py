@@ -80,6 +80,15 @@ MISTAKES = {
         *(image_net(), "cross_entropy", np.ones((60, 8, 8, 3), np.float32), Y),
         *(RuntimeError, "3 channels last.*x.transpose.0, 3, 1, 2"),
     ),
+    "no channels": (
+        *(nn.Sequential(nn.Conv2d(1, 4, 8), nn.Flatten()), "cross_entropy", np.ones((60, 8, 8), np.float32), Y),
+        *(RuntimeError, r"no dimension of channels: give x\[:, None\]"),
+    ),
+    "targets in a column": (
+        *(mlp(), nn.CrossEntropyLoss(), X, Y[:, None]),
+        *(RuntimeError, r"and y with shape \(15, 1\) and dtype int64 went through a network"),
+    ),
+    "the name of a column": (mlp(), "cross_entropy", X, "kind", ValueError, r"a column as frame\['label'\]"),
     "BCE with (n,)": (
         *(nn.Linear(6, 1), nn.BCEWithLogitsLoss(), X, ONE),
         *(ValueError, r"\(15, 1\) and targets \(15,\), and BCEWithLogitsLoss " + COMPARED),
@@ -100,6 +109,14 @@ def test_common_mistakes_say_how_to_fix_them(name, method):
     with pytest.raises(error) as caught:
         getattr(trainer_of(net, loss), method)(x, y, **FIT)
     assert re.search(message, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())]), re.DOTALL)
+
+
+def test_element_wise_losses_take_integers():
+    net = nn.Linear(6, 1)
+    floats, integers = (
+        trainer_of(net, nn.BCEWithLogitsLoss()).fit(X, y[:, None], **FIT) for y in (ONE, ONE.astype(int))
+    )
+    assert_same_bits(integers, floats)
 
 
 @pytest.mark.parametrize("method", ["fit", "check_fit"])

@@ -7,8 +7,7 @@ import pytest
 
 from compss_train import BufferSpec, DistributedTrainer, Merge
 from compss_train.callbacks import Callback
-from compss_train.training import PostLocal, Quadratic
-from compss_train.training.description import described
+from compss_train.training import PostLocal
 from compss_train.training.merge import DEFAULTS
 from compss_train.training.named_fits import NamedFits
 from tests.helpers.callbacks import NoTasks
@@ -80,12 +79,6 @@ def test_wrong_merges(given, message):
     [
         (lambda: PostLocal(epochs=0, then=2), "epochs=0: give an integer of at least 1"),
         (lambda: PostLocal(epochs=1, then=1.5), "then=1.5: give an integer of at least 1"),
-        (lambda: Quadratic(lr=0, growth=0.2), "lr=0: give a number above 0"),
-        (lambda: Quadratic(lr=0.1, growth=-1), "growth=-1: give a number"),
-        (lambda: Quadratic(lr=0.1, growth=0.2, least=0), "least=0"),
-        (lambda: Quadratic(lr=0.1, growth=0.2, warm_up=-1), "warm_up=-1"),
-        (lambda: Quadratic(lr=0.1, growth=1, schedule=lambda epoch: 0)(3), "needs one above 0: end the schedule"),
-        (lambda: Quadratic(lr=0.1, growth=0.2, schedule=3), "schedule=3"),
         (lambda: Merge.of(None), "merge=None: give a kind by name, such as 'synchronous', or a Merge"),
         (lambda: Merge(outer_optimizer=3), "outer_optimizer=3: .* is neither a dict nor a callable"),
         *(
@@ -107,15 +100,6 @@ def test_wrong_intervals_and_types(make, message):
 
 def test_post_local_sgd_merges_after_every_batch_until_an_epoch():
     assert [PostLocal(epochs=2, then=16)(epoch) for epoch in range(4)] == [1, 1, 16, 16]
-
-
-def test_the_quadratic_rule_follows_the_learning_rate():
-    rule = Quadratic(lr=0.8, growth=0.2, least=2, schedule=lambda epoch: 0.5**epoch)
-    assert [rule(epoch) for epoch in range(6)] == [2, 2, 2, 4, 16, 64]
-    assert Quadratic(lr=np.float32(0.5), growth=np.float64(1))(0) == 4
-    assert Quadratic(lr=0.1, growth=0.3)(7) == 8  # 0.3 / 0.1 is a little less than 3
-    assert Quadratic(lr=0.1, growth=0.4, schedule=lambda epoch: min(epoch, 2) / 2, warm_up=2)(0) == 16
-    assert "0x" not in str(described(rule))  # the same in every process
 
 
 @pytest.mark.parametrize("unit", ["epochs", "blocks", "batches"])
