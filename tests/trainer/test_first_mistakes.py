@@ -112,11 +112,9 @@ def test_common_mistakes_say_how_to_fix_them(name, method):
 
 
 def test_element_wise_losses_take_integers():
-    net = nn.Linear(6, 1)
-    floats, integers = (
-        trainer_of(net, nn.BCEWithLogitsLoss()).fit(X, y[:, None], **FIT) for y in (ONE, ONE.astype(int))
-    )
-    assert_same_bits(integers, floats)
+    net, integers = nn.Linear(6, 1), ONE[:, None].astype(int)
+    fits = [trainer_of(net, nn.BCEWithLogitsLoss()).fit(X, y, **FIT) for y in (ONE[:, None], integers)]
+    assert_same_bits(*fits)
 
 
 @pytest.mark.parametrize("method", ["fit", "check_fit"])
