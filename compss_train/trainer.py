@@ -87,6 +87,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
             whose files are the blocks and which the workers read. Pass Pandas and polars frames, torch and Hugging
             Face data sets and a ``DataLoader`` directly: docs/data.md. Without ``y``, each transformed batch is its
             own target. Both may be tuples, lists or dicts of these, for several inputs and outputs: docs/models.md.
+            Arrays are not copied here: do not change them during the fit, for example in a callback.
         num_epochs:
             Number of passes over all samples, at most 10**9 (to train until ``max_time``).
         batch_size, num_batches_per_worker:

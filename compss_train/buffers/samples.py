@@ -156,7 +156,11 @@ class SampleBatch:
         for path, leaf in self.leaves.items():
             value: Any = sample
             for kind, length, name in path:
-                if type(value) is not kind or len(value) != length or (kind is dict and name not in value):
+                if (
+                    type(value) is not kind
+                    or len(value) != length
+                    or (issubclass(kind, dict) and name not in value)
+                ):
                     return {}
                 value = value[name]
             if (own := leaf.rows_of(value, stacked=stacked)) is None:

@@ -167,10 +167,10 @@ def copy_block(block: Block) -> Block:
 
 
 def contiguous(block: Block) -> Block:
-    """Return the block, or a copy of one whose numbers are in another order in memory, or with swapped bytes."""
+    """Return the block, or a copy of one that is read-only or whose numbers are in another order in memory."""
     if isinstance(block, np.ndarray):
-        return block if block.flags.c_contiguous and block.dtype.isnative else copy_block(block)
-    return block if isinstance(block, Ragged) else block.contiguous()
+        return block if block.flags.c_contiguous and block.flags.writeable else copy_block(block)
+    return block if isinstance(block, Ragged) else block.resolve_conj().resolve_neg().contiguous()
 
 
 def select(block: torch.Tensor | Ragged, rows: torch.Tensor, *, pinned: bool = False) -> Any:

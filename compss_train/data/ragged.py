@@ -117,10 +117,6 @@ class Ragged:
         """Return the sequences with their items in page-locked memory."""
         return Ragged.of(self.values.pin_memory(), self.offsets)
 
-    def record_stream(self, stream: Any) -> None:
-        """Keep the memory of the items until a stream of a GPU has used it."""
-        self.values.record_stream(stream)
-
     def numel(self) -> int:
         """Number of numbers in all sequences."""
         return int(self.offsets[-1] - self.offsets[0]) * self.values[:1].numel()

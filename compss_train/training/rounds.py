@@ -82,8 +82,11 @@ class RoundRunner:
                 self._submit(following)
                 following = next(left, None)
             self._collect()
-        if self.stopped is not None:
-            self._end_early()
+        if self.stopped is not None:  # cancel the submitted rounds, unless their changes have been merged
+            while self._pending and not (self._merger.by_rounds or self._fit.stopping.urgent):
+                self._collect()
+            self._workers.states[:] = self._states
+            self._pending.clear()
         waits = self.stopped is None or not self._fit.stopping.urgent
         return self._merger.settled(self._complete[-1]) if self._complete and waits else self.current()
 
@@ -148,14 +151,6 @@ class RoundRunner:
             (prefix, self._validation.evaluate(parameters) if self._validation and parameters else [])
             for prefix, parameters in evaluated.items()
         )
-
-    def _end_early(self) -> None:
-        """Cancel the submitted rounds, unless their changes have already been merged."""
-        if not self._merger.by_rounds:
-            while self._pending and not self._fit.stopping.urgent:
-                self._collect()
-        self._workers.states[:] = self._states
-        self._pending.clear()
 
     def stop(self) -> None:
         """End processes other than tasks; called at the end of every fit."""

@@ -1,6 +1,6 @@
 """Samples of any structure are returned unchanged; samples that differ are rejected."""
 
-from collections import namedtuple
+from collections import OrderedDict, namedtuple
 
 import numpy as np
 import pytest
@@ -185,11 +185,13 @@ X, Y = torch.tensor(1.0), torch.tensor(2.0)
         ((X, Y), {"x": X, "y": Y}),
         ({"x": X, "y": Y}, {"x": X, "z": Y}),
         ({"x": X, "y": Y}, {"x": X}),
+        (OrderedDict(x=X), OrderedDict(y=X)),
         (Point(X, Y), Turned(X, Y)),
         (Point(X, Y), (X, Y)),
     ],
     ids=["length", "dimensions", "0-d", "dtype", "array", "tuple", "object", "tensor", "longer tuple",
-         "dict for tuple", "other key", "missing key", "other namedtuple", "tuple for namedtuple"],
+         "dict for tuple", "other key", "missing key", "other ordered key", "other namedtuple",
+         "tuple for namedtuple"],
 )  # fmt: skip
 def test_samples_unlike_the_first_are_refused_and_change_nothing(first, other):
     for kind in ALL:
@@ -204,6 +206,28 @@ def test_samples_unlike_the_first_are_refused_and_change_nothing(first, other):
         assert (len(buffer), buffer.samples_put) == (1, 1)
         buffer.put_many(samples_of(buffer, first, first))
         assert len(buffer) == 3
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        *(
+            torch.ones(2, 4),
+            torch.ones(2),
+            torch.ones(2, 3, 1),
+            torch.ones(2, 3).double(),
+            torch.ones(2, 3).numpy(),
+        ),
+        *((torch.ones(2, 3),), torch.tensor(1.0), (torch.ones(2, 3), torch.ones(1, 3))),
+    ],
+)
+def test_stacked_samples_unlike_the_first_are_refused(other):
+    buffer = make("FIFO", 6)
+    buffer.put_many(torch.ones(2, 3))
+    with pytest.raises(ValueError, match=r"a buffer stacks samples|need the same first dimension"):
+        buffer.put_many(other)
+    buffer.put_many(torch.zeros(2, 6)[:, ::2])
+    assert buffer.get_batch(4).sum(dim=1).tolist() == [3, 3, 0, 0]
 
 
 def samples_of(buffer, *data):

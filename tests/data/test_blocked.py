@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from compss_train import BlockedTensor, shuffle
 from compss_train.data.block import RemoteBlock, describe
+from compss_train.data.blocked import as_blocked
 from tests.helpers.tolerances import chance_of
 
 
@@ -34,6 +35,22 @@ def test_blocks_are_copies_unless_they_are_mapped(tmp_path):
     assert all(isinstance(block, np.memmap) for block in blocked.blocks())
     assert np.shares_memory(blocked.tensors[2][0], mapped)
     np.testing.assert_array_equal(blocked.collect(), mapped)
+
+
+def read_only(array):
+    array.flags.writeable = False
+    return array
+
+
+def test_blocks_of_a_fit_share_an_arrays_memory_unless_tasks_would_copy_them_again():
+    array = np.arange(12.0).reshape(6, 2)
+    for shared in (array, torch.from_numpy(array), torch.from_numpy(array).requires_grad_()):
+        assert all(np.shares_memory(block, array) for block in as_blocked(shared, 3).blocks())
+    for other in (np.asfortranarray(array), array[:, ::-1], read_only(array.copy())):
+        blocks = list(as_blocked(other, 3).blocks())
+        assert not any(np.shares_memory(block, other) for block in blocks)
+        np.testing.assert_array_equal(np.concatenate(blocks), other)
+    assert not any(block.is_conj() for block in as_blocked(torch.tensor(array + 1j).conj(), 3).blocks())
 
 
 @pytest.mark.parametrize(
