@@ -58,7 +58,11 @@ class _HistoryFile(Callback):
         number, ended = rounds[kept - 1] if kept else (-1, None)
         is_own = number >= 0 and str(ended) == str(trainer.history[number]["ended"])
         if (found := sum(number >= 0 for number, _ in rounds)) and not is_own:
-            self._set_aside(found)
+            names = (self.path.with_name(f"{self.path.stem}.{n}{self.path.suffix}") for n in itertools.count(1))
+            aside = next(name for name in names if not name.exists())
+            self.path.rename(aside)
+            self.path.touch()
+            validation.warn_user(f"{self.path} had {found} rounds of another run, which are now in {aside.name}")
         elif (rest := "".join(f"{line}\n" for line in lines[:kept])) != text:
             files.write_atomic(self.path, rest)
         self._writes = True
@@ -80,13 +84,6 @@ class _HistoryFile(Callback):
 
     def _append(self, record: dict[str, Any]) -> None:
         raise NotImplementedError
-
-    def _set_aside(self, rounds: int) -> None:
-        names = (self.path.with_name(f"{self.path.stem}.{n}{self.path.suffix}") for n in itertools.count(1))
-        aside = next(name for name in names if not name.exists())
-        self.path.rename(aside)
-        self.path.touch()
-        validation.warn_user(f"{self.path} had {rounds} rounds of another run, which are now in {aside.name}")
 
     def on_fit_end(self, trainer: TrainerBase) -> None:
         """Let others write to the file."""

@@ -14,7 +14,7 @@ import shutil
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib import util
 from pathlib import Path
 from typing import Any, TypeVar
@@ -84,7 +84,7 @@ def examine(options: argparse.Namespace) -> list[Finding]:
     if declared and (unknown := set(installed) - set(declared)):
         found = f"{', '.join(sorted(unknown))} of the project file not in the resources file"
         findings.append(Finding("nodes", "missing", found, "give each node an entry in both files"))
-    findings += check_resources(declared if options.resources is not None else None)
+    findings += check_resources(declared)
     names = options.nodes or tuple(installed)
     if not names:  # COMPSs needs ssh to this machine too
         return [*findings, _check_ssh("localhost")]
@@ -193,24 +193,12 @@ def _read(
     return nodes
 
 
-def check_resources(declared: Mapping[str, Node] | None) -> Iterator[Finding]:
-    """Compare what a resources file declares of this machine with its cores and GPUs.
-
-    Without one, COMPSs uses its default file, which declares four units on every machine.
-    """
-    default = configuration.presumed_home() / "Runtime/configuration/xml/resources/default_resources.xml"
-    nodes = declared
-    if nodes is None:
-        nodes = configuration.read_resources(default) if default.exists() else {}
+def check_resources(declared: Mapping[str, Node]) -> Iterator[Finding]:
+    """Compare what a resources file declares of this machine with its cores and GPUs."""
     listed = run_program(["nvidia-smi", "-L"])
     gpus = len(re.findall(r"^GPU \d+", listed.output, re.MULTILINE)) if listed.code == 0 else 0
-    for node in filter(lambda each: is_local(each.name), nodes.values()):
-        for finding in judge_node(node, os.cpu_count() or 1, physical_cores(), gpus):
-            if declared is None and finding.state == "missing":  # but runs can use another file
-                advice = f"give runcompss files of your own ({finding.advice})"
-                found = f"{finding.found} in COMPSs's own {default}"
-                finding = replace(finding, state="warning", found=found, advice=advice)
-            yield finding
+    for node in filter(lambda each: is_local(each.name), declared.values()):
+        yield from judge_node(node, os.cpu_count() or 1, physical_cores(), gpus)
 
 
 def judge_node(node: Node, logical: int, physical: int, gpus: int) -> Iterator[Finding]:
@@ -227,8 +215,6 @@ def judge_node(node: Node, logical: int, physical: int, gpus: int) -> Iterator[F
     name, found = f"GPUs of {node.name}", f"{node.gpus} declared, {gpus} found"
     if node.gpus > gpus:
         yield Finding(name, "missing", found, f"compss-train configure --gpus {gpus}")
-    elif node.gpus < gpus:
-        yield Finding(name, "warning", found, "tasks can only use declared GPUs: configure with --gpus")
     elif gpus:
         yield Finding(name, "ok", found)
 

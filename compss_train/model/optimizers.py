@@ -5,6 +5,7 @@ A network may have several optimizers, for GANs and other steps that take turns.
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -250,10 +251,9 @@ def _takes_names(factory: Callable[..., Any]) -> bool:
     made = factory.func if isinstance(factory, partial) else factory
     if isinstance(made, type) and made.__module__.startswith("torch.optim."):
         return False
-    try:
+    with suppress(TypeError, ValueError):  # of a callable that is not written in Python
         return "named_parameters" in inspect.signature(factory).parameters
-    except (TypeError, ValueError):  # a callable that is not written in Python
-        return False
+    return False
 
 
 def net_optimizer(spec: OptimizerSpec | Mapping[str, OptimizerSpec], net: nn.Module) -> NetOptimizer:

@@ -1,10 +1,9 @@
 """Parameter servers: their interface, the checks of the arrays, and the server in the memory of a process."""
 
-import functools
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -107,15 +106,8 @@ def check_sequence(name: str, arrays: Sequence[Block]) -> Sequence[Block]:
 
 def specs_of(arrays: Sequence[Block]) -> ArraySpecs:
     """Return the torch dtype and the shape of each array or tensor."""
-    return [
-        (array.dtype if isinstance(array, torch.Tensor) else _torch_dtype(array.dtype), tuple(array.shape))
-        for array in arrays
-    ]
-
-
-@functools.cache
-def _torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
-    return torch.from_numpy(np.empty(0, dtype)).dtype
+    none = [as_tensor(np.empty(0, array.dtype)) if isinstance(array, np.ndarray) else array for array in arrays]
+    return [(each.dtype, tuple(array.shape)) for each, array in zip(none, arrays, strict=True)]
 
 
 class Entry:

@@ -229,7 +229,6 @@ class PostLocal:
 
 
 NESTEROV: Mapping[str, Any] = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
-SLOW_MOMENTUM: Mapping[str, Any] = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.7}
 
 BATCH = 100
 """The local batch size of few workers; the learning rate should be chosen for one worker with this batch size."""
@@ -256,7 +255,8 @@ def published_merge(preset: Preset, num_epochs: int) -> Merge:
     if preset == "diloco":
         return Merge(every=500, unit="batches", outer_optimizer=NESTEROV, optimizer_state="keep")
     if preset == "slowmo":
-        return Merge(every=12, unit="batches", outer_optimizer=SLOW_MOMENTUM, optimizer_state="reset")
+        outer = {"optimizer": "sgd", "lr": 1.0, "momentum": 0.7}
+        return Merge(every=12, unit="batches", outer_optimizer=outer, optimizer_state="reset")
     every = PostLocal(epochs=max(1, num_epochs // 2), then=16)
     return Merge(every=every, unit="batches", optimizer_state="keep")
 
