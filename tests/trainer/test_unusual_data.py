@@ -195,7 +195,9 @@ def test_losses_of_logits_warn_and_train_to_the_same_bits():
         assert_same_bits(trainer.get_parameters(), expected)
 
 
-@pytest.mark.parametrize("loss", [nn.NLLLoss(), partial(functional.nll_loss, reduction="mean")], ids=["module", "function"])
+@pytest.mark.parametrize(
+    "loss", [nn.NLLLoss(), partial(functional.nll_loss, reduction="mean")], ids=["module", "function"]
+)
 @pytest.mark.parametrize(("last", "warns"), [(nn.Identity(), 1), (nn.Softmax(dim=1), 1), (nn.LogSoftmax(dim=1), 0)])
 def test_losses_of_log_probabilities_warn_of_other_outputs(loss, last, warns):
     trainer = built(nn.Sequential(mlp(), last), loss)
