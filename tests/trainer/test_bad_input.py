@@ -252,7 +252,7 @@ def in_a_circle():
         ({"optimizer": {**SGD, "beta": 1}}, ValueError, r"no parameter \['beta'\]"),
         ({"loss": "hinge"}, ValueError, "unknown loss 'hinge'; choose one of"),
         ({"metric": loss}, ValueError, "metric name 'loss' is not text, or has another meaning"),
-        ({"optimizer": lambda _: None}, TypeError, "returned a NoneType"),
+        ({"optimizer": lambda _: None}, TypeError, "returned NoneType"),
         ({"optimizer": lambda _: torch.optim.SGD(STRANGE, lr=0.1)}, ValueError, "uses other parameters than those"),
         ({"metric": "f1"}, ValueError, "unknown metric 'f1'; choose one of"),
         ({"precision": "fp8"}, ValueError, "precision='fp8': choose one of 'fp32', 'bf16', 'fp16'"),

@@ -170,7 +170,7 @@ def test_other_workers_cannot_resume_inside_an_epoch_with_buffers(tmp_path):
     fit(trainer, Checkpoint(tmp_path, keep=99), **options)
     epochs = [record["epoch"] for record in trainer.history]
     inside, at_the_end = (tmp_path / f"round-{n:06}" for n in (0, epochs.index(2) - 1))
-    with pytest.raises(ValueError, match="by 2 workers, whose buffers hold samples of it, so that 3 cannot resume"):
+    with pytest.raises(ValueError, match="by 2 workers, whose buffers hold samples of it, so 3 cannot resume"):
         fit(trainer_of(workers=3), resume=inside, **options)
     with pytest.warns(UserWarning, match="num_workers was 2, and is 3"):
         fit(trainer_of(workers=3), resume=at_the_end, **options)
