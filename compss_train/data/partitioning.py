@@ -70,11 +70,6 @@ class Round:
             return tuple(draws.samples if draws else 0 for draws in self.draws)
         return tuple([sum([block_pass.size for block_pass in assignment]) for assignment in self.assignments])
 
-    @property
-    def fraction_done(self) -> Fraction:
-        """The part of the last epoch that has been trained after this round."""
-        return max((stop for start, stop in self.spans if start < stop), default=Fraction(1))
-
     def span(self, worker: int) -> Span:
         """Return the part of the last epoch that a worker trains."""
         return self.spans[worker] if self.spans else (Fraction(0), Fraction(1))

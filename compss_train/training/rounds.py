@@ -5,6 +5,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 from itertools import chain
 
 from compss_train._utils.validation import warn_user
@@ -204,7 +205,8 @@ class RoundRunner:
         seconds, self._last_end = now - self._last_end, now
         round_, measured = submitted.round, values["workers"]
         samples = sum(part.given for part in measured)
-        end = round_.last_epoch, round_.fraction_done
+        # The last epoch, and the part of it that has been trained after this round.
+        end = round_.last_epoch, max((stop for start, stop in round_.spans if start < stop), default=Fraction(1))
         rates = self._schedule.rates(*end) if self._schedule else self._constant_rates
         return {
             "round": round_.number,
