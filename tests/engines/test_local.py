@@ -2,7 +2,6 @@
 
 import errno
 import gc
-import multiprocessing
 import os
 import resource
 import signal
@@ -11,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from joblib.externals.loky.backend.context import LokyContext as JoblibContext
 from loky.backend.process import LokyProcess
 
 from compss_train import LocalEngine, WorkerLostError
@@ -42,7 +40,7 @@ def stored(engine: LocalEngine) -> set[str]:
 
 
 def workers(engine: LocalEngine) -> list[int]:
-    return [pid for process in engine._processes for pid in list(process._executor._processes)]
+    return [process.ready.result() for process in engine._processes]
 
 
 def is_gone(pid: int) -> bool:
@@ -54,7 +52,7 @@ def is_gone(pid: int) -> bool:
 
 def assert_ended(paths: list[str], processes: list[int]) -> None:
     """Assert that nothing of an engine is left."""
-    wait_until(lambda: not any(map(psutil.pid_exists, processes)))
+    wait_until(lambda: all(map(is_gone, processes)))
     assert not any(map(os.path.exists, paths))
 
 
@@ -227,7 +225,7 @@ def test_a_process_killed_while_it_starts_is_replaced():
         return [name for name in sys.modules if name.startswith("compss_train.")]
 
     with LocalEngine(processes=1, preload=["compss_train.worker"]) as engine:
-        os.kill(workers(engine)[0], signal.SIGKILL)
+        os.kill(engine._starter._processes[0].pid, signal.SIGKILL)
         (names,) = engine.fetch([engine.submit(imported)])
     of_tasks = ("worker.train", "model.parameters", "model.losses", "model.metrics", "model.optimizers")
     assert {f"compss_train.{name}" for name in of_tasks} <= set(names)
@@ -309,13 +307,6 @@ def test_workers_leave_ctrl_c_to_the_coordinator(local):
         lines = dict(line.split(":\t") for line in status.splitlines() if "Sig" in line)
         blocked_or_ignored = int(lines["SigBlk"], 16) | int(lines["SigIgn"], 16)
         assert blocked_or_ignored >> (signal.SIGINT - 1) & 1
-
-
-def test_processes_are_lokys_own_after_joblib_has_registered_its_copy(monkeypatch):
-    monkeypatch.setitem(multiprocessing.context._concrete_contexts, "loky", JoblibContext())
-    with LocalEngine(1) as engine:
-        (process,) = engine._processes[0]._executor._processes.values()
-        assert type(process) is LokyProcess
 
 
 def interrupt() -> None:
@@ -417,7 +408,7 @@ def test_too_few_file_descriptors_are_an_error_that_says_so():
             LocalEngine(50)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limit)
-    assert caught.value.__notes__ == ["50 processes take 350 file descriptors: raise ulimit -n"]
+    assert caught.value.__notes__ == ["50 processes take 50 file descriptors: raise ulimit -n"]
 
 
 @pytest.mark.usefixtures("forked_processes")

@@ -1,80 +1,71 @@
 """Processes and local engines that start within a moment, and the engine that tests share."""
 
-import multiprocessing
 import os
+import signal
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from multiprocessing import forkserver, spawn
+from contextlib import contextmanager, suppress
+from functools import cache
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 import pytest
-from loky import ProcessPoolExecutor
+from loky.backend import resource_tracker
 
 from compss_train import LocalEngine
 from compss_train.engines import local
-from compss_train.engines.local import worker_process
+from compss_train.engines.local.starter import Starter
+from compss_train.engines.local.worker_process import serve
 
 IMPORTED = ["tests", "compss_train.trainer", "compss_train.worker", "torch._dynamo", "hypothesis", "zmq"]
 """What the process that the others are forked from has imported."""
-preparation_data = spawn.get_preparation_data
 
 
-def begin(heartbeat: str) -> None:
-    """Begin as a process of users does, and end with the one that this one was forked from."""
-    worker_process.initialize(os.getppid(), [], heartbeat)
+def begin(connection: Connection, path: str) -> None:
+    """Be a worker process, or without a path what ``other_process`` asks for."""
+    if path:
+        serve(connection, path)
+        return
+    resource_tracker._resource_tracker._fd = None  # as a program of its own it starts one when it needs it
+    connection.send(os.getpid())
+    function, args = connection.recv()
+    function(connection, *args)
 
 
-def without_main(name: str) -> dict:
-    """Return what a process is told; as with loky, it does not import the main script."""
-    return {key: told for key, told in preparation_data(name).items() if not key.startswith("init_main")}
+class SharedStarter(Starter):
+    """Starts the processes of all engines, as importing what tasks need takes seconds."""
+
+    def stop(self) -> None:
+        pass
 
 
-class ForkedProcess(worker_process.WorkerProcess):
-    """A process that is forked from one that has imported what tasks need: to start it anew takes two seconds."""
-
-    def _new_executor(self) -> ProcessPoolExecutor:
-        context = multiprocessing.get_context("forkserver")
-        return ProcessPoolExecutor(1, context=context, initializer=begin, initargs=(self.heartbeat.path,))
-
-    def start(self) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(spawn, "get_preparation_data", without_main)
-            super().start()
+@cache
+def shared_starter() -> SharedStarter:
+    return SharedStarter(begin, 1, IMPORTED)
 
 
 def fork_processes(patch: pytest.MonkeyPatch) -> None:
-    """Fork the processes of local engines that are made from now on.
+    """Let local engines that are made from now on share a fork server.
 
     Nothing else differs from what users have; tests of how processes start do without this.
     """
-    multiprocessing.set_forkserver_preload(IMPORTED)
-    forkserver.ensure_running()  # it stays: tests that count processes do so from now on
-    patch.setattr(local, "WorkerProcess", ForkedProcess)
+    patch.setattr(local, "Starter", lambda *_: shared_starter())
 
 
 @contextmanager
-def other_process(function: Callable[..., None], *args: object) -> Iterator[tuple[BaseProcess, Connection]]:
+def other_process(function: Callable[..., None], *args: object) -> Iterator[tuple[int, Connection]]:
     """Call ``function(connection, *args)`` in another process, which ends with the block at the latest.
 
-    Yields the process, and the other end of its connection.
+    Yields the process's id, and the other end of its connection.
     """
-    multiprocessing.set_forkserver_preload(IMPORTED)
-    context = multiprocessing.get_context("forkserver")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=function, args=(theirs, *args))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(spawn, "get_preparation_data", without_main)
-        process.start()
-    theirs.close()
-    try:
-        yield process, ours
-    finally:
-        process.kill()
-        process.join()
-        process.close()
-        ours.close()
+    with shared_starter().start("") as connection:
+        pid = connection.recv()
+        connection.send((function, args))
+        try:
+            yield pid, connection
+        finally:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+            shared_starter().exit_code(pid)
 
 
 def send_result(connection: Connection, function: Callable[..., object], *args: object) -> None:

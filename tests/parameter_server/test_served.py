@@ -40,7 +40,7 @@ def test_pushes_of_other_processes_survive_a_killed_process(serving, client):
         other_process(push, *server, 2.0, 300) as (_, second),
     ):
         assert first.recv() >= 150
-        killed.kill()
+        os.kill(killed, signal.SIGKILL)
         for _ in range(100):
             client.push("w", [np.ones(5)])
         assert second.recv() >= 600
@@ -244,9 +244,9 @@ def sums(pushes):
 def test_a_task_that_is_killed_and_run_again_under_its_name_counts_once(serving, client):
     client.init("w", [np.zeros(3)])
     arguments = (serving.address, serving.token, "task 1", 600)
-    with other_process(push_named, *arguments) as (process, connection):
+    with other_process(push_named, *arguments) as (pid, connection):
         assert connection.recv() > 0
-        process.kill()
+        os.kill(pid, signal.SIGKILL)
     ours, theirs = multiprocessing.Pipe()
     with ours, theirs:
         for _ in range(2):  # it goes on where the first one ended; once more after success changes nothing

@@ -18,7 +18,8 @@ from compss_train.engines.base import Ref, Resources, Traits
 from compss_train.engines.graph_engine import GraphEngine
 from compss_train.engines.local import store
 from compss_train.engines.local.scheduler import Scheduler
-from compss_train.engines.local.worker_process import WorkerProcess, interrupts_deferred
+from compss_train.engines.local.starter import Starter, interrupts_deferred
+from compss_train.engines.local.worker_process import WorkerProcess, serve
 from compss_train.engines.nodes import cores
 from compss_train.exceptions import EngineClosedError
 
@@ -26,7 +27,7 @@ _LOG = logging.getLogger(__name__)
 
 
 class LocalEngine(GraphEngine):
-    """Run tasks on ``processes`` worker processes, started by loky, with ``threads`` intra-op threads each.
+    """Run tasks on ``processes`` worker processes with ``threads`` intra-op threads each.
 
     Values are files in shared memory that workers map, so that a block exists once however many tasks read it. A
     process that dies is replaced and its task runs again, up to 4 times in all; other tasks continue. Processes do
@@ -34,7 +35,7 @@ class LocalEngine(GraphEngine):
     import the modules in ``preload`` when they start instead of in their first task.
 
     At the end of the program the engine waits for running tasks; ``shutdown(kill=True)`` does not. Each process
-    takes 7 file descriptors of the coordinator: for hundreds of processes ``ulimit -n`` must exceed the usual 1024.
+    takes a file descriptor of the coordinator.
 
     Raises ``ValueError`` for fewer than one process or thread.
     """
@@ -53,17 +54,17 @@ class LocalEngine(GraphEngine):
         self._widest = 1
         """The most CPUs that a task has asked for."""
         self._numbers = itertools.count()
-        self._preload = preload
         self._processes: list[WorkerProcess] = []
         with contextlib.ExitStack() as undo:  # if the start fails, or was interrupted
             with interrupts_deferred():
                 self._folders = store.StoreFolders()
                 undo.callback(self._folders.remove)
                 self._folders.create()
+                self._starter = Starter(serve, threads, preload)
                 self._scheduler = Scheduler(self._folders.paths)
                 self._graph = self._scheduler.graph
                 self.end_processes = weakref.finalize(
-                    self, _shut_down, self._scheduler, self._processes, self._folders, os.getpid()
+                    self, _shut_down, self._scheduler, self._processes, self._starter, self._folders, os.getpid()
                 )
                 undo.callback(self.end_processes)
                 self._grow(processes, processes * threads)
@@ -138,15 +139,15 @@ class LocalEngine(GraphEngine):
     def _grow(self, processes: int, cpus: int) -> None:
         """Add processes and CPUs; negative numbers add none."""
         cpus = max(0, cpus)
+        before = len(self._processes)
         try:
-            added = [WorkerProcess(self.threads, self._folders.paths, self._preload) for _ in range(processes)]
-            self._processes += added  # before any starts, so that all are ended
-            for process in added:
-                process.start()
+            for _ in range(processes):
+                self._processes.append(WorkerProcess(self._starter, self._folders.paths))
         except OSError as error:
             if error.errno == errno.EMFILE:
-                error.add_note(f"{processes} processes take {7 * processes} file descriptors: raise ulimit -n")
+                error.add_note(f"{processes} processes take {processes} file descriptors: raise ulimit -n")
             raise
+        added = self._processes[before:]
         _LOG.info("started %d worker processes of %d threads each", len(added), self.threads)
         self.processes += len(added)
         self.cpus += cpus
@@ -158,7 +159,11 @@ class LocalEngine(GraphEngine):
 
 
 def _shut_down(
-    scheduler: Scheduler, processes: list[WorkerProcess], folders: store.StoreFolders, owner: int
+    scheduler: Scheduler,
+    processes: list[WorkerProcess],
+    starter: Starter,
+    folders: store.StoreFolders,
+    owner: int,
 ) -> None:
     if os.getpid() != owner:  # a forked child of the program does not own its copy of the engine
         return
@@ -168,6 +173,7 @@ def _shut_down(
         try:
             for process in processes:
                 process.stop()
+            starter.stop()
             for process in processes:
                 process.join()
         finally:

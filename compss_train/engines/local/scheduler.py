@@ -1,17 +1,20 @@
 """The local engine's scheduler: a thread that starts ready tasks on idle worker processes, and watches them."""
 
-import re
 import sys
 from collections.abc import Sequence
-from concurrent.futures import BrokenExecutor, Future, wait
+from concurrent.futures import Future, wait
 from operator import attrgetter
-
-from loky.process_executor import TerminatedWorkerError
 
 from compss_train.engines import calls
 from compss_train.engines.graph_engine import GraphThread
 from compss_train.engines.local.store import discard_all
-from compss_train.engines.local.worker_process import Answer, BrokenGpuError, Call, WorkerProcess
+from compss_train.engines.local.worker_process import (
+    Answer,
+    BrokenGpuError,
+    Call,
+    LostProcessError,
+    WorkerProcess,
+)
 from compss_train.engines.task_graph import Task
 from compss_train.engines.watch import Watch
 from compss_train.exceptions import WorkerLostError
@@ -71,7 +74,7 @@ class Scheduler(GraphThread):
             slowest.stop()
 
     def _start(self, task: Task, process: WorkerProcess) -> None:
-        call = Call(task.function, task.stored_args(), _file_names(task), task.resources.cpus)
+        call = Call(task.function, task.stored_args(), _file_names(task), self._folders, task.resources.cpus)
         future = process.submit(call)
         self._free_cpus -= task.resources.cpus
         self._running[task] = future
@@ -83,13 +86,13 @@ class Scheduler(GraphThread):
         self.watch.ended(task)
         self._free_cpus += task.resources.cpus
         error = future.exception()
-        if not isinstance(error, BrokenExecutor | BrokenGpuError):
+        if not isinstance(error, LostProcessError):
             process.measure_speed()
             self._use(process)
         elif not self._stopping:
             process.restart()
             self._use_when_ready(process)
-        if isinstance(error, TerminatedWorkerError | BrokenGpuError):
+        if isinstance(error, LostProcessError):
             self._run_again(task, error)
         elif error is not None:
             self.graph.fail(task, error)
@@ -106,17 +109,17 @@ class Scheduler(GraphThread):
         self._idle.append(process)
         self._end_surplus()
 
-    def _run_again(self, task: Task, error: BaseException) -> None:
+    def _run_again(self, task: Task, error: LostProcessError) -> None:
         discard_all(_file_names(task), self._folders)
         task.deaths += 1
         name = calls.name_of(task.function)
-        match = re.search(r"{(.*?)}", str(error))  # in loky's message: {SIGKILL(-9)}, for example
-        last = task.deaths == calls.MAX_RUNS or "device-side assert" in str(error)  # which comes each time
+        reason = error.args[0]
+        last = task.deaths == calls.MAX_RUNS or "device-side assert" in reason  # which comes each time
         if last and isinstance(error, BrokenGpuError):
             self.graph.fail(task, error.args[1].exception())
             return
         if task.deaths < calls.MAX_RUNS:
-            code = f" ({match[1]})" if match else ""
+            code = f" ({reason})" if reason else ""
             print(f"compss_train: a worker process died{code}; its task {name!r} runs again", file=sys.stderr)
             task.timed_out = False
             self.graph.requeue(task)
@@ -127,8 +130,8 @@ class Scheduler(GraphThread):
             "out where it hangs: warnings show the stack of a task that is left alone"
             if task.timed_out
             else f"task {name!r} was running {calls.MAX_RUNS} times when a process died, the last time with "
-            f"{match[1] if match else error}. If the system killed it (SIGKILL), memory most likely ran out: use "
-            "smaller blocks or batches, or fewer workers."
+            f"{reason or 'an unknown exit code'}. If the system killed it (SIGKILL), memory most likely ran out: "
+            "use smaller blocks or batches, or fewer workers."
         )
         self.graph.fail(task, WorkerLostError(lost))
 
