@@ -129,6 +129,9 @@ class Connection(Closable):
             try:
                 header, arrays = unpack(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
             except zmq.Again:
+                # ZeroMQ tells that a connection is lost a moment before it hands over its last message.
+                if self._lost and self._socket.poll(_POLL_MILLISECONDS):
+                    continue
                 self._check()
                 left = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
                 if not self._wait(self.poller, min(_POLL_MILLISECONDS, 1000 * left)) and not left:

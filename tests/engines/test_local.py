@@ -218,17 +218,50 @@ def test_processes_killed_while_idle_are_replaced(shared_local, tmp_path, victim
     assert not set(killed) & set(workers(shared_local))
 
 
-def test_a_process_killed_while_it_starts_is_replaced():
+def test_a_fork_server_killed_at_its_start_or_later_is_replaced(tmp_path):
+    """Its processes end with it, and their tasks run again."""
+
     def imported():  # sent by value: nothing of this module is imported for it
         import sys
 
         return [name for name in sys.modules if name.startswith("compss_train.")]
 
-    with LocalEngine(processes=1, preload=["compss_train.worker"]) as engine:
-        os.kill(engine._starter._processes[0].pid, signal.SIGKILL)
+    runs = tmp_path / "runs"
+    with LocalEngine(processes=2, preload=["compss_train.worker"]) as engine:
+        kill_server(engine)
         (names,) = engine.fetch([engine.submit(imported)])
+        running = [engine.submit(_note_and_wait, runs, tmp_path / "gate") for _ in range(2)]
+        wait_until(lambda: runs.exists() and len(runs.read_text().split()) == 2)
+        kill_server(engine)
+        wait_until(lambda: len(runs.read_text().split()) == 4, 60)
+        (tmp_path / "gate").touch()
+        assert sorted(engine.fetch(running)) == sorted(workers(engine))
+    assert len({*runs.read_text().split()}) == 4
     of_tasks = ("worker.train", "model.parameters", "model.losses", "model.metrics", "model.optimizers")
     assert {f"compss_train.{name}" for name in of_tasks} <= set(names)
+
+
+def kill_server(engine):
+    os.kill(engine._starter._processes[-1].pid, signal.SIGKILL)
+
+
+def test_without_forks_processes_import_anew(monkeypatch):
+    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    with LocalEngine(processes=1) as engine:
+        (parent,) = engine.fetch([engine.submit(os.getppid)])
+        assert parent == os.getpid()
+        os.kill(workers(engine)[0], signal.SIGKILL)
+        assert engine.fetch([engine.submit(tasks.add, 1)]) == [1]
+
+
+def test_forked_processes_draw_numbers_of_their_own(local, tmp_path):
+    drawn = local.fetch([local.submit(_meet_and_draw, tmp_path, number) for number in range(2)])
+    assert drawn[0] != drawn[1]
+
+
+def _meet_and_draw(place, number):
+    tasks.meet(place, number, 2)
+    return np.random.random()
 
 
 def _meeting(engine, place: Path, size: int, resources=ONE_CPU):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache
 from multiprocessing.connection import Connection
+from typing import Any
 
 import pytest
 from loky.backend import resource_tracker
@@ -33,6 +34,10 @@ def begin(connection: Connection, path: str) -> None:
 
 class SharedStarter(Starter):
     """Starts the processes of all engines, as importing what tasks need takes seconds."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._forks = True  # emulated GPUs survive it
 
     def stop(self) -> None:
         pass

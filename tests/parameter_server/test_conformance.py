@@ -2,12 +2,14 @@
 
 import threading
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from compss_train.parameter_server import LocalParameterServer, ParameterServerClosedError, connect, serve
+from compss_train.parameter_server.server_loop import CallQueue
 
 SGD = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
 
@@ -115,24 +117,14 @@ def test_no_push_of_any_thread_is_lost(server):
         np.testing.assert_array_equal(server.pull(key)[0], deltas[:, number::3].sum(axis=(0, 1)))
 
 
-def test_a_higher_priority_overtakes_a_backlog(gated):
-    server, gate = gated
-    for number in (1, 2, 3):
-        server.push("b", [torch.full((1,), float(number))], priority=1)
-    server.push("c", [torch.full((1,), 9.0)], priority=2)
-    gate.opened.set()
-    server.close()
-    assert gate.steps == [0.0, 9.0, 1.0, 2.0, 3.0]
-
-
-def test_earlier_pushes_of_a_key_keep_their_order(gated):
-    server, gate = gated
-    server.push("b", [torch.full((1,), 1.0)], priority=0)
-    server.push("c", [torch.full((1,), 5.0)], priority=1)
-    server.push("b", [torch.full((1,), 2.0)], priority=2)
-    gate.opened.set()
-    server.close()
-    assert gate.steps == [0.0, 1.0, 2.0, 5.0]
+def test_a_higher_priority_overtakes_a_backlog_and_calls_of_a_key_keep_their_order():
+    queue, taken = CallQueue(), []
+    for number, (key, priority) in enumerate([("b", 0), ("c", 1), ("b", 2), ("b", 1), ("d", 3)]):
+        queue.add(key, priority, 1, partial(taken.append, number))
+    while run := queue.take():
+        run()
+    assert taken == [4, 0, 2, 1, 3]
+    assert queue.size == 0
 
 
 def test_sgd_on_the_server_is_plain_sgd(make):

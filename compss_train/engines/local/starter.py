@@ -6,6 +6,7 @@ import signal
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -54,13 +55,15 @@ class Starter:
             if not self._forks:
                 self._start_anew(_import_and_serve, theirs, heartbeat)
                 return ours
-            if self._requests is None or self._requests.poll():  # the server was killed
+            while True:
+                with suppress(OSError):  # the server was killed
+                    if self._requests is not None:
+                        self._requests.send(heartbeat)
+                        reduction.send_handle(self._requests, theirs.fileno(), self._processes[-1].pid)
+                        return ours
                 self._requests, requests = multiprocessing.Pipe()
                 with requests:
                     self._start_anew(_fork_on_request, requests)
-            self._requests.send(heartbeat)
-            reduction.send_handle(self._requests, theirs.fileno(), self._processes[-1].pid)
-        return ours
 
     def _start_anew(self, target: Callable[..., None], *args: object) -> None:
         args = (os.getpid(), self._preload, self._serve, *args)
@@ -113,9 +116,13 @@ def _fork_on_request(parent: int, preload: Sequence[str], serve: Serve, requests
             with Connection(reduction.recv_handle(requests)) as connection:
                 args = (os.getpid(), serve, connection, request, requests)
                 child = multiprocessing.get_context("fork").Process(target=_serve_forked, args=args)
-                with warnings.catch_warnings():  # of Python 3.12: BLAS has threads, and ends them before a fork
-                    warnings.simplefilter("ignore", DeprecationWarning)
-                    child.start()
+                try:
+                    # Python 3.12 warns of threads: those of BLAS, which ends them before a fork.
+                    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
+                        child.start()
+                except OSError:  # out of memory or process ids
+                    traceback.print_exc()
+                    continue
             children[child.pid or 0] = child
     os._exit(0)  # without waiting for the children, which end on their own
 
