@@ -1,10 +1,12 @@
 """The local engine's worker processes: a thread for each in the coordinator, and what runs in the process."""
 
+import io
 import os
 import pickle
 import re
 import secrets
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -50,6 +52,8 @@ Answer: TypeAlias = list[StoredValue] | calls.Failure
 
 def serve(connection: Connection, heartbeat_path: str) -> None:
     """Send the id of this process, and run the tasks that the coordinator sends until it closes the connection."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(line_buffering=True)  # lines reach a file or pipe before the process is killed
     liveness.report_to(liveness.Heartbeat(heartbeat_path))
     write_stacks(_stack_path(heartbeat_path))
     with suppress(EOFError, OSError):
