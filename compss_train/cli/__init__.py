@@ -1,7 +1,5 @@
 """The command ``compss-train``: parses its arguments and runs the subcommand that they name."""
 
-from __future__ import annotations
-
 import os
 import sys
 import traceback

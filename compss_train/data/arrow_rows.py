@@ -1,7 +1,5 @@
 """``ArrowRows``: reads columns of a ``datasets.Dataset`` of Hugging Face, which Arrow maps into memory."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Any

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from compss_train.data.order import Batching
+from compss_train.data.order import split_points
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,6 +66,22 @@ class Place(NamedTuple):
     """Number of the batch's first sample in the training order that begins there."""
 
 
+@dataclass(frozen=True)
+class Batching:
+    """The batches of a block pass. Their sizes differ by one at most, and every sample is used.
+
+    Exactly one of ``number`` (batches a block) and ``size`` (the maximum batch size) is set.
+    """
+
+    number: int | None = None
+    size: int | None = None
+
+    def bounds(self, rows: int) -> list[tuple[int, int]]:
+        """Return (start, stop) of each batch of a block pass with ``rows`` samples."""
+        number = self.number or -(-rows // (self.size or rows))
+        return list(pairwise(split_points(rows, min(number, rows))))
+
+
 def blocks_of(block_passes: Iterable[BlockPass]) -> tuple[int, ...]:
     """Return the numbers of the blocks in these passes, each once, in order of first use."""
     return tuple(dict.fromkeys([block_pass.block for block_pass in block_passes]))
@@ -82,6 +99,14 @@ def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]
         batching if batching.number is None else replace(batching, number=batching.number * len(block_passes))
     )
     return [stop - start for start, stop in together.bounds(samples)]
+
+
+def batch_bounds(block_pass: BlockPass, batching: Batching) -> list[tuple[int, int]]:
+    """Return (start, stop) of each batch of a pass, or of a part that consists of whole batches."""
+    bounds = [
+        (start - block_pass.skip, stop - block_pass.skip) for start, stop in batching.bounds(block_pass.whole)
+    ]
+    return [(start, stop) for start, stop in bounds if 0 <= start < block_pass.size]
 
 
 def cut_assignment(assignment: WorkerAssignment, start: int, stop: int) -> WorkerAssignment:

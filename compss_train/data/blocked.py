@@ -1,12 +1,10 @@
 """``BlockedTensor``: samples in a grid of blocks; shuffling blocked tensors, sample weights, fingerprints."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise, starmap
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import numpy as np
 import torch
@@ -53,7 +51,7 @@ class BlockedTensor:
                 )
 
     @classmethod
-    def from_array(cls, array: object, blocks: int | tuple[int, int]) -> BlockedTensor:
+    def from_array(cls, array: object, blocks: int | tuple[int, int]) -> Self:
         """Split an array or tensor along its first dimension into ``blocks[0] * blocks[1]`` blocks.
 
         A single number gives a grid with ``blocks`` rows and one column.
@@ -77,7 +75,7 @@ class BlockedTensor:
         return cls([[blocks_.copy_block(samples[next(cells)]) for _ in range(columns)] for _ in range(rows)])
 
     @classmethod
-    def from_files(cls, paths: FileNames, key: str = "x", *, reader: Any = None) -> BlockedTensor:
+    def from_files(cls, paths: FileNames, key: str = "x", *, reader: Any = None) -> Self:
         """Return a grid with one column whose blocks are the files.
 
         ``paths`` is a list, or a pattern as in ``FileDataset``. ``.npy`` files are memory-mapped: only their paths
@@ -95,7 +93,7 @@ class BlockedTensor:
         return cls([[block] for block in read_arrays(names, key, reader)])
 
     @classmethod
-    def from_dislib(cls, tensor: Any) -> BlockedTensor:
+    def from_dislib(cls, tensor: Any) -> Self:
         """Return a dislib ``Tensor`` as a blocked tensor with the same grid, without moving its blocks.
 
         Blocks that are still being computed, or are on other nodes, are not fetched: tasks return their sizes.

@@ -1,7 +1,5 @@
 """``FileCache``: keeps the arrays of files of a slow store, in memory or in a folder on a local disk."""
 
-from __future__ import annotations
-
 import atexit
 import hashlib
 import json
@@ -40,7 +38,7 @@ _LOCK_SECONDS = 10.0  # how long to wait for another process that writes; then t
 _HEADER_BYTES = 1024  # of an entry, and of each array in it: more than numpy's and zip's headers take
 
 
-def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> FileCache | None:
+def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> "FileCache | None":
     """Return the cache in ``"memory"`` or a folder, limited to ``max_bytes`` if given; ``None`` for no cache.
 
     Raises ``ValueError`` for a limit without a cache or below 1, a path that cannot be a folder, and a folder that
@@ -104,7 +102,7 @@ class FileCache:
             )
         return folder
 
-    def entry(self, file: str, stamp: list[int], reader: str, rows: int, layout: Layout) -> CacheEntry | None:
+    def entry(self, file: str, stamp: list[int], reader: str, rows: int, layout: Layout) -> "CacheEntry | None":
         """Return the entry of a file with these arrays, or ``None`` if it is larger than the whole cache.
 
         A file with another size or modification time (its ``stamp``), or another reader, has a different entry.

@@ -1,7 +1,5 @@
 """``FileDataset``: samples in many files, which the workers read themselves."""
 
-from __future__ import annotations
-
 import copy
 import math
 import os
@@ -11,7 +9,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import accumulate, chain, pairwise
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
@@ -259,7 +257,7 @@ class FileDataset:
         ranges = ((name, max(0, start - first), min(rows, stop - first)) for first, (name, rows) in firsts)
         return self._of([each for each in ranges if each[1] < each[2]])
 
-    def split(self, fraction: float, *, seed: int = 0) -> tuple[FileDataset, FileDataset]:
+    def split(self, fraction: float, *, seed: int = 0) -> tuple[Self, Self]:
         """Return two data sets, the second with about this fraction of the samples, in files drawn by the seed.
 
         Fewer than 20 files are cut into ranges of their rows first. Raises ``ValueError`` if one would be empty.
@@ -274,7 +272,7 @@ class FileDataset:
         own, others = (cut._of([parts[n] for n in sorted(each)]) for each in (order[count:], order[:count]))
         return own, others
 
-    def cut(self, parts: int) -> FileDataset:
+    def cut(self, parts: int) -> Self:
         """Return a data set of at least this many parts: ranges of rows if there are fewer files."""
         if (pieces := math.ceil(parts / len(self.files))) == 1:
             return self
@@ -289,7 +287,7 @@ class FileDataset:
             ranges += [(name, start, stop) for start, stop in pairwise(bounds)]
         return self._of(ranges)
 
-    def _of(self, ranges: Sequence[tuple[str, int, int]]) -> FileDataset:
+    def _of(self, ranges: Sequence[tuple[str, int, int]]) -> Self:
         """Return a data set of these rows: names of files or of their parts, first rows, and ends."""
         if not ranges:
             raise ValueError(f"none of the {self.number_samples} rows are left; choose others")
@@ -307,7 +305,7 @@ class FileDataset:
         """Raise ``TypeError``: with a batch size, ``DataLoader`` would make batches of the sampler's batches."""
         raise TypeError(f"a sampler of files yields whole batches; {_LOADER_HINT}")
 
-    def with_floats(self, floats: str) -> FileDataset:
+    def with_floats(self, floats: str) -> Self:
         """Return this data set; for tables with floats of other dtypes, a copy that converts them to ``floats``."""
         reader, layout = self.reader.with_floats(self.layout, floats)
         if reader is self.reader:

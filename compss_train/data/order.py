@@ -119,22 +119,6 @@ def split_points(length: int, parts: int) -> list[int]:
     return [part * size + min(part, longer) for part in range(parts + 1)]
 
 
-@dataclass(frozen=True)
-class Batching:
-    """The batches of a block pass. Their sizes differ by one at most, and every sample is used.
-
-    Exactly one of ``number`` (batches a block) and ``size`` (the maximum batch size) is set.
-    """
-
-    number: int | None = None
-    size: int | None = None
-
-    def bounds(self, rows: int) -> list[tuple[int, int]]:
-        """Return (start, stop) of each batch of a block pass with ``rows`` samples."""
-        number = self.number or -(-rows // (self.size or rows))
-        return list(pairwise(split_points(rows, min(number, rows))))
-
-
 @dataclass(frozen=True, slots=True)
 class RowRange:
     """Rows ``start`` to ``stop`` of a file."""

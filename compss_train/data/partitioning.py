@@ -18,8 +18,8 @@ import numpy as np
 
 from compss_train._utils.validation import check_count
 from compss_train.data import block_passes
-from compss_train.data.block_passes import BlockPass, Draws, PutCounts, WorkerAssignment, batch_sizes
-from compss_train.data.order import Batching, block_order, partition_files, sample_order
+from compss_train.data.block_passes import Batching, BlockPass, Draws, PutCounts, WorkerAssignment, batch_sizes
+from compss_train.data.order import block_order, partition_files, sample_order
 
 Shuffle = Literal["blocks", "total", "partial"] | None
 MergeUnit = Literal["epochs", "blocks", "batches"]

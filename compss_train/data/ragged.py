@@ -1,7 +1,5 @@
 """``Ragged``: sequences of different lengths, one a sample."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 
@@ -48,7 +46,7 @@ class Ragged:
         self.bucket_by_length = bucket_by_length
 
     @classmethod
-    def of(cls, values: torch.Tensor, offsets: torch.Tensor, bucket_by_length: bool = False) -> Ragged:
+    def of(cls, values: torch.Tensor, offsets: torch.Tensor, bucket_by_length: bool = False) -> "Ragged":
         """Return sequences of these items; ``offsets`` holds the start of each, then the end of the last one."""
         made = cls.__new__(cls)
         made.values, made.offsets, made.bucket_by_length = values, offsets, bucket_by_length
@@ -94,7 +92,7 @@ class Ragged:
         number = key % len(self)
         return self.values[self.offsets[number] : self.offsets[number + 1]]
 
-    def index_select(self, dimension: int, rows: torch.Tensor) -> Ragged:
+    def index_select(self, dimension: int, rows: torch.Tensor) -> "Ragged":
         """Return copies of some sequences, by number."""
         bounds, numbers = self.offsets.numpy(), rows.numpy()  # NumPy takes a third of the time for a batch
         starts = bounds[numbers]
@@ -104,16 +102,16 @@ class Ragged:
         values = self.values.index_select(0, torch.from_numpy(items))
         return Ragged.of(values, torch.from_numpy(offsets), self.bucket_by_length)
 
-    def clone(self) -> Ragged:
+    def clone(self) -> "Ragged":
         """Return a copy with only the items of these sequences."""
         first, last = int(self.offsets[0]), int(self.offsets[-1])
         return Ragged.of(self.values[first:last].clone(), self.offsets - first, self.bucket_by_length)
 
-    def to(self, device: str | torch.dtype, *, non_blocking: bool = False) -> Ragged:
+    def to(self, device: str | torch.dtype, *, non_blocking: bool = False) -> "Ragged":
         """Return the sequences with their items on another device or in another dtype."""
         return Ragged.of(self.values.to(device, non_blocking=non_blocking), self.offsets)
 
-    def pin_memory(self) -> Ragged:
+    def pin_memory(self) -> "Ragged":
         """Return the sequences with their items in page-locked memory."""
         return Ragged.of(self.values.pin_memory(), self.offsets)
 

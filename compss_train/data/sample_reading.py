@@ -3,8 +3,6 @@
 ``Roles`` say which parts of a sample are x and y, and ``stacked`` makes a batch of samples.
 """
 
-from __future__ import annotations
-
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence

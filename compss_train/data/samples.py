@@ -1,7 +1,5 @@
 """``Samples``: a data set that is an object, map-style or iterable, which workers read block by block."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence, Sized
 from copy import copy
 from itertools import pairwise
@@ -114,7 +112,7 @@ class Samples:
         x, *y = self.dataset.tensors
         return x, y[0] if y else None
 
-    def select(self, numbers: Sequence[int]) -> Samples:
+    def select(self, numbers: Sequence[int]) -> "Samples":
         """Return these samples of a map-style data set only, by number; raise ``TypeError`` for another one."""
         if self.is_stream:
             raise TypeError(f"the samples of {self} have no numbers to select them by; give a map-style data set")

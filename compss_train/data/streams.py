@@ -1,7 +1,5 @@
 """``StreamReader``: reads an ``IterableDataset``; a shard is what one worker of a ``DataLoader`` would get."""
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field

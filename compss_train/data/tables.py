@@ -3,8 +3,6 @@
 Messages of ``FileContentError`` continue a sentence that starts with the name of the table.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any

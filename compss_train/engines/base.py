@@ -4,8 +4,6 @@ The coordinator holds references, and gets the values behind them only by ``fetc
 task to task without going through the coordinator. Also here: the resources of a task, and how engines differ.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext

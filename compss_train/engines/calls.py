@@ -1,7 +1,5 @@
 """What every engine does with a task: prepare its process, fill in its arguments, call it, send its exception."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import importlib
@@ -14,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import cloudpickle
 import torch
@@ -145,7 +143,7 @@ class Failure:
     text: str
 
     @classmethod
-    def of(cls, error: BaseException) -> Failure:
+    def of(cls, error: BaseException) -> Self:
         """Return the failure for an exception that is being handled; ``SystemExit`` becomes a ``RuntimeError``."""
         text = "".join(traceback.format_exception(error))
         if isinstance(error, SystemExit):

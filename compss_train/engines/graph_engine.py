@@ -1,7 +1,5 @@
 """Engines with a graph of tasks: ``GraphEngine`` submits tasks, ``GraphThread`` starts those that are ready."""
 
-from __future__ import annotations
-
 import contextlib
 import threading
 from abc import abstractmethod
@@ -79,7 +77,7 @@ class GraphRef(Ref):
 
     __slots__ = ("engine", "updates", "value")
 
-    def __init__(self, engine: GraphEngine, value: Value) -> None:
+    def __init__(self, engine: "GraphEngine", value: Value) -> None:
         self.engine, self.value = engine, value
         self.updates: Updates | None = None
 

@@ -5,8 +5,6 @@ processes that map the file can read them at any time: the local engine, to noti
 hang (``local.scheduler``), and the display of progress within a round.
 """
 
-from __future__ import annotations
-
 import mmap
 from collections.abc import Iterator
 from contextlib import contextmanager

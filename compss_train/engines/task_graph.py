@@ -3,14 +3,12 @@
 ``TaskGraph`` belongs to one thread; ``graph_engine`` has the engines that submit to it.
 """
 
-from __future__ import annotations
-
 import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from compss_train.engines.base import ONE_CPU, Resources
 from compss_train.engines.calls import map_args
@@ -31,14 +29,14 @@ class Value:
     """A value that is written once. All attributes but ``future`` belong to the graph's thread."""
 
     future: Future[Stored] = field(default_factory=Future)
-    waiting: list[Task] = field(default_factory=list)
+    waiting: "list[Task]" = field(default_factory=list)
     """Tasks that cannot start before this value is available."""
     readers: int = 0
     """Number of its users: unfinished tasks, upcoming updates, and the value that it will also become."""
     deleted: bool = False
-    twin: Value | None = None
+    twin: "Value | None" = None
     """The value that is the same once this one is available."""
-    original: Value | None = None
+    original: "Value | None" = None
     """The value that this one is the twin of, which it needs until it is deleted."""
 
 
@@ -89,7 +87,7 @@ class Task:
         """Return the arguments with the stored content of each value in its place."""
         return map_args(self.args, lambda item: item.future.result() if isinstance(item, Value) else item)
 
-    def __lt__(self, other: Task) -> bool:
+    def __lt__(self, other: Self) -> bool:
         return (not self.priority, self.number) < (not other.priority, other.number)
 
 

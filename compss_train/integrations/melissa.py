@@ -1,7 +1,5 @@
 """Melissa's interface of buffers: ``BufferType`` and ``make_buffer``."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from enum import Enum
 from inspect import signature

@@ -7,8 +7,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from itertools import groupby
-from typing import Any, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -36,13 +35,6 @@ def is_gpu(device: str) -> bool:
     return not device.startswith(CPU)
 
 
-Bounds: TypeAlias = tuple[int, int]
-"""Start and stop of a batch within the samples of a pass."""
-
-_PIECE_BYTES = 2**23
-"""Bytes that go to a GPU at a time: many small batches in one copy, as each copy costs tens of microseconds."""
-
-
 def pins(device: str) -> bool:
     """Return whether copies to a device start from pinned memory; the memory of MPS is the CPU's."""
     return is_gpu(device) and not device.startswith("mps")
@@ -65,18 +57,6 @@ def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     for device in {tensor.device for tensor in tensors if is_gpu(tensor.device.type)}:
         torch.accelerator.current_stream(device).synchronize()
     return copies
-
-
-def pieces(bounds: Sequence[Bounds], rows: Sequence[torch.Tensor], device: str) -> Iterator[list[Bounds]]:
-    """Group consecutive batches into pieces that go to a GPU together; for a CPU each batch is one."""
-    if not is_gpu(device):
-        for each in bounds:
-            yield [each]
-        return
-    sample_bytes = sum(part[:1].numel() * part.element_size() for part in rows)
-    samples = max(1, _PIECE_BYTES // max(1, sample_bytes))
-    for _, group in groupby(bounds, lambda each: each[0] // samples):
-        yield list(group)
 
 
 @dataclass(frozen=True, slots=True)

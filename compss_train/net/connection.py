@@ -1,7 +1,5 @@
 """A client's connection: messages arrive in order, or the connection is lost. It never reconnects by itself."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections.abc import Sequence
@@ -43,7 +41,7 @@ class Address:
 
     def connect(
         self, greeting: Header, context: sockets.Context | None = None, timeout: float = _CONNECT_SECONDS
-    ) -> Connection:
+    ) -> "Connection":
         """Connect and send the first message, which says what this client is.
 
         Raises ``ConnectionRefusedError`` if nothing listens, ``TimeoutError`` if nothing answers for ``timeout``

@@ -1,7 +1,5 @@
 """The task of one simulation: runs it, sends its samples, and ends its process if it hangs."""
 
-from __future__ import annotations
-
 import faulthandler
 import os
 import pickle
@@ -66,7 +64,7 @@ def _interrupt(reason: str) -> None:
     raise SamplesLostError(reason)
 
 
-def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: Watchdog) -> None:
+def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: "Watchdog") -> None:
     """Send all samples; the watchdog times their computation, not the wait until they are sent."""
     with watchdog.computing(IMPORT_SECONDS):
         function, argument = pickle.loads(simulate), pickle.loads(value)

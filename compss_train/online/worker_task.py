@@ -207,7 +207,7 @@ class OnlineWorker:
         self._exchange = job.server_address.exchange
         self._base = self._exchange.pull(self._server)
         self._work = Work(
-            WorkOptions(batching=order.Batching(size=job.options.batch_size), seed=job.seed),
+            WorkOptions(batching=block_passes.Batching(size=job.options.batch_size), seed=job.seed),
             check_outputs=True,
             worker=number,
             device=device,

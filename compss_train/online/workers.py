@@ -1,7 +1,5 @@
 """The workers of an online fit as the coordinator sees them: tasks, checkpoints, and streams that send to them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import replace

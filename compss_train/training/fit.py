@@ -8,7 +8,7 @@ from typing import Literal, Protocol, Self, TypeAlias
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
 from compss_train.data import partitioning
-from compss_train.data.order import Batching
+from compss_train.data.block_passes import Batching
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.samplers import PartialShuffle

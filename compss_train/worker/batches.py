@@ -3,7 +3,7 @@
 They are cut block by block, mixed in a partial shuffle, or drawn from a buffer (``worker/buffered.py``).
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple, Self
@@ -13,18 +13,21 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, map_leaves, rebuilt
 from compss_train.data.block import select
-from compss_train.data.block_passes import BlockPass, Place, batch_sizes
-from compss_train.data.order import Batching, bucketed_order, partial_shuffle_generator, row_order, transform_seed
+from compss_train.data.block_passes import BlockPass, Place, batch_bounds, batch_sizes
+from compss_train.data.order import bucketed_order, partial_shuffle_generator, row_order, transform_seed
 from compss_train.data.ragged import IGNORED, Ragged
 from compss_train.data.sample_reading import Reseed, SampleReader, collate_batch
 from compss_train.data.streams import StreamReader
-from compss_train.model.devices import pieces, pins, random_state, seed_generators, to_device
+from compss_train.model.devices import is_gpu, pins, random_state, seed_generators, to_device
 from compss_train.model.training_spec import ModelReplica
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
 from compss_train.worker.buffered import CarriedBuffer, buffered_batches
 from compss_train.worker.source import Columns, PlacedColumns, Source, training_order
 from compss_train.worker.work import Work, WorkOptions
+
+_PIECE_BYTES = 2**23
+"""Bytes that go to a GPU at a time: many small batches in one copy, as each copy costs tens of microseconds."""
 
 
 class Batch(NamedTuple):
@@ -122,7 +125,7 @@ def _cut(block_pass: BlockPass, work: Work, rows: Columns, device: str) -> Itera
         _by_length(block_pass, work, rows) if bucketed else training_order(block_pass, work.options.shuffle_seed)
     )
     order = None if numbers is None else torch.from_numpy(numbers)
-    for piece in pieces(batch_bounds(block_pass, work.options.batching), rows, device):
+    for piece in _pieces(batch_bounds(block_pass, work.options.batching), rows, device):
         (first, _), (_, stop) = piece[0], piece[-1]
         moved = to_device(_in_order(rows, order, first, stop, pinned=pins(device)), device)
         if len(piece) == 1:
@@ -130,6 +133,18 @@ def _cut(block_pass: BlockPass, work: Work, rows: Columns, device: str) -> Itera
         else:
             for start, end in piece:
                 yield start, tuple(own_rows(part, start - first, end - first) for part in moved)
+
+
+def _pieces(bounds: Sequence[tuple[int, int]], rows: Columns, device: str) -> Iterator[list[tuple[int, int]]]:
+    """Group consecutive batches into pieces that go to a GPU together; for a CPU each batch is one."""
+    if not is_gpu(device):
+        for each in bounds:
+            yield [each]
+        return
+    sample_bytes = sum(part[:1].numel() * part.element_size() for part in rows)
+    samples = max(1, _PIECE_BYTES // max(1, sample_bytes))
+    for _, group in groupby(bounds, lambda each: each[0] // samples):
+        yield list(group)
 
 
 def _by_length(block_pass: BlockPass, work: Work, rows: Columns) -> NDArray[Any]:
@@ -146,14 +161,6 @@ def _in_order(rows: Columns, order: torch.Tensor | None, start: int, stop: int, 
     if order is None:
         return tuple(own_rows(part, start, stop) for part in rows)
     return tuple(select(part, order[start:stop], pinned=pinned) for part in rows)
-
-
-def batch_bounds(block_pass: BlockPass, batching: Batching) -> list[tuple[int, int]]:
-    """Return (start, stop) of each batch of a pass, or of a part that consists of whole batches."""
-    bounds = [
-        (start - block_pass.skip, stop - block_pass.skip) for start, stop in batching.bounds(block_pass.whole)
-    ]
-    return [(start, stop) for start, stop in bounds if 0 <= start < block_pass.size]
 
 
 def own_rows(samples: torch.Tensor, start: int, stop: int) -> torch.Tensor:

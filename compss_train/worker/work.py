@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from compss_train.buffers import BufferSpec
-from compss_train.data.block_passes import Draws, WorkerAssignment
+from compss_train.data.block_passes import Batching, Draws, WorkerAssignment
 from compss_train.data.columns import SINGLE, ColumnStructure
-from compss_train.data.order import Batching
 from compss_train.data.reading import FilePart
 from compss_train.model.compression import MergeDtype
 from compss_train.model.schedule import TimedHyperparameters

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.data.block_passes import BlockPass, cut_assignment, join_parts
+from compss_train.data.block_passes import Batching, BlockPass, cut_assignment, join_parts
 from compss_train.data.order import (
-    Batching,
     block_order,
     partition_files,
     rank_row_ranges,

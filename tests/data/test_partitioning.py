@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compss_train.buffers import BufferSpec
-from compss_train.data.order import Batching
+from compss_train.data.block_passes import Batching
 from compss_train.data.partitioning import ResumePoint, RoundPlan
 
 HOW = st.one_of(

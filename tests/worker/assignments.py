@@ -1,7 +1,6 @@
 """The work of a worker on one block."""
 
-from compss_train.data.block_passes import BlockPass
-from compss_train.data.order import Batching
+from compss_train.data.block_passes import Batching, BlockPass
 from compss_train.worker.work import Work, WorkOptions
 
 

@@ -1,7 +1,5 @@
 """A run on the disk: its TOML file, with the settings of the command line, its folder, and errors in the file."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os
@@ -110,7 +108,7 @@ class RunFile:
         section = self.table.get(name, {})
         return dict(section) if isinstance(section, dict) else {}
 
-    def with_value(self, section: str, key: str, value: Any) -> RunFile:
+    def with_value(self, section: str, key: str, value: Any) -> "RunFile":
         """Return a copy with another value of a key."""
         return replace(self, table={**self.table, section: {**self.section(section), key: value}})
 

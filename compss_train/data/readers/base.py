@@ -1,7 +1,5 @@
 """``Reader``, the interface of all readers, and ``CustomReader`` for user functions."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
@@ -48,7 +46,7 @@ class Reader(ABC):
 
     def with_columns(
         self, groups: Mapping[str, tuple[str, ...]], used: Collection[str], classes: Mapping[str, Sequence[Any]]
-    ) -> Reader:
+    ) -> "Reader":
         """Return a reader of these ``groups`` of columns, where ``used`` columns of strings become classes.
 
         Raises ``TypeError`` if the files are not tables.
@@ -63,11 +61,11 @@ class Reader(ABC):
             raise TypeError("classes= is for tables (Parquet, Arrow, CSV) and folders of images")
         return self
 
-    def with_floats(self, layout: Layout, floats: str) -> tuple[Reader, Layout]:
+    def with_floats(self, layout: Layout, floats: str) -> "tuple[Reader, Layout]":
         """Return a reader that converts floating-point columns of tables to this dtype, and its layout."""
         return self, layout
 
-    def with_files(self, number: int, names: Mapping[int, str]) -> Reader:
+    def with_files(self, number: int, names: Mapping[int, str]) -> "Reader":
         """Return a reader that knows the number of files in a folder, and the names of some files by row."""
         return self
 

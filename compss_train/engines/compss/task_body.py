@@ -5,8 +5,6 @@ application, and the user would never see the exception. A task that fails there
 of its results, and each task that gets a ``Failure`` as an input also returns it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
