@@ -19,7 +19,7 @@ from compss_train.data.ragged import IGNORED, Ragged
 from compss_train.data.sample_reading import Reseed, SampleReader, collate_batch
 from compss_train.data.streams import StreamReader
 from compss_train.model.devices import is_gpu, pins, random_state, seed_generators, to_device
-from compss_train.model.training_spec import ModelReplica
+from compss_train.model.replica import ModelReplica
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
 from compss_train.worker.buffered import CarriedBuffer, buffered_batches

@@ -14,7 +14,8 @@ from compss_train.engines import liveness
 from compss_train.model.devices import RandomState, random_state
 from compss_train.model.metrics import Measured, MetricAccumulator
 from compss_train.model.parameters import Parameters
-from compss_train.model.training_spec import ModelReplica, TrainingSpec
+from compss_train.model.replica import ModelReplica
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.training_step import StepContext, StepResult
 from compss_train.worker.batches import Batch, collated, cut_batches
 from compss_train.worker.source import Source, source_of
@@ -39,7 +40,7 @@ def evaluate(
 def _evaluate(training_spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work) -> Measured:
     source = source_of(work, values)
     with random_state(0, work.device), torch.no_grad():
-        replica = training_spec.replica(parameters, work.device, training=False)
+        replica = ModelReplica(training_spec, parameters, work.device, training=False)
         transform, accumulator = _Transform(replica), MetricAccumulator(replica.training_spec.measures)
         for batch in _batches(replica, work, source):
             with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
@@ -49,7 +50,7 @@ def _evaluate(training_spec: TrainingSpec, parameters: Parameters, values: Seque
             liveness.beat()
         accumulator.measure(replica.end_epoch(replica.training_spec.validation_step), accumulator.samples)
         found: dict[str, Any] = {"random_transform": transform.is_random}
-        found["converted"] = frozenset(replica.converter.conversions)
+        found["converted"] = frozenset(replica.conversions)
         return replace(accumulator.measured(), **source.measured(), **found)
 
 
@@ -97,11 +98,11 @@ def predict(
     bfloat16 is converted to float32, and so is the float16 of autocast.
     """
     with random_state(0, work.device), torch.no_grad():
-        replica = training_spec.replica(parameters, work.device, training=False)
+        replica = ModelReplica(training_spec, parameters, work.device, training=False)
         transform = _Transform(replica)
         every = _batches(replica, work, source_of(work, values))
         outputs = [_output(replica, batch, transform) for batch in every]
-        converted = frozenset(replica.converter.conversions)
+        converted = frozenset(replica.conversions)
         return outputs, Measured(random_transform=transform.is_random, converted=converted)
 
 

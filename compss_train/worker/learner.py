@@ -12,7 +12,8 @@ from compss_train.exceptions import DivergedError
 from compss_train.model import devices, losses, metrics, schedule
 from compss_train.model import parameters as params
 from compss_train.model.optimizers import JoinedOptimizer, make_optimizer, needs_closure
-from compss_train.model.training_spec import ModelReplica, TrainingSpec
+from compss_train.model.replica import ModelReplica
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.training_step import Step, StepContext, StepResult
 from compss_train.worker.batches import Batch
 from compss_train.worker.callbacks import CallbackRunner, WorkerContext
@@ -57,7 +58,7 @@ class Learner:
         moments: params.Parameters | None = None,
     ) -> None:
         self._spec, self._work = training_spec, work
-        self.replica = training_spec.replica(parameters, work.device, training=True)
+        self.replica = ModelReplica(training_spec, parameters, work.device, training=True)
         self.net = self.replica.training_spec.net
         restore_buffers(self.net, state.module_buffers, work.device)
         self._measures = metrics.MetricAccumulator(self.replica.training_spec.measures)
@@ -318,7 +319,7 @@ class Learner:
         """Return what was measured since the last call."""
         measured = self._measures.measured()
         measured.unsuitable, self._unsuitable = self._unsuitable, ""
-        measured.converted = frozenset(self.replica.converter.conversions)
+        measured.converted = frozenset(self.replica.conversions)
         measured.trace = self.tracer.trace()
         self._measures.clear()
         return measured

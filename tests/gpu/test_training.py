@@ -10,6 +10,7 @@ from compss_train import BufferSpec, DistributedTrainer, Gradients, Merge
 from compss_train.callbacks import Checkpoint, Profile
 from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
+from compss_train.model.replica import ModelReplica
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.worker.batches import cut_batches
 from compss_train.worker.batches import prepared as prepared_batches
@@ -127,7 +128,7 @@ def noisy_by_numpy(x):
 def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
     """Return what is made of each batch, transformed on the device, with its place."""
     spec = TrainingSpec(net=mlp(), optimizer=torch.optim.SGD, loss=torch.nn.MSELoss(), transform=transform)
-    replica = spec.replica(state_arrays(spec.net), device, training=True)
+    replica = ModelReplica(spec, state_arrays(spec.net), device, training=True)
     work = whole(x, size)
     options = replace(work.options, seed=3)
     batches = prepared_batches(cut_batches(work, source_of(work, [x]), device), replica, options)

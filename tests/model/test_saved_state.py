@@ -11,9 +11,10 @@ from safetensors.torch import load, save
 from torch import nn
 
 from compss_train import DistributedTrainer
+from compss_train.model.replica import ModelReplica
 from compss_train.model.saved_state import from_json, to_json
 from compss_train.model.training_spec import TrainingSpec
-from tests.helpers.models import SGD, assert_close, blocked, mlp
+from tests.helpers.models import SGD, assert_close, blocked, mlp, state_arrays
 from tests.helpers.tolerances import sum_error
 from tests.training.checkpoints.trees import assert_same, trees
 
@@ -111,7 +112,7 @@ def test_precision_and_layout_reach_the_network(precision, layout):
         precision=precision,
         memory_format=layout,
     )
-    replica = training_spec.replica({k: v.numpy() for k, v in Seen().state_dict().items()}, "cpu", training=True)
+    replica = ModelReplica(training_spec, state_arrays(Seen()), "cpu", training=True)
     with replica.autocast():
         replica.predict(replica.transformed(torch.rand(2, 3, 5, 5)))
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
@@ -150,5 +151,5 @@ def test_transform_and_loss_modules_follow_the_mode():
     training_spec = TrainingSpec(net=mlp(), optimizer=torch.optim.SGD, loss=nn.MSELoss(), transform=Augment())
     parameters = {k: v.numpy() for k, v in mlp().state_dict().items()}
     x = torch.zeros(2, 6)
-    assert training_spec.replica(parameters, "cpu", training=True).transformed(x).sum() == 12
-    assert training_spec.replica(parameters, "cpu", training=False).transformed(x).sum() == 0
+    assert ModelReplica(training_spec, parameters, "cpu", training=True).transformed(x).sum() == 12
+    assert ModelReplica(training_spec, parameters, "cpu", training=False).transformed(x).sum() == 0

@@ -6,8 +6,9 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer
-from compss_train.model.conversion import Converter
-from tests.helpers.models import SGD, assert_same_bits, classification, mlp
+from compss_train.model.replica import ModelReplica
+from compss_train.model.training_spec import TrainingSpec
+from tests.helpers.models import SGD, assert_same_bits, classification, mlp, state_arrays
 
 X, Y = classification()
 WHOLE = np.arange(X.size).reshape(X.shape) % 7
@@ -48,6 +49,8 @@ def test_what_a_network_takes_is_left_as_it_is():
     fitted(WHOLE, Y, net=embedding)
     trained, _ = fitted(X.astype(np.float64), Y, net=lambda: mlp().double())
     assert {array.dtype for array in trained.values()} == {np.dtype(np.float64)}
-    converter = Converter(nn.Linear(2, 2))
+    net = nn.Linear(2, 2)
+    spec = TrainingSpec(net=net, optimizer=torch.optim.SGD, loss=nn.functional.mse_loss)
+    replica = ModelReplica(spec, state_arrays(net), "cpu", training=True)
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        converter.call(nn.Linear(2, 2), torch.ones(3, 5, dtype=torch.float64))
+        replica.predict(torch.ones(3, 5, dtype=torch.float64))
