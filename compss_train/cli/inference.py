@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compss_train._utils.files import atomic_path, check_folder
-from compss_train.cli import run_files
-from compss_train.cli.fit import format_metrics
+from compss_train.cli import fit, run_files
 from compss_train.cli.run_files import data, objects, training, trust
 from compss_train.data import FileDataset, locations, readers
 from compss_train.exceptions import BadFileError
@@ -36,7 +35,7 @@ def evaluate(options: argparse.Namespace) -> int:
         samples = read_pair(files, file) if files else _validation_data(file, trainer)
         with _rejected_samples("evaluated"):
             result = trainer.evaluate(samples.x, samples.y)
-    print(json.dumps(result) if options.json else format_metrics(result))
+    print(json.dumps(result) if options.json else fit.format_metrics(result))
     return 0
 
 

@@ -12,12 +12,11 @@ from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count
 from compss_train.data import block as blocks_
+from compss_train.data import layout, reading
 from compss_train.data.block import AnyBlock, Block, RemoteBlock, as_block, as_tensor, load_block
-from compss_train.data.layout import check_weight_shape
 from compss_train.data.locations import FileNames, file_names
 from compss_train.data.order import sample_order, split_points
 from compss_train.data.ragged import Ragged
-from compss_train.data.reading import read_arrays
 
 _FUTURE_BLOCKS = "compss_train.engines.compss.engine:future_blocks"
 """Makes blocks from PyCOMPSs futures, whose shapes tasks determine; imported by name, as engines are above data."""
@@ -90,7 +89,7 @@ class BlockedTensor:
                 if not array.flags.c_contiguous:
                     raise ValueError(f"{name} is in Fortran order; save numpy.ascontiguousarray(array) instead")
             return cls([[array] for array in arrays])
-        return cls([[block] for block in read_arrays(names, key, reader)])
+        return cls([[block] for block in reading.read_arrays(names, key, reader)])
 
     @classmethod
     def from_dislib(cls, tensor: Any) -> Self:
@@ -242,7 +241,7 @@ def as_weights(value: object, x: BlockedTensor) -> BlockedTensor:
     """
     weights = as_blocked(value, x, "sample_weight")
     check_paired(x, weights, "sample_weight")
-    check_weight_shape("sample_weight", weights.sample_shape)
+    layout.check_weight_shape("sample_weight", weights.sample_shape)
     for number, block in enumerate(weights.blocks()):
         if not isinstance(block, RemoteBlock | np.memmap):
             numbers = as_tensor(block)

@@ -12,10 +12,9 @@ import numpy as np
 import torch
 
 from compss_train._utils.nested import leaves, rebuilt, template_of
-from compss_train.data.block import as_block
+from compss_train.data import block, tables
 from compss_train.data.blocked import BlockedTensor
 from compss_train.data.ragged import Ragged, is_ragged
-from compss_train.data.tables import is_frame
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +62,9 @@ def structured(value: Any) -> Any:
         parts: Any = {name: structured(item) for name, item in value.items()}
     elif isinstance(value, tuple | list) and _are_columns(value):
         items = [structured(item) for item in value]
-        parts = tuple(items) if isinstance(value, tuple) or any(map(is_frame, value)) else items
+        parts = tuple(items) if isinstance(value, tuple) or any(map(tables.is_frame, value)) else items
     elif isinstance(value, tuple | list):
-        return Ragged(value) if is_ragged(value) else as_block(value)
+        return Ragged(value) if is_ragged(value) else block.as_block(value)
     else:
         return value
     if not parts:
@@ -87,7 +86,7 @@ def _is_column(item: Any) -> bool:
         return item.ndim > 0
     if isinstance(item, tuple | list):
         return _are_columns(item)
-    return isinstance(item, Mapping | BlockedTensor | Ragged) or hasattr(item, "tensors") or is_frame(item)
+    return isinstance(item, Mapping | BlockedTensor | Ragged) or hasattr(item, "tensors") or tables.is_frame(item)
 
 
 def named_columns(value: Any, name: str) -> list[tuple[str, Any]]:

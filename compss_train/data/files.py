@@ -14,9 +14,8 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from compss_train._utils.validation import check_choice, check_count, check_fraction, warn_once, warn_user
+from compss_train.data import file_cache, file_index
 from compss_train.data import layout as layouts
-from compss_train.data.file_cache import make_cache
-from compss_train.data.file_index import describe_files
 from compss_train.data.locations import FileNames, absolute, file_names
 from compss_train.data.order import RowRange
 from compss_train.data.readers import Reader, TableReader, as_reader
@@ -122,7 +121,7 @@ class FileDataset:
             raise TypeError(f"weight={weight!r}: give the name of an array, or None")
         self.threads = check_count("threads", threads)
         self.file_buffer = check_count("file_buffer", file_buffer)
-        self.cache = make_cache(cache, cache_bytes)
+        self.cache = file_cache.make_cache(cache, cache_bytes)
         names = file_names(files)
         self._paths = {name: absolute(name) for name in names}  # resolved now: the working directory can change
         groups = column_groups(x=x, y=y)
@@ -176,13 +175,13 @@ class FileDataset:
         options, paths = (self.reader, self.keys, index), list(self._paths.values())
         found: Iterable[layouts.Description | BadFileError]
         if files_len is None:
-            found = describe_files(paths, *options)
+            found = file_index.describe_files(paths, *options)
         else:
             for name in names:
                 if name not in files_len:
                     raise ValueError(f"files_len lacks {name}; give a number of samples for each file")
                 check_count(f"files_len[{name!r}]", files_len[name])
-            found = (describe_files([path], *options)[0] for path in paths)
+            found = (file_index.describe_files([path], *options)[0] for path in paths)
         good: dict[str, layouts.Description] = {}
         for name, path, each in zip(names, paths, found, strict=False):
             try:

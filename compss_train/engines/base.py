@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self
 
-from compss_train.engines import nodes
-from compss_train.engines.calls import map_args
+from compss_train.engines import calls, nodes
 from compss_train.engines.nodes import Node
 from compss_train.model.devices import CPU, accelerators, gpu
 
@@ -76,7 +75,7 @@ def map_refs(args: Sequence[Any], function: Callable[[Ref], Any]) -> tuple[Any, 
             )
         return value
 
-    return map_args(args, mapped)
+    return calls.map_args(args, mapped)
 
 
 def _holds_ref(value: Any) -> bool:

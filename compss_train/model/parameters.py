@@ -19,14 +19,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from compss_train._utils.files import atomic_path
-from compss_train._utils.validation import check_dense
+from compss_train._utils import files, validation
 from compss_train.exceptions import BadFileError, DivergedError
+from compss_train.model import copies, devices, saved_state
 from compss_train.model.compression import CompressedChange, Contribution
-from compss_train.model.copies import normalize_spectral_vectors
-from compss_train.model.devices import to_host
 from compss_train.model.metrics import Measured
-from compss_train.model.saved_state import sha256_of
 from compss_train.reports.formatting import Table
 
 Parameters = dict[str, NDArray[Any]]
@@ -48,7 +45,7 @@ def from_module(module: nn.Module) -> Parameters:
 def to_arrays(tensors: Mapping[str, Any]) -> Parameters:
     """Return tensors as arrays, in one copy from their device; ``TypeError`` with the name of any other value."""
     ready = [_checked(name, tensor) for name, tensor in tensors.items()]
-    return dict(zip(tensors, (each.numpy() for each in to_host(ready)), strict=True))
+    return dict(zip(tensors, (each.numpy() for each in devices.to_host(ready)), strict=True))
 
 
 def _checked(name: str, tensor: object) -> torch.Tensor:
@@ -59,7 +56,7 @@ def _checked(name: str, tensor: object) -> torch.Tensor:
         )
     if nn.parameter.is_lazy(tensor):
         raise ValueError(f"{name!r} is lazy and has no shape yet; run one batch through the network first")
-    check_dense(f"state_dict entry {name!r}", tensor)
+    validation.check_dense(f"state_dict entry {name!r}", tensor)
     return (tensor.float() if tensor.dtype in _WITHOUT_NUMPY_TYPE else tensor).contiguous()
 
 
@@ -76,7 +73,7 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
     with torch.no_grad():
         for name, tensor in tensors.items():
             _copy_array(name, tensor, parameters[name])
-    normalize_spectral_vectors(module)
+    copies.normalize_spectral_vectors(module)
 
 
 def _copy_array(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:
@@ -233,11 +230,11 @@ def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -
         raise ValueError(f"cannot save to {path}; use the suffix .safetensors or .npz, and a local folder")
     path = Path(path)
     arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
-    with atomic_path(path) as unfinished:
+    with files.atomic_path(path) as unfinished:
         if path.suffix == ".npz":
             np.savez(unfinished, **arrays)  # type: ignore[arg-type]
             return None
-        sha256 = sha256_of(arrays)
+        sha256 = saved_state.sha256_of(arrays)
         # save_file's files are readable by their owner only.
         unfinished.write_bytes(safetensors.numpy.save(arrays, {_SHA256: sha256}))
         return sha256
@@ -257,7 +254,7 @@ def load(path: str | Path) -> Parameters:
             with safetensors.safe_open(path, "numpy") as opened:
                 found = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 (no dict)
                 expected = (opened.metadata() or {}).get(_SHA256)
-            if expected is not None and expected != sha256_of(found):
+            if expected is not None and expected != saved_state.sha256_of(found):
                 raise ValueError("its arrays do not have the SHA-256 with which they were saved")
             return found
         if path.suffix == ".npz":

@@ -12,9 +12,8 @@ import numpy as np
 
 from compss_train._utils import files, imports, validation
 from compss_train.exceptions import BadFileError
-from compss_train.reports import formatting
+from compss_train.reports import formatting, timeline
 from compss_train.reports.records import Record, from_json, is_record, measured_numbers
-from compss_train.reports.timeline import round_rows, worker_rows
 
 if TYPE_CHECKING:
     import pandas
@@ -77,7 +76,7 @@ class History(list[Record]):
         sum over all workers; online fits do not have them. Needs the extra ``pandas``.
         """
         pandas = imports.import_optional("pandas", extra="pandas", needed_by="to_frame")
-        return pandas.DataFrame(worker_rows(self) if workers else round_rows(self))
+        return pandas.DataFrame(timeline.worker_rows(self) if workers else timeline.round_rows(self))
 
     def plot(self, path: str | Path | None = None, *, against: Axis = "round") -> Figure:
         """Plot losses and metrics by round and by worker, samples/s, and the time that workers spent on what.

@@ -14,17 +14,15 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import warn_user
-from compss_train.data import BlockedTensor, FileDataset
+from compss_train.data import BlockedTensor, FileDataset, locations, tables
 from compss_train.data.block import Block, RemoteBlock, as_tensor, load_block
 from compss_train.data.blocked import as_blocked, as_weights, check_paired, fingerprint
 from compss_train.data.columns import ColumnStructure, named_columns, structured
-from compss_train.data.locations import file_stamp
 from compss_train.data.partitioning import Shuffle
 from compss_train.data.ragged import Ragged
 from compss_train.data.readers import CustomReader
 from compss_train.data.sample_reading import SampleReader
 from compss_train.data.samples import Samples, as_samples
-from compss_train.data.tables import conversion_note, frame_as_array, is_frame
 from compss_train.engines import Engine, Ref
 from compss_train.engines.codec import is_on_file
 from compss_train.exceptions import BadFileError, DivergedError
@@ -222,8 +220,8 @@ def as_data_source(x: Any, y: Any, blocks: int, *, targets: bool = True, floats:
     both, notes = (structured(x), None if y is None else structured(y)), []
     named = [*named_columns(both[0], "x"), *([] if y is None else named_columns(both[1], "y"))]
     for place, (name, value) in enumerate(named):
-        if is_frame(value):
-            array, notes_of_frame = frame_as_array(value, name, floats)
+        if tables.is_frame(value):
+            array, notes_of_frame = tables.frame_as_array(value, name, floats)
             named[place] = name, array
             notes += notes_of_frame
     blocked = _blocked_columns(named, blocks)
@@ -279,7 +277,7 @@ def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> D
     converted = dataset if floats is None else dataset.with_floats(floats)
     own, now = dataset.layout or {}, converted.layout or {}
     changed = [key for key in keys if own[key] != now[key]]
-    notes = [conversion_note(own[changed[0]].dtype, now[changed[0]].dtype)] if changed else []
+    notes = [tables.conversion_note(own[changed[0]].dtype, now[changed[0]].dtype)] if changed else []
     return DataSource(dataset=converted, keys=keys, notes=tuple(notes))
 
 
@@ -312,7 +310,7 @@ class PublishedData:
         self._columns = publish_columns(engine, source.columns)
         on_file = (block for block in blocks if isinstance(block, np.memmap) and is_on_file(block))
         mapped = {os.path.abspath(str(block.filename)) for block in on_file}
-        self._stamps = {name: file_stamp(name) for name in mapped}
+        self._stamps = {name: locations.file_stamp(name) for name in mapped}
         """The size and time of each memory-mapped file, to notice changes."""
         if source.reader is not None:
             try:
@@ -339,7 +337,7 @@ class PublishedData:
     def warn_of_changes(self) -> None:
         """Warn of memory-mapped files that have changed since they were published."""
         for name, stamp in self._stamps.items():
-            if os.path.exists(name) and file_stamp(name) != stamp:
+            if os.path.exists(name) and locations.file_stamp(name) != stamp:
                 warn_user(f"{name} changed while it was in use: results are those of old and of new values")
 
 

@@ -10,12 +10,10 @@ from compss_train._utils.validation import warn_once, warn_user
 from compss_train.data import FileDataset, partitioning
 from compss_train.data.samples import as_samples
 from compss_train.exceptions import DivergedError
-from compss_train.model import loss_weights
+from compss_train.model import devices, loss_weights
 from compss_train.model import parameters as params
-from compss_train.model.devices import CPU, accelerators, gpu
 from compss_train.model.schedule import make_schedule
-from compss_train.training import data_source, inference, resuming
-from compss_train.training.build_arguments import check_outer_optimizer
+from compss_train.training import build_arguments, data_source, inference, resuming
 from compss_train.training.callback import CallbackList
 from compss_train.training.fit import FitOfEpochs, FitOptions
 from compss_train.training.stopping import Stopping
@@ -62,7 +60,7 @@ def planned_fit(
     if validation is not None:
         data_source.check_same_classes(data, validation)
         _evaluate_first_batch(validation, model)
-    check_outer_optimizer(chosen.merge.outer_optimizer, spec.net)
+    build_arguments.check_outer_optimizer(chosen.merge.outer_optimizer, spec.net)
     if chosen.merge.optimizer_state == "average":
         check_averageable(spec.net, spec.optimizer)
     steps = 1 if schedule is None else schedule.steps
@@ -116,11 +114,11 @@ def try_fit(fit: FitOfEpochs, model: TrainedModel) -> None:
         schedule.prepare(fit.epochs.stop, fit.batches)
     if not fit.data.counted:  # streams would be read whole
         return
-    if not built.num_gpu or accelerators():
-        _train_first_batch(fit, model, gpu(0) if built.num_gpu else CPU)
+    if not built.num_gpu or devices.accelerators():
+        _train_first_batch(fit, model, devices.gpu(0) if built.num_gpu else devices.CPU)
         return
     try:
-        _train_first_batch(fit, model, CPU)
+        _train_first_batch(fit, model, devices.CPU)
     except Exception as error:
         warn_user(f"no batch was tried on a GPU, as torch sees none here; on the CPU the first one fails: {error}")
 

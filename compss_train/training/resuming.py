@@ -15,9 +15,8 @@ from compss_train._utils.validation import warn_user
 from compss_train.data.partitioning import epochs_of_rounds
 from compss_train.model import parameters as params
 from compss_train.model.optimizers import make_optimizer
-from compss_train.training import checkpoints
+from compss_train.training import checkpoints, description
 from compss_train.training.callback import Callback
-from compss_train.training.description import described, described_fields
 from compss_train.training.fit import Checkpoint, FitOfEpochs, FitOptions
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import MergeState, Progress, Snapshot, TrainingState
@@ -148,9 +147,9 @@ def _setting(workplace: Workplace) -> dict[str, Any]:
         "num_workers": workplace.num_workers,
         "threads": workplace.threads,
         "num_gpu": built.num_gpu,
-        **{name: described(getattr(training_spec, name)) for name in compared},
+        **{name: description.described(getattr(training_spec, name)) for name in compared},
         **built.surroundings,
-        **described_fields(training_spec.gradients),
+        **description.described_fields(training_spec.gradients),
         "python": platform.python_version().rpartition(".")[0],
         "torch": torch.__version__,
         "numpy": np.__version__,
@@ -169,7 +168,7 @@ def _optimizer(model: TrainedModel) -> tuple[str, list[dict[str, Any]]]:
 def _described(fit: FitOfEpochs, model: TrainedModel) -> dict[str, Any]:
     """Return what must be the same when the fit is resumed: its options, its objective, settings of its data."""
     options, training_spec = dict(vars(fit.options)), model.built.training_spec
-    merge = {f"merge.{name}": described(value) for name, value in vars(options.pop("merge")).items()}
+    merge = {f"merge.{name}": description.described(value) for name, value in vars(options.pop("merge")).items()}
     return {
         **merge,
         **{name: _plain(value) for name, value in options.items()},

@@ -18,8 +18,7 @@ import torch
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from compss_train._utils.imports import import_optional
-from compss_train._utils.validation import check_dense
+from compss_train._utils import imports, validation
 from compss_train.data.block import Block
 from compss_train.data.layout import Description, FileContentError
 from compss_train.data.locations import is_remote, open_binary, openable
@@ -174,7 +173,7 @@ class TorchReader(ArraysReader):
                 raise FileContentError(
                     f"holds a {type(tensor).__name__} under {key!r}; select the tensors with keys="
                 )
-            check_dense(f"{key!r} in it", tensor)
+            validation.check_dense(f"{key!r} in it", tensor)
         yield {key: tensor.detach() for key, tensor in tensors.items()}
 
 
@@ -226,7 +225,7 @@ class Hdf5Reader(ArraysReader):
 
 def import_h5py() -> Any:
     """Return h5py; raise ``ModuleNotFoundError`` with installation instructions."""
-    return import_optional("h5py", extra="hdf5", needed_by="the HDF5 format")
+    return imports.import_optional("h5py", extra="hdf5", needed_by="the HDF5 format")
 
 
 def _opened(data: Any, name: str) -> Any:

@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import check_choice, check_count
+from compss_train.data import locations, tables
 from compss_train.data.layout import Description, Field, FileContentError
-from compss_train.data.locations import file_stamp, files_below, is_folder, open_binary
 from compss_train.data.readers.base import Arrays, Reader, select_keys
-from compss_train.data.tables import class_codes
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """The files that are images; others in the folders are ignored."""
@@ -80,9 +79,9 @@ class ImageFolderReader(Reader):
         The folder may be an image itself, whose name from there is empty.
         ``warn`` warns of links that are left out, as folders are read once, or lead out of the folder.
         """
-        if folder.lower().endswith(SUFFIXES) and not is_folder(folder):
+        if folder.lower().endswith(SUFFIXES) and not locations.is_folder(folder):
             return [""]
-        names = files_below(folder, warn=warn)
+        names = locations.files_below(folder, warn=warn)
         found = sorted(name for name in names if name.count("/") and name.lower().endswith(SUFFIXES))
         if not found:
             raise FileContentError(
@@ -125,7 +124,7 @@ class ImageFolderReader(Reader):
         number, images = self._listing(path)
         names = [images[row] for row in range(start, min(stop, number))]
         with ThreadPoolExecutor(_STAMP_THREADS) as threads:
-            stamps = list(threads.map(lambda name: file_stamp(image_path(path, name)), names))
+            stamps = list(threads.map(lambda name: locations.file_stamp(image_path(path, name)), names))
         if None in stamps:
             return None
         return [int(hashlib.sha256(json.dumps([names, stamps]).encode()).hexdigest()[:15], 16)]
@@ -138,7 +137,7 @@ class ImageFolderReader(Reader):
 
     def _codes(self, path: str, names: Sequence[str], start: int) -> NDArray[np.int64]:
         classes = self.classes.get("y") or _classes_of(self._listing(path)[1].values())
-        return class_codes("y", list(map(_class_of, names)), np.arange(len(names)), classes, start)
+        return tables.class_codes("y", list(map(_class_of, names)), np.arange(len(names)), classes, start)
 
     def _pixels(self, path: str, names: Sequence[str]) -> NDArray[np.uint8]:
         images = [self._decode(path, name) for name in names]
@@ -154,7 +153,7 @@ class ImageFolderReader(Reader):
         """Return an image, shape (channels, height, width)."""
         module = import_optional("PIL.Image", extra="images", needed_by="folders of images", package="Pillow")
         try:
-            with open_binary(image_path(path, name)) as file, module.open(file) as opened:
+            with locations.open_binary(image_path(path, name)) as file, module.open(file) as opened:
                 image = opened.convert(self.mode)
                 if self.size is not None and image.size != self.size[::-1]:
                     image = image.resize(self.size[::-1], module.Resampling.BILINEAR)

@@ -19,8 +19,7 @@ from compss_train.callbacks import Callback, EarlyStopping
 from compss_train.data import FileDataset
 from compss_train.engines import Engine, LocalEngine, SerialEngine, engine_class
 from compss_train.integrations.sklearn import defaults
-from compss_train.model import losses, metrics, optimizers
-from compss_train.model.devices import accelerators
+from compss_train.model import devices, losses, metrics, optimizers
 from compss_train.model.schedule import ScheduleSpec
 from compss_train.reports.history import History
 from compss_train.trainer import DistributedTrainer
@@ -275,7 +274,7 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         """Return a trainer that predicts with the network in this process."""
         options = dict(self.build_options or {})
         used = {name: options[name] for name in _PREDICTION_OPTIONS if name in options}
-        gpus = min(options.get("num_gpu", 0), accelerators())
+        gpus = min(options.get("num_gpu", 0), devices.accelerators())
         trainer = DistributedTrainer(1, engine="serial", seed=0, threads=self.threads or torch.get_num_threads())
         trainer.build(net, defaults.make_optimizer(None, None), "mse", num_gpu=gpus, **used)
         return trainer
