@@ -14,7 +14,6 @@ import shutil
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from importlib import util
 from pathlib import Path
 from typing import Any, TypeVar
@@ -51,7 +50,7 @@ def doctor(options: argparse.Namespace) -> int:
     findings = examine(options)
     ready = all(finding.state != "missing" for finding in findings)
     if options.json:
-        print(json.dumps({"ready": ready, "findings": [asdict(finding) for finding in findings]}, indent=2))
+        print(json.dumps({"ready": ready, "findings": [vars(finding) for finding in findings]}, indent=2))
     else:
         print(as_text(findings, options.engine))
     return 0 if ready else 1

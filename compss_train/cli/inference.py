@@ -7,13 +7,11 @@ import os
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from compss_train._utils.files import atomic_path, check_folder
@@ -62,14 +60,14 @@ def predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write_csv(path: Path, samples: FileDataset, output: NDArray[Any], classes: Sequence[str]) -> None:
+def _write_csv(path: Path, samples: FileDataset, output: np.ndarray[Any, Any], classes: Sequence[str]) -> None:
     """Write a line for each sample: its file, and its outputs, or the name of its class if these are numbers."""
     rows = output.reshape(len(output), -1)
     header = list(classes) if len(classes) == rows.shape[1] else [f"output {n}" for n in range(rows.shape[1])]
     if output.ndim == 1 and classes:
         header, rows = ["class"], np.take(classes, rows)
     files = samples.part(range(len(samples.files))).blocks.values()
-    names = chain.from_iterable(each.row_names() for each in files)
+    names = (name for each in files for name in each.row_names())
     with open(path, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(["sample", *header])

@@ -2,14 +2,12 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from operator import attrgetter
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
-from compss_train.data.order import split_points
+from compss_train.data.order import even_parts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -22,7 +20,7 @@ class BlockPass:
     """Number of the epoch, from 0 over all fits."""
     size: int
     """Number of samples in this pass."""
-    sample_numbers: NDArray[Any] | None = None
+    sample_numbers: np.ndarray[Any, Any] | None = None
     """Numbers of the samples among the samples of all blocks; ``None`` for the block's own rows."""
     first: int = 0
     """First row of the block in this pass."""
@@ -79,7 +77,7 @@ class Batching:
     def bounds(self, rows: int) -> list[tuple[int, int]]:
         """Return (start, stop) of each batch of a block pass with ``rows`` samples."""
         number = self.number or -(-rows // (self.size or rows))
-        return list(pairwise(split_points(rows, min(number, rows))))
+        return even_parts(rows, min(number, rows))
 
 
 def blocks_of(block_passes: Iterable[BlockPass]) -> tuple[int, ...]:

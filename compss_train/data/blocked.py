@@ -8,14 +8,13 @@ from typing import Any, Self, overload
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_count
 from compss_train.data import block as blocks_
 from compss_train.data import layout, reading
 from compss_train.data.block import AnyBlock, Block, RemoteBlock, as_block, as_tensor, load_block
 from compss_train.data.locations import FileNames, file_names
-from compss_train.data.order import sample_order, split_points
+from compss_train.data.order import even_parts, sample_order
 from compss_train.data.ragged import Ragged
 
 _FUTURE_BLOCKS = "compss_train.engines.compss.engine:future_blocks"
@@ -70,7 +69,7 @@ class BlockedTensor:
                 f"blocks={blocks!r} makes {rows * columns} blocks of {len(samples)} samples; use at most "
                 f"{len(samples)} blocks"
             )
-        cells = starmap(slice, pairwise(split_points(len(samples), rows * columns)))
+        cells = starmap(slice, even_parts(len(samples), rows * columns))
         return cls([[blocks_.copy_block(samples[next(cells)]) for _ in range(columns)] for _ in range(rows)])
 
     @classmethod
@@ -206,7 +205,7 @@ def shuffle(
     return _permute(x, order), _permute(y, order)
 
 
-def _permute(tensor: BlockedTensor, order: NDArray[Any]) -> BlockedTensor:
+def _permute(tensor: BlockedTensor, order: np.ndarray[Any, Any]) -> BlockedTensor:
     samples = tensor.collect()
     rows: Any = torch.from_numpy(order).long() if isinstance(samples, torch.Tensor) else order
     return _in_blocks_of(tensor, samples[rows])
@@ -270,7 +269,7 @@ def as_blocked(value: object, blocks: int | BlockedTensor, name: str = "x") -> B
     if isinstance(blocks, int):
         if len(rows) == 0:
             raise ValueError("the array has no samples")
-        bounds = pairwise(split_points(len(rows), min(blocks, len(rows))))
+        bounds = even_parts(len(rows), min(blocks, len(rows)))
         return BlockedTensor([[rows[start:stop]] for start, stop in bounds])
     if len(rows) != blocks.number_samples:
         raise ValueError(f"{name} has {len(rows)} rows for {blocks.number_samples} samples; give one for each")

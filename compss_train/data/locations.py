@@ -7,7 +7,6 @@ import os
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from operator import attrgetter
 from pathlib import PurePath
 from typing import Any, BinaryIO, TypeAlias
 
@@ -97,7 +96,7 @@ def files_below(folder: str, *, warn: bool = False) -> list[str]:
             continue
         listed.add((status.st_dev, status.st_ino))
         with os.scandir(os.path.join(folder, inside)) as entries:
-            for entry in sorted(entries, key=attrgetter("name")):
+            for entry in sorted(entries, key=lambda each: each.name):
                 name = inside + entry.name
                 if warn and entry.is_symlink() and not f"{os.path.realpath(entry)}/".startswith(f"{root}/"):
                     outside.append(name)

@@ -113,10 +113,10 @@ def partial_shuffle_generator(seed: int, epoch: int, *origin: int) -> np.random.
     return _generator(seed, _Stream.PARTIAL, epoch, *origin)
 
 
-def split_points(length: int, parts: int) -> list[int]:
-    """Return the ``parts + 1`` bounds of consecutive parts whose sizes differ by one at most, longer first."""
+def even_parts(length: int, parts: int) -> list[tuple[int, int]]:
+    """Return (start, stop) of consecutive parts whose sizes differ by one at most, longer first."""
     size, longer = divmod(length, parts)
-    return [part * size + min(part, longer) for part in range(parts + 1)]
+    return list(pairwise([part * size + min(part, longer) for part in range(parts + 1)]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +142,7 @@ def partition_files(sizes: Sequence[int], partitions: int, seed: int, epoch: int
     The files are in the epoch's block order. The partitions are in a random order of their own.
     """
     rows = _EpochRows(sizes, block_order(seed, epoch, len(sizes)))
-    bounds = list(pairwise(split_points(rows.length, partitions)))
+    bounds = even_parts(rows.length, partitions)
     return [list(rows.slice(*bounds[number])) for number in partition_order(seed, epoch, partitions)]
 
 

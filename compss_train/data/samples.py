@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence, Sized
 from copy import copy
-from itertools import pairwise
 from typing import Any
 
 from torch.utils import data as torch_data
@@ -10,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from compss_train._utils.validation import check_count
 from compss_train.data.arrow_rows import arrow_rows, is_hugging_face
-from compss_train.data.order import split_points
+from compss_train.data.order import even_parts
 from compss_train.data.sample_reading import Collate, Keys, MapReader, Roles, SampleReader
 from compss_train.data.streams import StreamReader
 
@@ -84,7 +83,7 @@ class Samples:
         total = self.size if self.is_stream else len(self.dataset)
         if total is None:
             return [1] * number
-        return [stop - start for start, stop in pairwise(split_points(total, min(number, total)))]
+        return [stop - start for start, stop in even_parts(total, min(number, total))]
 
     def reader(self, blocks: int, floats: str | None) -> SampleReader:
         """Return the workers' reader of the samples in this number of blocks; table columns become ``floats``."""

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import chain
 from numbers import Real
 from typing import Any, TypeAlias
 
@@ -245,7 +244,7 @@ def resolve_metrics(metric: MetricSpec) -> Measures:
         several: Any = metric if isinstance(metric, list | tuple) else [metric]
         given = [] if metric is None else [(None, one) for one in several]
     metrics: dict[str, Metric] = {}
-    for name, resolved in chain.from_iterable(_resolve(one, name) for name, one in given):
+    for name, resolved in (each for own, one in given for each in _resolve(one, own)):
         if name in metrics:
             raise ValueError(
                 f"two metrics are called {name!r}; name them, for example "

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
 from typing import Any, Literal, TypeAlias, get_args
 
 import torch
@@ -172,7 +171,7 @@ class JoinedOptimizer(torch.optim.Optimizer):
 
     def __init__(self, optimizers: Mapping[str, torch.optim.Optimizer]) -> None:
         self.optimizers = dict(optimizers)
-        super().__init__([*chain.from_iterable(each.param_groups for each in self.optimizers.values())], {})
+        super().__init__([group for each in self.optimizers.values() for group in each.param_groups], {})
         for each in self.optimizers.values():
             self.state.update(each.state)
         self._share()

@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save, save_file
 
@@ -200,7 +199,7 @@ def _sha256_of_text(version: object, text: str) -> str:
     return hashlib.sha256(f"{version!r} {text}".encode()).hexdigest()
 
 
-def sha256_of(arrays: Mapping[str, NDArray[Any]]) -> str:
+def sha256_of(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
     """Return the SHA-256 of named arrays, whatever their order: of names, dtypes, shapes and bytes."""
     digest = hashlib.sha256()
     for name, array in sorted(arrays.items()):

@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
-from math import ceil
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -190,7 +189,7 @@ def ranges_for_costs(workers: int, slots: int, worker_seconds: float, task_secon
     """
     if not slots:
         return [range(worker, worker + 1) for worker in range(workers)]
-    largest = ceil(workers / slots) - 1
+    largest = -(-workers // slots) - 1
     every = [aligned_ranges(workers, slots, 1 << power) for power in range(largest.bit_length() + 1)]
     times = [_seconds_of(ranges, slots, worker_seconds, task_seconds) for ranges in every]
     return next(ranges for ranges, seconds in zip(every, times, strict=True) if seconds <= SLACK * min(times))

@@ -10,7 +10,6 @@ from typing import Any, Self
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import warn_user
@@ -328,7 +327,7 @@ class PublishedData:
         """Return the values for a task on these blocks; none for files."""
         return [column[number] for column in self._columns for number in numbers]
 
-    def holding(self, samples: NDArray[Any]) -> tuple[int, ...]:
+    def holding(self, samples: np.ndarray[Any, Any]) -> tuple[int, ...]:
         """Return the numbers of the blocks that hold these samples, ascending; all if few would be left out."""
         if len(samples) >= len(self.starts):
             return tuple(range(len(self.starts)))

@@ -16,7 +16,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from compss_train._utils.nested import leaves
@@ -141,7 +140,7 @@ def _hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()[:12]
 
 
-def _array_hash(array: torch.Tensor | NDArray[Any]) -> str:
+def _array_hash(array: torch.Tensor | np.ndarray[Any, Any]) -> str:
     if isinstance(array, np.ndarray):
         data = b"" if array.dtype.hasobject else array.tobytes()
     else:

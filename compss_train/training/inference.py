@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import chain, pairwise
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import check_count, warn_once, warn_user
 from compss_train.data.block import RemoteBlock
 from compss_train.data.block_passes import Batching, BlockPass
-from compss_train.data.order import split_points
+from compss_train.data.order import even_parts
 from compss_train.data.tables import conversion_note
 from compss_train.engines.base import ONE_CPU, Ref
 from compss_train.model.metrics import Measured
@@ -55,7 +55,7 @@ class Inference:
         self._resources = ONE_CPU if on_cpu else session.resources
         devices = ["cpu"] if on_cpu else session.devices
         blocks, self._sizes = len(source.sizes), source.sizes
-        bounds = pairwise(split_points(blocks, min(len(devices), blocks)))
+        bounds = even_parts(blocks, min(len(devices), blocks))
         self._parts = [(device, range(*part)) for device, part in zip(devices, bounds, strict=False)]
         """The blocks of each worker, with its device."""
         self._seconds = session.sample_seconds * source.number_samples / 3

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train.data.block_passes import WorkerAssignment
-from compss_train.data.order import split_points
+from compss_train.data.order import even_parts
 from compss_train.engines.base import Ref, Resources
 from compss_train.training.data_source import PublishedData
 from compss_train.worker.source import split_rows
@@ -53,7 +53,7 @@ def submit_cuts(
     blocks, slots = len(data.starts), data.engine.slots(Resources())
     most = max(LEAST_CHUNKS, MOST_PIECES * sum(map(len, shares)) // len(shares))
     number = min(blocks, max(LEAST_CHUNKS, 2 * slots), most)
-    chunks = [range(*bounds) for bounds in pairwise(split_points(blocks, number))]
+    chunks = [range(*bounds) for bounds in even_parts(blocks, number)]
     pieces_of_chunks, numbers_of_groups = cut_into_pieces(samples, [data.starts[chunk.start] for chunk in chunks])
     rows = sum(len(pieces.rows) for pieces in pieces_of_chunks)
     if 2 * rows > sum(map(bool, map(len, samples))) * data.source.number_samples:

@@ -6,7 +6,6 @@ In a fit the states of the workers of each group are one value of the engine: wh
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -70,7 +69,7 @@ def state_refs(states: States) -> list[Ref]:
 def fetch_states(engine: Engine, states: States) -> list[WorkerState]:
     """Return the state of each worker, waiting for the tasks that compute them."""
     fetched = iter(engine.fetch(state_refs(states)))
-    return [*chain.from_iterable(next(fetched) if isinstance(each, Ref) else each for each in states)]
+    return [state for each in states for state in (next(fetched) if isinstance(each, Ref) else each)]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,7 +1,6 @@
 """``Workers``: the workers of a fit, and the tasks that train them in its rounds."""
 
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import Any
 
 from compss_train.data.block_passes import WorkerAssignment, blocks_of
@@ -132,7 +131,7 @@ class Workers:
         numbers = (
             self.data.holding(samples_of(assignments))
             if self._shuffled
-            else blocks_of(chain.from_iterable(assignments))
+            else blocks_of(block_pass for own in assignments for block_pass in own)
         )
         work = self.data.source.work_on(numbers, self._work)
         if self._shuffled:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -110,10 +109,10 @@ def _output(replica: ModelReplica, batch: Batch, transform: _Transform) -> Any:
     """Return the outputs of a batch: an array, or tuples, lists and dicts of arrays as the network returns them."""
     with replica.annotate_errors(batch.x), replica.autocast():
         output = replica.predict(transform(batch.x))
-    return map_leaves(partial(_as_array, replica.half), output)
+    return map_leaves(lambda part: _as_array(part, replica.half), output)
 
 
-def _as_array(half: torch.dtype | None, output: Any) -> NDArray[np.generic]:
+def _as_array(output: Any, half: torch.dtype | None) -> NDArray[np.generic]:
     if not isinstance(output, torch.Tensor) or not output.dim():
         kind = "a single number" if isinstance(output, torch.Tensor) else f"a {type(output).__name__}"
         raise TypeError(

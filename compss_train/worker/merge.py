@@ -8,7 +8,6 @@ al. 2023, arXiv 2311.08105).
 import copy
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -69,7 +68,7 @@ def merge_results(
     merged = dict(mean(items, {**base, **(moments or {})}))
     averages, new_moments = split_moments(merged) if rule.moments else (merged, None)
     results: dict[str, Any] = {
-        "measured": [*chain.from_iterable(item.measured for item in items)],
+        "measured": [part for item in items for part in item.measured],
         "moments": new_moments,
     }
     results["parameters"], results["outer"] = averages, outer

@@ -3,7 +3,6 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -207,4 +206,4 @@ class FileSource(Source):
     def measured(self) -> dict[str, Any]:
         """Return the counts of reads, and the files and samples that were skipped."""
         skipped = {"skipped": self._loader.skipped, "left_out": self._left_out}
-        return {"files": asdict(self._loader.reads), **skipped}
+        return {"files": dict(vars(self._loader.reads)), **skipped}

@@ -16,7 +16,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.lib import format as npy_format
-from numpy.typing import NDArray
 
 from compss_train._utils import imports, validation
 from compss_train.data.block import Block
@@ -113,7 +112,7 @@ def _parse_header(file: Any, size: int) -> tuple[_Header, int]:
     return header, start.tell()
 
 
-def _parse_array(key: str, content: bytes) -> NDArray[Any]:
+def _parse_array(key: str, content: bytes) -> np.ndarray[Any, Any]:
     header, start = _parse_header(io.BytesIO(content), len(content))
     check_no_objects(key, header.dtype)
     flat = np.frombuffer(bytearray(content), np.uint8)[start:].view(header.dtype)  # which may be written to

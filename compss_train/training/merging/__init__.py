@@ -11,7 +11,6 @@ on arrival. Merging through a parameter server does that layer by layer, without
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import chain
 from typing import ClassVar
 
 from compss_train.data.partitioning import Round
@@ -52,7 +51,7 @@ class SubmittedRound:
     def fetch(self, engine: Engine) -> dict[str, list[Measured]]:
         """Return the measurements by the same keys."""
         values = iter(engine.fetch(self.refs, small=True))
-        return {name: [*chain.from_iterable(next(values) for _ in refs)] for name, refs in self.measured.items()}
+        return {name: [part for _ in refs for part in next(values)] for name, refs in self.measured.items()}
 
 
 class Merger(ABC):
