@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.data import tables
 from compss_train.data.block import Block, checksum, gather
-from compss_train.data.block_passes import Place
 from compss_train.data.layout import FileContentError
 from compss_train.data.ragged import Ragged
 from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, Roles, SampleReader, collate_batch
@@ -44,7 +43,9 @@ class ArrowRows(SampleReader):
         changed = [name for name, dtype in dtypes.items() if tables.float_dtype(dtype, self._floats) != dtype]
         return (tables.conversion_note(str(dtypes[changed[0]]), str(self._floats)),) if changed else ()
 
-    def read(self, numbers: NDArray[np.int64], place: Place, reseed: Reseed, collate: Collate | None) -> ReadBatch:
+    def read(
+        self, numbers: NDArray[np.int64], epoch: int, position: int, reseed: Reseed, collate: Collate | None
+    ) -> ReadBatch:
         """Return the batch."""
         rows = numbers if self._indices is None else self._indices[numbers]
         x, y = (
@@ -64,7 +65,7 @@ class ArrowRows(SampleReader):
 
     def fingerprint(self, starts: Sequence[int], stops: Sequence[int]) -> int | None:
         """Return a checksum of the samples at the ends of blocks."""
-        batch = self.read(np.array([*starts, *(stop - 1 for stop in stops)]), Place(0, 0, 0), lambda _: 0, None)
+        batch = self.read(np.array([*starts, *(stop - 1 for stop in stops)]), 0, 0, lambda _: 0, None)
         parts = (part for part in leaves((batch.x, batch.y)) if part is not None)
         return checksum(part.values if isinstance(part, Ragged) else part for part in parts)
 

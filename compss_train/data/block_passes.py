@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -52,16 +52,6 @@ class BlockPass:
 _fields_of = attrgetter("block", "epoch", "size", "sample_numbers", "first", "skip", "rest")
 WorkerAssignment: TypeAlias = tuple[BlockPass, ...]
 """The block passes of one worker in one round."""
-
-
-class Place(NamedTuple):
-    """Where a batch is in an epoch, independent of the worker that trains it; it seeds random transforms."""
-
-    epoch: int
-    block: int
-    """The batch's block, or its grid position in a total shuffle; the first block if several mix."""
-    position: int
-    """Number of the batch's first sample in the training order that begins there."""
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from torch.utils.data import ConcatDataset, Subset
 
 from compss_train._utils.nested import map_leaves
 from compss_train.data.block import as_tensor
-from compss_train.data.block_passes import Place
 from compss_train.data.ragged import Ragged
 
 Reseed: TypeAlias = Callable[[int], int]
@@ -85,8 +84,10 @@ class SampleReader(ABC):
     """Whether the number of samples is known."""
 
     @abstractmethod
-    def read(self, numbers: NDArray[np.int64], place: Place, reseed: Reseed, collate: Collate | None) -> ReadBatch:
-        """Return the batch of samples with these numbers, which is trained at ``place``.
+    def read(
+        self, numbers: NDArray[np.int64], epoch: int, position: int, reseed: Reseed, collate: Collate | None
+    ) -> ReadBatch:
+        """Return the batch of samples with these numbers, the first of which has this position in the epoch.
 
         ``collate`` makes batches from lists of (x, y), like ``build(collate=...)``.
         """
@@ -98,7 +99,7 @@ class SampleReader(ABC):
 
     def read_first(self) -> ReadBatch:
         """Return a batch of the first sample."""
-        return self.read(np.zeros(1, np.int64), Place(0, 0, 0), lambda _: 0, None)
+        return self.read(np.zeros(1, np.int64), 0, 0, lambda _: 0, None)
 
     def fingerprint(self, starts: Sequence[int], stops: Sequence[int]) -> int | None:
         """Return a checksum of the samples at the ends of blocks, or ``None`` if it would be costly."""
@@ -117,14 +118,16 @@ class MapReader(SampleReader):
     roles: Roles
     collate: Collate | None
 
-    def read(self, numbers: NDArray[np.int64], place: Place, reseed: Reseed, collate: Collate | None) -> ReadBatch:
+    def read(
+        self, numbers: NDArray[np.int64], epoch: int, position: int, reseed: Reseed, collate: Collate | None
+    ) -> ReadBatch:
         """Return the batch; the data set's random draws are seeded for each sample, or for the batch of several."""
         read_many = getattr(self.dataset, "__getitems__", None)
         if read_many is None:
-            each = enumerate(numbers.tolist(), place.position)
+            each = enumerate(numbers.tolist(), position)
             samples = [self._sample(number, position, reseed) for position, number in each]
         else:
-            reseed(place.position)
+            reseed(position)
             samples = list(read_many(numbers.tolist()))
         return ReadBatch(*batch_of(samples, self.roles, self.collate, collate), len(samples))
 

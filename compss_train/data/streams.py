@@ -11,7 +11,6 @@ import torch.utils.data._utils.worker as torch_worker
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
-from compss_train.data.block_passes import Place
 from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, Roles, SampleReader, batch_of
 
 _END = object()
@@ -83,13 +82,15 @@ class StreamReader(SampleReader):
     drop_last: bool
     _iterations: dict[int, _Iteration] = field(default_factory=dict, init=False)
 
-    def read(self, numbers: NDArray[np.int64], place: Place, reseed: Reseed, collate: Collate | None) -> ReadBatch:
+    def read(
+        self, numbers: NDArray[np.int64], epoch: int, position: int, reseed: Reseed, collate: Collate | None
+    ) -> ReadBatch:
         """Return a batch of the next samples of a shard: fewer at its end, and then none."""
-        shard, seed, first = int(numbers[0]), reseed(0), place.position
+        shard, seed, first = int(numbers[0]), reseed(0), position
         iteration = self._iterations.get(shard)
         if iteration is None or not iteration.continues_at(seed, first):
-            worker = self._worker(shard, seed, place.epoch)
-            iteration = _Iteration(seed, place.epoch, worker, self.initialize)
+            worker = self._worker(shard, seed, epoch)
+            iteration = _Iteration(seed, epoch, worker, self.initialize)
             self._iterations[shard] = iteration
         before, torch_worker._worker_info = torch_worker._worker_info, iteration.worker
         try:

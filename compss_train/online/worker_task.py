@@ -82,12 +82,12 @@ class OnlineJob:
                 return sample + 1
         return 0
 
-    def make_batch(self, drawn: Any, place: block_passes.Place) -> batches.Batch:
-        """Return a batch that the buffer gave."""
+    def make_batch(self, drawn: Any, worker: int, position: int) -> batches.Batch:
+        """Return a batch that the worker's buffer gave; the position is its number."""
         parts = drawn if self.options.pairing is None else self.options.pairing(*drawn)
         x, y = parts if isinstance(parts, tuple) and len(parts) == 2 else (parts, None)
         x = x[0] if isinstance(x, tuple) else x
-        return batches.Batch(place, x, y)
+        return batches.Batch(0, worker, position, x, y)
 
 
 class CoordinatorConnection(Closable):
@@ -260,8 +260,7 @@ class OnlineWorker:
                 liveness.beat()  # simulations may take long
                 self._report_if_due()
                 continue
-            place = block_passes.Place(0, self._number, self._batches)
-            yield self._job.make_batch(drawn, place).to(self._device)
+            yield self._job.make_batch(drawn, self._number, self._batches).to(self._device)
             self._batches += 1
             self._after_batch()
 

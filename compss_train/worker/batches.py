@@ -1,6 +1,6 @@
 """The batches of a worker: cut from the rows of its blocks, then collated and transformed for the training step.
 
-They are cut block by block, mixed in a partial shuffle, or drawn from a buffer (``worker/buffered.py``).
+They are cut block by block, mixed in a partial shuffle, or drawn from a buffer.
 """
 
 from collections.abc import Iterator, Sequence
@@ -12,9 +12,17 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, map_leaves, rebuilt
+from compss_train.buffers import BufferSpec
+from compss_train.buffers.reading_ahead import batches_through
 from compss_train.data.block import select
-from compss_train.data.block_passes import BlockPass, Place, batch_bounds, batch_sizes
-from compss_train.data.order import bucketed_order, partial_shuffle_generator, row_order, transform_seed
+from compss_train.data.block_passes import BlockPass, Draws, WorkerAssignment, batch_bounds, batch_sizes
+from compss_train.data.order import (
+    bucketed_order,
+    buffer_seed,
+    partial_shuffle_generator,
+    row_order,
+    transform_seed,
+)
 from compss_train.data.ragged import IGNORED, Ragged
 from compss_train.data.sample_reading import Reseed, SampleReader, collate_batch
 from compss_train.data.streams import StreamReader
@@ -22,8 +30,8 @@ from compss_train.model.devices import is_gpu, pins, random_state, seed_generato
 from compss_train.model.replica import ModelReplica
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
-from compss_train.worker.buffered import CarriedBuffer, buffered_batches
-from compss_train.worker.source import Columns, PlacedColumns, Source, training_order
+from compss_train.worker.buffered import CarriedBuffer, draw_in_step, in_bursts
+from compss_train.worker.source import Columns, Source, training_order
 from compss_train.worker.work import Work, WorkOptions
 
 _PIECE_BYTES = 2**23
@@ -31,9 +39,16 @@ _PIECE_BYTES = 2**23
 
 
 class Batch(NamedTuple):
-    """The samples of one training or evaluation step."""
+    """The samples of one training or evaluation step, and their place in an epoch.
 
-    place: Place
+    The place does not depend on the worker that trains the batch; it seeds random transforms.
+    """
+
+    epoch: int
+    block: int
+    """The batch's block, or its grid position in a total shuffle; the first block if several mix."""
+    position: int
+    """Number of the batch's first sample in the training order that begins there."""
     x: Any
     """A tensor, or tuples, lists and dicts of tensors."""
     y: Any = None
@@ -72,18 +87,14 @@ def cut_batches(
 
     ``buffer`` is carried between the rounds of an epoch, ``sample_reader`` reads samples by their numbers.
     """
-    if isinstance(sample_reader, StreamReader) and not sample_reader.counted:
-        yield from _until_the_end(work, source, sample_reader)
-        return
     options = work.options
+    if isinstance(sample_reader, StreamReader) and not sample_reader.counted:
+        return _until_the_end(work, source, sample_reader)
     if options.pools is not None:
-        cut = _partially_shuffled(work, options.pools, source, device)
-    elif options.buffer is not None:
-        cut = buffered_batches(work, options.buffer, source, device, buffer or CarriedBuffer())
-    else:
-        cut = _block_by_block(work, source, device)
-    for place, columns in cut:
-        yield Batch(place, *options.structure.parts(columns))
+        return _partially_shuffled(work, options.pools, source, device)
+    if options.buffer is not None:
+        return _from_buffer(work, options.buffer, source, device, buffer or CarriedBuffer())
+    return _block_by_block(work, source, device)
 
 
 def batches_in_epoch(work: Work, epoch: int) -> int:
@@ -97,14 +108,15 @@ def batches_in_epoch(work: Work, epoch: int) -> int:
     return sum(len(batch_bounds(block_pass, options.batching)) for block_pass in block_passes)
 
 
-def _block_by_block(work: Work, source: Source, device: str) -> Iterator[PlacedColumns]:
+def _block_by_block(work: Work, source: Source, device: str) -> Iterator[Batch]:
+    structure = work.options.structure
     with source.rows(work.block_passes) as columns_of_passes:
         for block_pass in work.block_passes:
             rows = next(columns_of_passes)
             if rows is not None:
                 before = block_pass.first + block_pass.skip
-                for start, batch in _cut(block_pass, work, rows, device):
-                    yield Place(block_pass.epoch, block_pass.block, before + start), batch
+                for start, columns in _cut(block_pass, work, rows, device):
+                    yield Batch(block_pass.epoch, block_pass.block, before + start, *structure.parts(columns))
             del rows  # free them before the next block is read
 
 
@@ -114,7 +126,7 @@ def _until_the_end(work: Work, source: Source, stream: StreamReader) -> Iterator
         for block_pass, (number,) in zip(work.block_passes, filter(None, columns_of_passes), strict=True):
             numbers, position = number.expand(work.options.batching.size or 1).contiguous(), 0
             while not (position and stream.has_ended(int(number), block_pass.epoch)):
-                yield Batch(Place(block_pass.epoch, block_pass.block, position), numbers)
+                yield Batch(block_pass.epoch, block_pass.block, position, numbers)
                 position += len(numbers)
 
 
@@ -172,7 +184,7 @@ def own_rows(samples: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     return samples[start:stop].clone()
 
 
-def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -> Iterator[PlacedColumns]:
+def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -> Iterator[Batch]:
     """Mix the samples of each epoch; the pools are empty at its end, and where a round ends inside it."""
     store = SlotStore()
     for epoch, group in groupby(work.block_passes, lambda block_pass: block_pass.epoch):
@@ -187,10 +199,48 @@ def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -
             batch_sizes=batch_sizes(block_passes, work.options.batching),
             store=store,
         )
-        for batch in batches:
-            if batch is not None:
-                yield Place(epoch, first.block, position), to_device(batch, device)
-                position += len(batch[0])
+        for columns in batches:
+            if columns is not None:
+                parts = work.options.structure.parts(to_device(columns, device))
+                yield Batch(epoch, first.block, position, *parts)
+                position += len(columns[0])
+
+
+def _from_buffer(
+    work: Work, spec: BufferSpec, source: Source, device: str, carried: CarriedBuffer
+) -> Iterator[Batch]:
+    """Iterate over the batches that a worker draws from a buffer.
+
+    The buffer is drained at the end of every epoch, so that the number of epochs between merges does not change the
+    batches of a worker. If an epoch has several rounds of batches, it is carried from one to the next.
+    """
+    for draws, block_passes in _draws(work, spec):
+        seed = buffer_seed(work.options.seed, draws.epoch, draws.origin)
+        limited = spec.limited(draws.total, draws.largest)
+        buffer = limited.make(draws.largest, seed, pin_memory=is_gpu(device))
+        if not draws.is_first and carried.before is not None:
+            buffer.load_state_dict(carried.before)
+        position, least = draws.drawn, None if draws.is_last else len(draws.sizes)
+        with source.chunks(block_passes) as read:
+            if spec.draws_in_step:
+                batches = in_bursts(draw_in_step(buffer, read, draws))
+            else:
+                batches = batches_through(buffer, read, draws.largest, least=least)
+            for columns in batches:
+                parts = work.options.structure.parts(to_device(columns, device))
+                yield Batch(draws.epoch, draws.origin, position, *parts)
+                position += len(columns[0])
+        carried.after = None if draws.is_last else buffer.state_dict()
+
+
+def _draws(work: Work, spec: BufferSpec) -> Iterator[tuple[Draws, WorkerAssignment]]:
+    """Iterate over the draws of each epoch, with the passes whose samples are put for them."""
+    if work.draws is not None:
+        yield work.draws, work.block_passes
+        return
+    for _, group in groupby(work.block_passes, lambda block_pass: block_pass.epoch):
+        block_passes = tuple(group)
+        yield Draws.of_epoch(block_passes, work.options.batching, spec.put_counts), block_passes
 
 
 def prepared(batches: Iterator[Batch], replica: ModelReplica, options: WorkOptions) -> Iterator[Batch]:
@@ -209,27 +259,27 @@ def prepared(batches: Iterator[Batch], replica: ModelReplica, options: WorkOptio
 
 
 def _prepared(replica: ModelReplica, fit_seed: int, batch: Batch) -> Batch:
-    spec, place = replica.training_spec, batch.place
+    spec = replica.training_spec
 
     def seed_of(position: int) -> int:
-        return transform_seed(fit_seed, place.epoch, place.block, position)
+        return transform_seed(fit_seed, batch.epoch, batch.block, position)
 
     def reseed(position: int) -> int:
-        """Seed all generators for the sample at a position of the place's block; return the seed."""
+        """Seed all generators for the sample at a position of the batch's block; return the seed."""
         seed_generators(seed := seed_of(position), replica.device)
         return seed
 
-    with random_state(seed_of(place.position), replica.device):
+    with random_state(seed_of(batch.position), replica.device):
         batch = collated(replica, batch, reseed)
         before = batch.samples
         if not before:
             return batch
         if spec.sample_reader is not None:
-            reseed(place.position)  # transforms draw as for a batch that was not read
+            reseed(batch.position)  # transforms draw as for a batch that was not read
         x, y = batch.x, batch.y
         with replica.annotate_errors(x, y, own_target=y is None), replica.autocast():
             if spec.train_transform is not None:
-                x, y = spec.train_transform(x, y, lambda sample: reseed(place.position + sample))
+                x, y = spec.train_transform(x, y, lambda sample: reseed(batch.position + sample))
             return batch._replace(samples_before=before, x=replica.transformed(x), y=y)
 
 
@@ -243,7 +293,7 @@ def collated(replica: ModelReplica, batch: Batch, reseed: Reseed) -> Batch:
     """
     spec = replica.training_spec
     if spec.sample_reader is not None:
-        read = spec.sample_reader.read(batch.x.numpy(), batch.place, reseed, spec.collate)
+        read = spec.sample_reader.read(batch.x.numpy(), batch.epoch, batch.position, reseed, spec.collate)
         batch = batch._replace(x=read.x, y=read.y, samples_before=read.samples)
         batch = batch.to(replica.device) if read.samples else batch
     elif spec.collate is not None:

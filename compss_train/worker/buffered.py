@@ -1,18 +1,14 @@
-"""Batches that a worker draws from a buffer: in step with the samples that are put, or from a reservoir by time."""
+"""Drawing batches from a buffer in step with the samples that are put; what a buffer keeps between tasks."""
 
 import queue
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import islice
 from typing import Any
 
-from compss_train.buffers import Buffer, BufferSpec
-from compss_train.buffers.reading_ahead import batches_through
-from compss_train.data.block_passes import Draws, Place, WorkerAssignment
-from compss_train.data.order import buffer_seed
-from compss_train.model.devices import is_gpu, to_device
-from compss_train.worker.source import Columns, PlacedColumns, Source
-from compss_train.worker.work import Work
+from compss_train.buffers import Buffer
+from compss_train.data.block_passes import Draws
+from compss_train.worker.source import Columns
 
 _BURST = 8  # batches made at a time
 
@@ -25,42 +21,6 @@ class CarriedBuffer:
     """The state before a task, which the task does not change."""
     after: dict[str, Any] | None = None
     """The state after a task; ``None`` for an empty buffer."""
-
-
-def buffered_batches(
-    work: Work, spec: BufferSpec, source: Source, device: str, carried: CarriedBuffer
-) -> Iterator[PlacedColumns]:
-    """Iterate over the batches of a worker, on the device, each with its place.
-
-    The buffer is drained at the end of every epoch, so that the number of epochs between merges does not change the
-    batches of a worker. If an epoch has several rounds of batches, it is carried from one to the next.
-    """
-    for draws, block_passes in _draws(work, spec):
-        seed = buffer_seed(work.options.seed, draws.epoch, draws.origin)
-        limited = spec.limited(draws.total, draws.largest)
-        buffer = limited.make(draws.largest, seed, pin_memory=is_gpu(device))
-        if not draws.is_first and carried.before is not None:
-            buffer.load_state_dict(carried.before)
-        position, least = draws.drawn, None if draws.is_last else len(draws.sizes)
-        with source.chunks(block_passes) as read:
-            if spec.draws_in_step:
-                batches = in_bursts(draw_in_step(buffer, read, draws))
-            else:
-                batches = batches_through(buffer, read, draws.largest, least=least)
-            for batch in batches:
-                yield Place(draws.epoch, draws.origin, position), to_device(batch, device)
-                position += len(batch[0])
-        carried.after = None if draws.is_last else buffer.state_dict()
-
-
-def _draws(work: Work, spec: BufferSpec) -> Iterator[tuple[Draws, WorkerAssignment]]:
-    """Iterate over the draws of each epoch, with the passes whose samples are put for them."""
-    if work.draws is not None:
-        yield work.draws, work.block_passes
-        return
-    for _, group in groupby(work.block_passes, lambda block_pass: block_pass.epoch):
-        block_passes = tuple(group)
-        yield Draws.of_epoch(block_passes, work.options.batching, spec.put_counts), block_passes
 
 
 class _Rows:

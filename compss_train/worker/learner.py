@@ -98,7 +98,7 @@ class Learner:
         """
         samples, number = batch.samples, self._batches
         with self.tracer.batch(number):
-            self.callbacks.batch_start(batch.x, batch.y, samples, epoch=batch.place.epoch, number=number)
+            self.callbacks.batch_start(batch.x, batch.y, samples, epoch=batch.epoch, number=number)
             self._batches += 1
             try:
                 with self.replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
@@ -234,7 +234,7 @@ class Learner:
         context = StepContext(
             loss=self.replica.loss,
             weight=batch.weight,
-            epoch=batch.place.epoch,
+            epoch=batch.epoch,
             number=self._batches - 1,
             optimizers={} if optimizer is None else optimizer.optimizers,
             apply=None if optimizer is None else partial(self._update, optimizer),

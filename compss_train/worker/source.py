@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.block import Block, as_tensor, gather, rows_of_bytes, signed
-from compss_train.data.block_passes import BlockPass, Place
+from compss_train.data.block_passes import BlockPass
 from compss_train.data.order import RowRange, row_order
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
@@ -21,9 +21,6 @@ from compss_train.worker.work import Work
 
 Columns: TypeAlias = tuple[torch.Tensor, ...]
 """Rows of the columns of x, then of y and of the weights if the data have them."""
-
-PlacedColumns: TypeAlias = tuple[Place, Columns]
-"""The columns of a batch, and its place."""
 
 Piece: TypeAlias = tuple[Block, ...]
 """Rows of a block of x, with the same rows of y and of the weights."""

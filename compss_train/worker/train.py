@@ -100,7 +100,7 @@ def train_on(batches: Iterator[Batch], learner: Learner, work: Work) -> int:
     drawn = 0
     learner.callbacks.round_start()
     with learner.tracer:
-        for epoch, epoch_batches in groupby(batches, lambda batch: batch.place.epoch):
+        for epoch, epoch_batches in groupby(batches, lambda batch: batch.epoch):
             timed = (work.hyperparameters or {}).get(epoch, ())  # by a learning-rate schedule
             planned = batches_in_epoch(work, epoch) if len(timed) > 1 else 0
             changes = {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
@@ -108,7 +108,7 @@ def train_on(batches: Iterator[Batch], learner: Learner, work: Work) -> int:
             before = drawn
             for number, batch in enumerate(epoch_batches):
                 current = changes.get(number, current)
-                if work.options.optimizer_state == "reset_blocks" and batch.place.position == 0:
+                if work.options.optimizer_state == "reset_blocks" and batch.position == 0:
                     learner.renew_optimizer(current)
                 elif number in changes:
                     learner.set_hyperparameters(changes[number])

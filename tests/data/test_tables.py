@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from compss_train import Ragged, Samples
 from compss_train.data import tables
-from compss_train.data.block_passes import Place
 from compss_train.data.columns import named_columns, structured
 from compss_train.training.data_source import as_data_source
 
@@ -138,7 +137,7 @@ def table(tmp_path_factory):
 
 def rows_of(dataset, numbers, **options):
     reader = pickle.loads(cloudpickle.dumps(Samples(dataset, **options).reader(2, "float32")))
-    return reader.read(np.asarray(numbers), Place(0, 0, 0), lambda _: 0, None)
+    return reader.read(np.asarray(numbers), 0, 0, lambda _: 0, None)
 
 
 ORDERS = {

@@ -132,7 +132,7 @@ def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
     work = whole(x, size)
     options = replace(work.options, seed=3)
     batches = prepared_batches(cut_batches(work, source_of(work, [x]), device), replica, options)
-    return [(batch.place, use(batch.x)) for batch in batches]
+    return [(batch[:3], use(batch.x)) for batch in batches]
 
 
 @pytest.mark.parametrize("transform", [None, lambda x: x * 2])

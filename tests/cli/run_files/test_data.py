@@ -10,7 +10,6 @@ from torch.utils.data import DataLoader
 from compss_train import BlockedTensor, Samples, write_files
 from compss_train.cli.run_files import Errors
 from compss_train.cli.run_files.data import Dataset, read_section, split_validation
-from compss_train.data.block_passes import Place
 from compss_train.training.data_source import as_data_source
 
 X = np.arange(60, dtype=np.float32).reshape(20, 3)
@@ -152,7 +151,7 @@ def test_a_split_data_set_keeps_samples_with_their_weights(make):
     found = []
     for part, size in ((training, 7), (validation, 3)):
         reader = part.x.reader(1, "float32")
-        read = reader.read(np.arange(size), Place(0, 0, 0), lambda _: 0, None)
+        read = reader.read(np.arange(size), 0, 0, lambda _: 0, None)
         assert read.y.tolist() == [n % 2 for n in read.x.tolist()]
         assert part.weight.tolist() == [n / 4 for n in read.x.tolist()]
         found += read.x.tolist()
