@@ -52,13 +52,14 @@ BUCKETED = 50
 
 
 def bucketed_order(
-    order: NDArray[Any], lengths: NDArray[Any], bounds: Sequence[tuple[int, int]], seed: int, epoch: int, block: int
+    lengths: NDArray[Any], bounds: Sequence[tuple[int, int]], seed: int, epoch: int, block: int
 ) -> NDArray[Any]:
     """Return a random order of a block's rows with samples of similar lengths in each batch.
 
-    The samples in ``order`` are taken ``BUCKETED`` batches at a time, sorted by length and cut into batches again,
-    which are then shuffled. ``bounds`` are the batches' (start, stop), ``lengths`` the lengths of the rows.
+    The samples in their ``row_order`` are taken ``BUCKETED`` batches at a time, sorted by length and cut into
+    batches again, which are then shuffled. ``bounds`` are the batches' (start, stop).
     """
+    order = row_order(seed, epoch, block, len(lengths))
     random = _generator(seed, _Stream.BUCKETS, epoch, block)
     result = np.empty_like(order)
     for first in range(0, len(bounds), BUCKETED):

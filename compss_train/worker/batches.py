@@ -16,13 +16,7 @@ from compss_train.buffers import BufferSpec
 from compss_train.buffers.reading_ahead import batches_through
 from compss_train.data.block import select
 from compss_train.data.block_passes import BlockPass, Draws, WorkerAssignment, batch_bounds, batch_sizes
-from compss_train.data.order import (
-    bucketed_order,
-    buffer_seed,
-    partial_shuffle_generator,
-    row_order,
-    transform_seed,
-)
+from compss_train.data.order import bucketed_order, buffer_seed, partial_shuffle_generator, transform_seed
 from compss_train.data.ragged import IGNORED, Ragged
 from compss_train.data.sample_reading import Reseed, SampleReader, collate_batch
 from compss_train.data.streams import StreamReader
@@ -162,10 +156,9 @@ def _pieces(bounds: Sequence[tuple[int, int]], rows: Columns, device: str) -> It
 def _by_length(block_pass: BlockPass, work: Work, rows: Columns) -> NDArray[Any]:
     """Return the order of a pass with samples of similar lengths in each batch."""
     whole = replace(block_pass, skip=0, size=block_pass.whole, rest=0)
-    order = row_order(work.options.seed, block_pass.epoch, block_pass.block, block_pass.whole)
     lengths = next(column.lengths for column in rows if hasattr(column, "lengths"))  # of Ragged
     bounds, place = batch_bounds(whole, work.options.batching), (block_pass.epoch, block_pass.block)
-    ordered = bucketed_order(order, lengths.numpy(), bounds, work.options.seed, *place)
+    ordered = bucketed_order(lengths.numpy(), bounds, work.options.seed, *place)
     return ordered[block_pass.skip : block_pass.skip + block_pass.size]
 
 
