@@ -16,19 +16,16 @@ WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
 
 
 def test_conda_recipe_has_the_dependencies_and_the_version():
-    text = (ROOT / "packaging/conda/meta.yaml").read_text()
-    version = re.search(r'set version = "(.+)"', text).group(1)
-    lines = (line for line in text.splitlines() if not line.startswith("{%"))
-    recipe = yaml.safe_load(re.sub(r"\{\{ \w+ }}", "x", "\n".join(lines)))
+    recipe = yaml.safe_load((ROOT / "packaging/conda/recipe.yaml").read_text())
     run = dict(line.split(" >=") for line in recipe["requirements"]["run"])
-    assert version == compss_train.__version__
+    assert recipe["context"]["version"] == compss_train.__version__
     assert run.pop("python") == PROJECT["requires-python"].removeprefix(">=")
     assert run.pop("pytorch") == CORE["torch"]
     assert run == {name: least for name, least in CORE.items() if name != "torch"}
 
 
 def test_spack_recipe_has_the_dependencies_and_the_version():
-    text = (ROOT / "packaging/spack/packages/py-compss-train/package.py").read_text()
+    text = (ROOT / "packaging/spack/spack_repo/compss_train/packages/py_compss_train/package.py").read_text()
     compile(text, "package.py", "exec")
     depends = dict(re.findall(r'depends_on\("py-([\w-]+)@([\d.]+):"\)', text))
     assert f'version("{compss_train.__version__}")' in text

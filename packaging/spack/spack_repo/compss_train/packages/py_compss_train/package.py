@@ -1,6 +1,13 @@
-"""Spack's recipe: ``spack repo add packaging/spack``, then ``spack install py-compss-train``."""
+"""Spack's recipe, for Spack 1.0 and later.
+
+    spack repo add packaging/spack/spack_repo/compss_train
+    spack install --no-checksum py-compss-train
+
+The checksum of a version belongs here as soon as it is published: ``spack checksum py-compss-train`` writes it.
+"""
 
 from spack.package import *
+from spack_repo.builtin.build_systems.python import PythonPackage
 
 
 class PyCompssTrain(PythonPackage):
