@@ -49,7 +49,7 @@ class RayEngine(GraphEngine):
     _scheduler: "Submitter"
 
     def __init__(self, modules: Sequence[str | ModuleType] = ()) -> None:
-        self._join(modules)
+        RayEngine._joined |= cluster.join(modules)
         # It imports ray, which need not be installed.
         submitter = importlib.import_module("compss_train.engines.ray.submitter")
         self._put: Callable[[SerializedValue], Stored] = submitter.StoredValue.put
@@ -60,16 +60,12 @@ class RayEngine(GraphEngine):
         self._close = weakref.finalize(self, _shut_down, self._scheduler, os.getpid())
 
     @classmethod
-    def _join(cls, modules: Sequence[str | ModuleType] = ()) -> None:
-        RayEngine._joined |= cluster.join(modules)
-
-    @classmethod
     def nodes(cls) -> Sequence[Node]:
         """Return the nodes of the cluster; joins the one at ``RAY_ADDRESS``, but starts none."""
         ray = cluster.import_ray()
         if not ray.is_initialized() and not os.environ.get(cluster.ADDRESS):
             return super().nodes()
-        cls._join()
+        RayEngine._joined |= cluster.join()
         return [*cluster.nodes_by_id().values()]
 
     @classmethod
