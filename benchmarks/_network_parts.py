@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import copy
+import importlib.util
 import json
 import os
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
+from datetime import timedelta
 from functools import partial
+from hashlib import sha256
 from itertools import chain, count, islice
+from pathlib import Path
 from typing import Any, TypeAlias
 
+import numpy as np
+import psutil
 import torch
 from _common import Images, accuracy, load_images, network
 from _ranks import join_group
@@ -30,6 +37,9 @@ LINK = "eth0"
 """A node's interface, whose other end is a port of the switch."""
 
 DDP, FP16, POWER_SGD, AVERAGER = "DDP", "DDP fp16", "DDP PowerSGD", "PeriodicModelAverager"
+DILOCO = "torchft DiLoCo"
+MERGING = (AVERAGER, DILOCO)
+"""Peers that merge once an epoch."""
 
 Step: TypeAlias = Callable[[], None]
 Method: TypeAlias = tuple[nn.Module, Step]
@@ -172,6 +182,26 @@ def _at_epochs(job: Job, clock: _Clock, states: list[dict[str, Any]]) -> Any:
     return AtEpochs()
 
 
+def repeatable(engine: str, folder: str, asked: dict[str, Any]) -> dict[str, Any]:
+    """Fit with a checkpoint each round, from the last one if there is any; return the bits, and rounds' seconds."""
+    from compss_train import BlockedTensor, DistributedTrainer
+    from compss_train.callbacks import Checkpoint
+
+    job = Job(**asked)
+    images, optimizer = load_images(job.samples), {"optimizer": "sgd", "lr": LEARNING_RATE, "momentum": MOMENTUM}
+    with DistributedTrainer(job.workers, engine=engine, seed=job.seed, threads=1) as trainer:
+        trainer.build(network(job.network, job.seed), optimizer, "cross_entropy")
+        grid = (2 * job.workers, 1)
+        x, y = BlockedTensor.from_array(images.x, grid), BlockedTensor.from_array(images.y, grid)
+        options: dict[str, Any] = {"callbacks": [Checkpoint(folder)], "progress": False}
+        if any(Path(folder).iterdir()):
+            options["resume"] = folder
+        trainer.fit(x, y, num_epochs=job.epochs, batch_size=BATCH, **options)
+        seconds = [record["seconds"] for record in trainer.history]
+        arrays = [np.asarray(value).tobytes() for _, value in sorted(trainer.get_parameters().items())]
+    return {"bits": sha256(b"".join(arrays)).hexdigest()[:12], "seconds": seconds}
+
+
 def _evaluated(job: Job, state: dict[str, Any], images: Images) -> float:
     net = network(job.network, job.seed)
     net.load_state_dict({name: torch.as_tensor(value) for name, value in state.items()})
@@ -195,17 +225,17 @@ def rank(number: int, folder: str, method: str, asked: dict[str, Any]) -> dict[s
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = LINK
     images, net = load_images(job.samples), network(job.network, job.seed)
+    optimizer = _optimizer(net)
     _warm_up(copy.deepcopy(net), images)
     join_group(folder, number, job.workers)
-    wrapped, after_step = _METHODS[method](net, job)
-    optimizer = _optimizer(net)
+    wrapped, after_step = _METHODS[method](net, optimizer, job)
     x, y = torch.from_numpy(images.x), torch.from_numpy(images.y)
 
     def step(rows: torch.Tensor) -> None:
         _learn(wrapped, optimizer, x[rows], y[rows])
         after_step()
 
-    merges = 1.0 if method == AVERAGER else float(len(_shares(job, number, 0)))
+    merges = 1.0 if method in MERGING else float(len(_shares(job, number, 0)))
     if job.batches:
         return asdict(_some_batches(job, number, step, merges))
     return asdict(_whole_epochs(job, number, step, merges, partial(_accuracy, net, images)))
@@ -271,11 +301,11 @@ def _nothing() -> None:
     """Do nothing after a step."""
 
 
-def _ddp(net: nn.Module, job: Job) -> Method:
+def _ddp(net: nn.Module, optimizer: torch.optim.Optimizer, job: Job) -> Method:
     return nn.parallel.DistributedDataParallel(net), _nothing
 
 
-def _fp16(net: nn.Module, job: Job) -> Method:
+def _fp16(net: nn.Module, optimizer: torch.optim.Optimizer, job: Job) -> Method:
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 
     wrapped = nn.parallel.DistributedDataParallel(net)
@@ -283,7 +313,7 @@ def _fp16(net: nn.Module, job: Job) -> Method:
     return wrapped, _nothing
 
 
-def _power_sgd(net: nn.Module, job: Job) -> Method:
+def _power_sgd(net: nn.Module, optimizer: torch.optim.Optimizer, job: Job) -> Method:
     """With the rank that PyTorch takes by default, 1, and its error feedback.
 
     All gradients are in one bucket: a bucket needs three sums in a row, whose order gloo mixes up between buckets.
@@ -296,7 +326,7 @@ def _power_sgd(net: nn.Module, job: Job) -> Method:
     return wrapped, _nothing
 
 
-def _averager(net: nn.Module, job: Job) -> Method:
+def _averager(net: nn.Module, optimizer: torch.optim.Optimizer, job: Job) -> Method:
     """Average parameters after the last batch of each epoch; its first step has the number 0."""
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
@@ -305,10 +335,51 @@ def _averager(net: nn.Module, job: Job) -> Method:
     return net, lambda: averager.average_parameters(net.parameters())
 
 
-_METHODS: dict[str, Callable[[nn.Module, Job], Method]] = {
+def _diloco(net: nn.Module, optimizer: torch.optim.Optimizer, job: Job) -> Method:
+    """Merge once an epoch, with DiLoCo's outer optimizer; each rank is a replica of torchft's.
+
+    What it starts ends with the process.
+    """
+    from torchft import Manager, ProcessGroupGloo
+    from torchft.coordination import LighthouseServer
+    from torchft.local_sgd import DiLoCo
+
+    number, limit = distributed.get_rank(), timedelta(seconds=120)
+    address = psutil.net_if_addrs()[LINK][0].address
+    servers = [LighthouseServer(bind="[::]:0", min_replicas=job.workers)] if number == 0 else []
+    meeting = [f"http://{address}:{server.address().rpartition(':')[2]}" for server in servers] or [""]
+    distributed.broadcast_object_list(meeting, src=0)
+    store = distributed.TCPStore(address, 0, is_master=True, wait_for_workers=False)
+    manager = Manager(
+        pg=ProcessGroupGloo(timeout=limit),
+        load_state_dict=None,
+        state_dict=None,
+        min_replica_size=job.workers,
+        use_async_quorum=False,
+        timeout=limit,
+        quorum_timeout=limit,
+        rank=0,
+        world_size=1,
+        store_addr=address,
+        store_port=store.port,
+        lighthouse_addr=meeting[0],
+        replica_id=str(number),
+        hostname=address,
+        init_sync=False,  # all ranks begin with the same parameters
+    )
+    atexit.register(lambda: (distributed.barrier(), manager.shutdown(wait=False), servers.clear()))
+    outer = torch.optim.SGD(net.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    method = DiLoCo(manager, [net], optimizer, outer, sync_every=len(_shares(job, 0, 0)))
+    method.__enter__()
+    return net, _nothing
+
+
+_METHODS: dict[str, Callable[[nn.Module, torch.optim.Optimizer, Job], Method]] = {
     DDP: _ddp,
     FP16: _fp16,
     POWER_SGD: _power_sgd,
     AVERAGER: _averager,
+    DILOCO: _diloco,
 }
-PEERS = tuple(_METHODS)
+PEERS = tuple(each for each in _METHODS if each != DILOCO or importlib.util.find_spec("torchft"))
+"""Those that are installed."""

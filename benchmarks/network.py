@@ -156,6 +156,15 @@ class Network:
                 delayed = ("netem", "delay", f"{late:g}ms", "limit", "100000")
                 _run(*queue, "add", "dev", interface, *place, "handle", "10:", *delayed)
 
+    def plug(self, number: int, state: str) -> None:
+        """Set a node's port in the switch ``up`` or ``down``, like a cable."""
+        _run("ip", "-netns", self.switch, "link", "set", self._ports[number], state)
+
+    def gone(self) -> list[str]:
+        """Return the nodes that have lost their interface."""
+        shown = {node: ["ip", "-netns", node, "link", "show", LINK] for node in self.nodes}
+        return [node for node, command in shown.items() if subprocess.run(command, capture_output=True).returncode]
+
     def end_processes(self) -> None:
         """Kill all processes in the nodes."""
         for node in self.nodes:
@@ -206,6 +215,11 @@ def nodes_of(number: int) -> Iterator[Network]:
     try:
         network.make()
         yield network
+    except KeyboardInterrupt:
+        sys.exit("interrupted: its namespaces are removed")
+    except RuntimeError as error:
+        gone = network.gone()
+        sys.exit(f"the interface {LINK} of {', '.join(gone)} is gone" if gone else str(error))
     finally:
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_IGN)
@@ -281,7 +295,7 @@ def measure(options: argparse.Namespace, network: Network, fit: Fit) -> Results:
         for label in options.contestants:
             if label in OURS:
                 measured = run_ours(fit, label, timed, options.engine).extended(options.epochs)
-            elif label == parts.AVERAGER or whole:
+            elif label in parts.MERGING or whole:
                 measured = run_peer(network, label, timed).extended(options.epochs)
             else:
                 measured = run_peer(network, label, replace(job, batches=options.batches))
