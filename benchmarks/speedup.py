@@ -1,18 +1,22 @@
 """Seconds to one worker's accuracy, less half a point, on up to 64 nodes: what is measured, and what computed.
 
-Measured here: how many epochs workers need (fits on the serial engine, in any number of workers), what a sample, a
-task and a merge cost (``compss_train.reports.advice`` from a fit of two workers in two processes, with the batches
-and rounds of so many), and what a worker sends to a merge. Computed: a round of more workers than two, each on a
-node of its own, from these costs and the rate of the nodes' links. The data is on the nodes.
+Measured: how many epochs so many workers need (on the serial engine), what a sample costs a processor, and what a
+task and a merge cost two workers in two processes, with the batches and rounds of so many. Computed, with the model
+of ``compss-train advise``: a round of all workers, each on a node of its own, and what links of some rates add. The
+data is on the nodes.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from math import ceil, log2
 from pathlib import Path
+from typing import Any
 
+import torch
 from _common import NETWORKS, image_source, load_images, network, parser, print_table, threads_of_children
 from _learning_cases import Case, base_cases, with_setting
 from _learning_results import Result, ResultsFile
@@ -20,24 +24,35 @@ from learning import measure
 
 from compss_train import DistributedTrainer, Merge
 from compss_train.reports.advice import RoundCost, measured_cost
+from compss_train.reports.history import History
 
 NODES = [1, 2, 4, 8, 16, 32, 64]
 MARKS = 4
 ARITY = 8
 """Versions that a task of a merge reads; as in ``advice``."""
-COST_SAMPLES = 20_000
+COST_SAMPLES = 12_000
 
 
-def cost_of(case: Case, result: Result) -> RoundCost:
-    """Return what a round costs two workers with the batches and merges that were chosen for the case's workers."""
-    images, used = load_images(COST_SAMPLES), result.used
-    one = {"every": 1, "unit": "epochs", "outer_optimizer": None, "optimizer_state": None}
-    merge = Merge(**{name: used.get(name, value) for name, value in one.items()})
-    workers = min(2, case.workers)
-    with DistributedTrainer(workers, engine="local", seed=0, threads=1) as trainer:
-        trainer.build(network(case.network, 0), case.optimizer, "cross_entropy")
-        trainer.fit(images.x, images.y, num_epochs=3, batch_size=used["batch_size"], merge=merge, progress=False)
-        return measured_cost(trainer.history)
+def cost_of(case: Case, used: Mapping[str, Any]) -> RoundCost:
+    """Return what a round costs two workers with the options that a fit of the case's workers has used.
+
+    Seconds of a sample are those of the processor, so that a busy machine does not change them much.
+    """
+    images = load_images(COST_SAMPLES)
+    merge = Merge(**{name: used["merge"][name] for name in ("every", "unit", "outer_optimizer", "optimizer_state")})
+
+    def fit(engine: str, epochs: int) -> History:
+        with DistributedTrainer(min(2, case.workers), engine=engine, seed=0, threads=1) as trainer:
+            trainer.build(network(case.network, 0), case.optimizer, "cross_entropy")
+            options = {"batch_size": used["batch_size"], "merge": merge, "progress": False}
+            trainer.fit(images.x, images.y, num_epochs=epochs, **options)
+            return trainer.history
+
+    began = time.process_time()
+    fit("serial", 1)
+    sample = (time.process_time() - began) / COST_SAMPLES
+    with threads_of_children(1):
+        return replace(measured_cost(fit("local", 3)), sample=sample)
 
 
 def sent_in_turn(nodes: int) -> int:
@@ -48,24 +63,44 @@ def sent_in_turn(nodes: int) -> int:
     return up + ceil(log2(nodes))
 
 
-def row(options: argparse.Namespace, case: Case, result: Result, target: float, alone: float) -> list[str]:
-    """Return the cells of a number of nodes; ``alone`` are the seconds of one, or 0 for this row."""
-    reached = [epochs for epochs, found in zip(result.epochs, result.accuracies, strict=True) if found >= target]
-    if not reached:
-        return [str(case.workers), f"not in {case.epochs} epochs: {max(result.accuracies):.2f}%"]
-    rounds = result.merges * reached[0] / case.epochs
-    cost = replace(cost_of(case, result), samples=case.samples * case.epochs / result.merges)
+def seconds_of(case: Case, result: Result, target: float, rates: Sequence[float]) -> list[float]:
+    """Return the rounds to the accuracy, their seconds of training and of all else, and on the wire at each rate.
+
+    Empty if the accuracy is not reached.
+    """
+    marks = zip(result.epochs, result.accuracies, strict=True)
+    reached = next((epochs for epochs, accuracy in marks if accuracy >= target), None)
+    if reached is None:
+        return []
+    rounds = result.merges * reached / case.epochs
+    cost = replace(cost_of(case, result.used), samples=case.samples * case.epochs / result.merges)
     training, others = cost.seconds(case.workers, case.workers)
-    sent = (result.merge_bytes or 0) * sent_in_turn(case.workers)
-    wires = [rounds * 8 * sent / (rate * 1e6) for rate in options.rates]
-    seconds = [rounds * (training + others) + wire for wire in wires]
-    alone = alone or seconds[0]
-    return [
-        *(str(case.workers), f"{reached[0]:.2f}", str(result.used["batch_size"]), f"{rounds:.0f}"),
-        *(f"{rounds * training:.1f}", f"{rounds * others:.1f}", *(f"{wire:.1f}" for wire in wires)),
-        *(f"{each:.1f}" for each in seconds),
-        *(f"{alone / each:.1f}" for each in seconds),
-    ]
+    averaged = result.used["merge"]["optimizer_state"] == "average"  # momentum, as large as the parameters
+    size = 4 * sum(each.numel() for each in network(case.network, 0).state_dict().values())
+    sent = size * (2 if averaged else 1) * sent_in_turn(case.workers)
+    wires = [8 * sent / (rate * 1e6) for rate in rates]
+    return [rounds, *(rounds * each for each in (training, others, *wires))]
+
+
+def print_nodes(cases: Sequence[Case], done: Mapping[str, Result], options: argparse.Namespace) -> None:
+    """Print a line for each number of nodes; the first is that of one node."""
+    target, alone, rows = done[cases[0].key].accuracy - options.points, 0.0, []
+    for case in cases:
+        result = done[case.key]
+        cells = [str(case.workers), f"{result.accuracy:.2f}", str(result.used["batch_size"])]
+        if found := seconds_of(case, result, target, options.rates):
+            rounds, training, others, *wires = found
+            alone = alone or training + others
+            seconds = [training + others + wire for wire in wires]
+            epochs = rounds * case.epochs / result.merges
+            cells += [f"{epochs:.2f}", f"{rounds:.0f}", f"{training:.1f}", f"{others:.1f}"]
+            cells += [f"{each:.1f}" for each in (*wires, *seconds)]
+            cells += [f"{alone / each:.1f}" for each in seconds]
+        rows.append(cells + ["-"] * (7 + 3 * len(options.rates) - len(cells)))
+    names = [f"{rate:g} Mbit/s" for rate in options.rates]
+    headers = ["nodes", "% at the end", "batch", "epochs", "rounds", "s training", "s rounds"]
+    headers += [f"{what} {name}" for what in ("s wire", "s", "faster") for name in names]
+    print_table(f"{cases[0].network}, seconds to {target:.2f}%", headers, rows)
 
 
 def main() -> None:
@@ -82,22 +117,13 @@ def main() -> None:
     if options.quick:
         options.epochs, options.samples, options.nodes, options.networks = 2, 3_000, [1, 2, 8], ["MLP"]
     print(f"{image_source()}: {options.samples} of them, {options.epochs} epochs")
+    torch.set_num_threads(1)
     file = ResultsFile(options.results)
-    names = [f"{rate:g} Mbit/s" for rate in options.rates]
-    headers = ["nodes", "epochs", "batch", "rounds", "s training", "s rounds"]
-    headers += [f"{what} {name}" for what in ("s wire", "s", "faster") for name in names]
-    with threads_of_children(1):
-        for one in map(lambda case: replace(case, marks=MARKS), base_cases(options)):
-            cases = [one if nodes == 1 else with_setting(one, "auto", nodes) for nodes in options.nodes]
-            measure(cases, file)
-            done = file.load()
-            target, alone, rows = done[cases[0].key].accuracy - options.points, 0.0, []
-            for case in cases:
-                rows.append(row(options, case, done[case.key], target, alone))
-                alone = alone or (float(rows[0][-2 * len(names)]) if len(rows[0]) > 2 else 0.0)
-            width = len(headers)
-            rows = [[*each, *["-"] * (width - len(each))] for each in rows]
-            print_table(f"{one.network}, seconds to {target:.2f}%", headers, rows)
+    for base in base_cases(options):
+        one = replace(base, marks=MARKS)
+        cases = [one, *(with_setting(one, "auto", nodes) for nodes in options.nodes if nodes > 1)]
+        measure(cases, file)
+        print_nodes(cases, file.load(), options)
 
 
 if __name__ == "__main__":
