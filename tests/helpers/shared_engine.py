@@ -1,5 +1,6 @@
 """Processes and local engines that start within a moment, and the engine that tests share."""
 
+import atexit
 import os
 import signal
 import traceback
@@ -14,7 +15,7 @@ from loky.backend import resource_tracker
 
 from compss_train import LocalEngine
 from compss_train.engines import local
-from compss_train.engines.local.starter import Starter
+from compss_train.engines.local.starter import LostProcessError, Starter
 from compss_train.engines.local.worker_process import serve
 
 IMPORTED = ["tests", "compss_train.trainer", "compss_train.worker", "torch._dynamo", "hypothesis", "zmq"]
@@ -45,7 +46,9 @@ class SharedStarter(Starter):
 
 @cache
 def shared_starter() -> SharedStarter:
-    return SharedStarter(begin, 1, IMPORTED)
+    starter = SharedStarter(begin, 1, IMPORTED)
+    atexit.register(Starter.stop, starter)
+    return starter
 
 
 def fork_processes(patch: pytest.MonkeyPatch) -> None:
@@ -68,9 +71,10 @@ def other_process(function: Callable[..., None], *args: object) -> Iterator[tupl
         try:
             yield pid, connection
         finally:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-            shared_starter().exit_code(pid)
+            shared_starter().send_signal(pid, signal.SIGKILL)
+            with suppress(EOFError):  # until the server tells its end
+                while not isinstance(connection.recv(), LostProcessError):
+                    pass
 
 
 def send_result(connection: Connection, function: Callable[..., object], *args: object) -> None:

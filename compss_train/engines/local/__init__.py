@@ -38,7 +38,7 @@ class LocalEngine(GraphEngine):
     in 30 ms and adds a few MB. Otherwise each imports torch itself, which takes seconds and 200 MB.
 
     At the end of the program the engine waits for running tasks; ``shutdown(kill=True)`` does not. Each process
-    takes a file descriptor of the coordinator.
+    takes 2 file descriptors of the coordinator.
 
     Raises ``ValueError`` for fewer than one process or thread.
     """
@@ -142,15 +142,15 @@ class LocalEngine(GraphEngine):
     def _grow(self, processes: int, cpus: int) -> None:
         """Add processes and CPUs; negative numbers add none."""
         cpus = max(0, cpus)
-        before = len(self._processes)
+        added = []
         try:
             for _ in range(processes):
-                self._processes.append(WorkerProcess(self._starter, self._folders.paths))
+                added.append(WorkerProcess(self._starter, self._folders.paths))
+                self._processes.append(added[-1])
         except OSError as error:
             if error.errno == errno.EMFILE:
-                error.add_note(f"{processes} processes take {processes} file descriptors: raise ulimit -n")
+                error.add_note(f"{processes} processes take {2 * processes} file descriptors: raise ulimit -n")
             raise
-        added = self._processes[before:]
         _LOG.info("started %d worker processes of %d threads each", len(added), self.threads)
         self.processes += len(added)
         self.cpus += cpus

@@ -7,14 +7,9 @@ from operator import attrgetter
 
 from compss_train.engines import calls
 from compss_train.engines.graph_engine import GraphThread
+from compss_train.engines.local.starter import LostProcessError
 from compss_train.engines.local.store import discard_all
-from compss_train.engines.local.worker_process import (
-    Answer,
-    BrokenGpuError,
-    Call,
-    LostProcessError,
-    WorkerProcess,
-)
+from compss_train.engines.local.worker_process import Answer, BrokenGpuError, Call, WorkerProcess
 from compss_train.engines.task_graph import Task
 from compss_train.engines.watch import Watch
 from compss_train.exceptions import WorkerLostError
@@ -72,6 +67,7 @@ class Scheduler(GraphThread):
             self._idle.remove(slowest)
             self._surplus -= 1
             slowest.stop()
+            slowest.join()
 
     def _start(self, task: Task, process: WorkerProcess) -> None:
         call = Call(task.function, task.stored_args(), _file_names(task), self._folders, task.resources.cpus)

@@ -2,7 +2,9 @@
 
 import multiprocessing
 import os
+import pickle
 import signal
+import socket
 import sys
 import threading
 import time
@@ -10,8 +12,8 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from multiprocessing import reduction, resource_tracker
-from multiprocessing.connection import Connection
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -23,10 +25,17 @@ from compss_train.engines import calls
 CHECK_SECONDS = 0.5
 """How often a process checks that its parent still runs: a killed parent cannot end it."""
 
+_END_SECONDS = 1.0
+"""How long a fork server may take to end, and to end its processes, before it is killed."""
+
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")
 
 Serve: TypeAlias = Callable[[Connection, str], None]
 """What a worker process does: serve a connection, and report to the heartbeat with this path."""
+
+
+class LostProcessError(Exception):
+    """A process died, or must be replaced: why, in a few words; empty if that is unknown."""
 
 
 class Starter:
@@ -42,26 +51,32 @@ class Starter:
         self._environment = {name: str(threads) for name in _THREAD_VARIABLES}
         self._preload = preload
         self._forks = sys.platform == "linux" and not torch.accelerator.is_available()
-        self._lock = threading.Lock()
-        self._requests: Connection | None = None
-        """To the fork server: the heartbeat's path of a new process, or the id of one whose exit code is wanted."""
+        self._lock = threading.RLock()  # garbage collection may stop an engine anywhere
+        self._stopped = False
+        self._server: socket.socket | None = None
+        """To the fork server: the heartbeat's path and the connection of a new process, or a signal for one."""
         self._processes: list[LokyProcess] = []
         """The fork server, or all processes that were started anew."""
 
     def start(self, heartbeat: str) -> Connection:
-        """Start a process, without waiting for its imports; return the connection to it."""
+        """Start a process, without waiting for its imports; return the connection to it.
+
+        When a forked process has ended, the server sends a ``LostProcessError`` over the connection.
+        """
         ours, theirs = multiprocessing.Pipe()
         with self._lock, theirs:
+            if self._stopped:  # nobody needs it any more
+                return ours
             if not self._forks:
                 self._start_anew(_import_and_serve, theirs, heartbeat)
                 return ours
             while True:
-                with suppress(OSError):  # the server was killed
-                    if self._requests is not None:
-                        self._requests.send(heartbeat)
-                        reduction.send_handle(self._requests, theirs.fileno(), self._processes[-1].pid)
+                if self._server is not None:
+                    with suppress(ConnectionError):  # the server was killed
+                        socket.send_fds(self._server, [pickle.dumps(heartbeat)], [theirs.fileno()])
                         return ours
-                self._requests, requests = multiprocessing.Pipe()
+                    self._server.close()
+                self._server, requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with requests:
                     self._start_anew(_fork_on_request, requests)
 
@@ -72,72 +87,54 @@ class Starter:
         resource_tracker.ensure_running()  # which loky starts otherwise, and unblocks the signal
         with interrupts_deferred():
             process.start()
-            self._processes = [*filter(LokyProcess.is_alive, self._processes), process]
+            self._processes.append(process)
 
-    def exit_code(self, pid: int) -> int | None:
-        """Wait until a process has ended, and return its exit code; ``None`` if it is unknown."""
-        with self._lock, suppress(OSError, EOFError):
-            if self._requests is not None:
-                self._requests.send(pid)
-                code: int | None = self._requests.recv()
-                return code
+    def send_signal(self, pid: int, number: signal.Signals) -> None:
+        """Send a signal to a process, unless it has ended."""
+        with self._lock, suppress(ConnectionError):
+            if self._server is not None:
+                self._server.send(pickle.dumps((pid, number)))
+            for process in self._processes:
+                if process.pid == pid and process.is_alive():
+                    os.kill(pid, number)
+
+    def why_ended(self, pid: int) -> str:
+        """Return why a process without a fork server has ended; empty if that is unknown."""
+        with self._lock:
             for process in self._processes:
                 if process.pid == pid:
-                    return _exit_code(process)
-        return None
+                    process.join(_END_SECONDS)
+                    self._processes.remove(process)
+                    return _described(process.exitcode)
+        return ""
 
     def stop(self) -> None:
-        """End the fork server, or all processes."""
-        for process in self._processes:
-            with suppress(ProcessLookupError):
-                os.kill(process.pid, signal.SIGKILL)
-            process.join()
-        if self._requests is not None:
-            self._requests.close()
+        """End all processes."""
+        with self._lock:
+            self._stopped = True
+            if self._server is not None:
+                with suppress(OSError):  # the server was killed
+                    self._server.shutdown(socket.SHUT_RDWR)
+            for process in self._processes:
+                if self._forks:
+                    process.join(_END_SECONDS)
+                if process.is_alive():  # perhaps it is stopped, or imports
+                    os.kill(process.pid, signal.SIGKILL)
+                process.join()
+            if self._server is not None:
+                self._server.close()
+                self._server = None
+
+
+def _described(code: int | None) -> str:
+    """Return what an exit code says, such as ``SIGKILL(-9)``."""
+    if code is None:
+        return ""
+    return f"{signal.Signals(-code).name}({code})" if code < 0 else f"exit code {code}"
 
 
 def _import_and_serve(parent: int, preload: Sequence[str], serve: Serve, connection: Connection, path: str) -> None:
     _prepare(preload)
-    _serve_until_end_of(parent, serve, connection, path)
-
-
-def _fork_on_request(parent: int, preload: Sequence[str], serve: Serve, requests: Connection) -> None:
-    """Be the fork server of ``parent``, and end with it."""
-    _prepare(preload)
-    children: dict[int, Any] = {}
-    with suppress(EOFError, OSError):
-        while os.getppid() == parent:
-            if not requests.poll(CHECK_SECONDS):
-                continue
-            request: int | str = requests.recv()
-            if isinstance(request, int):
-                requests.send(_exit_code(children.pop(request, None)))
-                continue
-            with Connection(reduction.recv_handle(requests)) as connection:
-                args = (os.getpid(), serve, connection, request, requests)
-                child = multiprocessing.get_context("fork").Process(target=_serve_forked, args=args)
-                try:
-                    # Python 3.12 warns of threads: those of BLAS, which ends them before a fork.
-                    with warnings.catch_warnings(action="ignore", category=DeprecationWarning):
-                        child.start()
-                except OSError:  # out of memory or process ids
-                    traceback.print_exc()
-                    continue
-            children[child.pid or 0] = child
-    os._exit(0)  # without waiting for the children, which end on their own
-
-
-def _exit_code(process: Any) -> int | None:
-    if process is None:
-        return None
-    process.join()
-    code: int | None = process.exitcode
-    return code
-
-
-def _serve_forked(parent: int, serve: Serve, connection: Connection, path: str, requests: Connection) -> None:
-    requests.close()
-    np.random.seed()  # or all processes would draw the same numbers
     _serve_until_end_of(parent, serve, connection, path)
 
 
@@ -157,6 +154,77 @@ def _end_with(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(CHECK_SECONDS)
     os._exit(1)
+
+
+def _fork_on_request(parent: int, preload: Sequence[str], serve: Serve, requests: socket.socket) -> None:
+    """Be the fork server of ``parent``, and end with it."""
+    _prepare(preload)
+    # Python 3.12 warns of threads: those of BLAS, which ends them before a fork.
+    warnings.filterwarnings("ignore", ".*fork", DeprecationWarning)
+    children: dict[int, Connection] = {}
+    child_ended, waker = socket.socketpair()
+    waker.setblocking(False)
+    signal.set_wakeup_fd(waker.fileno())
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def serve_forked(connection: Connection, path: str) -> None:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        inherited: list[Any] = [requests, child_ended, waker, *children.values()]
+        for each in inherited:
+            each.close()
+        np.random.seed()  # or all processes would draw the same numbers
+        _serve_until_end_of(server, serve, connection, path)
+
+    server = os.getpid()
+    try:
+        while os.getppid() == parent:
+            ready = wait([requests, child_ended], CHECK_SECONDS)
+            if child_ended in ready:
+                child_ended.recv(1024)
+                _tell_ends(children)
+            if requests not in ready:
+                continue
+            message, files, _, _ = socket.recv_fds(requests, 4096, 1)
+            if not message:
+                break
+            if files:
+                connection = Connection(files[0])
+                children[_forked(serve_forked, connection, pickle.loads(message))] = connection
+            else:
+                pid, number = pickle.loads(message)
+                if pid in children:
+                    os.kill(pid, number)
+    finally:
+        for pid in children:
+            os.kill(pid, signal.SIGKILL)
+        for pid in children:
+            os.waitpid(pid, 0)
+        os._exit(0)
+
+
+def _forked(function: Callable[..., None], *args: object) -> int:
+    """Call a function in a fork of this process; return the fork's id."""
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        function(*args)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(code)
+
+
+def _tell_ends(children: dict[int, Connection]) -> None:
+    """Tell the coordinator why children have ended."""
+    while children:
+        pid, status = os.waitpid(-1, os.WNOHANG)
+        if not pid:
+            return
+        with children.pop(pid) as connection, suppress(OSError):
+            connection.send(LostProcessError(_described(os.waitstatus_to_exitcode(status))))
 
 
 @contextmanager

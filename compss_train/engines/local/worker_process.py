@@ -6,6 +6,7 @@ import pickle
 import re
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -20,7 +22,7 @@ from typing import Any, TypeAlias
 import cloudpickle
 
 from compss_train.engines import calls, liveness
-from compss_train.engines.local.starter import Starter
+from compss_train.engines.local.starter import LostProcessError, Starter
 from compss_train.engines.local.store import StoredValue, discard_all, loaded, store, written
 from compss_train.engines.watch import STACK_SIGNAL, read_stack, write_stacks
 
@@ -36,10 +38,6 @@ class Call:
     folders: Sequence[str]
     """Where to write the files."""
     cpus: int
-
-
-class LostProcessError(Exception):
-    """A process died, or must be replaced, while it ran a task: why, in a few words."""
 
 
 class BrokenGpuError(LostProcessError):
@@ -105,14 +103,16 @@ class WorkerProcess:
         """Samples a second of its last task that trained; 0 before the first."""
         self._task_start = (0.0, 0)
         """When its task began, and the number of samples that it had reported by then."""
-        self._thread = ThreadPoolExecutor(1, "compss_train worker")
-        self._thread_id = 0
+        self._thread = ThreadPoolExecutor(1, "compss_train worker", self._note_thread)
         self._start()
 
+    def _note_thread(self) -> None:
+        self._thread_id = threading.get_ident()
+
     def _start(self) -> None:
-        self._connection = self._starter.start(self.heartbeat.path)
         self.pid = 0
-        """The process id; 0 if there is no process at the moment."""
+        """The process id; 0 before it accepts tasks."""
+        self._connection = self._starter.start(self.heartbeat.path)
         self.ready = self._thread.submit(self._begin)
         """Done once the process accepts tasks, or has died before that."""
         self._last: Future[Any] = self.ready
@@ -132,14 +132,11 @@ class WorkerProcess:
         return future
 
     def _begin(self) -> int:
-        self._thread_id = threading.get_ident()
         self.pid = self._exchange(None)
         return self.pid
 
     def _call(self, call: Call) -> Answer:
-        answer: Answer | BrokenGpuError = self._exchange(cloudpickle.dumps(call))
-        if isinstance(answer, BrokenGpuError):
-            raise answer
+        answer: Answer = self._exchange(cloudpickle.dumps(call))
         return answer
 
     def _exchange(self, message: bytes | None) -> Any:
@@ -147,11 +144,12 @@ class WorkerProcess:
         try:
             if message is not None:
                 self._connection.send_bytes(message)
-            return self._connection.recv()
-        except (EOFError, OSError):
-            code = self._starter.exit_code(self.pid) if self.pid else None
-            self.pid = 0
-            raise LostProcessError(_described(code)) from None
+            answer = self._connection.recv()
+        except Exception:  # the end, or a message that was cut by it
+            answer = LostProcessError(self._starter.why_ended(self.pid))
+        if isinstance(answer, LostProcessError):
+            raise answer
+        return answer
 
     def measure_speed(self) -> None:
         """Measure the speed of the task that has just ended, if it has trained anything."""
@@ -161,35 +159,24 @@ class WorkerProcess:
 
     def kill(self) -> None:
         """Kill the process and the task that it runs, even if it is stopped."""
-        self._send(signal.SIGKILL)
+        self._starter.send_signal(self.pid, signal.SIGKILL)
 
     def stack(self) -> str:
         """Return the stack of the running task; empty if the process does not write it because it is stopped."""
-        return read_stack(Path(_stack_path(self.heartbeat.path)), lambda: self._send(STACK_SIGNAL))
-
-    def _send(self, number: signal.Signals) -> None:
-        if self.pid:
-            with suppress(ProcessLookupError):  # it has just ended
-                os.kill(self.pid, number)
+        ask = partial(self._starter.send_signal, self.pid, STACK_SIGNAL)
+        return read_stack(Path(_stack_path(self.heartbeat.path)), ask)
 
     def stop(self) -> None:
         """Kill the process without waiting: it holds nothing that is needed again."""
         self.kill()
+        # If the process has not started, it ends when it finds the connection closed. The thread ends as well, even
+        # if processes that a task has started keep the other end open.
+        with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
         self._thread.shutdown(wait=False)
 
     def join(self) -> None:
-        """Wait until a stopped process has ended."""
-        if threading.get_ident() == self._thread_id:  # it collects garbage
-            return
-        wait([self._last])
-        self.kill()  # if it had not started when it was stopped
-        with suppress(EOFError, OSError):
-            self._connection.recv()
-        self._connection.close()
-
-
-def _described(code: int | None) -> str:
-    """Return what an exit code says, such as ``SIGKILL(-9)``."""
-    if code is None:
-        return ""
-    return f"{signal.Signals(-code).name}({code})" if code < 0 else f"exit code {code}"
+        """Wait until the thread of a stopped process has ended."""
+        if threading.get_ident() != self._thread_id:  # otherwise it collects garbage
+            wait([self._last])
+            self._connection.close()
