@@ -368,7 +368,8 @@ def test_ctrl_c_in_a_start_leaves_no_process(monkeypatch):
             patch.setattr(owner, name, replacement)
             with pytest.raises(KeyboardInterrupt):
                 LocalEngine(1)
-        assert (children(), leftovers(os.getpid())) == before
+        assert set(children()) <= set(before[0])
+        assert leftovers(os.getpid()) == before[1]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 

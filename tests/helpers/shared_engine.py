@@ -29,8 +29,9 @@ def begin(connection: Connection, path: str) -> None:
         return
     resource_tracker._resource_tracker._fd = None  # as a program of its own it starts one when it needs it
     connection.send(os.getpid())
-    function, args = connection.recv()
-    function(connection, *args)
+    with suppress(EOFError):  # nothing is asked for
+        function, args = connection.recv()
+        function(connection, *args)
 
 
 class SharedStarter(Starter):
@@ -48,6 +49,8 @@ class SharedStarter(Starter):
 def shared_starter() -> SharedStarter:
     starter = SharedStarter(begin, 1, IMPORTED)
     atexit.register(Starter.stop, starter)
+    with starter.start("") as connection:  # its server is there when tests begin to count processes
+        connection.recv()
     return starter
 
 
@@ -56,7 +59,8 @@ def fork_processes(patch: pytest.MonkeyPatch) -> None:
 
     Nothing else differs from what users have; tests of how processes start do without this.
     """
-    patch.setattr(local, "Starter", lambda *_: shared_starter())
+    starter = shared_starter()
+    patch.setattr(local, "Starter", lambda *_: starter)
 
 
 @contextmanager

@@ -136,7 +136,7 @@ def test_an_exception_in_the_model_ends_everything():
     assert isinstance(caught.value.__cause__, WorkerTraceback)
     assert "in forward" in str(caught.value.__cause__)
     assert any("batch of x with shape (1, 6) and dtype float32" in note for note in caught.value.__notes__)
-    assert [p for p in children() if p not in processes and p.is_running()] == []
+    wait_until(lambda: not [p for p in children() if p not in processes and p.is_running()])
     assert leftovers(os.getpid()) == files
 
 

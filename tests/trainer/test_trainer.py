@@ -17,7 +17,7 @@ from compss_train.engines import nodes
 from compss_train.integrations.dislib import EncapsulatedFunctionsDistributedPytorch
 from tests.helpers.cases import each_value
 from tests.helpers.models import FITS, MODES, SGD, assert_same_bits, awkward_net, blocked, classification, mlp
-from tests.helpers.processes import children
+from tests.helpers.processes import children, wait_until
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 from tests.helpers.tolerances import WIDTHS, loss_error, sum_error
 
@@ -208,9 +208,9 @@ def test_own_engines_start_when_needed_and_again_after_close(monkeypatch, forked
         fit(trainer)
         assert processes()
         trainer.close()
-        assert not processes()
+        wait_until(lambda: not processes())
         assert set(trainer.evaluate(X, Y)) == {"loss"}
-    assert not processes()
+    wait_until(lambda: not processes())
 
 
 def test_the_default_workers_are_those_that_run_together(monkeypatch):

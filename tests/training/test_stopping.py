@@ -19,7 +19,7 @@ from compss_train.training.stopping import Stopping
 from tests.helpers.callbacks import CallAt, EndCounter, InterruptAt, LookaheadEngine, StopAfter
 from tests.helpers.cases import each_value, slow
 from tests.helpers.models import MODES, SGD, assert_same_bits, mlp
-from tests.helpers.processes import children
+from tests.helpers.processes import children, wait_until
 from tests.helpers.small_fits import X, Y, assert_alike, combined, fit, trainer_of
 
 BLOCKS = {**MODES[3], "num_epochs": 2}
@@ -228,7 +228,7 @@ def test_processes_that_have_no_time_left_are_ended():
         assert_same_bits(fit(trainer, max_time=0.3), parameters)
         assert 0.3 < time.monotonic() - started < 5
         assert trainer.stopped == "max_time"
-        assert [process for process in children() if process not in before and process.is_running()] == []
+        wait_until(lambda: not [process for process in children() if process not in before])
 
 
 @pytest.mark.parametrize("progress", [True, False])

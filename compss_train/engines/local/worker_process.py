@@ -103,6 +103,7 @@ class WorkerProcess:
         """Samples a second of its last task that trained; 0 before the first."""
         self._task_start = (0.0, 0)
         """When its task began, and the number of samples that it had reported by then."""
+        self._thread_id = 0
         self._thread = ThreadPoolExecutor(1, "compss_train worker", self._note_thread)
         self._start()
 
