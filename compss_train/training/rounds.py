@@ -41,7 +41,7 @@ class RoundRunner:
     """Runs the rounds of one fit in a session, and adds their records to the history of the model."""
 
     def __init__(self, fit: FitOfEpochs, model: TrainedModel, session: Session) -> None:
-        self._fit, self._model, self._engine = fit, model, session.engine
+        self._fit, self._model, self._session, self._engine = fit, model, session, session.engine
         self._schedule = model.built.lr_schedule
         self._constant_rates = {} if len(model.built.rates) == 1 else model.built.rates
         self._workers = Workers(session, fit, model)
@@ -55,7 +55,7 @@ class RoundRunner:
         self._measures = model.built.training_spec.measures
         self.stopped: str | None = None
         """Why the fit ended before its last round."""
-        self._states: States = tuple(self._workers.states)
+        self._states: States = tuple(session.states)
         """The states of each group of workers after the last complete round."""
         self.merge_state = self._merger.state
         """What merges keep besides the parameters, after the last complete round."""
@@ -86,7 +86,7 @@ class RoundRunner:
         if self.stopped is not None:  # cancel the submitted rounds, unless their changes have been merged
             while self._pending and not (self._merger.by_rounds or self._fit.stopping.urgent):
                 self._collect()
-            self._workers.states[:] = self._states
+            self._session.states = [*self._states]
             self._pending.clear()
         waits = self.stopped is None or not self._fit.stopping.urgent
         return self._merger.settled(self._complete[-1]) if self._complete and waits else self.current()

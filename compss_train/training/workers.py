@@ -31,9 +31,6 @@ class Workers:
     def __init__(self, session: Session, fit: FitOfEpochs, model: TrainedModel) -> None:
         self._session, self._engine = session, session.engine
         self._regroup(fit)
-        self.groups, self.states = session.groups, session.states
-        """The workers that train in one task, one after another, and the states of each group: the session's own
-        lists, which ``train`` and ``regroup`` change for both."""
         self._schedule, self._callbacks = model.built.lr_schedule, fit.callbacks
         self.data = session.publish(fit.data)
         options = fit.options.for_workers(fit.data, model.seed, fit.callbacks.in_workers)
@@ -65,7 +62,7 @@ class Workers:
         self._pieces: list[tuple[list[Ref], list[Work]]] = []
         """In a total shuffle, the pieces of each group, which serve this round only, and its workers' works."""
         if self._shuffled and not self.data.mapped:
-            shares = [self._share(group) for group in range(len(self.groups))]
+            shares = [self._share(group) for group in range(len(self._session.groups))]
             self._pieces = submit_cuts(self.data, shares, self._work)
 
     def train(
@@ -83,23 +80,22 @@ class Workers:
         that trains, and takes ``more`` arguments; for a group's only active worker it also returns measurements.
         """
         values, works = self._task_of(group)
-        args = self.data.training_spec, parameters, self.states[group], values, works, moments, *more
-        result, self.states[group], *others = self._engine.submit(
-            task, *args, returns=returns, resources=self._session.resources
-        )
+        states, resources = self._session.states, self._session.resources
+        args = self.data.training_spec, parameters, states[group], values, works, moments, *more
+        result, states[group], *others = self._engine.submit(task, *args, returns=returns, resources=resources)
         if self._pieces:  # used by this task only
             self._pieces[group] = [], []
         return [result, *others]
 
     def active(self, group: int) -> list[int]:
         """Return the workers of a group that have samples in the round."""
-        return [worker for worker in self.groups[group] if self.round.counts[worker]]
+        return [worker for worker in self._session.groups[group] if self.round.counts[worker]]
 
     def _task_of(self, group: int) -> tuple[Sequence[Ref], list[Work]]:
         """Return the values that the task of a group receives, and the work of its workers."""
         active = self.active(group)
         values, works = self._inputs(group)
-        first = self.groups[group].start
+        first = self._session.groups[group].start
         return values, [
             works[worker - first]._replace(
                 worker=worker,
@@ -139,5 +135,5 @@ class Workers:
         return self.data.values(numbers), [work._replace(block_passes=own) for own in assignments]
 
     def _share(self, group: int) -> Sequence[WorkerAssignment]:
-        workers = self.groups[group]
+        workers = self._session.groups[group]
         return self.round.assignments[workers.start : workers.stop]

@@ -43,18 +43,18 @@ class Session:
         self.sample_seconds = FLOPS_OF_WEIGHT / FLOPS_PER_SECOND * weights
         """Rough estimate of the time, in seconds, that a core trains on a sample."""
         self.groups = [range(worker, worker + 1) for worker in range(workers)]
-        """The groups of workers; each group's states are one value of the engine."""
+        """The groups of workers, each of which trains in one task, one worker after another."""
         new = [WorkerState(None, worker_seed(model.seed, worker)) for worker in range(len(state.workers), workers)]
         self.states: list[GroupState | Ref] = [(each,) for each in (*state.workers[:workers], *new)]
-        """The states of each group. This list and ``groups`` are also those of ``Workers``, which changes them."""
+        """The states of each group, which are one value of the engine; ``Workers.train`` replaces them."""
         self.merge_state = state.merge
 
     def regroup(self, groups: Sequence[range]) -> None:
         """Make the states of each group one value; waits for the states if workers were grouped differently."""
-        if list(groups) != list(self.groups):
+        if list(groups) != self.groups:
             states = fetch_states(self.engine, self.states)
-            self.groups[:] = groups
-            self.states[:] = [tuple(states[worker] for worker in group) for group in groups]
+            self.groups = [*groups]
+            self.states = [tuple(states[worker] for worker in group) for group in groups]
 
     def state(self) -> TrainingState:
         """Return the state that the last fit left, waiting for the tasks that compute it."""

@@ -65,7 +65,7 @@ class Merger(ABC):
 
     def __init__(self, session: Session, merge: Merge, initial: Parameters) -> None:
         """Continue from what the merges of the last fit kept; ``merge`` is filled."""
-        self.engine = session.engine
+        self.session, self.engine = session, session.engine
         self.parameters = self.engine.publish(initial)
         """The global parameters after the last round that was submitted."""
         self.state = session.merge_state.published(self.engine)

@@ -44,7 +44,7 @@ class ArrivalMerger(Merger):
             tasks=[[worker] for worker in active],
             measured={"workers": measured},
             parameters=self.parameters,
-            states=[*workers.states],
+            states=[*self.session.states],
         )
 
     @abstractmethod

@@ -97,10 +97,9 @@ class QuorumMerger(SynchronousMerger):
 
     def __init__(self, session: Session, merge: Merge, initial: Parameters) -> None:
         super().__init__(session, merge, initial)
-        self._session, workers = session, len(session.devices)
         grace = GRACE if merge.grace is None or merge.grace == "auto" else merge.grace
         self._quorum = Quorum(SHARE if merge.quorum is None else merge.quorum, grace)
-        self._waiting: list[deque[tuple[Workers, SubmittedRound]]] = [deque() for _ in range(workers)]
+        self._waiting: list[deque[tuple[Workers, SubmittedRound]]] = [deque() for _ in session.devices]
         """The rounds of each worker that have not begun."""
         self._running: dict[int, _Running] = {}
         self._seconds: dict[int, float] = {}
@@ -113,7 +112,7 @@ class QuorumMerger(SynchronousMerger):
             tasks=[],
             measured={"workers": []},
             parameters=self.parameters,
-            states=[() for _ in workers.states],
+            states=[() for _ in self.session.states],
             unmerged=sum(map(bool, workers.round.counts)),
         )
         of_round = copy.copy(workers)
@@ -134,7 +133,7 @@ class QuorumMerger(SynchronousMerger):
                 submitted.measured["workers"].append(measured)
                 began, last = time.monotonic(), self._seconds.get(worker, 0.0)
                 self._running[worker] = _Running(submitted, trained, measured, self.parameters, began, last)
-            submitted.states[worker] = workers.states[worker]
+            submitted.states[worker] = self.session.states[worker]
 
     def wait(self, submitted: SubmittedRound, timeout: float, evaluate: Callable[[SubmittedRound], None]) -> bool:
         """Merge the workers that have arrived, if it is time, and look again within ``timeout`` seconds."""
@@ -149,7 +148,7 @@ class QuorumMerger(SynchronousMerger):
         # Unless somebody may begin a new round, nobody gains by a merge without the others.
         if there and (not running or any(self._waiting[worker] for worker in there)):
             others = [(task.began, task.last) for task in running.values()]
-            if self._quorum.is_due(now, there.values(), others, self.engine.slots(self._session.resources)):
+            if self._quorum.is_due(now, there.values(), others, self.engine.slots(self.session.resources)):
                 for complete in self._merge_workers(there):
                     evaluate(complete)
         usual = median(self._seconds.values()) if self._seconds else 0.0
@@ -167,7 +166,7 @@ class QuorumMerger(SynchronousMerger):
         for worker, task in tasks.items():
             trained[worker] = task.trained
             if task.base is not self.parameters:
-                late = task.trained, task.base, self.parameters, self._session.names.buffers
+                late = task.trained, task.base, self.parameters, self.session.names.buffers
                 trained[worker] = self.engine.submit(rebased, *late, priority=True)
         self._continue_from(self._merge(trained))
         complete: list[SubmittedRound] = []

@@ -46,7 +46,7 @@ class SynchronousMerger(Merger):
 
     def train_and_merge(self, workers: Workers) -> SubmittedRound:
         """Train from the global parameters and average; a worker without samples does not count."""
-        active = {group: workers.active(group) for group in range(len(workers.groups))}
+        active = {group: workers.active(group) for group in range(len(self.session.groups))}
         tasks = {group: members for group, members in active.items() if members}
         alone = self._rule.is_mean and sum(map(len, tasks.values())) == 1
         start = self.parameters, self.state.moments
@@ -55,14 +55,14 @@ class SynchronousMerger(Merger):
             trained, measured = workers.train(next(iter(tasks)), *start, task=train_alone, returns=3)
             merged = {"parameters": trained, "measured": measured}
         else:
-            merged = self._merge({workers.groups[g].start: workers.train(g, *start)[0] for g in tasks})
+            merged = self._merge({self.session.groups[g].start: workers.train(g, *start)[0] for g in tasks})
         self._continue_from(merged)
         return SubmittedRound(
             round=workers.round,
             tasks=[*tasks.values()],
             measured={"workers": [merged["measured"]]},
             parameters=self.parameters,
-            states=[*workers.states],
+            states=[*self.session.states],
             merge_state=self.state,
         )
 
