@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from compss_train._utils import Closable
-from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError
-from compss_train.buffers.paired import TimeStep
+from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError, TimeStep
 from compss_train.net import Client, Header, Message, MessageServer, ReceivedArray
 
 _TICK = 0.05
