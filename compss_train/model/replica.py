@@ -30,7 +30,11 @@ class ModelReplica:
 
     def __init__(self, training_spec: TrainingSpec, parameters: Parameters, device: str, *, training: bool) -> None:
         self.training_spec = own = training_spec.copied(parameters, device, training)
-        self.device, self.loss = device, TrainingLoss(own.loss, own.class_weight, device)
+        self.device = device
+        self.loss: Callable[..., torch.Tensor] = own.loss
+        """The loss of outputs and targets; in training with class weights, and also of the weights of samples."""
+        if training:
+            self.loss = TrainingLoss(own.loss, own.class_weight, device)
         dtypes = {parameter.dtype for parameter in own.net.parameters() if parameter.is_floating_point()}
         self._dtype = dtypes.pop() if len(dtypes) == 1 else None
         self._stage = 0
@@ -79,7 +83,7 @@ class ModelReplica:
         finally:
             failures.clear()  # an error that its own frame holds would keep the batches' readers alive
 
-    def measure_loss(self, loss: Callable[..., torch.Tensor], x: Any, y: Any, *weight: Any) -> StepResult:
+    def measure_loss(self, x: Any, y: Any, *weight: Any) -> StepResult:
         """Return the loss of the network's outputs for a transformed batch.
 
         Losses of torch and of this package get the ``logits`` of outputs that have them; without y, the outputs'
@@ -99,7 +103,7 @@ class ModelReplica:
                 "function of (output, target) that takes all of it, or with training_step="
             )
         compared = losses.elementwise_target(self.training_spec.loss, output, target)
-        return StepResult(loss(output, compared, *weight), output, target)
+        return StepResult(self.loss(output, compared, *weight), output, target)
 
     def run_step(self, step: Step, x: Any, y: Any, context: StepContext) -> StepResult:
         """Run a training or validation step on a transformed batch, and check what it returns."""

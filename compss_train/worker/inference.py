@@ -83,10 +83,10 @@ def _batches(replica: ModelReplica, work: Work, source: Source) -> Iterator[Batc
 
 
 def _result(replica: ModelReplica, x: Any, y: Any) -> StepResult:
-    spec = replica.training_spec
-    if spec.validation_step is not None:
-        return replica.run_step(spec.validation_step, x, y, StepContext(loss=spec.loss, training=False))
-    return replica.measure_loss(spec.loss, x, y)
+    step = replica.training_spec.validation_step
+    if step is not None:
+        return replica.run_step(step, x, y, StepContext(loss=replica.loss, training=False))
+    return replica.measure_loss(x, y)
 
 
 def predict(

@@ -212,8 +212,7 @@ class Learner:
             result = self._run_step(self._training_step, batch)
         else:
             with self.replica.autocast():
-                replica = self.replica
-                result = replica.measure_loss(replica.loss, batch.x, batch.y, batch.weight)
+                result = self.replica.measure_loss(batch.x, batch.y, batch.weight)
         loss = result.loss
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise ValueError(
