@@ -13,7 +13,7 @@ TORCH_pinned :=
 TORCH_oldest := s/^torch==.*/torch==$(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).*/
 TORCH_newest := /^torch==/d
 
-.PHONY: demo test simulate lint docs tutorials wheel bench clean
+.PHONY: demo test simulate lint docs tutorials wheel recipes bench clean
 
 demo: $(VENV)/installed
 	@if [ -d "$(FASHION_MNIST)" ]; then \
@@ -59,6 +59,10 @@ wheel:
 	build/wheel/bin/pip install --quiet --constraint constraints.txt dist/*.whl
 	cp packaging/try_wheel.py build/wheel && cd build/wheel/empty && ../bin/python ../try_wheel.py train
 	cd build/wheel/empty && ../bin/python ../try_wheel.py extras $$(ls $(CURDIR)/dist/*.whl) --constraint $(CURDIR)/constraints.txt
+
+# Images and packages, as far as this machine has the tools, from what `make wheel` has left in dist/.
+recipes:
+	packaging/try_recipes.sh
 
 bench: $(VENV)/installed
 	for bench in benchmarks/[a-z]*.py; do $(BIN)/python $$bench || exit 1; done
