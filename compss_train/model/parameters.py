@@ -5,8 +5,10 @@ masks. Formats that numpy does not have (bfloat16, float8) are stored as float32
 Workers may return compressed changes in place of some arrays (``compression``). ``weighted_mean`` computes means.
 """
 
+import errno
 import math
 import os
+import struct
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from pickle import UnpicklingError
@@ -259,13 +261,24 @@ def load(path: str | Path) -> Parameters:
             return found
         if path.suffix == ".npz":
             with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
-                return dict(arrays)
+                found = dict(arrays)
+                file.seek(-22, os.SEEK_END)  # the end of the directory, which a comment may follow
+                end, entries = struct.unpack("<4s6xH10x", file.read())
+            if end == b"PK\5\6" and entries != min(len(found), 0xFFFF):
+                raise ValueError(f"it has {len(found)} arrays, and had {entries}")
+            return found
         if path.suffix in _TORCH_SUFFIXES:
             loaded = torch.load(path, map_location="cpu", weights_only=True)
             state = loaded.get("state_dict", loaded) if isinstance(loaded, Mapping) else loaded
             if not isinstance(state, Mapping):
                 raise TypeError(f"it holds a {type(state).__name__}, not a state_dict")
             return to_arrays({str(name): tensor for name, tensor in state.items()})
+    except OSError as error:
+        if (
+            error.errno != errno.EINVAL
+        ):  # of a damaged .npz, whose directory begins before the file
+            raise
+        raise BadFileError(str(path), f"is damaged: {error}") from error
     except UnpicklingError as error:
         raise BadFileError(str(path), "holds more than tensors, or is damaged; save model.state_dict()") from error
     except (safetensors.SafetensorError, BadZipFile, ValueError, TypeError, RuntimeError, EOFError) as error:

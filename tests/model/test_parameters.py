@@ -1,3 +1,5 @@
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -125,6 +127,21 @@ def test_a_flipped_bit_is_an_error_or_changes_nothing(tmp_path, suffix, draw):
     except BadFileError:
         return
     assert_same_bits({name: loaded[name] for name in arrays}, arrays)
+
+
+def test_an_array_that_a_damaged_directory_hides_is_an_error(tmp_path):
+    path = tmp_path / "p.npz"
+    params.save(path, {"a": np.ones(3), "b": np.ones(3), "c": np.ones(3)})
+    content = bytearray(path.read_bytes())
+    first, second, third = (entry.start() for entry in re.finditer(b"PK\1\2", content))
+    content[first + 32] = third - second  # the first entry's comment, which is empty, becomes the second entry
+    path.write_bytes(content)
+    with pytest.raises(BadFileError, match="has 2 arrays, and had 3"):
+        params.load(path)
+    content[-3] |= 0x80  # the directory begins before the file
+    path.write_bytes(content)
+    with pytest.raises(BadFileError, match="is damaged"):
+        params.load(path)
 
 
 @pytest.mark.parametrize("nested", [False, True])
