@@ -274,9 +274,7 @@ def load(path: str | Path) -> Parameters:
                 raise TypeError(f"it holds a {type(state).__name__}, not a state_dict")
             return to_arrays({str(name): tensor for name, tensor in state.items()})
     except OSError as error:
-        if (
-            error.errno != errno.EINVAL
-        ):  # of a damaged .npz, whose directory begins before the file
+        if error.errno != errno.EINVAL:  # of a damaged .npz, whose directory begins before the file
             raise
         raise BadFileError(str(path), f"is damaged: {error}") from error
     except UnpicklingError as error:
