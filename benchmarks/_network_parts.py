@@ -367,7 +367,14 @@ def _diloco(net: nn.Module, optimizer: torch.optim.Optimizer, job: Job) -> Metho
         hostname=address,
         init_sync=False,  # all ranks begin with the same parameters
     )
-    atexit.register(lambda: (distributed.barrier(), manager.shutdown(wait=False), servers.clear()))
+    started = [store, *servers]  # which end with their last reference
+
+    def end() -> None:
+        distributed.barrier()
+        manager.shutdown(wait=False)
+        started.clear()
+
+    atexit.register(end)
     outer = torch.optim.SGD(net.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     method = DiLoCo(manager, [net], optimizer, outer, sync_every=len(_shares(job, 0, 0)))
     method.__enter__()
