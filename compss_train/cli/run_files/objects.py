@@ -12,7 +12,7 @@ checked by the functions, which say what they accept.
 
 import functools
 import importlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from inspect import Parameter, signature
 from types import ModuleType
 from typing import Any
@@ -69,12 +69,11 @@ def load_object(name: object) -> Any:
     try:
         module = importlib.import_module(module_name)
     except Exception as error:  # user modules may raise any kind
-        if not isinstance(error, ModuleNotFoundError):
-            raise ValueError(f"importing {module_name} failed: {type(error).__name__}: {error}") from error
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise ValueError(f"importing {module_name} failed: {error}") from error
-        hint = "install it, or put its file next to the TOML file or its folder into PYTHONPATH"
-        raise ValueError(f"module {error.name} was not found; {hint}") from error
+        missing = isinstance(error, ModuleNotFoundError)
+        hint = (
+            "; install it, or put its file next to the TOML file or its folder into PYTHONPATH" if missing else ""
+        )
+        raise ValueError(f"importing {module_name} failed: {type(error).__name__}: {error}{hint}") from error
     found: Any = module
     package = module_name.partition(".")[0]
     for part in path.split("."):
@@ -100,10 +99,6 @@ def call_object(table: Table) -> Any:
     if not isinstance(positional, list):
         raise ValueError(f"{ARGUMENTS} = {positional!r}: give an array of positional arguments")
     call = functools.partial(function, *resolve(positional), **resolve(keywords))
-    try:
-        _check_arguments(call, complete=CALL in table)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{name}: {error}") from error
     if PARTIAL in table:
         return call
     try:
@@ -112,31 +107,14 @@ def call_object(table: Table) -> Any:
         raise ValueError(f"calling {name} failed: {format_exception(error)}") from error
 
 
-def _check_arguments(call: functools.partial[Any], *, complete: bool) -> None:
-    """Raise ``ValueError`` or ``TypeError`` if a function does not accept its arguments, before it is called."""
-    try:
-        accepted = signature(call.func)
-    except (TypeError, ValueError):  # some functions written in C have no signature
-        return
-    if all(parameter.kind != Parameter.VAR_KEYWORD for parameter in accepted.parameters.values()):
-        _check_names(call.keywords, _named(accepted.parameters.values()), "argument")
-    (accepted.bind if complete else accepted.bind_partial)(*call.args, **call.keywords)
-
-
 def parameters_of(function: Callable[..., Any], *exclude: str) -> dict[str, Parameter]:
     """Return the parameters of a function or class that are keys of a section or table."""
     parameters = signature(function, eval_str=True).parameters
-    return {name: parameters[name] for name in _named(parameters.values()) if name not in ("self", *exclude)}
-
-
-def _named(parameters: Iterable[Parameter]) -> list[str]:
-    """Return the names of the parameters that can be given by keyword."""
-    return [each.name for each in parameters if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY)]
-
-
-def _check_names(given: Iterable[str], accepted: Collection[str], kind: str) -> None:
-    if unknown := [name for name in given if name not in accepted]:
-        raise ValueError(unknown_name(unknown[0], accepted, kind))
+    return {
+        name: each
+        for name, each in parameters.items()
+        if each.kind in (each.POSITIONAL_OR_KEYWORD, each.KEYWORD_ONLY) and name not in ("self", *exclude)
+    }
 
 
 def keywords_of(table: Table, parameters: Mapping[str, Parameter]) -> dict[str, Any]:
@@ -145,7 +123,8 @@ def keywords_of(table: Table, parameters: Mapping[str, Parameter]) -> dict[str, 
     ``"none"`` is ``None``, and a table for a key in ``TABLES`` an object of its class. Raises ``ValueError`` for an
     unknown key, a missing one, and an object that cannot be made.
     """
-    _check_names(table, parameters, "key")
+    if unknown := [name for name in table if name not in parameters]:
+        raise ValueError(unknown_name(unknown[0], parameters, "key"))
     for name, parameter in parameters.items():
         if parameter.default is Parameter.empty and name not in table:
             raise ValueError(f"{name} is missing; compss-train fit --keys says what it takes")

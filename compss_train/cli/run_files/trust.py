@@ -151,9 +151,4 @@ def working_directory(file: RunFile) -> Iterator[None]:
 def _other_owner(path: Path) -> str | None:
     """Return the owner of a path if it is neither this user nor the administrator."""
     owner = path.stat().st_uid
-    if owner in (os.getuid(), ADMINISTRATOR):
-        return None
-    try:
-        return path.owner()
-    except KeyError:
-        return f"user {owner}"
+    return None if owner in (os.getuid(), ADMINISTRATOR) else f"user {owner}"

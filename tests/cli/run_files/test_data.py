@@ -92,7 +92,7 @@ def test_files_are_a_data_set_with_its_options():
         ({"files": "none/*.npz"}, "files='none/*.npz': no files found"),
         ({"files": "x.npy", "on_bad_file": "shout"}, "on_bad_file='shout': choose one of"),
         ({"import": f"{__name__}:many"}, "many returned 4 values; give x and y, x alone, or x, y and weights"),
-        ({"import": f"{__name__}:pair", "n": 3}, "pair: unknown argument n"),
+        ({"import": f"{__name__}:pair", "n": 3}, "pair() got an unexpected keyword argument 'n'"),
     ],
     ids=str,
 )

@@ -43,11 +43,9 @@ def test_objects_are_resolved_at_any_depth_with_arguments():
         ("import:math", 'names no object: write "module:name"'),
         ({"import": 3}, "names no object"),
         ("import:torch.nn:Linar", "torch.nn has no Linar; did you mean Linear?"),
-        ("import:nowhere.at.all:x", "module nowhere was not found; install it, or put its file next to"),
+        ("import:nowhere.at.all:x", "No module named 'nowhere'; install it, or put its file next to"),
         ({"import": "math:pi"}, 'cannot be called; for the object itself write "import:math:pi"'),
-        ({"import": "torch.nn:Linear", "in_feature": 1}, "Linear: unknown argument in_feature; did you mean in_"),
-        ({"import": "torch.nn:Linear", "in_features": 1}, "missing a required argument: 'out_features'"),
-        ({"partial": "torch.nn:Linear", "size": 1}, "unknown argument size. The arguments are in_features"),
+        ({"import": "torch.nn:Linear", "in_feature": 1}, "unexpected keyword argument 'in_feature'"),
         ({"import": "torch.nn:Linear", "partial": "a:b"}, "not both"),
         ({"import": "builtins:dict", "arguments": 3}, "arguments = 3: give an array of positional arguments"),
         ({"import": "torch.nn:Linear", "in_features": -1, "out_features": 1}, "calling torch.nn:Linear failed: "),
@@ -65,7 +63,10 @@ def test_modules_that_fail_to_import_are_an_error(tmp_path, monkeypatch):
     (tmp_path / "objects_that_fail.py").write_text("import objects_that_are_not_there\n")
     (tmp_path / "objects_that_raise.py").write_text("1 / 0\n")
     for name, message in (
-        ("fail", "importing objects_that_fail failed: No module named 'objects_that_are_not_there'"),
+        (
+            "fail",
+            "ModuleNotFoundError: No module named 'objects_that_are_not_there'; install it",
+        ),
         ("raise", "importing objects_that_raise failed: ZeroDivisionError: division by zero"),
     ):
         with pytest.raises(ValueError, match=message):

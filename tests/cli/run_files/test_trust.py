@@ -63,7 +63,7 @@ def test_only_these_can_be_imported_from_the_folder(folder, monkeypatch):
     before = dict(os.environ), list(sys.path), list(sys.meta_path)
     with working_directory(run):
         assert load_object("nets:net")().out_features == 3
-        with pytest.raises(ValueError, match="module unnamed was not found"):
+        with pytest.raises(ValueError, match="No module named 'unnamed'; install it"):
             load_object("unnamed:x")
     assert before == (dict(os.environ), sys.path, sys.meta_path)
     for name in ("nets", "helping", "deeper", "deeper.part"):
