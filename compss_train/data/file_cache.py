@@ -150,8 +150,6 @@ class CacheEntry:
             os.utime(path)  # used now
         except FileNotFoundError:
             return None
-        except MemoryError:
-            raise
         except Exception as error:
             _LOG.warning("an entry of the cache in %s is read again: %s", self.cache.folder, error)
             with suppress(OSError):

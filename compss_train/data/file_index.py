@@ -32,8 +32,6 @@ def describe_files(
 
     Raises ``ValueError`` if ``index`` cannot be a file, or is a file but not an index.
     """
-    if not isinstance(index, str | os.PathLike | None):
-        raise TypeError(f"index={index!r}: give the name of a file, or None")
     path = None if index is None else Path(index).absolute()
     if path is not None and (path.is_dir() or not path.parent.is_dir()):
         raise ValueError(f"index={str(index)!r}: give the name of a file in an existing folder")

@@ -115,10 +115,6 @@ class FileDataset:
         cache_bytes: int | None = None,
     ) -> None:
         check_choice("on_bad_file", on_bad_file, get_args(OnBadFile))
-        if not isinstance(files_len, Mapping | None):
-            raise TypeError(f"files_len={files_len!r}: give a dict from names to numbers of samples, or None")
-        if not isinstance(weight, str | None):
-            raise TypeError(f"weight={weight!r}: give the name of an array, or None")
         self.threads = check_count("threads", threads)
         self.file_buffer = check_count("file_buffer", file_buffer)
         self.cache = file_cache.make_cache(cache, cache_bytes)

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import Any, BinaryIO, TypeAlias
 
-from compss_train._utils.validation import warn_user
 from compss_train.data.layout import FileContentError
 
 FileNames: TypeAlias = str | os.PathLike[str] | Iterable[str | os.PathLike[str]]
@@ -42,8 +41,6 @@ def file_names(files: FileNames) -> list[str]:
     if isinstance(files, str | os.PathLike):
         names = _matches(os.fspath(files))
     else:
-        if not isinstance(files, Iterable):
-            raise TypeError(f"files={files!r}: give the name of a file, a pattern, or a list of names")
         names = [os.fspath(file) for file in files]
     if not names:
         raise ValueError(f"files={files!r}: no files found; give names, or a pattern that matches some")
@@ -74,40 +71,30 @@ def is_folder(name: str) -> bool:
     return bool(system.isdir(path))
 
 
-def files_below(folder: str, *, warn: bool = False) -> list[str]:
+def files_below(folder: str) -> list[str]:
     """Return the files in a folder and its subfolders: names relative to it, with slashes.
 
-    Links are followed, but each folder is listed once: links in a circle end. ``warn`` warns of folders that
-    were left out for this, and of links that lead out of the folder.
+    Links are followed, but each folder is listed once: links in a circle end.
     """
     if is_remote(folder):
         system, path = file_system(folder)
         prefix = path.rstrip("/") + "/"
         return [found.removeprefix(prefix) for found in system.find(path) if found.startswith(prefix)]
-    root, listed, left = os.path.realpath(folder), set[tuple[int, int]](), deque([""])
+    listed, left = set[tuple[int, int]](), deque([""])
     names: list[str] = []
-    repeated: list[str] = []
-    outside: list[str] = []
     while left:
         inside = left.popleft()
         status = os.stat(os.path.join(folder, inside))
         if (status.st_dev, status.st_ino) in listed:
-            repeated.append(inside)
             continue
         listed.add((status.st_dev, status.st_ino))
         with os.scandir(os.path.join(folder, inside)) as entries:
             for entry in sorted(entries, key=lambda each: each.name):
                 name = inside + entry.name
-                if warn and entry.is_symlink() and not f"{os.path.realpath(entry)}/".startswith(f"{root}/"):
-                    outside.append(name)
                 if entry.is_dir():
                     left.append(f"{name}/")
                 else:
                     names.append(name)
-    if warn and repeated:
-        warn_user(f"{folder}: {len(repeated)} links to folders that are read already were left out: {repeated[0]}")
-    if warn and outside:
-        warn_user(f"{folder}: {len(outside)} links lead out of this folder, and are followed: {outside[0]}")
     return names
 
 

@@ -129,8 +129,6 @@ class Samples:
 
 def _check_dataset(dataset: Any) -> None:
     kind = type(dataset).__name__
-    if isinstance(dataset, DataLoader):
-        raise TypeError("dataset is a DataLoader; pass it to fit directly: fit(loader)")
     if isinstance(dataset, IterableDataset):
         return
     if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")) or isinstance(dataset, dict):

@@ -138,8 +138,6 @@ class CustomReader(Reader):
             raise FileContentError(
                 "cannot be used: with get_data=True the reader must return (dict of arrays, number)"
             )
-        if others := [key for key in returned[0] if not isinstance(key, str)]:
-            raise FileContentError(f"cannot be used: the reader returned arrays named {others}; names are strings")
         given = {key: returned[0][key] for key in select_keys(keys, returned[0])}
         arrays = {
             key: value.detach().cpu() if isinstance(value, torch.Tensor) else np.asarray(value)

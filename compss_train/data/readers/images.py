@@ -73,15 +73,14 @@ class ImageFolderReader(Reader):
         changed._listed = number, names
         return changed
 
-    def images(self, folder: str, *, warn: bool = False) -> list[str]:
+    def images(self, folder: str) -> list[str]:
         """Return the names of the images in the order of their rows, from the folder: ``class/name``.
 
         The folder may be an image itself, whose name from there is empty.
-        ``warn`` warns of links that are left out, as folders are read once, or lead out of the folder.
         """
         if folder.lower().endswith(SUFFIXES) and not locations.is_folder(folder):
             return [""]
-        names = locations.files_below(folder, warn=warn)
+        names = locations.files_below(folder)
         found = sorted(name for name in names if name.count("/") and name.lower().endswith(SUFFIXES))
         if not found:
             raise FileContentError(
@@ -92,7 +91,7 @@ class ImageFolderReader(Reader):
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the number of images, their layout and the classes; reads one image unless a size is given."""
-        images = self.images(path, warn=True)
+        images = self.images(path)
         classes = {"y": tuple(self.classes.get("y") or _classes_of(images))} if images[0] else {}
         sides = self.size or self._decode(path, images[0]).shape[1:]
         layout = {"x": Field("uint8", (CHANNELS[self.mode], *sides))} | dict.fromkeys(classes, Field("int64", ()))

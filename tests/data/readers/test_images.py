@@ -105,20 +105,17 @@ def test_a_cache_notices_an_image_that_changed(folder):
     assert dataset.part([0]).cache_entry(0).load() is None
 
 
-def test_folders_that_link_in_a_circle_are_read_once(folder, tmp_path_factory):
+def test_folders_that_link_in_a_circle_are_read_once(folder):
     expected = ImageFolderReader().images(str(folder))
     for kind in ("cat", "dog"):
         (folder / kind / "up").symlink_to("..")
-    with pytest.warns(UserWarning, match="2 links to folders that are read already were left out: cat/up/"):
-        dataset = FileDataset(folder)
+    dataset = FileDataset(folder)
     assert dataset.number_samples == len(expected)
     assert dataset.reader.images(str(folder)) == expected
 
 
-def test_links_out_of_the_folder_are_followed_and_named(folder, tmp_path_factory):
+def test_links_out_of_the_folder_are_followed(folder, tmp_path_factory):
     outside = tmp_path_factory.mktemp("outside")
     save(outside / "0.png", pixels("0"))
     (folder / "bird").symlink_to(outside)
-    with pytest.warns(UserWarning, match="1 links lead out of this folder, and are followed: bird"):
-        dataset = FileDataset(folder)
-    assert dataset.number_samples == sum(CLASSES.values()) + 1
+    assert FileDataset(folder).number_samples == sum(CLASSES.values()) + 1
