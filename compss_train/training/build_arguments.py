@@ -115,6 +115,13 @@ def check_outer_optimizer(spec: optimizers.OptimizerSpec | None, net: nn.Module 
         check_picklable(outer_optimizer=factory)
 
 
+def check_copied(net: nn.Module, error: Exception) -> None:
+    """Raise ``TypeError`` if it is known why copying a network has raised ``error``."""
+    check_picklable(net=net)
+    if isinstance(error, RecursionError):  # Python 3.13 pickles deeper networks than it copies
+        raise TypeError(f"net {_TOO_DEEP}, and cannot be sent to other processes")
+
+
 def check_picklable(**values: object) -> None:
     """Raise ``TypeError`` for the first value that cannot be pickled, naming the attribute."""
     for name, value in values.items():

@@ -182,8 +182,8 @@ class TrainerBase:
         augment = as_train_transform(train_transform)
         try:
             own = copies.copy_network(net).cpu()
-        except Exception:
-            arguments.check_picklable(net=net)  # names the attribute
+        except Exception as error:
+            arguments.check_copied(net, error)
             raise
         factory = optimizers.bound_to_copy(factory, net, own)
         spec = training_spec.TrainingSpec(
