@@ -152,10 +152,7 @@ def write_state(folder: Path, content: dict[str, Any], disk: Disk = DISK) -> Non
     """
     texts = {name: value for name, value in content.items() if isinstance(value, JsonText)}
     tensors: dict[str, torch.Tensor] = {}
-    try:
-        others = to_json({name: value for name, value in content.items() if name not in texts}, "", tensors)
-    except RecursionError as error:
-        raise ValueError("a state is nested too deeply for a checkpoint, or contains itself") from error
+    others = to_json({name: value for name, value in content.items() if name not in texts}, "", tensors)
     items = [f"{json.dumps(name)}: {text}" for name, text in texts.items()]
     text = f"{{{', '.join([*filter(None, [json.dumps(others)[1:-1]]), *items])}}}"
 

@@ -80,12 +80,6 @@ class Schedule:
 
     def __post_init__(self) -> None:
         given: object = self.function
-        if isinstance(given, LRScheduler):
-            name = type(given).__name__
-            raise TypeError(
-                f"schedule= is a {name} of an optimizer that the trainer does not use; {_USAGE}, or "
-                f"lambda optimizer: {name}(optimizer, ...)"
-            )
         if not callable(given):
             raise TypeError(f"schedule={given!r} is not callable; {_USAGE}")
         check_count("steps", self.steps)

@@ -118,33 +118,28 @@ class SlotStore:
         self._capacity = 0
         self._storage: ColumnStorage | None = None
         self._missing: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self._any_missing = False
 
     def reset(self, capacity: int) -> None:
         """Empty the store and set its number of slots."""
         if capacity != self._capacity:
             self._capacity, self._storage = capacity, None
         self._missing = np.zeros(capacity, np.bool_)
-        self._any_missing = False
 
     def write(self, slots: Numbers, chunk: SampleBatch, rows: Numbers) -> None:
         """Copy rows of a chunk, given by ascending numbers, into slots."""
         if self._storage is None:
             self._storage = ColumnStorage(self._capacity, chunk)
-        if self._any_missing:
-            self._missing[slots] = False
+        self._missing[slots] = False
         consecutive = int(rows[-1]) - int(rows[0]) < len(rows)
         self._storage.write(slots, chunk, slice(rows[0], rows[-1] + 1) if consecutive else rows)
 
     def mark_missing(self, slots: Numbers) -> None:
         """Mark slots whose samples could not be read."""
-        self._any_missing = True
         self._missing[slots] = True
 
     def read(self, slots: Numbers) -> Rows | None:
         """Return a copy of the rows in these slots, without the samples that could not be read."""
-        if self._any_missing:
-            slots = slots[~self._missing[slots]]
+        slots = slots[~self._missing[slots]]
         return self._storage.read(slots) if self._storage is not None and len(slots) else None
 
 

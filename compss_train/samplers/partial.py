@@ -19,7 +19,7 @@ from compss_train._utils.validation import check_choice, check_count, check_seed
 from compss_train.data.files import FileDataset
 from compss_train.data.order import RowRange, partial_shuffle_generator, rank_row_ranges, rows_of_rank
 from compss_train.data.readers import Arrays, CustomReader, Reader
-from compss_train.samplers.loader import FileLoader, FileReads, check_threads
+from compss_train.samplers.loader import FileLoader, FileReads
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import PartialShuffle, Pools
 
@@ -117,7 +117,6 @@ class PartialShuffleSampler(Sampler[Any]):
         check_count("file_buffer", file_buffer)
         self.dataset = dataset
         self._files = _as_file_dataset(dataset, reader=reader, files_len=files_len)
-        check_threads(self._files.threads, file_buffer)
         self._files.check_dtypes(self._files.keys)
         self.total_size = self._files.number_samples
         if total_size is not None and total_size != self.total_size and not self._files.skipped:
@@ -295,6 +294,4 @@ class DistributedSamplerViaLocallyShuffleV2(DistributedSamplerViaLocallyShuffle)
 
     @wraps(DistributedSamplerViaLocallyShuffle.__init__)  # type: ignore[misc]
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        if "pools" in options:
-            raise TypeError(f"pools={options['pools']!r}: this sampler has two pools; leave the argument out")
         super().__init__(*arguments, **options, pools=2)

@@ -71,19 +71,13 @@ def find_checkpoint(resume: str | os.PathLike[str] | bool, callbacks: Sequence[C
     """Return the checkpoint to resume from, or ``None`` for a new fit."""
     if resume is False or resume is None:
         return None
-    folder: str | os.PathLike[str] | None
-    if isinstance(resume, str | os.PathLike):
-        folder = resume
-    elif resume is True:
+    folder: Any = resume
+    if resume is True:
         folder = next(filter(None, (callback.resume_folder() for callback in callbacks)), None)
         if folder is None:
             raise ValueError("resume=True takes the folder of a Checkpoint among the callbacks, and there is none")
         if not checkpoints.list_checkpoints(folder):
             return None
-    else:
-        raise TypeError(
-            f"resume={resume!r}: give a folder of checkpoints, or True for that of the Checkpoint callback"
-        )
     with checkpoints.local_copy(folder) as local:
         path, content = checkpoints.read_latest_checkpoint(local, warn=True)
     return path, Snapshot.from_dict(content, path)

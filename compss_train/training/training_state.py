@@ -118,25 +118,15 @@ class Snapshot:
     def from_dict(cls, content: Mapping[str, Any], path: Path) -> Self:
         """Return the snapshot from its plain values, which were read from a checkpoint.
 
-        Raises ``BadCheckpointError`` for values that no trainer has written, although their checksum is right.
+        Raises ``BadCheckpointError`` for workers or progress that no trainer has written, with a right checksum.
         """
         try:
-            for name, kind in _KINDS.items():
-                if not isinstance(content[name], kind):
-                    raise TypeError(f"{name} is a {type(content[name]).__name__}")
-            if content["epoch"] < 0 or not all(isinstance(record, dict) for record in content["history"]):
-                raise ValueError("epoch is negative, or history has other items than records")
             saved = content["progress"]
             progress = None if saved is None else Progress(**{**saved, "reached": ResumePoint(**saved["reached"])})
             workers = tuple(worker_from_dict(state) for state in content["workers"])
             return cls(**{**content, "workers": workers, "progress": progress})
         except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise BadCheckpointError(path, f"its state is not that of a trainer: {error}") from error
-
-
-_KINDS: dict[str, Any] = {"parameters": dict, "workers": list, "epoch": int, "history": list, "setting": dict}
-_KINDS |= {"progress": dict | None, "callbacks": dict, "schedule": dict, "merge": dict}
-"""The types of what a checkpoint holds."""
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def test_it_takes_the_arguments_of_the_original(kind):
 
 def test_the_sampler_with_two_pools_refuses_another_number():
     for pools in (1, 2):
-        with pytest.raises(TypeError, match=f"pools={pools}: this sampler has two pools"):
+        with pytest.raises(TypeError, match="multiple values for keyword argument 'pools'"):
             DistributedSamplerViaLocallyShuffleV2(
                 FileDataset(numbered.names_of([3]), numbered.CountingReader()), pools=pools
             )

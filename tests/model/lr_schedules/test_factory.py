@@ -25,7 +25,7 @@ def nothing(optimizer):
     [
         (0.9, TypeError, "schedule=0.9 is not callable; give a function of the epoch"),
         ("cosine", TypeError, "schedule='cosine' is not callable"),
-        (lr_scheduler.StepLR(OTHER, 3), TypeError, "is a StepLR of an optimizer that the trainer does not use"),
+        (lr_scheduler.StepLR(OTHER, 3), TypeError, "StepLR object at .* is not callable; give a function"),
         (lambda _: lr_scheduler.StepLR(OTHER, 3), ValueError, "of another optimizer than the one it is called"),
         (lr_scheduler.StepLR, ValueError, r"step_size.*functools\.partial\(StepLR, step_size=10\)"),
         (partial(lr_scheduler.OneCycleLR, max_lr=0.1), ValueError, "total_steps"),
