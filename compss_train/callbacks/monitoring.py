@@ -118,9 +118,7 @@ class EarlyStopping(Callback):
         self._stop_if_due(trainer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the best value so far, unless the mode has changed."""
-        if state["mode"] != self.mode:
-            return
+        """Restore the best value so far."""
         self.best, self.best_round = state["best"], state["best_round"]
         self._waited, self._epoch, self._parameters = state["waited"], state["epoch"], state["parameters"]
         self._resumed = True
@@ -132,7 +130,6 @@ class EarlyStopping(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the best value so far, with its parameters."""
         return {
-            "mode": self.mode,
             "best": self.best,
             "best_round": self.best_round,
             "waited": self._waited,

@@ -1,6 +1,7 @@
 """``compss-train report``, ``plot``, ``compare``, ``runs`` and ``advise``: what the histories of runs say."""
 
 import argparse
+import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -134,10 +135,6 @@ def read_configuration(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        found = records.from_json(path.read_bytes())
-        sections = [found[name] for name in ("trainer", "build", "fit", "versions", "machine") if name in found]
-        if not all(isinstance(section, dict) for section in (found, *sections)):
-            raise TypeError("its sections are not tables")
+        return dict(json.loads(path.read_bytes()))
     except (ValueError, TypeError, RecursionError) as error:
         raise BadFileError(str(path), f"is not a configuration: {error}") from error
-    return dict(found)

@@ -151,8 +151,6 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         self.model_parameters = net
 
     def _module(self, parameters: nn.Module) -> nn.Module:
-        if not isinstance(parameters, nn.Module):
-            raise TypeError(f"model_parameters is a {type(parameters).__name__}; give a module like that of build")
         return parameters
 
     def _result(self, net: nn.Module) -> nn.Module:

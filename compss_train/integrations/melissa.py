@@ -63,7 +63,6 @@ def make_buffer(
     check_count("buffer_size", buffer_size)
     check_count("per_server_watermark", 0 if per_server_watermark is None else per_server_watermark, least=0)
     check_count("pseudo_epochs", 1 if pseudo_epochs is None else pseudo_epochs)
-    check_count("comm_size", comm_size)
     options = {
         "threshold": per_server_watermark,
         "passes": pseudo_epochs or 1,

@@ -121,7 +121,6 @@ class Entry:
         self.lock = threading.Lock()
         """For servers with several threads."""
         if optimizer is not None:
-            _check_steps(key, self.specs)
             parameters = [nn.Parameter(value) for value in self._values]
             self._values, self._optimizer = list(parameters), optimizer(parameters)
 
@@ -213,16 +212,6 @@ class LocalParameterServer(ParameterServer):
     def close(self) -> None:
         """Accept no further calls; may be called again."""
         self._closed = True
-
-
-def _check_steps(key: str, specs: ArraySpecs) -> None:
-    """Raise ``ValueError`` for arrays that no optimizer can step."""
-    integers = [dtype for dtype, _ in specs if not (dtype.is_floating_point or dtype.is_complex)]
-    if integers:
-        raise ValueError(
-            f"{key!r} has an array of {integers[0]}, which the server's optimizer cannot step: give "
-            "optimized=False, so that pushes are added to it, or convert it to float32"
-        )
 
 
 def _add(value: torch.Tensor, grad: torch.Tensor) -> None:

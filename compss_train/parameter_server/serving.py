@@ -58,10 +58,7 @@ class ServingProcess(Closable):
         self._pipe, theirs = context.Pipe()
         arguments = theirs, address, cloudpickle.dumps(optimizer)  # it may be a function of this program
         self._process = context.Process(target=_serve_until_closed, args=arguments, daemon=True)
-        try:
-            self._process.start()
-        except AssertionError as error:  # of multiprocessing, in a daemonic process
-            raise OSError(f"{error}: serve_apart starts one; serve serves from a thread") from error
+        self._process.start()
         theirs.close()
         try:
             self.address, self.token, reason = self._pipe.recv()
@@ -87,7 +84,7 @@ def serve_apart(address: str | None = None, *, optimizer: OptimizerSpec | None =
     """Serve parameters like ``serve``, from another process that ends with this one, even if this one is killed.
 
     Starting it takes as long as importing torch. Raises ``OSError`` if it cannot listen at the address or load the
-    optimizer, or is called in a daemonic process of multiprocessing, which must not start others.
+    optimizer.
     """
     return ServingProcess(address, optimizer)
 

@@ -13,7 +13,7 @@ import numpy as np
 from compss_train._utils import files, imports, validation
 from compss_train.exceptions import BadFileError
 from compss_train.reports import formatting, timeline
-from compss_train.reports.records import Record, from_json, is_record, measured_numbers
+from compss_train.reports.records import Record, is_record, measured_numbers
 
 if TYPE_CHECKING:
     import pandas
@@ -133,7 +133,7 @@ def _records(path: Path) -> Iterator[Record]:
     for number, line in enumerate(lines, 1):
         record = None
         with suppress(ValueError, RecursionError):
-            record = from_json(line)
+            record = json.loads(line)
         if is_record(record):
             yield record
         elif number == len(lines) and not line.endswith(b"\n"):

@@ -218,7 +218,7 @@ def test_close_executes_waiting_calls_and_later_calls_are_errors(gated):
 
 def test_what_the_optimizer_cannot_step_is_an_error_of_that_call_alone(make):
     with make(optimizer=SGD) as server:
-        with pytest.raises(ValueError, match=r"'n' has an array of torch.int64, .*optimized=False"):
+        with pytest.raises(RuntimeError, match="Only Tensors of floating point and complex dtype"):
             server.init("n", [torch.zeros(2, dtype=torch.int64)])
         server.init("n", [torch.zeros(2, dtype=torch.int64)], optimized=False)
         server.init("w", [torch.zeros(2)])

@@ -1,24 +1,20 @@
 """The history as a list, as tables, as plots and as files."""
 
-import contextlib
 import json
 import math
 import pickle
 import sys
 import time
-import warnings
 
 import numpy as np
 import pytest
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
+from hypothesis import example, given
 
 from compss_train import BadFileError, DistributedTrainer, Merge
-from compss_train.reports import comparison, html
 from compss_train.reports.curves import panels, positions, title_of
 from compss_train.reports.history import History, line_of, save_figure
 from compss_train.reports.records import flatten
-from compss_train.reports.timeline import KINDS, worker_rows
+from compss_train.reports.timeline import KINDS
 from tests.helpers.histories import histories, online_record
 from tests.helpers.models import SGD, blocked, classification, mlp
 from tests.helpers.small_fits import combined
@@ -171,30 +167,6 @@ def test_errors_name_damaged_files(trainer, tmp_path):
             History.load(path)
     with pytest.raises(FileNotFoundError):
         History.load(tmp_path / "nowhere")
-
-
-OTHER_VALUES = [None, True, -1, 0.5, 1e300, 10**400, math.nan, "", "text", [], {}, [1], {"a": 1}]
-
-
-@given(data=st.data())
-@settings(max_examples=10)
-def test_records_of_other_values_are_errors_or_can_be_drawn(data, trainer, tmp_path_factory):
-    records = json.loads(json.dumps(trainer.history))
-    record = data.draw(st.sampled_from(records))
-    place = data.draw(st.sampled_from([record, *record["workers"]]))
-    key = data.draw(st.sampled_from(list(place)))
-    if data.draw(st.booleans()):
-        place[key] = data.draw(st.sampled_from(OTHER_VALUES))
-    else:
-        del place[key]
-    path = tmp_path_factory.mktemp("other") / "history.jsonl"
-    path.write_text("".join(json.dumps(each) + "\n" for each in records))
-    with contextlib.suppress(BadFileError), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of rounds that occur twice
-        loaded = History.load(path)
-        html.page(loaded, {})
-        worker_rows(loaded)
-        comparison.comparison_table([comparison.ComparedRun(name="run", history=loaded, configuration={})])
 
 
 @pytest.mark.parametrize(

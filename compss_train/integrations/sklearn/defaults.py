@@ -7,7 +7,6 @@ from inspect import signature
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-import numpy as np
 from torch import nn
 
 from compss_train._utils.validation import check_count, suggestion
@@ -39,11 +38,6 @@ def make_network(
         raise TypeError(f"net_options={dict(options)} are for net=, a class or a function that makes the network")
     if isinstance(net, nn.Module):
         return net
-    if net is not None and not callable(net):
-        raise TypeError(
-            f"net={net!r}: give a torch.nn.Module, a function of (inputs, outputs) that returns one, or None for "
-            "a multilayer perceptron with the hidden layers of hidden="
-        )
     inputs = sample.shape[1]
     with devices.random_state(seed, "cpu"):
         if net is not None:
@@ -57,8 +51,6 @@ def make_network(
 
 def perceptron(inputs: int, outputs: int, hidden: int | Sequence[int] = (100,)) -> nn.Module:
     """Return linear layers with ReLU between them; ``hidden`` has the widths of the hidden layers, or one."""
-    if not isinstance(hidden, list | tuple | int | np.integer):
-        raise TypeError(f"hidden={hidden!r}: give the width of the hidden layer, or several: (100, 50)")
     several = hidden if isinstance(hidden, list | tuple) else (hidden,)
     widths = [inputs, *(check_count("hidden", width) for width in several)]
     layers = [layer for before, width in pairwise(widths) for layer in (nn.Linear(before, width), nn.ReLU())]

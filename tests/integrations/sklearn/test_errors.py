@@ -25,11 +25,11 @@ class Untouched(SerialEngine):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"net": "mlp"}, TypeError, "net='mlp': give a torch.nn.Module, a function"),
+        ({"net": "mlp"}, TypeError, "'mlp' is not a callable object"),
         ({"net": lambda inputs, outputs: 3}, TypeError, "net must be a torch.nn.Module, not int"),
         ({"net": mlp(outputs=4)}, ValueError, r"outputs of shape \(4,\) for a sample, but 3 numbers are needed"),
         ({"net": nn.Linear(5, 3)}, RuntimeError, "mat1 and mat2 shapes cannot be multiplied"),
-        ({"hidden": "10"}, TypeError, r"hidden='10': give the width of the hidden layer"),
+        ({"hidden": "10"}, ValueError, "hidden='10': give an integer of at least 1"),
         ({"hidden": 0}, ValueError, "hidden=0: give an integer of at least 1"),
         ({"hidden": True}, ValueError, "hidden=True: give an integer"),
         ({"hidden": (10, 0)}, ValueError, "hidden=0: give an integer of at least 1"),
