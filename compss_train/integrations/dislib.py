@@ -147,19 +147,17 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         """
         spec = {"optimizer": optimizer, **optimizer_parameters}
         options = {"transform": torch.Tensor.float, **options}
-        self._build(net, spec, _made(loss), num_gpu=num_gpu, num_nodes=num_nodes, **options)
+        made = loss if isinstance(loss, str | nn.Module) else loss()
+        self._build(net, spec, made, num_gpu=num_gpu, num_nodes=num_nodes, **options)
         self.model_parameters = net
 
     def _module(self, parameters: nn.Module) -> nn.Module:
+        if not isinstance(parameters, nn.Module):
+            raise TypeError(f"model_parameters is a {type(parameters).__name__}; give a module like that of build")
         return parameters
 
     def _result(self, net: nn.Module) -> nn.Module:
         return net
-
-
-def _made(loss: LossFactory | str) -> losses.BatchFunction | str:
-    """Return the loss that a class, or another callable, makes; names and modules are returned unchanged."""
-    return loss if isinstance(loss, str | nn.Module) else loss()
 
 
 class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):

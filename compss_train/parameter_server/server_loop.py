@@ -58,16 +58,6 @@ class _Request:
     count: int
     optimized: int = True
 
-    @property
-    def size(self) -> int:
-        """Size of its arrays in bytes."""
-        return sum(array.size for array in self.arrays)
-
-    @property
-    def calls(self) -> KeyCalls:
-        """The client's calls of its key."""
-        return self.records.keys[self.key]
-
 
 @dataclass(eq=False)
 class _Waiting:
@@ -212,7 +202,7 @@ class ServerLoop(Closable):
 
         A connection brings the calls of a key in order, beginning with the first one that has no answer.
         """
-        calls = request.calls
+        calls = request.records.keys[request.key]
         if self._clients.get(request.records.name) is not request.records:  # of an earlier generation
             self._answer(request)
         elif request.count == calls.next:
@@ -265,7 +255,8 @@ class ServerLoop(Closable):
         return array.tensor(memory[: array.size])
 
     def _enqueue(self, request: _Request, run: Callable[[], None]) -> None:
-        self._queue.add(request.key, request.priority, request.size, run)
+        size = sum(array.size for array in request.arrays)
+        self._queue.add(request.key, request.priority, size, run)
 
     def _answer(
         self, request: _Request, error: CallError | None = None, arrays: Sequence[torch.Tensor] = ()

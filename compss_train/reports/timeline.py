@@ -40,11 +40,6 @@ class Interval:
     """In Unix seconds, as ``stop``."""
     stop: float
 
-    @property
-    def seconds(self) -> float:
-        """Length of the interval."""
-        return self.stop - self.start
-
 
 def worker_intervals(history: Sequence[Record]) -> list[Interval]:
     """Return the intervals of all workers, worker by worker in order of time.
@@ -74,7 +69,7 @@ def totals(
     sums: dict[Any, dict[str, float]] = {}
     for interval in intervals:
         own = sums.setdefault(key(interval), dict.fromkeys(KINDS, 0.0))
-        own[interval.kind] += interval.seconds
+        own[interval.kind] += interval.stop - interval.start
     return sums
 
 

@@ -43,10 +43,10 @@ def check_trust(file: RunFile, *, trusted: bool) -> None:
     inside = [path for place in (*places, cache) if place.is_dir() for path in place.rglob("*.py*")]
     owned = (path for path in (*places, cache, *inside) if path.exists())
     for path in (file.path, file.path.parent, file.home, *owned):
-        if (owner := _other_owner(path)) is not None:
+        if (owner := path.stat().st_uid) not in (os.getuid(), ADMINISTRATOR):
             raise RunFileError(
-                f"{path} belongs to {owner}, and {file.path.name} {what} with your rights: read it first, and add "
-                "--trust if it does nothing but what it should"
+                f"{path} belongs to user {owner}, and {file.path.name} {what} with your rights: read it first, and "
+                "add --trust if it does nothing but what it should"
             )
     if names:
         line = formatting.printable(f"compss-train: {file.path} {what} (--trust to hide this)")
@@ -146,9 +146,3 @@ def working_directory(file: RunFile) -> Iterator[None]:
             del os.environ[name]
             if value is not None:
                 os.environ[name] = value
-
-
-def _other_owner(path: Path) -> str | None:
-    """Return the owner of a path if it is neither this user nor the administrator."""
-    owner = path.stat().st_uid
-    return None if owner in (os.getuid(), ADMINISTRATOR) else f"user {owner}"
