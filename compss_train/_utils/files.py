@@ -201,8 +201,6 @@ class TemporaryFolder:
 
 def remove_abandoned(parent: str) -> None:
     """Remove the temporary folders of this user that no running process has locked."""
-    if not hasattr(os, "getuid"):
-        return
     for path in Path(parent).glob("compss_train-[0-9]*-*"):
         with suppress(OSError):
             status = path.stat()

@@ -58,9 +58,8 @@ class SimPairedReservoir(Buffer):
         seed: int | None = None,
         pin_memory: bool = False,
     ) -> None:
+        check_count("capacity", capacity, least=2)
         super().__init__(capacity, threshold=threshold, seed=seed, pin_memory=pin_memory)
-        if capacity < 2:
-            raise ValueError(f"capacity={capacity}: a pair needs a capacity of at least 2")
         self.sweep_size = check_count("sweep_size", sweep_size)
         self.nb_time_steps = check_count("nb_time_steps", nb_time_steps, least=2)
         self._samples = Trajectories(capacity, sweep_size, nb_time_steps, self._random)

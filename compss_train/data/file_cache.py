@@ -48,8 +48,6 @@ def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> "
         if max_bytes is not None:
             raise ValueError(f"cache_bytes={max_bytes}: name a cache, 'memory' or a folder on a local disk")
         return None
-    if not isinstance(cache, str | os.PathLike) or not os.fspath(cache):
-        raise TypeError(f"cache={cache!r}: give 'memory', a folder on a local disk, or None")
     default = MEMORY_BYTES if cache == "memory" else FOLDER_BYTES
     max_bytes = default if max_bytes is None else check_count("cache_bytes", max_bytes)
     if cache == "memory":
@@ -60,8 +58,7 @@ def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> "
         weakref.finalize(made, _remove, folder, os.getpid())
         return made
     path = Path(cache)
-    user = f"-{os.getuid()}" if hasattr(os, "getuid") else ""
-    made = FileCache(str(path.absolute() / f"compss_train-files{user}"), max_bytes)
+    made = FileCache(str(path.absolute() / f"compss_train-files-{os.getuid()}"), max_bytes)
     try:
         made.open()
     except OSError as error:
@@ -95,8 +92,8 @@ class FileCache:
         elif not folder.is_dir():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = folder.lstat()
-        own = not hasattr(os, "getuid") or status.st_uid == os.getuid()
-        if not (stat.S_ISDIR(status.st_mode) and own) or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+        if not own or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ValueError(
                 f"cache folder {folder}: others could write to it; give a folder of your own, or remove this one"
             )

@@ -127,8 +127,6 @@ class FileDataset:
         keys = roles if keys is None and groups else keys
         if isinstance(keys, str) or not isinstance(keys, Collection | None):
             raise TypeError(f"keys={keys!r}: give a list of names, for example [{str(keys)!r}]")
-        if keys is not None and not (keys and all(isinstance(key, str) for key in keys)):
-            raise ValueError(f"keys={keys!r}: give the names of the arrays to read, at least one")
         self.keys = None if keys is None else tuple(keys)
         alone = (key for key in (*roles, *(self.keys or ())) if key not in groups)
         used = tuple(dict.fromkeys(chain(*groups.values(), alone)))

@@ -179,8 +179,6 @@ def _sampled(dataset: Any, sampler: Any) -> Any:
     drawn_once = is_random and not sampler.replacement and sampler.num_samples == len(dataset)
     if kind is torch_data.SequentialSampler or drawn_once:
         return dataset
-    if kind is torch_data.SubsetRandomSampler:
-        return Subset(dataset, list(sampler.indices))
     raise ValueError(
         f"the DataLoader has a {kind.__name__}, whose order fit cannot follow, because workers get blocks of "
         "samples: give fit the data set, with shuffle=, with sample_weight= for weights in the loss, or as "

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compss_train._utils.validation import check_count
+from compss_train._utils.validation import check_choice, check_count
 
 Numbers = NDArray[np.int64]
 
@@ -53,8 +53,7 @@ class PartialShuffle:
 
     def __post_init__(self) -> None:
         check_count("pool_size", 1 if self.pool_size is None else self.pool_size)
-        if self.pools not in (1, 2):
-            raise ValueError(f"pools={self.pools!r}: choose 1 or 2")
+        check_choice("pools", self.pools, (1, 2))
 
     def of_blocks(self, sizes: Sequence[int]) -> Pools:
         """Return the pools of a shuffle of blocks of these sizes."""

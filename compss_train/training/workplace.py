@@ -16,9 +16,6 @@ from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import TrainingState, fetch_states
 from compss_train.worker.state import GroupState, WorkerState
 
-MAX_WORKERS = 100_000
-"""Maximum number of workers of a trainer: each has a state, and a place in the plan of every round."""
-
 FLOPS_OF_WEIGHT = 6
 """Operations of a training step per weight and sample: two each for the forward pass and its two gradients."""
 
@@ -87,8 +84,6 @@ class Workplace:
             slots = 0 if self.engine is None else self.engine.slots(Resources(fixed or 1))
             num_workers = slots or self.engine_class.default_workers(fixed or 1)
         self.num_workers = check_count("num_workers", num_workers)
-        if self.num_workers > MAX_WORKERS:
-            raise ValueError(f"num_workers={num_workers}: give at most {MAX_WORKERS} workers, one a block or fewer")
         self.threads = fixed or self.engine_class.thread_share(self.num_workers)
         self.worker_timeout = None if worker_timeout is None else check_seconds("worker_timeout", worker_timeout)
         self.session: Session | None = None

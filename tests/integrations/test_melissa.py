@@ -56,7 +56,7 @@ WRONG = [
     (BufferType.BatchReservoir, {"batch_size": 0}, "batch_size=0"),
     (BufferType.BatchReservoir, {"batch_size": 10}, "batch_size=10"),
     *((PAIRED, {name: 0}, f"{name}=0") for name in ("sweep_size", "nb_time_steps")),
-    (PAIRED, {"buffer_size": 1, "per_server_watermark": 1}, "a pair needs a capacity of at least 2"),
+    (PAIRED, {"buffer_size": 1, "per_server_watermark": 1}, "capacity=1: give an integer of at least 2"),
     *((kind, {}, r"choose one of BufferType\.FIFO, .*SimPairedReservoir") for kind in ("LIFO", "", 0, None, FIFO)),
 ]
 

@@ -85,7 +85,7 @@ def test_given_lengths_save_opening_files_or_are_found_wrong():
         ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": 2.0}, "batch_size=2.0"),
         ({"file_buffer": 0}, "file_buffer=0"),
-        ({"pools": 3}, "pools=3: choose 1 or 2"),
+        ({"pools": 3}, "pools=3: choose one of 1, 2"),
         ({"pools": 0}, "pools=0"),
         ({"shuffle_buffer": 0}, "shuffle_buffer=0"),
         ({"shuffle_buffer": -1, "shuffle": False}, "shuffle_buffer=-1"),

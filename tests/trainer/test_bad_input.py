@@ -115,10 +115,6 @@ def trainer_with(**options):
             (trainer_with, {"num_workers": bad}, f"num_workers={bad!r}: give an integer of at least 1")
             for bad in (0, -3, 1.0, "2", True)
         ),
-        *(
-            (trainer_with, {"num_workers": many}, f"num_workers={many}: give at most 100000 workers")
-            for many in (10**9, 100_001)
-        ),
         (trainer_with, {"seed": -1}, "seed=-1: give an integer of at least"),
         (trainer_with, {"seed": 0.5}, "seed=0.5: give an integer of at least"),
         (trainer_with, {"seed": 2**63}, r"give an integer below 2\*\*63"),
@@ -134,7 +130,7 @@ def trainer_with(**options):
         (Gradients, {"accumulate": 2.0}, "accumulate=2.0: give an integer of at least 1"),
         (Gradients, {"on_nan": "stop"}, "on_nan='stop': choose one of 'raise', 'skip', 'ignore'"),
         (PartialShuffle, {"pool_size": 0}, "pool_size=0"),
-        (PartialShuffle, {"pools": 3}, "pools=3: choose 1 or 2"),
+        (PartialShuffle, {"pools": 3}, "pools=3: choose one of 1, 2"),
     ],
 )
 def test_values_that_make_no_sense(make, given, message):
