@@ -41,9 +41,6 @@ class SampleSender(Closable):
     """
 
     def __init__(self, address: str, token: str, name: str | None = None, *, timeout: float = 60.0) -> None:
-        validation.host_and_port(address)
-        if not isinstance(name, str | None):
-            raise TypeError(f"name={name!r}: give a string, or None")
         self._stream = open_stream(Address(address, token), {"role": "sender", "name": name}, timeout)
         self._closed = False
 
