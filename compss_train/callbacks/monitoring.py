@@ -118,7 +118,9 @@ class EarlyStopping(Callback):
         self._stop_if_due(trainer)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore the best value so far."""
+        """Restore the best value so far, unless the mode has changed."""
+        if state["mode"] != self.mode:
+            return
         self.best, self.best_round = state["best"], state["best_round"]
         self._waited, self._epoch, self._parameters = state["waited"], state["epoch"], state["parameters"]
         self._resumed = True
@@ -130,6 +132,7 @@ class EarlyStopping(Callback):
     def state_dict(self) -> dict[str, Any]:
         """Return the best value so far, with its parameters."""
         return {
+            "mode": self.mode,
             "best": self.best,
             "best_round": self.best_round,
             "waited": self._waited,

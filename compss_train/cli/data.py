@@ -24,10 +24,13 @@ def shard(options: argparse.Namespace) -> int:
     """
     inputs, rows, shuffle = options.inputs, check_count("rows", options.rows), options.shuffle_buffer
     named = [text.partition("=")[::2] for text in inputs if "=" in text and not Path(text).exists()]
+    names = [name for name, _ in named]
     if named and (len(named) != len(inputs) or shuffle is not None or options.keys is not None):
         raise ValueError(
-            f"{named[0][0]}=FILE names an array: give all inputs this way, and neither --shuffle-buffer nor --keys"
+            f"{names[0]}=FILE names an array: give all inputs this way, and neither --shuffle-buffer nor --keys"
         )
+    if not all(names) or len(set(names)) < len(names):
+        raise ValueError(f"{' '.join(inputs)}: give each array a different name, NAME=FILE.npy")
     if named:
         arrays = {name: BlockedTensor.from_files([path]) for name, path in named}
         files, classes = writing.write_files(options.output, arrays, rows=rows, format=options.format), {}

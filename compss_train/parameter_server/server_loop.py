@@ -58,6 +58,11 @@ class _Request:
     count: int
     optimized: int = True
 
+    def __post_init__(self) -> None:
+        numbers = self.priority, self.number, self.count, self.optimized
+        if not isinstance(self.key, str) or not all(isinstance(each, int) for each in numbers):
+            raise TypeError("a call whose key is not text, or whose fields are not integers")
+
 
 @dataclass(eq=False)
 class _Waiting:

@@ -85,6 +85,8 @@ ERRORS = {
     "predict runs/small --input x.npy --output outer/y.npy": "outer/y.npy: the folder outer does not exist; create",
     "predict runs/small --input none.npy --output out.npy": "none.npy",
     "predict runs/small --input x.npy --output out.npy": "these samples cannot be predicted: ",
+    "shard x=y.npy x=y.npy --rows 5 --output o": "give each array a different name, NAME=FILE.npy",
+    "shard x=y.npy =y.npy --rows 5 --output o": "give each array a different name, NAME=FILE.npy",
     "shard none-*.npz --rows 5 --output o": "no files found",
     "shard none.npz --rows 5 --output o": "does not exist",
     "shard y.npy y*.npy --rows 5 --output o": "occurs more than once",

@@ -129,16 +129,13 @@ class WorkerProcess:
         self._task_start = time.monotonic(), self.heartbeat.samples
         if self._connection.poll():
             self.restart()
-        future = self._last = self._thread.submit(self._call, call)
+        future: Future[Answer] = self._thread.submit(lambda: self._exchange(cloudpickle.dumps(call)))
+        self._last = future
         return future
 
     def _begin(self) -> int:
         self.pid = self._exchange(None)
         return self.pid
-
-    def _call(self, call: Call) -> Answer:
-        answer: Answer = self._exchange(cloudpickle.dumps(call))
-        return answer
 
     def _exchange(self, message: bytes | None) -> Any:
         """Send a message to the process, and return what it sends."""
