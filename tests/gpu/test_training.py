@@ -170,9 +170,9 @@ def test_a_block_is_never_on_a_gpu_as_a_whole():
 @pytest.mark.parametrize("transform", [noisy, noisy_by_numpy])
 def test_transforms_on_a_gpu_are_seeded_by_place(transform):
     x = torch.rand(40, 6)
-    for place, ours in prepared(x, transform, 8, "cuda:0"):
-        with random_state(transform_seed(3, *place), "cuda:0"):
-            own = x[place.position : place.position + 8].to("cuda:0")
+    for (epoch, block, position), ours in prepared(x, transform, 8, "cuda:0"):
+        with random_state(transform_seed(3, epoch, block, position), "cuda:0"):
+            own = x[position : position + 8].to("cuda:0")
             assert torch.equal(ours, transform(own).cpu())
 
 
