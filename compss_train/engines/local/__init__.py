@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import itertools
-import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -22,8 +21,6 @@ from compss_train.engines.local.starter import Starter, interrupts_deferred
 from compss_train.engines.local.worker_process import WorkerProcess, serve
 from compss_train.engines.nodes import cores
 from compss_train.exceptions import EngineClosedError
-
-_LOG = logging.getLogger(__name__)
 
 
 class LocalEngine(GraphEngine):
@@ -151,7 +148,6 @@ class LocalEngine(GraphEngine):
             if error.errno == errno.EMFILE:
                 error.add_note(f"{processes} processes take {2 * processes} file descriptors: raise ulimit -n")
             raise
-        _LOG.info("started %d worker processes of %d threads each", len(added), self.threads)
         self.processes += len(added)
         self.cpus += cpus
         self._post(self._scheduler.add_workers, added, cpus)
@@ -170,17 +166,18 @@ def _shut_down(
 ) -> None:
     if os.getpid() != owner:  # a forked child of the program does not own its copy of the engine
         return
-    try:
-        scheduler.stop()
-    finally:
+    with interrupts_deferred():
         try:
-            for process in processes:
-                process.stop()
-            starter.stop()
-            for process in processes:
-                process.join()
+            scheduler.stop()
         finally:
-            folders.remove()
+            try:
+                for process in processes:
+                    process.stop()
+                starter.stop()
+                for process in processes:
+                    process.join()
+            finally:
+                folders.remove()
 
 
 _TASKS = ("compss_train.worker",)

@@ -76,6 +76,7 @@ class Starter:
                         socket.send_fds(self._server, [pickle.dumps(heartbeat)], [theirs.fileno()])
                         return ours
                     self._server.close()
+                    self._server = None
                 self._server, requests = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with requests:
                     self._start_anew(_fork_on_request, requests)
@@ -104,7 +105,6 @@ class Starter:
             for process in self._processes:
                 if process.pid == pid:
                     process.join(_END_SECONDS)
-                    self._processes.remove(process)
                     return _described(process.exitcode)
         return ""
 
@@ -115,15 +115,15 @@ class Starter:
             if self._server is not None:
                 with suppress(OSError):  # the server was killed
                     self._server.shutdown(socket.SHUT_RDWR)
+                self._server.close()
+                self._server = None
             for process in self._processes:
                 if self._forks:
                     process.join(_END_SECONDS)
-                if process.is_alive():  # perhaps it is stopped, or imports
-                    os.kill(process.pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    if process.is_alive():  # perhaps it is stopped, or imports
+                        os.kill(process.pid, signal.SIGKILL)
                 process.join()
-            if self._server is not None:
-                self._server.close()
-                self._server = None
 
 
 def _described(code: int | None) -> str:
@@ -135,7 +135,8 @@ def _described(code: int | None) -> str:
 
 def _import_and_serve(parent: int, preload: Sequence[str], serve: Serve, connection: Connection, path: str) -> None:
     _prepare(preload)
-    _serve_until_end_of(parent, serve, connection, path)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+    serve(connection, path)
 
 
 def _prepare(preload: Sequence[str]) -> None:
@@ -143,11 +144,6 @@ def _prepare(preload: Sequence[str]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     multiprocessing.current_process().daemon = False  # tasks may start processes
     calls.prepare_process(preload)
-
-
-def _serve_until_end_of(parent: int, serve: Serve, connection: Connection, path: str) -> None:
-    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
-    serve(connection, path)
 
 
 def _end_with(parent: int) -> None:
@@ -174,7 +170,8 @@ def _fork_on_request(parent: int, preload: Sequence[str], serve: Serve, requests
         for each in inherited:
             each.close()
         np.random.seed()  # or all processes would draw the same numbers
-        _serve_until_end_of(server, serve, connection, path)
+        threading.Thread(target=_end_with, args=(server,), daemon=True).start()
+        serve(connection, path)
 
     server = os.getpid()
     try:
@@ -190,7 +187,11 @@ def _fork_on_request(parent: int, preload: Sequence[str], serve: Serve, requests
                 break
             if files:
                 connection = Connection(files[0])
-                children[_forked(serve_forked, connection, pickle.loads(message))] = connection
+                try:
+                    children[_forked(serve_forked, connection, pickle.loads(message))] = connection
+                except OSError as error:  # out of memory or of process ids
+                    with connection, suppress(OSError):
+                        connection.send(LostProcessError(str(error)))
             else:
                 pid, number = pickle.loads(message)
                 if pid in children:
@@ -223,8 +224,9 @@ def _tell_ends(children: dict[int, Connection]) -> None:
         pid, status = os.waitpid(-1, os.WNOHANG)
         if not pid:
             return
-        with children.pop(pid) as connection, suppress(OSError):
-            connection.send(LostProcessError(_described(os.waitstatus_to_exitcode(status))))
+        if pid in children:  # not a process that an import has started
+            with children.pop(pid) as connection, suppress(OSError):
+                connection.send(LostProcessError(_described(os.waitstatus_to_exitcode(status))))
 
 
 @contextmanager

@@ -141,7 +141,8 @@ class WorkerProcess:
         """Send a message to the process, and return what it sends."""
         try:
             if message is not None:
-                self._connection.send_bytes(message)
+                with suppress(ConnectionError):  # why it has ended is read below
+                    self._connection.send_bytes(message)
             answer = self._connection.recv()
         except Exception:  # the end, or a message that was cut by it
             answer = LostProcessError(self._starter.why_ended(self.pid))
