@@ -59,7 +59,7 @@ def check_numbers(name: str, dtype: object) -> None:
 def find_classes(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
     """Return the distinct values of a column in ascending order; the first is class 0.
 
-    Raises ``FileContentError`` for more than ``MAX_CLASSES``.
+    Raises ``FileContentError`` for more than ``MAX_CLASSES``, and for values without an order.
     """
     different = set(values)
     if len(different) > MAX_CLASSES:
@@ -67,7 +67,11 @@ def find_classes(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
             f"has more than {MAX_CLASSES:,} different values in {name!r}, which are names or text rather than "
             f"classes: leave the column out, or give classes={{{name!r}: [...]}}"
         )
-    return tuple(sorted(different))
+    try:
+        return tuple(sorted(different))
+    except TypeError:
+        kinds = ", ".join(sorted({type(value).__name__ for value in different}))
+        raise FileContentError(f"mixes values of several types ({kinds}) in {name!r}: make all strings") from None
 
 
 def class_codes(

@@ -66,6 +66,7 @@ WRONG = {
     "more than 10,000 different values in 'id'.*leave the column out": lambda: tables.find_classes(
         "id", map(str, range(tables.MAX_CLASSES + 1))
     ),
+    r"mixes values of several types \(int, str\) in 'id'": lambda: tables.find_classes("id", ["a", 1]),
     "^x is a DataFrame that lacks a value in 'height', the first in row 1: fill": FRAME.assign(height=[1, None, 2]),
     "lacks a value in 'kind'": FRAME.assign(kind=pd.Categorical(["a", None, "b"])),
     r"holds str values in 'name', .*frame\['name'\]\.astype\('category'\)": FRAME.assign(name=list("abc")),

@@ -242,7 +242,7 @@ def test_a_fork_server_killed_at_its_start_or_later_is_replaced(tmp_path):
 
 
 def kill_server(engine):
-    os.kill(engine._starter._processes[-1].pid, signal.SIGKILL)
+    os.kill([*engine._starter._processes][-1], signal.SIGKILL)
 
 
 def test_without_forks_processes_import_anew(monkeypatch):

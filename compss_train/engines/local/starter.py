@@ -55,8 +55,8 @@ class Starter:
         self._stopped = False
         self._server: socket.socket | None = None
         """To the fork server: the heartbeat's path and the connection of a new process, or a signal for one."""
-        self._processes: list[LokyProcess] = []
-        """The fork server, or all processes that were started anew."""
+        self._processes: dict[int, LokyProcess] = {}
+        """By their ids: the fork server, or all processes that were started anew."""
 
     def start(self, heartbeat: str) -> Connection:
         """Start a process, without waiting for its imports; return the connection to it.
@@ -88,24 +88,22 @@ class Starter:
         resource_tracker.ensure_running()  # which loky starts otherwise, and unblocks the signal
         with interrupts_deferred():
             process.start()
-            self._processes.append(process)
+            self._processes[process.pid] = process
 
     def send_signal(self, pid: int, number: signal.Signals) -> None:
         """Send a signal to a process, unless it has ended."""
         with self._lock, suppress(ConnectionError):
             if self._server is not None:
                 self._server.send(pickle.dumps((pid, number)))
-            for process in self._processes:
-                if process.pid == pid and process.is_alive():
-                    os.kill(pid, number)
+            elif (process := self._processes.get(pid)) and process.is_alive():
+                os.kill(pid, number)
 
     def why_ended(self, pid: int) -> str:
         """Return why a process without a fork server has ended; empty if that is unknown."""
         with self._lock:
-            for process in self._processes:
-                if process.pid == pid:
-                    process.join(_END_SECONDS)
-                    return _described(process.exitcode)
+            if process := self._processes.get(pid):
+                process.join(_END_SECONDS)
+                return _described(process.exitcode)
         return ""
 
     def stop(self) -> None:
@@ -117,7 +115,7 @@ class Starter:
                     self._server.shutdown(socket.SHUT_RDWR)
                 self._server.close()
                 self._server = None
-            for process in self._processes:
+            for process in self._processes.values():
                 if self._forks:
                     process.join(_END_SECONDS)
                 with suppress(ProcessLookupError):
