@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -35,6 +36,8 @@ BURST_SECONDS, WAIT = 0.004, "50ms"
 LEAST_BURST = 128 * 1024
 """Bytes; the kernel hands packets of up to 64 KiB to a link."""
 QUOTA_PERIOD = 20_000  # microseconds
+WATCH_SECONDS = 5.0
+"""Seconds between looks for interfaces that are gone."""
 TIMED_EPOCHS = 3
 """Epochs that run over a limited link: the first, in which blocks travel, and two whose mean later ones take."""
 RAY_PORT = 6379
@@ -210,10 +213,19 @@ def nodes_of(number: int) -> Iterator[Network]:
         network.end_processes()  # for threads wait for them
         raise KeyboardInterrupt
 
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.wait(WATCH_SECONDS):
+            if network.gone():
+                network.end_processes()  # which would wait for each other
+                return
+
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, interrupted)
     try:
         network.make()
+        threading.Thread(target=watch, daemon=True).start()
         yield network
     except KeyboardInterrupt:
         sys.exit("interrupted: its namespaces are removed")
@@ -221,6 +233,7 @@ def nodes_of(number: int) -> Iterator[Network]:
         gone = network.gone()
         sys.exit(f"the interface {LINK} of {', '.join(gone)} is gone" if gone else str(error))
     finally:
+        over.set()
         for each in (signal.SIGINT, signal.SIGTERM):
             signal.signal(each, signal.SIG_IGN)
         network.remove()
