@@ -3,16 +3,18 @@
 They are cut block by block, mixed in a partial shuffle, or drawn from a buffer.
 """
 
-from collections.abc import Iterator, Sequence
+import queue
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Any, NamedTuple, Self
 
 import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, map_leaves, rebuilt
-from compss_train.buffers import BufferSpec
+from compss_train.buffers import Buffer, BufferSpec
 from compss_train.buffers.reading_ahead import batches_through
 from compss_train.data.block import select
 from compss_train.data.block_passes import BlockPass, Draws, WorkerAssignment, batch_bounds, batch_sizes
@@ -24,12 +26,14 @@ from compss_train.model.devices import is_gpu, pins, random_state, seed_generato
 from compss_train.model.replica import ModelReplica
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
-from compss_train.worker.buffered import CarriedBuffer, draw_in_step, in_bursts
 from compss_train.worker.source import Columns, Source, training_order
+from compss_train.worker.state import CarriedBuffer
 from compss_train.worker.work import Work, WorkOptions
 
 _PIECE_BYTES = 2**23
 """Bytes that go to a GPU at a time: many small batches in one copy, as each copy costs tens of microseconds."""
+
+_BURST = 8  # batches drawn from a buffer at a time
 
 
 class Batch(NamedTuple):
@@ -307,3 +311,66 @@ def _padded_target(part: Any) -> Any:
             "know what to ignore: return them padded, and a mask, for a training_step"
         )
     return part.padded(IGNORED)
+
+
+class _Rows:
+    """Cuts chunks into pieces of the requested length."""
+
+    def __init__(self, chunks: Iterable[Columns]) -> None:
+        self._chunks = iter(chunks)
+        self._rest: Columns = ()
+        self.ended = False
+
+    def take(self, number: int) -> Iterator[Columns]:
+        """Iterate over the next ``number`` samples in pieces of chunks, or fewer at the end."""
+        while number > 0:
+            if not self._rest or not len(self._rest[0]):
+                self._rest = next(self._chunks, ())
+            if not self._rest:
+                self.ended = True
+                return
+            taken = tuple(part[:number] for part in self._rest)
+            self._rest = tuple(part[number:] for part in self._rest)
+            number -= len(taken[0])
+            yield taken
+
+
+def draw_in_step(buffer: Buffer, chunks: Iterable[Columns], draws: Draws) -> Iterator[Columns]:
+    """Iterate over the batches, putting samples into the buffer by counts (``draws.puts``) and not by time.
+
+    If files are skipped, a batch waits until there are enough samples for it, and the last one may be smaller.
+    """
+    rows = _Rows(chunks)
+    for size, wanted in zip(draws.sizes, draws.puts, strict=True):
+        _put(buffer, rows, wanted, draws)
+        yield from _get(buffer, size)
+    while not rows.ended and buffer.samples_put < draws.puts[-1]:  # samples that found no room before
+        yield from _get(buffer, draws.largest)
+        _put(buffer, rows, draws.puts[-1], draws)
+    while draws.is_last and len(buffer):
+        yield from _get(buffer, draws.largest)
+
+
+def _put(buffer: Buffer, rows: _Rows, wanted: int, draws: Draws) -> None:
+    """Put samples into the buffer until it has received ``wanted`` in this epoch, or is full."""
+    room = buffer.capacity - len(buffer)
+    for chunk in rows.take(min(wanted - buffer.samples_put, room)):
+        buffer.put_many(chunk, block=False)
+    if buffer.samples_put == draws.total or (rows.ended and draws.is_last):
+        buffer.signal_reception_over()
+
+
+def _get(buffer: Buffer, size: int) -> Iterator[Columns]:
+    """Draw a batch if there are enough samples, or fewer at the end of an epoch."""
+    with suppress(queue.Empty):
+        yield buffer.get_batch(size, block=False)
+
+
+def in_bursts(batches: Iterator[Columns]) -> Iterator[Columns]:
+    """Iterate over the batches, drawing a few at a time.
+
+    Between two training steps the code and data of a buffer leave the core's caches: drawn one by one, batches
+    cost three times as much.
+    """
+    while burst := list(islice(batches, _BURST)):
+        yield from burst

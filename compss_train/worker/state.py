@@ -61,6 +61,16 @@ GroupState: TypeAlias = tuple[WorkerState, ...]
 """The states of the workers of a group."""
 
 
+@dataclass
+class CarriedBuffer:
+    """The state of a worker's buffer, which passes from task to task inside an epoch."""
+
+    before: dict[str, Any] | None = None
+    """The state before a task, which the task does not change."""
+    after: dict[str, Any] | None = None
+    """The state after a task; ``None`` for an empty buffer."""
+
+
 def changed_buffers(net: nn.Module, before: nn.Module) -> dict[str, torch.Tensor] | None:
     """Return CPU copies of the worker's own buffers that differ from those of ``before``, or ``None``.
 

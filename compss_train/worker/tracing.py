@@ -31,13 +31,12 @@ class Tracer:
 
     def batch(self, number: int) -> AbstractContextManager[object]:
         """Return the context of a batch, which labels it with its number in the trace."""
-        if self._profiler is None or self._left < 0:
-            return nullcontext()
-        self._left -= 1
-        if self._left < 0:
+        if self._profiler is not None and self._left >= 0:
+            self._left -= 1
+            if self._left >= 0:
+                return profiler.record_function(f"batch {number}")
             self._profiler.stop()
-            return nullcontext()
-        return profiler.record_function(f"batch {number}")
+        return nullcontext()
 
     def trace(self) -> bytes | None:
         """Return the finished trace as compressed JSON, or ``None`` if it was not ``wanted``."""

@@ -147,10 +147,7 @@ class Agent:
     def watch(self, watched: bool, timeout: float | None) -> None:
         """Watch tasks from now on, or no more."""
         with self._lock:
-            if watched:
-                self._watch.begin(timeout)
-            else:
-                self._watch.end()
+            self._watch.begin(timeout) if watched else self._watch.end()
 
     def samples(self) -> int:
         """Return how many samples the node's processes have trained."""
