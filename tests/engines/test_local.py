@@ -179,6 +179,12 @@ def test_only_the_task_of_a_killed_process_runs_again(local, tmp_path, capsys):
     assert set(before) & set(workers(local)) == {survivor}
 
 
+def test_a_process_ended_by_a_signal_without_a_name_is_replaced(local, tmp_path, capsys):
+    number = signal.SIGRTMIN + 1
+    assert local.fetch([local.submit(tasks.die_once, tmp_path / "flag", 1, number)]) == [1]
+    assert f"a worker process died (exit code {-number})" in capsys.readouterr().err
+
+
 def test_a_task_whose_gpu_breaks_runs_again_in_a_new_process(local, tmp_path, capsys):
     broken = local.submit(tasks.break_gpu, tmp_path / "runs", 1, "unspecified launch failure")
     (last,) = local.fetch([broken])

@@ -128,7 +128,8 @@ def _described(code: int | None) -> str:
     """Return what an exit code says, such as ``SIGKILL(-9)``."""
     if code is None:
         return ""
-    return f"{signal.Signals(-code).name}({code})" if code < 0 else f"exit code {code}"
+    known = -code in {*signal.Signals}  # which lacks most real-time signals
+    return f"{signal.Signals(-code).name}({code})" if known else f"exit code {code}"
 
 
 def _import_and_serve(parent: int, preload: Sequence[str], serve: Serve, connection: Connection, path: str) -> None:
