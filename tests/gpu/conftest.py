@@ -30,3 +30,9 @@ def pytest_ignore_collect(collection_path: object) -> bool | None:
     if torch.cuda.is_available():
         return None
     pytest.skip(f"no GPU, and none is emulated: {library.why_not() or 'python -m tests.emulated_gpu does'}")
+
+
+def pytest_sessionfinish(session: pytest.Session, exitstatus: int) -> None:
+    """Let ``make test`` continue where all of these tests are skipped."""
+    if exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and not torch.cuda.is_available():
+        session.exitstatus = pytest.ExitCode.OK
