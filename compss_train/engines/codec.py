@@ -70,9 +70,8 @@ class _OwnPickle:
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         _Pickler(stream, kept=kept, buffer_callback=buffers.append).dump(kept)
-        # An array: in a reference cycle, an exported memoryview crashes Python before 3.12.7 (gh-77894).
-        content: Any = np.frombuffer(stream.getbuffer(), np.uint8)
-        data = pickle.PickleBuffer(content)
+        # Bytes: of a stream in a reference cycle, a view crashes Python 3.11 (gh-77894) and warns on 3.13.
+        data = pickle.PickleBuffer(stream.getvalue())
         digest = hashlib.sha256()
         for part in (data, *buffers):
             digest.update(part.raw())
@@ -154,7 +153,7 @@ def dumps(value: object) -> tuple[memoryview, list[memoryview]]:
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     _Pickler(stream, buffer_callback=buffers.append).dump(value)
-    return stream.getbuffer(), [buffer.raw() for buffer in buffers]
+    return memoryview(stream.getvalue()), [buffer.raw() for buffer in buffers]
 
 
 def encode(value: object) -> list[memoryview]:

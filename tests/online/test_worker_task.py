@@ -53,7 +53,7 @@ def test_objects_cannot_be_sent_and_pickles_are_not_read():
     ("document", "reason"),
     [
         (b"[" * 100_000 + b"]" * 100_000, "RecursionError"),
-        (b'{"$": "dict", "items": ' * 5_000 + b"0" + b"}" * 5_000, "RecursionError"),
+        (b'{"$": "dict", "items": ' * 100_000 + b"0" + b"}" * 100_000, "RecursionError"),
         (b'{"$": "tensor", "name": "missing"}', "KeyError: 'missing'"),
         (b'{"$": "dict"}', "KeyError: 'items'"),
         (b'{"$": "tuple", "items": 3}', "TypeError"),
