@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.imports import import_optional
-from compss_train.data.block import Block
+from compss_train.data.block import Block, shared_tensor
 from compss_train.data.layout import FileContentError, quote_names
 from compss_train.data.ragged import Ragged
 
@@ -215,12 +215,12 @@ def number_blocks(name: str, chunks: Sequence[Any]) -> list[Block]:
         sizes = [_common(np.concatenate(level)) for level in zip(*(lengths for _, lengths in opened), strict=True)]
     if None in sizes[1:]:
         raise FileContentError(f"holds lists of different lengths within those of {name!r}: pad them")
+    arrays = [values.to_numpy(zero_copy_only=False) for values, _ in opened]
     if None not in sizes:
-        arrays = (values.to_numpy(zero_copy_only=False) for values, _ in opened)
         return [array.reshape(len(chunk), *sizes) for array, chunk in zip(arrays, chunks, strict=True)]
     return [
-        Ragged.of(_as_tensor(values).reshape(-1, *sizes[1:]), torch.from_numpy(np.append(0, lengths[0]).cumsum()))
-        for values, lengths in opened
+        Ragged.of(shared_tensor(array).reshape(-1, *sizes[1:]), torch.from_numpy(np.append(0, lengths[0]).cumsum()))
+        for array, (_, lengths) in zip(arrays, opened, strict=True)
     ]
 
 
@@ -243,10 +243,3 @@ def _common(lengths: NDArray[Any]) -> int | None:
     """Return the length of all lists, or ``None`` if lengths differ."""
     first = int(lengths[0]) if len(lengths) else 0
     return first if (lengths == first).all() else None
-
-
-def _as_tensor(values: Any) -> torch.Tensor:
-    """Return Arrow's numbers as a tensor that shares their memory; booleans, stored as bits, are copied."""
-    if import_pyarrow().types.is_boolean(values.type):
-        return torch.from_numpy(values.to_numpy(zero_copy_only=False))
-    return torch.utils.dlpack.from_dlpack(values)

@@ -5,7 +5,7 @@ The random state of a worker is an input of its task, so that the task gives the
 
 import random
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -25,7 +25,9 @@ def gpu(number: int | None = None) -> str:
 
     Its type is that of this process's accelerator, or CUDA where it has none: tasks run elsewhere.
     """
-    found = torch.accelerator.current_accelerator()
+    found = None
+    with suppress(RuntimeError):  # of torch 2.6, where there is none
+        found = torch.accelerator.current_accelerator()
     kind = "cuda" if found is None else found.type
     return kind if number is None else f"{kind}:{number}"
 
