@@ -80,7 +80,7 @@ ERRORS = {
     "evaluate nowhere": "nowhere: No such file or directory; give the folder that compss-train fit printed",
     "evaluate runs/small --data part.npz": "part.npz has no array 'y' for y, it has 'x', 'b'; choose one",
     "evaluate runs/small --data x.npy": "x.npy is x alone: name one other .npy file, y",
-    "evaluate runs/small --data x.npy y.npy": "these samples cannot be evaluated: mat1 and mat2 shapes cannot be",
+    "evaluate runs/small --data x.npy y.npy": "these samples cannot be evaluated: ",
     "predict runs/small --input x.npy --output y.txt": "give a name that ends in .npy, .npz, .csv",
     "predict runs/small --input x.npy --output outer/y.npy": "outer/y.npy: the folder outer does not exist; create",
     "predict runs/small --input none.npy --output out.npy": "none.npy",

@@ -55,7 +55,7 @@ def test_every_page_with_examples_is_run_by_some_test():
             assert f"docs/{page.name}" in tests or f'"{page.stem}"' in tests, page.name
 
 
-@pytest.mark.filterwarnings("ignore:.*float64 becomes float32", "ignore:Guards may run slower")
+@pytest.mark.filterwarnings("ignore:.*float64 becomes float32")
 @pytest.mark.filterwarnings("ignore:The epoch parameter in")  # of schedulers of torch 2.6
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::ResourceWarning")
 @pytest.mark.parametrize("document", [*PRINTED, *AFTER_THE_README])

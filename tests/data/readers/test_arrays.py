@@ -169,6 +169,7 @@ NO_TENSORS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:Validating sparse tensor invariants")  # of torch 2.15
 @pytest.mark.parametrize("reason", NO_TENSORS)
 def test_a_pt_without_rows_by_name_is_an_error(tmp_path, reason):
     torch.save(NO_TENSORS[reason], tmp_path / "f.pt")
