@@ -48,6 +48,8 @@ def make_cache(cache: str | os.PathLike[str] | None, max_bytes: int | None) -> "
         if max_bytes is not None:
             raise ValueError(f"cache_bytes={max_bytes}: name a cache, 'memory' or a folder on a local disk")
         return None
+    if not isinstance(cache, str | os.PathLike) or not os.fspath(cache):
+        raise TypeError(f"cache={cache!r}: give 'memory', a folder on a local disk, or None")
     default = MEMORY_BYTES if cache == "memory" else FOLDER_BYTES
     max_bytes = default if max_bytes is None else check_count("cache_bytes", max_bytes)
     if cache == "memory":
