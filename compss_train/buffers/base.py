@@ -61,7 +61,6 @@ class Buffer(ABC):
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._waiting = 0
-        self._tasks_done = 0
         self.capacity = check_count("capacity", capacity)
         self.threshold = check_count("threshold", threshold, least=0)
         if threshold > capacity:
@@ -289,25 +288,6 @@ class Buffer(ABC):
         with self._lock:
             return self._store.times_got(self._held_slots())
 
-    # The methods of queue.Queue
-
-    def put_nowait(self, sample: Any) -> None:
-        """Store one sample if there is room: ``put`` with ``block=False``."""
-        self.put(sample, block=False)
-
-    def get_nowait(self) -> Any:
-        """Return one sample if one is available: ``get`` with ``block=False``."""
-        return self.get(block=False)
-
-    @property
-    def maxsize(self) -> int:
-        """The maximum number of samples held: the capacity, which is at least 1 and never unlimited."""
-        return self.capacity
-
-    def qsize(self) -> int:
-        """Return the number of samples held, as ``len`` does."""
-        return len(self)
-
     def empty(self) -> bool:
         """Return whether no sample is held; if not, a get may still wait, for the threshold or a partner."""
         return not len(self)
@@ -315,38 +295,6 @@ class Buffer(ABC):
     def full(self) -> bool:
         """Return whether the capacity is reached; a put may still evict a sample of a reservoir."""
         return len(self) >= self.capacity
-
-    @property
-    def unfinished_tasks(self) -> int:
-        """Number of samples that are still to be returned, or were returned and not reported by ``task_done``."""
-        with self._lock:
-            is_drained = self._reception_over and not self._available()
-            tasks = self.samples_got + (0 if is_drained else self._count_unseen())
-            # Samples reported before they were got may turn out never to be returned, at the end of reception.
-            return max(0, tasks - self._tasks_done)
-
-    def task_done(self, number: int = 1) -> None:
-        """Report that ``number`` samples (default 1) returned by gets were processed.
-
-        Raises ``ValueError`` for more than there are unfinished tasks.
-        """
-        check_count("number", number)
-        with self._lock:
-            if number > (unfinished := self.unfinished_tasks):
-                raise ValueError(
-                    f"task_done() called too many times: number={number}, and {unfinished} unfinished tasks are "
-                    "left; call it once for each sample that a get returned"
-                )
-            self._tasks_done += number
-            self._notify()
-
-    def join(self) -> None:
-        """Wait until every sample was returned, and ``task_done`` was called for each sample of each get.
-
-        When reception is over, samples that will never be returned (time steps without a partner) do not count.
-        """
-        with self._lock:
-            self._wait(lambda: self.unfinished_tasks == 0)
 
     # Checkpoints
 
@@ -369,7 +317,7 @@ class Buffer(ABC):
         return {"kind": type(self).__name__, "capacity": self.capacity, "threshold": self.threshold}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Replace this buffer's contents with those of ``state_dict``; samples returned before count as done.
+        """Replace this buffer's contents with those of ``state_dict``.
 
         Raises ``ValueError`` for the state of a buffer of another kind, capacity or threshold.
         """
@@ -380,7 +328,6 @@ class Buffer(ABC):
             self._restore(self._store.load_state_dict(state), state)
             self._reception_over = state["over"]
             self._random.bit_generator.state = state["random"]
-            self._tasks_done = self.samples_got
             self._notify()
 
 

@@ -32,6 +32,8 @@ class EventServer(Closable):
         self._tasks = MessageServer(None if nodes.is_loopback(host) else f"tcp://{host}:*", new_token())
         self._servers = [self._tasks]
         self._clients: set[Client] = set()
+        self._held: Received | None = None
+        """The greeting of a client whose predecessor's loss is reported first."""
         self._poller = zmq.Poller()
         self._poller.register(self._tasks.socket, zmq.POLLIN)
         self.address = self._tasks.address
@@ -48,13 +50,21 @@ class EventServer(Closable):
         return received
 
     def _next(self) -> Received | None:
+        if (held := self._held) is not None:
+            self._held = None
+            return held
         for server in self._servers:
             while (received := server.receive()) is not None:
                 client, header, _ = received
                 if header is client.greeting:
                     role = client.greeting.get("role")
                     if isinstance(role, str) and (role == SENDER) != (server is self._tasks):
+                        same = [each for each in self._clients if each.greeting == header]
                         self._clients.add(client)
+                        if lost := next((each for each in same if not each.send({})), None):
+                            self._clients.remove(lost)  # a fork takes its place within milliseconds
+                            self._held = received
+                            return lost, None, []
                     else:
                         client.send({"error": f"role {role!r}; this address is for others"})
                 if client in self._clients:

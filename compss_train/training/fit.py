@@ -1,5 +1,6 @@
 """A fit: ``FitOptions``, checked before any task starts, and ``Fit``, what it trains on and how far it is."""
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -131,7 +132,9 @@ class FitOptions:
         batches = sum(-(-rows // size) if size else number or 1 for rows in source.sizes)
         return -(-batches // min(num_workers, source.shares(self.order)))
 
-    def for_workers(self, source: DataSource, seed: int, callbacks: Sequence[WorkerCallback] = ()) -> WorkOptions:
+    def for_workers(
+        self, source: DataSource, seed: int, last_epoch: int, callbacks: Sequence[WorkerCallback] = ()
+    ) -> WorkOptions:
         """Return what workers need to know; the default pool size is that of the largest block of ``source``."""
         return WorkOptions(
             batching=self.batching,
@@ -144,6 +147,7 @@ class FitOptions:
             optimizer_state=self.merge.optimizer_state or "keep",
             dtype=self.merge.dtype,
             callbacks=callbacks,
+            resident=(secrets.token_hex(8), last_epoch),
         )
 
     def with_preset(self, sizes: Sequence[int], num_workers: int, spec: TrainingSpec, scheduled: bool) -> Self:

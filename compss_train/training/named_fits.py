@@ -33,7 +33,7 @@ class FitKeywords(TypedDict, total=False):
     max_time: float | timedelta | None
 
 
-IN_TOTAL: Mapping[str, Any] = {"shuffle": "total", "shuffle_block_data": True}
+TOTAL: Mapping[str, Any] = {"shuffle": "total", "shuffle_block_data": True}
 """The keywords of ``fit`` for fits that shuffle all samples together."""
 
 
@@ -108,8 +108,7 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers at the end of every epoch; all samples are shuffled together before each."""
-        shuffled, data = IN_TOTAL, (x_train, y_train)
-        return self._fit("synchronous", data, num_batches_per_worker, num_epochs, 1, shuffled, options)
+        return self._fit("synchronous", (x_train, y_train), num_batches_per_worker, num_epochs, 1, TOTAL, options)
 
     def fit_synchronous_every_n_epochs_with_GPU(
         self,
@@ -136,7 +135,7 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Average all workers every ``n_epocs_sync`` epochs; all samples are shuffled together every epoch."""
-        shuffled, data = IN_TOTAL, (x_train, y_train)
+        shuffled, data = TOTAL, (x_train, y_train)
         return self._fit("synchronous", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options)
 
     def fit_asynchronous_with_GPU(
@@ -162,8 +161,7 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Merge commutatively after every epoch; all samples are shuffled together before each."""
-        shuffled, data = IN_TOTAL, (x_train, y_train)
-        return self._fit("commutative", data, num_batches_per_worker, num_epochs, 1, shuffled, options)
+        return self._fit("commutative", (x_train, y_train), num_batches_per_worker, num_epochs, 1, TOTAL, options)
 
     def fit_asynchronous_n_epochs_with_GPU(
         self,
@@ -190,5 +188,5 @@ class NamedFits(Generic[Fitted]):
         **options: Unpack[FitKeywords],
     ) -> Fitted:
         """Merge commutatively every ``n_epocs_sync`` epochs; all samples are shuffled together every epoch."""
-        shuffled, data = IN_TOTAL, (x_train, y_train)
+        shuffled, data = TOTAL, (x_train, y_train)
         return self._fit("commutative", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options)

@@ -33,7 +33,7 @@ class Workers:
         self._regroup(fit)
         self._schedule, self._callbacks = model.built.lr_schedule, fit.callbacks
         self.data = session.publish(fit.data)
-        options = fit.options.for_workers(fit.data, model.seed, fit.callbacks.in_workers)
+        options = fit.options.for_workers(fit.data, model.seed, fit.epochs.stop - 1, fit.callbacks.in_workers)
         self._work = Work(options)
         """What the workers have in common in the round."""
         self._is_first = True

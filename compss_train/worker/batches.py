@@ -4,7 +4,7 @@ They are cut block by block, mixed in a partial shuffle, or drawn from a buffer.
 """
 
 import queue
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby, islice
@@ -26,12 +26,9 @@ from compss_train.model.devices import is_gpu, pins, random_state, seed_generato
 from compss_train.model.replica import ModelReplica
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
-from compss_train.worker.source import Columns, Source, training_order
+from compss_train.worker.source import Columns, Source, blocks_on_gpus, training_order
 from compss_train.worker.state import CarriedBuffer
 from compss_train.worker.work import Work, WorkOptions
-
-_PIECE_BYTES = 2**23
-"""Bytes that go to a GPU at a time: many small batches in one copy, as each copy costs tens of microseconds."""
 
 _BURST = 8  # batches drawn from a buffer at a time
 
@@ -129,32 +126,27 @@ def _until_the_end(work: Work, source: Source, stream: StreamReader) -> Iterator
 
 
 def _cut(block_pass: BlockPass, work: Work, rows: Columns, device: str) -> Iterator[tuple[int, Columns]]:
-    """Iterate over the batches of a pass, each with the number of its first sample."""
+    """Iterate over the batches of a pass, each with the number of its first sample.
+
+    They are copies, so that in-place operations of the network do not change the block. A copy also has the
+    alignment of torch's own memory, wherever the block is; kernels may sum in another order for other alignments.
+    """
     bucketed = work.options.structure.bucketed
     numbers = (
         _by_length(block_pass, work, rows) if bucketed else training_order(block_pass, work.options.shuffle_seed)
     )
     order = None if numbers is None else torch.from_numpy(numbers)
-    for piece in _pieces(batch_bounds(block_pass, work.options.batching), rows, device):
-        (first, _), (_, stop) = piece[0], piece[-1]
-        moved = to_device(_in_order(rows, order, first, stop, pinned=pins(device)), device)
-        if len(piece) == 1:
-            yield first, moved
+    on_gpu = is_gpu(device) and not work.options.structure.ragged
+    moved = blocks_on_gpus().columns(rows, block_pass, work, device) if on_gpu else rows
+    if moved is not rows and order is not None:
+        (order,) = to_device([order], device)
+    for start, stop in batch_bounds(block_pass, work.options.batching):
+        if order is None:
+            columns = tuple(part[start:stop].clone() for part in moved)
         else:
-            for start, end in piece:
-                yield start, tuple(own_rows(part, start - first, end - first) for part in moved)
-
-
-def _pieces(bounds: Sequence[tuple[int, int]], rows: Columns, device: str) -> Iterator[list[tuple[int, int]]]:
-    """Group consecutive batches into pieces that go to a GPU together; for a CPU each batch is one."""
-    if not is_gpu(device):
-        for each in bounds:
-            yield [each]
-        return
-    sample_bytes = sum(part[:1].numel() * part.element_size() for part in rows)
-    samples = max(1, _PIECE_BYTES // max(1, sample_bytes))
-    for _, group in groupby(bounds, lambda each: each[0] // samples):
-        yield list(group)
+            pinned = pins(device) and moved is rows
+            columns = tuple(select(part, order[start:stop], pinned=pinned) for part in moved)
+        yield start, columns if moved is not rows else to_device(columns, device)
 
 
 def _by_length(block_pass: BlockPass, work: Work, rows: Columns) -> NDArray[Any]:
@@ -164,21 +156,6 @@ def _by_length(block_pass: BlockPass, work: Work, rows: Columns) -> NDArray[Any]
     bounds, place = batch_bounds(whole, work.options.batching), (block_pass.epoch, block_pass.block)
     ordered = bucketed_order(lengths.numpy(), bounds, work.options.seed, *place)
     return ordered[block_pass.skip : block_pass.skip + block_pass.size]
-
-
-def _in_order(rows: Columns, order: torch.Tensor | None, start: int, stop: int, *, pinned: bool) -> Columns:
-    if order is None:
-        return tuple(own_rows(part, start, stop) for part in rows)
-    return tuple(select(part, order[start:stop], pinned=pinned) for part in rows)
-
-
-def own_rows(samples: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-    """Return a copy of some rows, so that in-place operations of the network do not change the block.
-
-    A copy also has the alignment of torch's own memory, wherever the bytes of the block are; kernels may sum in
-    another order for other alignments.
-    """
-    return samples[start:stop].clone()
 
 
 def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -> Iterator[Batch]:

@@ -81,8 +81,8 @@ class Learner:
         """Number of batches trained, including by earlier tasks of the worker."""
         self._updated = False
         trusts = spec.gradients.on_nan == "skip" and devices.is_gpu(work.device) and not state.skipped
-        self.finite: torch.Tensor | bool = torch.tensor(True, device=work.device) if trusts else True
-        """Whether all that was learnt is finite; on a GPU, which stands still for a read, it is read at the end."""
+        self._norms = torch.zeros((), device=work.device) if trusts else None
+        """Sum of the norms of what was learnt on a GPU, which stands still for a read: it is read at the end."""
         several = isinstance(self.optimizer, JoinedOptimizer)
         self._check_outputs = work.check_outputs and not several
         self._unsuitable = ""
@@ -90,6 +90,11 @@ class Learner:
         self.tracer = Tracer(work.device, wanted=work.traced)
         self.skipped = 0
         """Number of batches skipped since the last one that was learnt."""
+
+    @property
+    def finite(self) -> bool:
+        """Whether all that was learnt is finite; only known before the end where each batch is checked."""
+        return self._norms is None or bool(self._norms.isfinite())
 
     def learn(self, batch: Batch) -> int:
         """Train on a prepared batch, and return the number of its samples.
@@ -142,15 +147,15 @@ class Learner:
         if not self._accumulated_batches:
             self.optimizer.zero_grad()
         skips = self._options.on_nan == "skip"
-        undo = _undo(self.replica.training_spec.net, self._trained) if skips and self.finite is True else None
+        undo = _undo(self.replica.training_spec.net, self._trained) if skips and self._norms is None else None
         result = self._add_gradients(batch)
         if skips:
             # In fp16, gradients overflow in normal operation; the scaler handles that.
             gradients = [] if self._scaler.is_enabled() else _gradients(self._trained)
-            finite = _are_finite([result.loss.detach(), *gradients])
-            if undo is None:
-                self.finite &= finite
-            elif not finite:
+            norm = _sum_of_norms([result.loss.detach(), *gradients])
+            if self._norms is not None:
+                self._norms = self._norms + norm
+            elif undo is not None and not norm.isfinite():
                 undo()
                 return None
         self._accumulated_batches += 1
@@ -371,8 +376,7 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-def _are_finite(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return whether the norms of all tensors are finite, on their device: to read it waits for the device."""
+def _sum_of_norms(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of the tensors' norms, which is finite only if all numbers are, on their device."""
     dense = [tensor.coalesce().values() if tensor.is_sparse else tensor for tensor in tensors]
-    norms = [torch.linalg.vector_norm(tensor) for tensor in dense]
-    return torch.stack([torch.isfinite(norm) for norm in norms]).all()
+    return torch.stack(torch._foreach_norm(dense)).sum()  # half the time of get_total_norm and isfinite

@@ -6,6 +6,7 @@ import os
 import resource
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import psutil
@@ -16,6 +17,7 @@ from compss_train import LocalEngine, WorkerLostError
 from compss_train._utils import files
 from compss_train.engines import Resources, calls, codec
 from compss_train.engines.base import ONE_CPU
+from compss_train.engines.local import starter
 from compss_train.engines.local.store import store
 from compss_train.exceptions import BadFileError, EngineClosedError
 from tests.engines import tasks
@@ -252,7 +254,7 @@ def kill_server(engine):
 
 
 def test_without_forks_processes_import_anew(monkeypatch):
-    monkeypatch.setattr("torch.accelerator.is_available", lambda: True)
+    monkeypatch.setattr(starter, "sys", SimpleNamespace(platform="darwin"))
     with LocalEngine(processes=1) as engine:
         (parent,) = engine.fetch([engine.submit(os.getppid)])
         assert parent == os.getpid()

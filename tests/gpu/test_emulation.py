@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer, Gradients
+from compss_train import DistributedTrainer, Gradients, Merge
 from compss_train.training import trainer_base
 from tests.emulated_gpu import tensors
 from tests.gpu.conftest import REAL
-from tests.helpers.models import assert_same_bits, classification
+from tests.helpers.models import assert_same_bits, blocked, classification
 
 pytestmark = pytest.mark.skipif(REAL, reason="these are emulated devices")
 
@@ -68,6 +68,39 @@ def test_waits_and_copies_do_not_grow_with_batches(name):
     few, many = counted(8, *STEPS[name]), counted(16, *STEPS[name])
     assert few == many
     assert many["waits"] <= 2 * 12  # in two rounds
+
+
+def trained(batches_in_block: int, merge: object = "synchronous") -> tuple[dict, int]:
+    """Return the parameters after three epochs on two blocks, and the number of copies to the device."""
+    x, y = classification(samples=10 * batches_in_block)
+    torch.manual_seed(0)
+    with DistributedTrainer(1, engine="serial", seed=0, threads=1) as trainer:
+        trainer.build(nn.Linear(x.shape[1], 3), SGD, "cross_entropy", num_gpu=1)
+        tensors.counts.clear()
+        trainer.fit(*blocked(x, y, 2), num_epochs=3, batch_size=5, merge=merge, progress=False)
+        return trainer.get_parameters(), tensors.counts["to_device"]
+
+
+@pytest.mark.parametrize("merge", ["synchronous", Merge(every=8, unit="batches")])
+def test_blocks_stay_on_a_gpu_where_half_of_it_stays_free(monkeypatch, merge):
+    (_, few), (resident, many) = trained(8, merge), trained(24, merge)
+    assert tensors.memory.allocated[0] == 0
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (50, 100))
+    copied, most = trained(24, merge)
+    assert_same_bits(resident, copied)
+    if merge == "synchronous":
+        assert few == many
+    assert most >= many + 3 * 2 * 24 - 4 * 3 * 2
+
+
+def test_blocks_leave_a_gpu_that_has_too_little_memory_beside_them(monkeypatch):
+    x, y = np.ones((60, 500), np.float32), np.zeros(60, np.int64)
+    for limit in (100_000, 130_000):  # x has 120,000 bytes
+        monkeypatch.setenv("EMULATED_GPU_BYTES", str(limit))
+        with DistributedTrainer(1, engine="serial", threads=1) as trainer:
+            trainer.build(nn.Linear(500, 3), ADAM, "cross_entropy", num_gpu=1)
+            trainer.fit(x, y, num_epochs=3, batch_size=2, progress=False)
+            assert trainer.trained_samples() == 3 * 60
 
 
 class Strict(nn.Module):

@@ -12,6 +12,7 @@ from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
 from compss_train.model.replica import ModelReplica
 from compss_train.model.training_spec import TrainingSpec
+from compss_train.worker import source
 from compss_train.worker.batches import cut_batches
 from compss_train.worker.batches import prepared as prepared_batches
 from compss_train.worker.source import source_of
@@ -135,15 +136,24 @@ def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
     return [(batch[:3], use(batch.x)) for batch in batches]
 
 
+@pytest.fixture
+def no_room(monkeypatch):
+    """A GPU on which no block has room, so that each batch is copied there."""
+    monkeypatch.setattr(source, "_moved", lambda rows, device: rows)
+
+
+@pytest.mark.parametrize("fixtures", [[], ["no_room"]])
 @pytest.mark.parametrize("transform", [None, lambda x: x * 2])
-def test_batches_on_a_gpu_are_those_on_a_cpu(transform):
-    """Blocks go there in pieces of many batches, and of one; the next ones are copied while a batch is used."""
+def test_batches_on_a_gpu_are_those_on_a_cpu(transform, fixtures, request):
+    for fixture in fixtures:
+        request.getfixturevalue(fixture)
     for x, size in ((torch.rand(5000, 6), 7), (torch.rand(60, 2**18), 9)):
         on_gpu, on_cpu = (prepared(x, transform, size, device) for device in ("cuda:0", "cpu"))
         assert [place for place, _ in on_gpu] == [place for place, _ in on_cpu]
         assert all(torch.equal(ours, theirs) for (_, ours), (_, theirs) in zip(on_gpu, on_cpu, strict=True))
 
 
+@pytest.mark.usefixtures("no_room")
 def test_a_batch_stays_while_a_step_uses_it():
     """Steps that are slower than the copies must not see their batch overwritten by a later one."""
     x = torch.arange(200.0)[:, None].expand(200, 2**14).contiguous()
@@ -157,7 +167,8 @@ def test_a_batch_stays_while_a_step_uses_it():
     assert means == [10 * n + 5.5 for n in range(20)]
 
 
-def test_a_block_is_never_on_a_gpu_as_a_whole():
+@pytest.mark.usefixtures("no_room")
+def test_a_block_without_room_is_never_on_a_gpu_as_a_whole():
     x = torch.zeros(512, 2**16)
     torch.cuda.synchronize()
     torch.cuda.empty_cache()

@@ -6,6 +6,7 @@ import torch
 from compss_train.net.connection import Address
 from compss_train.online.events import EventServer
 from tests.buffers.kinds import DEADLINE
+from tests.helpers.processes import wait_until
 from tests.net.plain_clients import HERE, TOKEN, no_threads_left
 
 
@@ -41,6 +42,25 @@ def test_tokens_of_senders_never_act_as_those_of_tasks(server):
     with senders.connect({"role": "sender", "name": "a"}):
         assert server.next(DEADLINE)[1]["name"] == "a"
     assert next_event(server)[1] is None
+
+
+def test_a_loss_is_reported_before_the_greeting_of_the_replacement(server):
+    greeting = {"role": "worker", "number": 3}
+    with server.address.connect(greeting), server.address.connect({"role": "worker", "number": 4}) as one:
+        others = [next_event(server)[0] for _ in range(2)]
+        (first,) = (client for client in others if client.greeting["number"] == 4)
+        with server.address.connect({"role": "worker", "number": 4}):
+            second, header, _ = next_event(server)
+            assert header is second.greeting  # the first one is still there
+        assert next_event(server)[:2] == (second, None)
+        one.close()
+        wait_until(lambda: first.descriptor in dict(server._tasks._connections.closed))
+        with server.address.connect({"role": "worker", "number": 4}):
+            server._poller.poll(1000 * DEADLINE)
+            assert next_event(server)[:2] == (first, None)
+            third, header, _ = next_event(server)
+            assert header is third.greeting
+            assert server.next(0.1) is None
 
 
 def test_events_keep_each_clients_order_and_end_with_a_disconnect(server):

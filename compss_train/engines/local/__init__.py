@@ -31,8 +31,8 @@ class LocalEngine(GraphEngine):
     not import the main script: models from notebooks and from ``__main__`` work without a main guard. They have
     imported the modules in ``preload`` before their first task.
 
-    On Linux without an accelerator, processes are forks of a fork server that has imported torch: a process starts
-    in 30 ms and adds a few MB. Otherwise each imports torch itself, which takes seconds and 200 MB.
+    On Linux, processes are forks of a fork server that has imported torch: a process starts in 30 ms and adds a few
+    MB. Elsewhere each imports torch itself, which takes seconds and 200 MB.
 
     At the end of the program the engine waits for running tasks; ``shutdown(kill=True)`` does not. Each process
     takes 2 file descriptors of the coordinator.

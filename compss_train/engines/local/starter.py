@@ -17,7 +17,6 @@ from multiprocessing.connection import Connection, wait
 from typing import Any, TypeAlias
 
 import numpy as np
-import torch
 from loky.backend.process import LokyProcess
 
 from compss_train.engines import calls
@@ -41,16 +40,16 @@ class LostProcessError(Exception):
 class Starter:
     """Starts worker processes of ``threads`` intra-op threads that have imported the modules in ``preload``.
 
-    Importing torch takes seconds. Where it is safe, a fork server does so once, and a process starts as its fork in
-    30 ms, and shares its memory. CUDA and the system libraries of macOS do not survive a fork: on machines with an
-    accelerator, and outside Linux, each process imports anew.
+    Importing torch takes seconds. On Linux a fork server does so once, and a process starts as its fork in 30 ms,
+    and shares its memory. CUDA does not survive a fork, and the server never uses it: only its forks do. Nor do the
+    system libraries of macOS survive one: outside Linux, each process imports anew.
     """
 
     def __init__(self, serve: Serve, threads: int, preload: Sequence[str]) -> None:
         self._serve = serve
         self._environment = {name: str(threads) for name in _THREAD_VARIABLES}
         self._preload = preload
-        self._forks = sys.platform == "linux" and not torch.accelerator.is_available()
+        self._forks = sys.platform == "linux"
         self._lock = threading.RLock()  # garbage collection may stop an engine anywhere
         self._stopped = False
         self._server: socket.socket | None = None
