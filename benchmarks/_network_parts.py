@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import psutil
 import torch
-from _common import Images, accuracy, load_images, network
+from _common import NETWORKS, Images, accuracy, load_images, network
 from _ranks import join_group
 from torch import distributed, nn
 
@@ -35,6 +35,10 @@ SKIPPED_BATCHES = POWER_SGD_START + 2
 """Batches before those whose time is measured, where not whole epochs are."""
 LINK = "eth0"
 """A node's interface, whose other end is a port of the switch."""
+
+LANGUAGE_MODEL = "language model"
+LENGTH, TEST_TEXTS = 40, 2_000
+"""Characters of a text, and texts to evaluate on."""
 
 DDP, FP16, POWER_SGD, AVERAGER = "DDP", "DDP fp16", "DDP PowerSGD", "PeriodicModelAverager"
 DILOCO = "torchft DiLoCo"
@@ -117,6 +121,36 @@ def sent_megabytes(switch: str) -> list[float]:
     return [link["stats64"]["rx"]["bytes"] / 1e6 for link in sorted(links, key=lambda link: link["ifname"])]
 
 
+def samples_of(job: Job) -> Images:
+    """Return images, or texts and the next character of each of theirs."""
+    if job.network in NETWORKS:
+        return load_images(job.samples)
+    from language_model import made_sentences, tokens  # of apps/, where the applications look for modules
+
+    number = job.samples + TEST_TEXTS
+    text = tokens(" ".join(made_sentences(number * LENGTH // 20)))[: number * LENGTH + 1]
+    x, y = (part.reshape(number, LENGTH) for part in (text[:-1], text[1:]))
+    return Images(x[: job.samples], y[: job.samples], x[job.samples :], y[job.samples :])
+
+
+def network_of(job: Job) -> nn.Module:
+    """Return the network with the parameters that the seed gives."""
+    if job.network in NETWORKS:
+        return network(job.network, job.seed)
+    from language_model import CharacterModel
+
+    torch.manual_seed(job.seed)
+    model: nn.Module = CharacterModel()
+    return model
+
+
+def optimizer_of(job: Job) -> dict[str, Any]:
+    """Return the optimizer: Adam for texts."""
+    if job.network in NETWORKS:
+        return {"optimizer": "sgd", "lr": LEARNING_RATE, "momentum": MOMENTUM}
+    return {"optimizer": "adam", "lr": 0.01}
+
+
 class _Clock:
     """Notes when epochs end, and what was sent by then."""
 
@@ -142,13 +176,13 @@ def ours(engine: str, options: dict[str, Any], asked: dict[str, Any]) -> dict[st
     from compss_train import BlockedTensor, DistributedTrainer, Merge  # not at the top: peers do without
 
     job = Job(**asked)
-    images, optimizer = load_images(job.samples), {"optimizer": "sgd", "lr": LEARNING_RATE, "momentum": MOMENTUM}
+    images, optimizer = samples_of(job), optimizer_of(job)
     with DistributedTrainer(job.workers, engine=engine, seed=job.seed, threads=1) as trainer:
         shuffle, merge = options.pop("shuffle", "blocks"), Merge(**options)
         fit = partial(trainer.fit, batch_size=BATCH, merge=merge, shuffle=shuffle, progress=False)
 
         def build() -> None:
-            trainer.build(network(job.network, job.seed), optimizer, "cross_entropy")
+            trainer.build(network_of(job), optimizer, "cross_entropy")
 
         build()
         fit(images.x[:WARM_UP_SAMPLES], images.y[:WARM_UP_SAMPLES], num_epochs=2)
@@ -188,9 +222,9 @@ def repeatable(engine: str, folder: str, asked: dict[str, Any]) -> dict[str, Any
     from compss_train.callbacks import Checkpoint
 
     job = Job(**asked)
-    images, optimizer = load_images(job.samples), {"optimizer": "sgd", "lr": LEARNING_RATE, "momentum": MOMENTUM}
+    images, optimizer = samples_of(job), optimizer_of(job)
     with DistributedTrainer(job.workers, engine=engine, seed=job.seed, threads=1) as trainer:
-        trainer.build(network(job.network, job.seed), optimizer, "cross_entropy")
+        trainer.build(network_of(job), optimizer, "cross_entropy")
         grid = (2 * job.workers, 1)
         x, y = BlockedTensor.from_array(images.x, grid), BlockedTensor.from_array(images.y, grid)
         options: dict[str, Any] = {"callbacks": [Checkpoint(folder)], "progress": False}
@@ -203,7 +237,7 @@ def repeatable(engine: str, folder: str, asked: dict[str, Any]) -> dict[str, Any
 
 
 def _evaluated(job: Job, state: dict[str, Any], images: Images) -> float:
-    net = network(job.network, job.seed)
+    net = network_of(job)
     net.load_state_dict({name: torch.as_tensor(value) for name, value in state.items()})
     return _accuracy(net, images)
 
@@ -224,9 +258,9 @@ def rank(number: int, folder: str, method: str, asked: dict[str, Any]) -> dict[s
     job = Job(**asked)
     torch.set_num_threads(1)
     os.environ["GLOO_SOCKET_IFNAME"] = LINK
-    images, net = load_images(job.samples), network(job.network, job.seed)
-    optimizer = _optimizer(net)
-    _warm_up(copy.deepcopy(net), images)
+    images, net = samples_of(job), network_of(job)
+    optimizer = _optimizer(net, job)
+    _warm_up(copy.deepcopy(net), images, job)
     join_group(folder, number, job.workers)
     wrapped, after_step = _METHODS[method](net, optimizer, job)
     x, y = torch.from_numpy(images.x), torch.from_numpy(images.y)
@@ -281,8 +315,10 @@ def _shares(job: Job, number: int, epoch: int) -> tuple[torch.Tensor, ...]:
     return order[number :: job.workers].split(BATCH)
 
 
-def _optimizer(net: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(net.parameters(), lr=LEARNING_RATE, momentum=MOMENTUM)
+def _optimizer(net: nn.Module, job: Job) -> torch.optim.Optimizer:
+    options = optimizer_of(job)
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam}[options.pop("optimizer")]
+    return kind(net.parameters(), **options)
 
 
 def _learn(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor) -> None:
@@ -291,8 +327,8 @@ def _learn(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y:
     optimizer.step()
 
 
-def _warm_up(net: nn.Module, images: Images) -> None:
-    optimizer, x, y = _optimizer(net), torch.from_numpy(images.x[:BATCH]), torch.from_numpy(images.y[:BATCH])
+def _warm_up(net: nn.Module, images: Images, job: Job) -> None:
+    optimizer, x, y = _optimizer(net, job), torch.from_numpy(images.x[:BATCH]), torch.from_numpy(images.y[:BATCH])
     for _ in range(WARM_UP_BATCHES):
         _learn(net, optimizer, x, y)
 

@@ -27,7 +27,7 @@ from typing import Any, TypeAlias
 import _network_parts as parts
 from _common import NETWORKS, image_source, parser, print_table, ratios, spread, threads_of_children
 from _compss import HERE, Runtime, call, skip_without_compss
-from _network_parts import DDP, LINK, PEERS, Job, Measured
+from _network_parts import DDP, LANGUAGE_MODEL, LINK, PEERS, Job, Measured
 
 PREFIX = "compss_train-"
 """Of the names of namespaces; the number of the process that made them follows."""
@@ -35,6 +35,8 @@ BURST_SECONDS, WAIT = 0.004, "50ms"
 """What a link sends at once after a pause, and how long it lets a packet wait before it drops it."""
 LEAST_BURST = 128 * 1024
 """Bytes; the kernel hands packets of up to 64 KiB to a link."""
+MODULES = (HERE, HERE.parent, HERE.parent / "apps")
+"""Where programs in the nodes look for modules: the language model is one of ``apps/``."""
 QUOTA_PERIOD = 20_000  # microseconds
 WATCH_SECONDS = 5.0
 """Seconds between looks for interfaces that are gone."""
@@ -223,6 +225,7 @@ def nodes_of(number: int) -> Iterator[Network]:
 
     for each in (signal.SIGINT, signal.SIGTERM):
         signal.signal(each, interrupted)
+    os.environ["PYTHONPATH"] = os.pathsep.join([*map(str, MODULES), os.environ.get("PYTHONPATH", "")])
     try:
         network.make()
         threading.Thread(target=watch, daemon=True).start()
@@ -246,9 +249,8 @@ def nodes_of(number: int) -> Iterator[Network]:
 def ray_in(network: Network) -> Iterator[Fit]:
     """Start a node of Ray with one CPU in each node, the head in the first; the network's end ends them."""
     head = f"{network.addresses[0]}:{RAY_PORT}"
-    path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
     tokens = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
-    os.environ.update({**tokens, "RAY_worker_niceness": "0", "PYTHONPATH": path})  # as nice as peers
+    os.environ.update({**tokens, "RAY_worker_niceness": "0"})  # as nice as peers
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for number, address in enumerate(network.addresses):
             role = [f"--address={head}"] if number else HEAD
@@ -265,7 +267,8 @@ def compss_in(network: Network) -> Iterator[Fit]:
     sshd = shutil.which("sshd") or "/usr/sbin/sshd"
     for number, address in enumerate(network.addresses):
         _run(*network.within(number), sshd, "-o", f"ListenAddress={address}", "-o", "PidFile=none")
-    yield partial(call, runtime=Runtime(1, hosts=network.addresses), within=network.within(0))
+    runtime = Runtime(1, hosts=network.addresses, pythonpath=[*map(str, MODULES)])
+    yield partial(call, runtime=runtime, within=network.within(0))
 
 
 ENGINES = {"ray": ray_in, "compss": compss_in}
@@ -399,8 +402,8 @@ def draw(options: argparse.Namespace, results: Results) -> None:
 def main() -> None:
     everyone = [*OURS, *PEERS]
     options_parser = parser(__doc__, repetitions=3, epochs=8)
-    options_parser.add_argument("--samples", type=int, default=60_000, help="training images")
-    options_parser.add_argument("--network", choices=NETWORKS, default="MLP")
+    options_parser.add_argument("--samples", type=int, default=60_000, help="training images or texts")
+    options_parser.add_argument("--network", choices=(*NETWORKS, LANGUAGE_MODEL), default="MLP")
     options_parser.add_argument("--nodes", type=int, choices=(2, 4), default=2, help="with a worker or rank each")
     options_parser.add_argument("--engine", choices=ENGINES, default="ray", help="that runs our workers")
     options_parser.add_argument("--rates", type=float, nargs="+", default=[10_000.0, 1_000.0, 100.0], help="Mbit/s")
@@ -419,7 +422,8 @@ def main() -> None:
     if options.epochs < 2:
         options_parser.error("--epochs: at least 2, as blocks travel in the first one")
     skip_without_network()
-    print(f"{image_source()}: {options.samples} of them, {options.epochs} epochs, {parts.BATCH} a batch")
+    source = "texts of apps/language_model.py" if options.network == LANGUAGE_MODEL else image_source()
+    print(f"{source}: {options.samples} of them, {options.epochs} epochs, {parts.BATCH} a batch")
     with nodes_of(options.nodes) as network, threads_of_children(1):
         network.share_cores()
         if any(options.delays) and not network.can_delay():

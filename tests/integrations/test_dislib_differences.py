@@ -83,11 +83,11 @@ OF_THE_TRAINER = (
     "history, evaluation, prediction, seed",
 )
 """Rows of what ``DistributedTrainer`` does, which its own tests hold: both classes train as it does."""
+HELD.extend(OF_THE_TRAINER)
 
 
 @pytest.mark.parametrize(("fit", "made"), each_value(FITS, [pytorch, eddl]))
 def test_both_classes_train_as_the_trainer_does(made, fit):
-    HELD.extend(name for name in OF_THE_TRAINER if name not in HELD)
     x, y = rows_of(17, 13, 20, 10)
     every = (0,) if "n_epochs" in fit else ()
     encapsulated, trainer = made(awkward_net(), 3), trainer_like(made, awkward_net(), 3)
