@@ -42,11 +42,6 @@ class Buffer(ABC):
     ``ReceptionOverError`` (a ``queue.Full``); gets ignore the threshold, remove the samples that they return, and
     raise ``BufferDrainedError`` (a ``queue.Empty``) when no sample is left.
 
-    The other methods of ``queue.Queue`` also have the same meaning; they count samples. As in a ``Queue``, each put
-    adds a task. If a sample is returned again, that get adds another one, so one rule holds for all buffers: each
-    sample of each get is a task to be done. A batch has a task for each of its samples, a pair of time steps has
-    two.
-
     Source: the buffers of Melissa (Meyer et al., "High Throughput Training of Deep Surrogates from Large Ensemble
     Runs", arXiv 2309.16743).
     """
@@ -279,22 +274,6 @@ class Buffer(ABC):
         """Return a histogram: at index n, the number of samples put so far that were returned n times."""
         with self._lock:
             return self._store.repetitions(self._held_slots())
-
-    def seen_counts(self) -> NDArray[np.int64]:
-        """Return how often each held sample was returned, in the order of ``state_dict()["samples"]``.
-
-        In a ``FIFO`` that is the order of the puts. ``repetitions`` also counts samples that are no longer held.
-        """
-        with self._lock:
-            return self._store.times_got(self._held_slots())
-
-    def empty(self) -> bool:
-        """Return whether no sample is held; if not, a get may still wait, for the threshold or a partner."""
-        return not len(self)
-
-    def full(self) -> bool:
-        """Return whether the capacity is reached; a put may still evict a sample of a reservoir."""
-        return len(self) >= self.capacity
 
     # Checkpoints
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import map_leaves, rebuilt, template_of
 from compss_train._utils.validation import check_dense
-from compss_train.data.block import Block, as_tensor, check_dtype, concatenate, rows_as_items, select
+from compss_train.data.block import Block, as_tensor, check_dtype, concatenate, rows_as_items
 
 Slots: TypeAlias = NDArray[np.intp]
 """Numbers of slots, or positions in an order of slots."""
@@ -245,7 +245,8 @@ class ColumnStorage:
         """Return a copy of the rows, in page-locked memory if ``pinned``."""
         index, gathered = torch.from_numpy(slots), []
         for path, column in self._columns.items():
-            rows = select(column, index, pinned=pinned)
+            rows = torch.empty(len(index), *column.shape[1:], dtype=column.dtype, pin_memory=pinned)
+            torch.index_select(column, 0, index, out=rows)
             gathered.append(rows.numpy() if self._leaves[path].is_array else rows)
         return rebuilt(self._template, gathered)
 
@@ -313,10 +314,6 @@ class SampleStore:
         else:
             np.add.at(self._times_got, slots, 1)
         self.samples_got += slots.size
-
-    def times_got(self, slots: Slots) -> NDArray[np.int64]:
-        """Return how often the samples in these slots were got."""
-        return self._times_got[slots]
 
     def repetitions(self, held: Slots) -> NDArray[np.int64]:
         """Return how many samples, those in these slots and removed ones, were got 0, 1, 2, ... times."""

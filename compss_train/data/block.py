@@ -173,14 +173,6 @@ def contiguous(block: Block) -> Block:
     return block if isinstance(block, Ragged) else block.resolve_conj().resolve_neg().contiguous()
 
 
-def select(block: torch.Tensor | Ragged, rows: torch.Tensor, *, pinned: bool = False) -> Any:
-    """Return copies of rows by number; those of a tensor in page-locked memory if ``pinned``."""
-    if not pinned or isinstance(block, Ragged):
-        return block.index_select(0, rows)
-    out = torch.empty(len(rows), *block.shape[1:], dtype=block.dtype, pin_memory=True)
-    return torch.index_select(block, 0, rows, out=out)
-
-
 def concatenate(blocks: Sequence[Block]) -> Block:
     """Return the blocks concatenated along the first dimension; the first block determines its kind."""
     if isinstance(blocks[0], Ragged):

@@ -5,6 +5,7 @@ Clients are workers, simulations, external senders and evaluations.
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 
 import zmq
@@ -32,8 +33,8 @@ class EventServer(Closable):
         self._tasks = MessageServer(None if nodes.is_loopback(host) else f"tcp://{host}:*", new_token())
         self._servers = [self._tasks]
         self._clients: set[Client] = set()
-        self._held: Received | None = None
-        """The greeting of a client whose predecessor's loss is reported first."""
+        self._held: deque[Received] = deque()
+        """Losses and the greetings of replacements, which are reported after the last messages of the lost."""
         self._poller = zmq.Poller()
         self._poller.register(self._tasks.socket, zmq.POLLIN)
         self.address = self._tasks.address
@@ -50,28 +51,30 @@ class EventServer(Closable):
         return received
 
     def _next(self) -> Received | None:
-        if (held := self._held) is not None:
-            self._held = None
-            return held
         for server in self._servers:
             while (received := server.receive()) is not None:
                 client, header, _ = received
                 if header is client.greeting:
                     role = client.greeting.get("role")
                     if isinstance(role, str) and (role == SENDER) != (server is self._tasks):
-                        same = [each for each in self._clients if each.greeting == header]
+                        lost = [each for each in self._clients if each.greeting == header and not each.send({})]
                         self._clients.add(client)
-                        if lost := next((each for each in same if not each.send({})), None):
-                            self._clients.remove(lost)  # a fork takes its place within milliseconds
-                            self._held = received
-                            return lost, None, []
+                        if lost:  # a fork takes a place within milliseconds
+                            self._held.extend([*((each, None, []) for each in lost), received])
+                            continue
                     else:
                         client.send({"error": f"role {role!r}; this address is for others"})
-                if client in self._clients:
-                    if header is None:
-                        self._clients.remove(client)
+                if self._is_known(client, header):
                     return received
-        return None
+        held = (self._held.popleft() for _ in range(len(self._held)))
+        return next((each for each in held if self._is_known(*each[:2])), None)
+
+    def _is_known(self, client: Client, header: Header | None) -> bool:
+        """Return whether a client has a role and is not lost; forget it with its loss."""
+        known = client in self._clients
+        if header is None:
+            self._clients.discard(client)
+        return known
 
     def close(self) -> None:
         """Close all connections; simulations and workers then end."""

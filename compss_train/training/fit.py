@@ -133,7 +133,7 @@ class FitOptions:
         return -(-batches // min(num_workers, source.shares(self.order)))
 
     def for_workers(
-        self, source: DataSource, seed: int, last_epoch: int, callbacks: Sequence[WorkerCallback] = ()
+        self, source: DataSource, seed: int, last_epoch: int, gpus: float, callbacks: Sequence[WorkerCallback] = ()
     ) -> WorkOptions:
         """Return what workers need to know; the default pool size is that of the largest block of ``source``."""
         return WorkOptions(
@@ -147,7 +147,7 @@ class FitOptions:
             optimizer_state=self.merge.optimizer_state or "keep",
             dtype=self.merge.dtype,
             callbacks=callbacks,
-            resident=(secrets.token_hex(8), last_epoch),
+            resident=(secrets.token_hex(8), last_epoch, gpus),
         )
 
     def with_preset(self, sizes: Sequence[int], num_workers: int, spec: TrainingSpec, scheduled: bool) -> Self:

@@ -33,8 +33,8 @@ class Workers:
         self._regroup(fit)
         self._schedule, self._callbacks = model.built.lr_schedule, fit.callbacks
         self.data = session.publish(fit.data)
-        options = fit.options.for_workers(fit.data, model.seed, fit.epochs.stop - 1, fit.callbacks.in_workers)
-        self._work = Work(options)
+        last, gpus = fit.epochs.stop - 1, session.resources.gpus
+        self._work = Work(fit.options.for_workers(fit.data, model.seed, last, gpus, fit.callbacks.in_workers))
         """What the workers have in common in the round."""
         self._is_first = True
 

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 from compss_train._utils.nested import leaves, map_leaves, rebuilt
 from compss_train.buffers import Buffer, BufferSpec
 from compss_train.buffers.reading_ahead import batches_through
-from compss_train.data.block import select
 from compss_train.data.block_passes import BlockPass, Draws, WorkerAssignment, batch_bounds, batch_sizes
 from compss_train.data.order import bucketed_order, buffer_seed, partial_shuffle_generator, transform_seed
 from compss_train.data.ragged import IGNORED, Ragged
 from compss_train.data.sample_reading import Reseed, SampleReader, collate_batch
 from compss_train.data.streams import StreamReader
-from compss_train.model.devices import is_gpu, pins, random_state, seed_generators, to_device
+from compss_train.model.devices import is_gpu, random_state, seed_generators, to_device
 from compss_train.model.replica import ModelReplica
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
@@ -144,8 +143,7 @@ def _cut(block_pass: BlockPass, work: Work, rows: Columns, device: str) -> Itera
         if order is None:
             columns = tuple(part[start:stop].clone() for part in moved)
         else:
-            pinned = pins(device) and moved is rows
-            columns = tuple(select(part, order[start:stop], pinned=pinned) for part in moved)
+            columns = tuple(part.index_select(0, order[start:stop]) for part in moved)
         yield start, columns if moved is not rows else to_device(columns, device)
 
 

@@ -82,7 +82,7 @@ class Learner:
         self._updated = False
         trusts = spec.gradients.on_nan == "skip" and devices.is_gpu(work.device) and not state.skipped
         self._norms = torch.zeros((), device=work.device) if trusts else None
-        """Sum of the norms of what was learnt on a GPU, which stands still for a read: it is read at the end."""
+        """Largest norm of what was learnt on a GPU, which stands still for a read: it is read at the end."""
         several = isinstance(self.optimizer, JoinedOptimizer)
         self._check_outputs = work.check_outputs and not several
         self._unsuitable = ""
@@ -94,7 +94,7 @@ class Learner:
     @property
     def finite(self) -> bool:
         """Whether all that was learnt is finite; only known before the end where each batch is checked."""
-        return self._norms is None or bool(self._norms.isfinite())
+        return self._norms is None or math.isfinite(self._norms)
 
     def learn(self, batch: Batch) -> int:
         """Train on a prepared batch, and return the number of its samples.
@@ -152,9 +152,9 @@ class Learner:
         if skips:
             # In fp16, gradients overflow in normal operation; the scaler handles that.
             gradients = [] if self._scaler.is_enabled() else _gradients(self._trained)
-            norm = _sum_of_norms([result.loss.detach(), *gradients])
+            norm = _largest_norm([result.loss.detach(), *gradients])
             if self._norms is not None:
-                self._norms = self._norms + norm
+                self._norms = torch.maximum(self._norms, norm)
             elif undo is not None and not norm.isfinite():
                 undo()
                 return None
@@ -376,7 +376,7 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
     return [parameter.grad for parameter in parameters if parameter.grad is not None]
 
 
-def _sum_of_norms(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
-    """Return the sum of the tensors' norms, which is finite only if all numbers are, on their device."""
+def _largest_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """Return the largest of the tensors' norms, which is finite only if all numbers are, on their device."""
     dense = [tensor.coalesce().values() if tensor.is_sparse else tensor for tensor in tensors]
-    return torch.stack(torch._foreach_norm(dense)).sum()  # half the time of get_total_norm and isfinite
+    return torch.stack(torch._foreach_norm(dense)).amax()  # half the time of get_total_norm and isfinite

@@ -1,11 +1,11 @@
 """The sources of the samples of a task: blocks or files."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
+from functools import cache, wraps
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +19,8 @@ from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
 from compss_train.samplers.loader import FileLoader
 from compss_train.worker.work import Work
+
+Task = TypeVar("Task", bound=Callable[..., Any])
 
 Columns: TypeAlias = tuple[torch.Tensor, ...]
 """Rows of the columns of x, then of y and of the weights if the data have them."""
@@ -165,7 +167,8 @@ def _taken(block: Block, rows: NDArray[Any]) -> torch.Tensor:
 class BlocksOnGpus:
     """Blocks on the GPUs of a process, which keeps them from task to task until the fit's last epoch.
 
-    Epochs then copy nothing, and rows are shuffled on the GPU. Half of its memory stays free.
+    Rows are shuffled on the GPU, and later epochs copy none there. A fit that ends early leaves its blocks there
+    until the next one begins.
     """
 
     def __init__(self) -> None:
@@ -174,21 +177,23 @@ class BlocksOnGpus:
 
     def columns(self, rows: Columns, block_pass: BlockPass, work: Work, device: str) -> Columns:
         """Return the stored rows of a pass on a GPU, or as they are if it has too little memory for them."""
-        if work.options.resident is None or work.files is not None or block_pass.sample_numbers is not None:
-            return _moved(rows, device)
-        fit, last_epoch = work.options.resident
+        if work.options.resident is None:
+            return rows
+        fit, last_epoch, share = work.options.resident
         if fit != self._fit:
             self._fit, self._full, self._blocks = fit, False, {}
-        key = device, block_pass.block, str(stored_rows(block_pass, work.options.shuffle_seed))
-        moved = self._blocks.pop(key, None) or (rows if self._full else _moved(rows, device))
-        if moved is not rows and (block_pass.epoch < last_epoch or block_pass.rest):
+        key = fit, device, block_pass.block, block_pass.first
+        moved = self._blocks.get(key) or (rows if self._full else _moved(rows, device, share))
+        is_whole = len(rows[0]) == block_pass.whole and block_pass.sample_numbers is None
+        if moved is not rows and is_whole and work.files is None:
             self._blocks[key] = moved
+        if block_pass is work.block_passes[-1] and block_pass.epoch == last_epoch and not block_pass.rest:
+            self._blocks = {}
         return moved
 
     def clear(self) -> bool:
         """Release the blocks, and keep no others of this fit; return whether there may have been any."""
-        was_full, self._full = self._full, True
-        self._blocks.clear()
+        was_full, self._full, self._blocks = self._full, True, {}
         return not was_full
 
 
@@ -198,12 +203,32 @@ def blocks_on_gpus() -> BlocksOnGpus:
     return BlocksOnGpus()
 
 
-def _moved(rows: Columns, device: str) -> Columns:
-    """Return rows on a GPU if half of its memory stays free beside them, and as they are otherwise, as on MPS."""
+def _moved(rows: Columns, device: str, share: float) -> Columns:
+    """Return rows on a GPU, or as they are if they need more than half of its memory, or of a worker's share."""
     module = torch.get_device_module(device)
-    free, total = module.mem_get_info(device) if hasattr(module, "mem_get_info") else (0, 1)
-    size = sum(part.numel() * part.element_size() for part in rows)
-    return tuple(part.to(device) for part in rows) if free - size >= total / 2 else rows
+    try:
+        free, total = module.mem_get_info(device)
+    except (AttributeError, RuntimeError):  # of MPS, and of XPUs that cannot tell
+        return rows
+    used, size = module.memory_allocated(device), sum(part.nbytes for part in rows)
+    free += module.memory_reserved(device) - used
+    has_room = free - size >= total / 2 and used + size <= total * share / 2
+    return tuple(part.to(device) for part in rows) if has_room else rows
+
+
+def repeated_without_blocks(function: Task) -> Task:
+    """Call a task again without blocks on the GPU if it has too little memory beside them."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            if not blocks_on_gpus().clear():
+                raise
+        return function(*args, **kwargs)  # after the handler, whose error holds what fills the GPU
+
+    return call  # type: ignore[return-value]
 
 
 class FileSource(Source):

@@ -12,8 +12,6 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-import torch
-
 from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
 from compss_train.model.compression import Contribution, compress_arrays
@@ -25,7 +23,7 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
 from compss_train.worker.batches import Batch, batches_in_epoch, cut_batches, prepared
 from compss_train.worker.learner import Learner
-from compss_train.worker.source import blocks_on_gpus, source_of
+from compss_train.worker.source import repeated_without_blocks, source_of
 from compss_train.worker.state import CarriedBuffer, GroupState, WorkerState, moments_of, split_moments
 from compss_train.worker.work import Work
 
@@ -39,6 +37,7 @@ class Result(NamedTuple):
     measured: Measured
 
 
+@repeated_without_blocks
 def train(
     training_spec: TrainingSpec,
     parameters: Parameters,
@@ -53,8 +52,7 @@ def train(
     worker that has none.
 
     With ``on_nan="skip"`` on a GPU, a worker that skipped nothing in its last task learns all batches, and reads at
-    the end whether they were finite. If they were not, it trains again, and reads each batch's flag. It also trains
-    again if a GPU on which blocks stay has too little memory, then without them.
+    the end whether they were finite. If they were not, it trains again, and reads each batch's flag.
     """
     liveness.describe(f"{work.name}, which compiles its network," if training_spec.compile else work.name)
     started, began = time.time(), time.perf_counter()
@@ -63,14 +61,12 @@ def train(
         source, buffer = source_of(work, values), CarriedBuffer(state.sample_buffer)
         reader = training_spec.sample_reader
         batches = cut_batches(work, source, learner.replica.columns_device, buffer, reader)
-        again = False
         try:
             drawn = train_on(prepared(batches, learner.replica, work.options), learner, work)
-        except Exception as reason:  # possibly of a loss or hook that was given NaN
-            again = isinstance(reason, torch.OutOfMemoryError) and blocks_on_gpus().clear()
-            if learner.finite and not again:
+        except Exception:  # possibly of a loss or hook that was given NaN
+            if learner.finite:
                 raise
-        if again or not learner.finite:
+        if not learner.finite:
             del learner, batches  # as they may fill the GPU
             result = train(training_spec, parameters, replace(state, skipped=True), work, values, moments)
             result.measured.started, result.measured.seconds = started, time.perf_counter() - began

@@ -38,8 +38,8 @@ class WorkOptions:
     dtype: MergeDtype | None = None
     """The dtype that changes of the weights are compressed to, or ``None``."""
     callbacks: Sequence[WorkerCallback] = ()
-    resident: tuple[str, int] | None = None
-    """A name of the fit, and its last epoch: until then, blocks stay on GPUs where there is room."""
+    resident: tuple[str, int, float] | None = None
+    """A name of the fit, its last epoch, until which blocks stay on GPUs, and a worker's share of a GPU."""
 
     @property
     def shuffle_seed(self) -> int | None:

@@ -154,6 +154,7 @@ def install(devices: int) -> None:
         "get_device_name": lambda device=None: "emulated",
         "is_bf16_supported": lambda including_emulation=True: True,
         "memory_allocated": lambda device=None: memory.allocated[number_of(device)],
+        "memory_reserved": lambda device=None: memory.allocated[number_of(device)],
         "max_memory_allocated": lambda device=None: memory.peak[number_of(device)],
         "reset_peak_memory_stats": reset_peak,
         "mem_get_info": lambda device=None: (2**34 - memory.allocated[number_of(device)], 2**34),

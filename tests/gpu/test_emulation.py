@@ -1,6 +1,7 @@
 """Emulated devices refuse what real ones refuse, and count what waits for them."""
 
 import pickle
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,10 +9,13 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer, Gradients, Merge
+from compss_train.data.block_passes import BlockPass
 from compss_train.training import trainer_base
+from compss_train.worker.source import BlocksOnGpus
 from tests.emulated_gpu import tensors
 from tests.gpu.conftest import REAL
 from tests.helpers.models import assert_same_bits, blocked, classification
+from tests.worker.assignments import whole
 
 pytestmark = pytest.mark.skipif(REAL, reason="these are emulated devices")
 
@@ -101,6 +105,49 @@ def test_blocks_leave_a_gpu_that_has_too_little_memory_beside_them(monkeypatch):
             trainer.build(nn.Linear(500, 3), ADAM, "cross_entropy", num_gpu=1)
             trainer.fit(x, y, num_epochs=3, batch_size=2, progress=False)
             assert trainer.trained_samples() == 3 * 60
+
+
+def test_an_evaluation_takes_the_memory_of_the_blocks(monkeypatch):
+    """Here its batch needs 40,000 bytes for hidden values; x has 100,000, a batch of the training 4,000."""
+    x, y = classification(samples=100)
+    x = np.tile(x, (1, 250 // x.shape[1] + 1))[:, :250].astype(np.float32)
+    losses = []
+    for limit in (2**30, 150_000):
+        monkeypatch.setenv("EMULATED_GPU_BYTES", str(limit))
+        torch.manual_seed(0)
+        with DistributedTrainer(1, engine="serial", seed=0, threads=1) as trainer:
+            net = nn.Sequential(nn.Linear(250, 4), Widened(), nn.Linear(100, 3))
+            trainer.build(net, {"optimizer": "sgd", "lr": 1e-4}, "cross_entropy", num_gpu=1)
+            options = {"num_epochs": 3, "batch_size": 4, "validation_data": (x, y), "progress": False}
+            trainer.fit(x, y, **options)
+            losses.append([record["val_loss"] for record in trainer.history])
+    assert losses[0] == losses[1]
+
+
+class Widened(nn.Module):
+    def forward(self, x):
+        return x.repeat(1, 25)
+
+
+def test_blocks_are_released_in_the_last_epoch_of_the_fit():
+    """Also those that other workers train then, and no pass of part of a block is kept."""
+    x, kept = torch.arange(40.0)[:, None], BlocksOnGpus()
+    work = whole(x, 5)
+    work = work._replace(options=replace(work.options, resident=("a", 1, 1.0)))
+
+    def stay(*passes: BlockPass) -> int:
+        for block_pass in passes:
+            rows = (x[block_pass.first + block_pass.skip :][: block_pass.size],)
+            moved = kept.columns(rows, block_pass, work._replace(block_passes=passes), "cuda:0")
+            assert torch.equal(moved[0].cpu(), rows[0])
+        return len(kept._blocks)
+
+    assert stay(BlockPass(0, 0, 20), BlockPass(1, 0, 20, first=20)) == 2
+    assert stay(BlockPass(2, 0, 10, rest=10)) == 2
+    assert stay(BlockPass(1, 1, 20, first=20)) == 0
+    assert stay(BlockPass(0, 0, 20)) == 1
+    work = work._replace(options=replace(work.options, resident=("b", 1, 1.0)))
+    assert stay(BlockPass(0, 0, 20, first=20)) == 1
 
 
 class Strict(nn.Module):

@@ -139,7 +139,7 @@ def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
 @pytest.fixture
 def no_room(monkeypatch):
     """A GPU on which no block has room, so that each batch is copied there."""
-    monkeypatch.setattr(source, "_moved", lambda rows, device: rows)
+    monkeypatch.setattr(source, "_moved", lambda rows, device, share: rows)
 
 
 @pytest.mark.parametrize("fixtures", [[], ["no_room"]])

@@ -63,6 +63,24 @@ def test_a_loss_is_reported_before_the_greeting_of_the_replacement(server):
             assert server.next(0.1) is None
 
 
+def test_a_replacement_is_reported_after_the_last_messages_of_the_lost(server):
+    greeting = {"role": "worker", "number": 4}
+    with server.address.connect(greeting) as one:
+        first = next_event(server)[0]
+        for number in range(4):
+            one.send({"report": number})
+    wait_until(lambda: first.descriptor in dict(server._tasks._connections.closed))
+    with server.address.connect(greeting) as two:
+        wait_until(lambda: server._tasks._connections._silent)  # ZeroMQ may have the greeting between the messages
+        events = [next_event(server) for _ in range(6)]
+        assert [header for _, header, _ in events[:4]] == [{"report": number} for number in range(4)]
+        assert events[4][:2] == (first, None)
+        assert events[5][1] is events[5][0].greeting
+        assert server.next(0.1) is None
+        events[5][0].send({"accepted": True})
+        assert two.receive(DEADLINE)[0] == {"accepted": True}
+
+
 def test_events_keep_each_clients_order_and_end_with_a_disconnect(server):
     with server.address.connect({"role": "worker", "number": 3}) as one:
         first, header, _ = server.next(DEADLINE)

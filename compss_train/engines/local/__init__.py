@@ -1,7 +1,6 @@
 """The local engine: tasks on worker processes of this machine, values in shared memory."""
 
 import contextlib
-import errno
 import itertools
 import os
 import weakref
@@ -29,7 +28,7 @@ class LocalEngine(GraphEngine):
     Values are files in shared memory that workers map, so that a block exists once however many tasks read it. A
     process that dies is replaced and its task runs again, up to 4 times in all; other tasks continue. Processes do
     not import the main script: models from notebooks and from ``__main__`` work without a main guard. They have
-    imported the modules in ``preload`` before their first task.
+    imported the modules in ``preload``, which must not use a GPU when they are imported, before their first task.
 
     On Linux, processes are forks of a fork server that has imported torch: a process starts in 30 ms and adds a few
     MB. Elsewhere each imports torch itself, which takes seconds and 200 MB.
@@ -140,14 +139,9 @@ class LocalEngine(GraphEngine):
         """Add processes and CPUs; negative numbers add none."""
         cpus = max(0, cpus)
         added = []
-        try:
-            for _ in range(processes):
-                added.append(WorkerProcess(self._starter, self._folders.paths))
-                self._processes.append(added[-1])
-        except OSError as error:
-            if error.errno == errno.EMFILE:
-                error.add_note(f"{processes} processes take {2 * processes} file descriptors: raise ulimit -n")
-            raise
+        for _ in range(processes):
+            added.append(WorkerProcess(self._starter, self._folders.paths))
+            self._processes.append(added[-1])
         self.processes += len(added)
         self.cpus += cpus
         self._post(self._scheduler.add_workers, added, cpus)
