@@ -31,10 +31,13 @@ from _network_parts import DDP, LANGUAGE_MODEL, LINK, PEERS, Job, Measured
 
 PREFIX = "compss_train-"
 """Of the names of namespaces; the number of the process that made them follows."""
-BURST_SECONDS, WAIT = 0.004, "50ms"
+BURST_SECONDS, WAIT = 0.001, "50ms"
 """What a link sends at once after a pause, and how long it lets a packet wait before it drops it."""
-LEAST_BURST = 128 * 1024
-"""Bytes; the kernel hands packets of up to 64 KiB to a link."""
+PACKET, LEAST_BURST = 2**14, 2**15
+"""Bytes: the most that the kernel hands to a link at once, and that a link sends at once after a pause.
+
+With its 64 KiB, gradients of 0.1 MB would hardly feel a limit of 100 Mbit/s.
+"""
 MODULES = (HERE, HERE.parent, HERE.parent / "apps")
 """Where programs in the nodes look for modules: the language model is one of ``apps/``."""
 QUOTA_PERIOD = 20_000  # microseconds
@@ -105,6 +108,7 @@ class Network:
         for port, node, address in zip(self._ports, self.nodes, self.addresses, strict=True):
             other_end = ("type", "veth", "peer", "name", port, "netns", self.switch)
             _run("ip", "-netns", node, "link", "add", LINK, *other_end)
+            _run("ip", "-netns", node, "link", "set", LINK, "gso_max_size", str(PACKET))
             _run("ip", "-netns", self.switch, "link", "set", port, "master", "bridge", "up")
             _run("ip", "-netns", node, "address", "add", f"{address}/24", "dev", LINK)
             _run("ip", "-netns", node, "link", "set", LINK, "up")
