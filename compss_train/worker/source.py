@@ -182,7 +182,7 @@ class BlocksOnGpus:
         fit, last_epoch, share = work.options.resident
         if fit != self._fit:
             self._fit, self._full, self._blocks = fit, False, {}
-        key = fit, device, block_pass.block, block_pass.first
+        key = fit, device, block_pass.block, block_pass.first, block_pass.whole
         moved = self._blocks.get(key) or (rows if self._full else _moved(rows, device, share))
         is_whole = len(rows[0]) == block_pass.whole and block_pass.sample_numbers is None
         if moved is not rows and is_whole and work.files is None:

@@ -142,8 +142,8 @@ def test_blocks_are_released_in_the_last_epoch_of_the_fit():
             assert torch.equal(moved[0].cpu(), rows[0])
         return len(kept._blocks)
 
-    assert stay(BlockPass(0, 0, 20), BlockPass(1, 0, 20, first=20)) == 2
-    assert stay(BlockPass(2, 0, 10, rest=10)) == 2
+    assert stay(BlockPass(0, 0, 20), BlockPass(1, 0, 20, first=20), BlockPass(0, 0, 10)) == 3
+    assert stay(BlockPass(2, 0, 10, rest=10)) == 3
     assert stay(BlockPass(1, 1, 20, first=20)) == 0
     assert stay(BlockPass(0, 0, 20)) == 1
     work = work._replace(options=replace(work.options, resident=("b", 1, 1.0)))
