@@ -57,7 +57,8 @@ class EventServer(Closable):
                 if header is client.greeting:
                     role = client.greeting.get("role")
                     if isinstance(role, str) and (role == SENDER) != (server is self._tasks):
-                        lost = [each for each in self._clients if each.greeting == header and not each.send({})]
+                        same = (each for each in self._clients if role != SENDER and each.greeting == header)
+                        lost = [each for each in same if not each.send({})]
                         self._clients.add(client)
                         if lost:  # a fork takes a place within milliseconds
                             self._held.extend([*((each, None, []) for each in lost), received])

@@ -20,7 +20,7 @@ from compss_train.data.reading import FilePart
 from compss_train.samplers.loader import FileLoader
 from compss_train.worker.work import Work
 
-Task = TypeVar("Task", bound=Callable[..., Any])
+_Task = TypeVar("_Task", bound=Callable[..., Any])
 
 Columns: TypeAlias = tuple[torch.Tensor, ...]
 """Rows of the columns of x, then of y and of the weights if the data have them."""
@@ -216,7 +216,7 @@ def _moved(rows: Columns, device: str, share: float) -> Columns:
     return tuple(part.to(device) for part in rows) if has_room else rows
 
 
-def repeated_without_blocks(function: Task) -> Task:
+def repeated_without_blocks(function: _Task) -> _Task:
     """Call a task again without blocks on the GPU if it has too little memory beside them."""
 
     @wraps(function)
