@@ -275,6 +275,14 @@ class Buffer(ABC):
         with self._lock:
             return self._store.repetitions(self._held_slots())
 
+    def seen_counts(self) -> NDArray[np.int64]:
+        """Return how often each held sample was returned, in the order of ``state_dict()["samples"]``.
+
+        In a ``FIFO`` that is the order of the puts. ``repetitions`` also counts samples that are no longer held.
+        """
+        with self._lock:
+            return self._store.times_got(self._held_slots())
+
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:

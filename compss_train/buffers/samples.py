@@ -315,6 +315,10 @@ class SampleStore:
             np.add.at(self._times_got, slots, 1)
         self.samples_got += slots.size
 
+    def times_got(self, slots: Slots) -> NDArray[np.int64]:
+        """Return how often the samples in these slots were got."""
+        return self._times_got[slots]
+
     def repetitions(self, held: Slots) -> NDArray[np.int64]:
         """Return how many samples, those in these slots and removed ones, were got 0, 1, 2, ... times."""
         times = self._removed + Counter(self._times_got[held].tolist())

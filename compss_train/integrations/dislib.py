@@ -13,7 +13,7 @@ import os
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -54,11 +54,88 @@ EDDL_LOSSES: Mapping[str, losses.BatchFunction] = {
 """The losses by name, all cross entropies of probabilities: in EDDL the network applies the softmax."""
 
 
+class PytorchDistributed:
+    """What one worker trains with in ``dislib.pytorch``: an entry of ``compss_object``.
+
+    Fits train in tasks of their own. The methods are the two steps of an epoch, for scripts that call them
+    themselves; they run in the calling process, on the CPU.
+    """
+
+    def build(
+        self,
+        net: nn.Module,
+        loss: LossFactory | str,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        optimizer_parameters: Mapping[str, Any],
+        **options: Any,
+    ) -> None:
+        """Set the attributes ``model``, ``loss``, ``optimizer``, ``optimizer_parameters`` and ``options``."""
+        self.model, self.loss, self.options = net, loss, options
+        self.optimizer, self.optimizer_parameters = optimizer, optimizer_parameters
+
+    def train_cnn_batch_GPU(
+        self, model_parameters: nn.Module, x_train: Any, y_train: Any, num_batches: int, shuffle_block_data: bool
+    ) -> nn.Module:
+        """Return a copy of the module after training on the batches of one block."""
+        alone = EncapsulatedFunctionsDistributedPytorch(1, engine="serial")
+        alone.build(model_parameters, self.optimizer, self.loss, self.optimizer_parameters, **self.options)
+        return alone._fit_block(x_train, y_train, num_batches, shuffle_block_data)
+
+    def aggregate_parameters_async(self, model_params: nn.Module, parameters_to_aggregate: nn.Module) -> nn.Module:
+        """Set the parameters of the first module to the mean of the two, and return it."""
+        own, other = (params.from_module(each) for each in (model_params, parameters_to_aggregate))
+        params.load_into(model_params, params.halve(own, other))
+        return model_params
+
+
+class EddlDistributedConmutativo:
+    """What one worker trains with in ``dislib.eddl``: an entry of ``compss_object``; see ``PytorchDistributed``."""
+
+    def build(
+        self,
+        net: nn.Module,
+        optimizer: Mapping[str, Any],
+        loss: str | losses.BatchFunction,
+        metric: metrics.MetricSpec,
+        num_gpu: int = 0,
+        **options: Any,
+    ) -> None:
+        """Set the attributes ``model``, ``optimizer``, ``loss``, ``metric``, ``num_gpu`` and ``options``."""
+        self.model, self.optimizer, self.loss, self.metric = net, optimizer, loss, metric
+        self.num_gpu, self.options = num_gpu, options
+
+    def train_batch_GPU(
+        self,
+        initial_parameters: Layers,
+        x_train: Any,
+        y_train: Any,
+        dtype: Any,
+        num_batches: int,
+        epoch: int = 1,
+        shuffle_block_data: bool = True,
+    ) -> Layers:
+        """Return the parameters after training on the batches of one block; ``dtype`` and ``epoch`` are unused."""
+        alone = EncapsulatedFunctionsDistributedEddl(1, engine="serial")
+        alone.build(self.model, self.optimizer, self.loss, self.metric, **self.options)
+        alone.model_parameters = initial_parameters
+        return alone._fit_block(x_train, y_train, num_batches, shuffle_block_data)
+
+    def aggregate_parameters_async(self, model_params: Layers, parameters_to_aggregate: Layers) -> Layers:
+        """Set the first parameters to the mean of the two, and return them."""
+        for layer, other in zip(model_params, parameters_to_aggregate, strict=True):
+            pairs = zip(layer, other, strict=True)
+            layer[:] = [((own + its) / 2).astype(own.dtype) for own, its in pairs]
+        return model_params
+
+
 class Encapsulated(NamedFits[Fitted]):
     """What the classes of ``dislib.pytorch`` and ``dislib.eddl`` have in common.
 
     A fit starts from ``model_parameters``, which a script may replace or change, and replaces it by the result.
     """
+
+    _worker_object: ClassVar[type[Any]]
+    """The class of the entries of ``compss_object``."""
 
     def __init__(
         self,
@@ -72,6 +149,7 @@ class Encapsulated(NamedFits[Fitted]):
         self._nodes = (engine_class(engine) if isinstance(engine, str) else engine).nodes()
         self.trainer = DistributedTrainer(num_workers, engine=engine, seed=seed, threads=threads)
         self.model_parameters: Fitted | None = None
+        self.compss_object = [self._worker_object() for _ in range(num_workers)]
         self.num_gpu = 0
 
     def _build(self, *args: Any, num_gpu: int, **options: Any) -> None:
@@ -107,6 +185,11 @@ class Encapsulated(NamedFits[Fitted]):
             self.model_parameters = trained = self._result(self.trainer.model())
         return trained
 
+    def _fit_block(self, x_train: Any, y_train: Any, num_batches: int, shuffle_block_data: bool) -> Fitted:
+        """Train on the batches of one block."""
+        order = {"shuffle": None, "shuffle_block_data": shuffle_block_data}
+        return self.fit(x_train, y_train, num_batches_per_worker=num_batches, num_epochs=1, progress=False, **order)
+
     @abstractmethod
     def _module(self, parameters: Fitted) -> nn.Module:
         """Return a module with these parameters."""
@@ -121,9 +204,11 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
 
     The eight fits and ``get_parameters`` return a copy of the module given to ``build``, with the trained
     parameters. ``engine``, ``seed`` and ``threads`` are those of ``DistributedTrainer``. Attributes:
-    ``num_workers``, ``model_parameters`` (the module that ``get_parameters`` returns), ``num_gpu``, and
-    ``trainer``, the ``DistributedTrainer``.
+    ``num_workers``, ``model_parameters`` (the module that ``get_parameters`` returns), ``compss_object`` (a list
+    with a ``PytorchDistributed`` for each worker), ``num_gpu``, and ``trainer``, the ``DistributedTrainer``.
     """
+
+    _worker_object = PytorchDistributed
 
     def build(
         self,
@@ -149,6 +234,8 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         options = {"transform": torch.Tensor.float, **options}
         made = loss if isinstance(loss, str | nn.Module) else loss()
         self._build(net, spec, made, num_gpu=num_gpu, num_nodes=num_nodes, **options)
+        for each in self.compss_object:
+            each.build(net, made, optimizer, optimizer_parameters, **options)
         self.model_parameters = net
 
     def _module(self, parameters: nn.Module) -> nn.Module:
@@ -168,8 +255,11 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
     arrays by name. Losses and optimizers have EDDL's meanings and dislib's defaults, and x is divided by 255, as in
     dislib: docs/reference/integrations.md. ``engine``, ``seed`` and ``threads`` are those of
     ``DistributedTrainer``. Attributes: ``num_workers``, ``model_parameters`` (what ``get_parameters`` returns),
-    ``num_gpu``, and ``trainer``, the ``DistributedTrainer``.
+    ``compss_object`` (a list with an ``EddlDistributedConmutativo`` for each worker), ``num_gpu``, and ``trainer``,
+    the ``DistributedTrainer``.
     """
+
+    _worker_object = EddlDistributedConmutativo
 
     def build(
         self,
@@ -200,6 +290,8 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
                 f"learning rate by {1 + decay} from the third epoch of a fit on. For that, leave it out of the "
                 f"dict and give build(..., schedule=lambda epoch: 1 if epoch < 2 else 1 / {1 + decay})"
             )
+        for each in self.compss_object:
+            each.build(net, optimizer, loss, metric, num_gpu, **options)
         self.model_parameters = layers_of(net)
 
     def _module(self, parameters: Layers) -> nn.Module:

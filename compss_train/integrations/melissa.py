@@ -1,11 +1,20 @@
-"""Melissa's interface of buffers: ``BufferType`` and ``make_buffer``."""
+"""Melissa's interface of buffers: ``BufferType``, ``make_buffer``, and the queues that it makes.
 
-from collections.abc import Callable
+A queue is a buffer of ``compss_train.buffers`` under Melissa's name, with the words of ``queue.Queue``.
+"""
+
+import threading
+from collections import deque
 from enum import Enum
 from inspect import signature
+from typing import Any
 
 from compss_train import buffers
 from compss_train._utils.validation import check_count
+from compss_train.buffers.samples import Slots
+
+_MOST_GETS = 1000
+"""Gets of a thread that are told apart until ``task_done`` reports them; many programs never do."""
 
 
 class BufferType(Enum):
@@ -16,6 +25,162 @@ class BufferType(Enum):
     Reservoir = 2
     BatchReservoir = 3
     SimPairedReservoir = 4
+
+
+class BaseQueue(buffers.Buffer):
+    """What all queues have in common: the methods and exceptions of ``queue.Queue``, which count samples.
+
+    ``maxsize`` is the capacity, at least 1; the other arguments are those of the buffer of the same name, such as
+    ``threshold`` and ``seed``.
+
+    Each put adds a task for ``join``. It is done when a get has returned the sample, and ``task_done`` was called
+    for that get: once, also if it returned a batch or a pair. For a get whose samples had all been returned before,
+    ``task_done`` has no effect. A call is about the oldest get of its thread that was not reported yet; if there is
+    none, of another thread. As in a ``Queue``, a sample may also be reported before it is returned.
+    """
+
+    def __init__(self, maxsize: int, *arguments: Any, **options: Any) -> None:
+        super().__init__(maxsize, *arguments, **options)
+        self._done = 0  # of the samples put
+        self._early = 0  # samples reported before they were returned, and not returned since
+        # By thread, the oldest first: when gets that are not reported yet began, their number, and how many new
+        # samples they returned.
+        self._unreported: dict[int, deque[list[int]]] = {}
+
+    @property
+    def maxsize(self) -> int:
+        """The maximum number of samples held."""
+        return self.capacity
+
+    def qsize(self) -> int:
+        """Return the number of samples held, as ``len`` does."""
+        return len(self)
+
+    def empty(self) -> bool:
+        """Return whether no sample is held; if not, a get may still wait, for the threshold or a partner."""
+        return not len(self)
+
+    def full(self) -> bool:
+        """Return whether ``maxsize`` samples are held; a put may still evict a sample of a reservoir."""
+        return len(self) >= self.capacity
+
+    def put(self, item: Any, block: bool = True, timeout: float | None = None) -> None:
+        """Store one sample; waits and raises as ``Buffer.put`` does."""
+        super().put(item, block, timeout)
+
+    def put_nowait(self, item: Any) -> None:
+        """Store one sample if there is room: ``put`` with ``block=False``."""
+        self.put(item, block=False)
+
+    def get_nowait(self) -> Any:
+        """Return what ``get`` returns if it is available: ``get`` with ``block=False``."""
+        return self.get(block=False)
+
+    @property
+    def unfinished_tasks(self) -> int:
+        """Number of samples put that were not yet returned and done.
+
+        When reception is over, samples that will never be returned (time steps without a partner) do not count.
+        """
+        with self._lock:
+            drained = self._reception_over and not self._available()
+            return max(0, self.samples_put - self._done - (self._count_unseen() if drained else 0))
+
+    def task_done(self) -> None:
+        """Report that what a get returned was processed.
+
+        Raises ``ValueError`` if no get is left to report, and no task is unfinished.
+        """
+        with self._lock:
+            thread = threading.get_ident()
+            if self._unreported:
+                if thread not in self._unreported:
+                    thread = min(self._unreported, key=lambda other: self._unreported[other][0][0])
+                gets = self._unreported[thread]
+                gets[0][1] -= 1
+                if not gets[0][1]:
+                    self._done += gets.popleft()[2]
+                if not gets:
+                    del self._unreported[thread]
+            elif self.unfinished_tasks:
+                self._done, self._early = self._done + 1, self._early + 1
+            else:
+                raise ValueError(
+                    f"task_done() called too many times: all {self.samples_put} samples put are done, and all gets "
+                    "are reported; call it once for each get"
+                )
+            if not self.unfinished_tasks:
+                self._notify()
+
+    def join(self) -> None:
+        """Wait until every sample put was returned and done."""
+        with self._lock:
+            self._wait(lambda: not self.unfinished_tasks)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace the contents, as ``Buffer.load_state_dict`` does; samples returned before count as done."""
+        with self._lock:
+            super().load_state_dict(state)
+            self._done, self._early = self.samples_put - self.unseen, 0
+            self._unreported.clear()
+
+    def _draw(self, size: int) -> tuple[Slots, Slots]:
+        unseen = self._count_unseen()
+        drawn = super()._draw(size)  # type: ignore[safe-super]  # of the buffer of the same name
+        new = unseen - self._count_unseen()
+        early = min(new, self._early)
+        self._early -= early
+        if not early or early < new:
+            gets = self._unreported.setdefault(threading.get_ident(), deque())
+            gets.append([self.samples_got, 1, new - early])
+            if len(gets) > _MOST_GETS:  # the oldest two are done together
+                began, number, returned = gets.popleft()
+                gets[0] = [began, number + gets[0][1], returned + gets[0][2]]
+        return drawn
+
+
+class CounterMixin:
+    """Of queues that count how often samples are returned: ``seen_counts`` and ``repetitions``."""
+
+
+class ReceptionDependant:
+    """Of queues whose end of reception is signalled: ``signal_reception_over`` and ``reception_over``."""
+
+
+class ThresholdMixin(ReceptionDependant):
+    """Of queues whose gets wait until ``threshold`` samples are held, or reception is over."""
+
+
+class BatchGetMixin:
+    """Of queues whose gets return ``batch_size`` samples, stacked."""
+
+
+class RandomEvictOnWriteQueue(BaseQueue):
+    """A queue that evicts a random sample that was returned before when it is full."""
+
+
+class SimPairedQueue(BaseQueue):
+    """A queue of ``TimeStep`` whose gets return two of one simulation."""
+
+
+class FIFO(CounterMixin, ReceptionDependant, BaseQueue, buffers.FIFO):
+    """``compss_train.buffers.FIFO`` as a queue."""
+
+
+class FIRO(CounterMixin, ThresholdMixin, BaseQueue, buffers.FIRO):
+    """``compss_train.buffers.FIRO`` as a queue."""
+
+
+class Reservoir(CounterMixin, ThresholdMixin, RandomEvictOnWriteQueue, buffers.Reservoir):
+    """``compss_train.buffers.Reservoir`` as a queue."""
+
+
+class BatchReservoir(BatchGetMixin, Reservoir, buffers.BatchReservoir):
+    """``compss_train.buffers.BatchReservoir`` as a queue."""
+
+
+class SimPairedReservoir(ThresholdMixin, SimPairedQueue, buffers.SimPairedReservoir):
+    """``compss_train.buffers.SimPairedReservoir`` as a queue."""
 
 
 def make_buffer(
@@ -30,13 +195,13 @@ def make_buffer(
     *,
     seed: int | None = None,
     pin_memory: bool = False,
-) -> buffers.Buffer:
-    """Return a buffer; the parameters and their order are those of Melissa's ``make_buffer``.
+) -> BaseQueue:
+    """Return a queue; the parameters and their order are those of Melissa's ``make_buffer``.
 
     Parameters
     ----------
     buffer_size:
-        The capacity: maximum number of samples held.
+        The capacity, and ``maxsize`` of the queue: maximum number of samples held.
     buffer_t:
         The type or its name in any case, FIFO by default.
     per_server_watermark:
@@ -70,9 +235,14 @@ def make_buffer(
         "sweep_size": sweep_size,
         "nb_time_steps": nb_time_steps,
     }
-    factory: Callable[..., buffers.Buffer] = getattr(buffers, kind.name)
-    used = {name: value for name, value in options.items() if name in signature(factory).parameters}
+    parameters = signature(getattr(buffers, kind.name)).parameters
+    used = {name: value for name, value in options.items() if name in parameters}
     if missing := " and ".join(name for name, value in used.items() if value is None):
         words = missing.replace("threshold", "per_server_watermark")
         raise ValueError(f"{kind.name} requires {words}; give a value")
-    return factory(buffer_size, **used, seed=seed, pin_memory=pin_memory)
+    return _QUEUES[kind.name](buffer_size, **used, seed=seed, pin_memory=pin_memory)
+
+
+_QUEUES: dict[str, type[BaseQueue]] = {
+    queue.__name__: queue for queue in (FIFO, FIRO, Reservoir, BatchReservoir, SimPairedReservoir)
+}

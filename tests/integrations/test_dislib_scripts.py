@@ -15,6 +15,7 @@ from compss_train.engines.nodes import Node
 from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,
     EncapsulatedFunctionsDistributedPytorch,
+    PytorchDistributed,
 )
 from tests.helpers.cases import slow
 from tests.helpers.models import FITS, assert_same_bits, state_arrays
@@ -99,15 +100,15 @@ def test_a_script_for_dislib_eddl(fit):
     assert encaps_function.trainer.history[-1]["categorical_accuracy"] > 0.8
 
 
-def pytorch_class(num_workers=2, *, net=None, num_gpu=0, num_nodes=0, **options):
-    encapsulated = EncapsulatedFunctionsDistributedPytorch(num_workers, threads=1, **options)
+def pytorch_class(num_workers=2, *, net=None, num_gpu=0, num_nodes=0, threads=1, **options):
+    encapsulated = EncapsulatedFunctionsDistributedPytorch(num_workers, threads=threads, **options)
     parameters = {"lr": 0.05, "momentum": 0.9}
     encapsulated.build(net or TwoLinear(), optim.SGD, nn.CrossEntropyLoss, parameters, num_gpu, num_nodes)
     return encapsulated
 
 
-def eddl_class(num_workers=2, *, net=None, num_gpu=0, num_nodes=0, **options):
-    encapsulated = EncapsulatedFunctionsDistributedEddl(num_workers, threads=1, **options)
+def eddl_class(num_workers=2, *, net=None, num_gpu=0, num_nodes=0, threads=1, **options):
+    encapsulated = EncapsulatedFunctionsDistributedEddl(num_workers, threads=threads, **options)
     spec = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
     net = net or nn.Sequential(TwoLinear(), nn.Softmax(dim=1))
     encapsulated.build(net, spec, "softmax_cross_entropy", "accuracy", num_gpu, num_nodes)
@@ -163,6 +164,69 @@ def test_an_eddl_fit_starts_from_the_layers_in_model_parameters():
         one.model_parameters = bad
         with pytest.raises(ValueError, match=r"the layers have arrays of shapes .* but those of the network"):
             one.fit_synchronous_with_GPU(x, y, 3, 1)
+
+
+@CLASSES
+def test_an_entry_of_compss_object_has_what_its_worker_trains_with(made):
+    net = nn.Sequential(TwoLinear(), nn.Softmax(dim=1))
+    encapsulated = made(4, net=net, num_gpu=3, num_nodes=2)
+    assert len(encapsulated.compss_object) == 4
+    for own in encapsulated.compss_object:
+        assert own.model is net
+        if made is eddl_class:
+            assert own.optimizer == {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
+            assert (own.loss, own.metric, own.num_gpu) == ("softmax_cross_entropy", "accuracy", 3)
+        else:
+            assert (own.optimizer, own.optimizer_parameters) == (optim.SGD, {"lr": 0.05, "momentum": 0.9})
+            assert isinstance(own.loss, nn.CrossEntropyLoss)
+
+
+def stepped(own, parameters, x, y):
+    """Train on a block in order, with the entry's own step."""
+    if isinstance(own, PytorchDistributed):
+        return own.train_cnn_batch_GPU(parameters, x, y, 3, False)
+    return own.train_batch_GPU(parameters, x, y, x.dtype, 3, shuffle_block_data=False)
+
+
+def arrays_of(parameters):
+    if isinstance(parameters, nn.Module):
+        return state_arrays(parameters)
+    return dict(enumerate(array for layer in parameters for array in layer))
+
+
+@CLASSES
+def test_a_script_may_take_the_steps_of_an_epoch_itself(made):
+    x, y = tensors(shape=(2, 1))
+    one, encapsulated = made(1, threads=None), made(2, threads=None)
+    start = encapsulated.get_parameters()
+    trained = [
+        stepped(own, start, *(tensor.tensors[number][0] for tensor in (x, y)))
+        for number, own in enumerate(encapsulated.compss_object)
+    ]
+    assert encapsulated.get_parameters() is start
+    block = [Tensor(tensor.tensors[0][0], (1, 1)) for tensor in (x, y)]
+    fitted = one.fit_synchronous_with_GPU(*block, 3, 1, False, False)
+    assert_same_bits(arrays_of(trained[0]), arrays_of(fitted))
+    first, second = ({name: array.copy() for name, array in arrays_of(each).items()} for each in trained)
+    assert encapsulated.compss_object[0].aggregate_parameters_async(*trained) is trained[0]
+    assert_same_bits(arrays_of(trained[1]), second)
+    for name, array in arrays_of(trained[0]).items():
+        assert array.dtype == first[name].dtype
+        if array.dtype.kind == "f":
+            np.testing.assert_array_equal(array, (first[name] + second[name]) / 2)
+    assert any((first[name] != second[name]).any() for name in first)
+
+
+@CLASSES
+def test_entries_train_with_the_options_of_build(made):
+    x, y = tensors(shape=(1, 1))
+    seen, encapsulated = [], made(1)
+    spec = [optim.SGD, nn.CrossEntropyLoss, {"lr": 0.05}]
+    if made is eddl_class:
+        spec = [{"optimizer": "sgd", "lr": 0.05}, nn.CrossEntropyLoss(), "accuracy"]
+    encapsulated.build(TwoLinear(), *spec, transform=lambda batch: seen.append(len(batch)) or batch.float())
+    stepped(encapsulated.compss_object[0], encapsulated.get_parameters(), x.tensors[0][0], y.tensors[0][0])
+    assert seen == [20, 20, 20]
 
 
 @CLASSES

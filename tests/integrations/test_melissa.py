@@ -2,8 +2,16 @@
 
 import pytest
 
-from compss_train.buffers import FIFO, FIRO, BatchReservoir, Reservoir, SimPairedReservoir
-from compss_train.integrations.melissa import BufferType, make_buffer
+from compss_train import buffers
+from compss_train.integrations.melissa import (
+    FIFO,
+    FIRO,
+    BatchReservoir,
+    BufferType,
+    Reservoir,
+    SimPairedReservoir,
+    make_buffer,
+)
 
 NEEDED = {
     BufferType.FIFO: {},
@@ -20,6 +28,7 @@ def test_each_type_is_made_from_what_it_needs(kind):
     for name in (kind, kind.name, kind.name.lower()):
         buffer = make_buffer(9, name, **NEEDED[kind])
         assert type(buffer) is CLASSES[kind.value]
+        assert isinstance(buffer, getattr(buffers, kind.name))
         assert buffer.capacity == 9
         assert buffer.threshold == NEEDED[kind].get("per_server_watermark", 0)
 
