@@ -6,7 +6,7 @@ from collections import deque
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compss_train import buffers
@@ -92,7 +92,16 @@ class Tasks:
         return None
 
 
+def sequence(text):
+    """Return calls by their letters, with the size of a batch."""
+    names = {"p": "put", "g": "get", "b": "batch", "d": "done", "l": "load"}
+    return [(names[letter], 3) for letter in text]
+
+
 @pytest.mark.parametrize("kind", ALL)
+@example(calls=sequence("ppppdbdgd"), capacity=4, passes=1, seed=0)  # reported before a batch
+@example(calls=sequence("ppdgggggdddd"), capacity=4, passes=1, seed=0)  # and before new and repeated samples
+@example(calls=sequence("ppppggglgggdddd"), capacity=4, passes=1, seed=0)  # what is loaded was not got
 @given(
     calls=st.lists(
         st.tuples(st.sampled_from(["put", "get", "batch", "done", "load"]), st.integers(1, 4)), max_size=60
@@ -113,7 +122,8 @@ def test_a_sample_is_done_when_it_was_returned_and_reported(kind, calls, capacit
             elif what == "done":
                 assert called(made, "task_done", 0) is model.task_done()
             elif what == "load":
-                state, made = made.state_dict(), make(kind, capacity, seed=seed, pseudo_epochs=passes)
+                state = made.state_dict()
+                made = made if size % 2 else make(kind, capacity, seed=seed, pseudo_epochs=passes)
                 made.load_state_dict(state)
                 model.gets.clear()
                 model.early, model.done = 0, len(model.returned)
@@ -125,7 +135,7 @@ def test_a_sample_is_done_when_it_was_returned_and_reported(kind, calls, capacit
             model.put = len(model.returned)  # others will never be returned
             model.done = min(model.done, model.put)
         assert made.unfinished_tasks == model.put - model.done
-    made.join()
+    Thread(made.join).result()
 
 
 # Threads
@@ -146,7 +156,7 @@ def test_a_join_waits_until_every_sample_was_returned_and_done(kind):
     assert made.unfinished_tasks == 0
     with pytest.raises(ValueError, match=r"task_done\(\) called too many times: all 4 samples put are done"):
         made.task_done()
-    made.join()
+    Thread(made.join).result()
 
 
 def test_a_repetition_that_is_done_first_does_not_end_a_join():
@@ -180,7 +190,7 @@ def test_one_thread_may_report_what_others_got(kind):
         made.task_done()
         assert made.unfinished_tasks
     made.task_done()
-    made.join()
+    Thread(made.join).result()
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -195,7 +205,7 @@ def test_a_consumer_that_gets_ahead_ends_a_join(kind):
         made.task_done()
     if "Reservoir" not in kind:
         made.task_done()
-    made.join()
+    Thread(made.join).result()
 
 
 @pytest.mark.parametrize("kind", ["FIFO", "Reservoir"])

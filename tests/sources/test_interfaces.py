@@ -4,6 +4,7 @@ import ast
 import importlib
 import inspect
 import queue
+from enum import Enum
 
 import numpy as np
 import pytest
@@ -90,6 +91,7 @@ def test_the_methods_of_a_queue_are_those_of_the_standard_library(method):
 
 
 def test_types_of_buffers_have_their_numbers():
+    assert issubclass(melissa.BufferType, Enum)
     assert {kind.name: kind.value for kind in melissa.BufferType} == interfaces.BUFFER_TYPES
 
 

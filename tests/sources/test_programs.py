@@ -46,7 +46,7 @@ def test_a_pipeline_of_a_loader_and_a_model(make):
 
     loader, model = Thread(load_data), Thread(process_data)
     loader.result()
-    data_queue.join()
+    Thread(data_queue.join).result()
     assert processed == list(range(LAST + 1))
     assert data_queue.empty()
     data_queue.put(None)
@@ -90,7 +90,7 @@ def test_a_server_that_trains_while_data_arrive(kind):
         seen += [tuple(row) for part in parts for row in part.reshape(-1, 2).tolist()]
         buffer.task_done()
     receiver.result()
-    buffer.join()
+    Thread(buffer.join).result()
     every = {(float(simulation), float(step)) for simulation in range(sweep_size) for step in range(nb_time_steps)}
     assert len(every - set(seen)) == buffer.unseen <= (sweep_size if paired else 0)
     assert set(seen) <= every
