@@ -6,6 +6,8 @@ and continues from its checkpoint. Needs root.
 
 from __future__ import annotations
 
+import argparse
+import json
 import threading
 import time
 from dataclasses import asdict
@@ -25,11 +27,13 @@ BROKEN_ROUND = "round-000003"
 """The checkpoint after which the link breaks."""
 
 
-def fit(network: Network, folder: str, job: Job, patience: float) -> dict[str, Any] | str:
+def fit(network: Network, folder: str, job: Job, patience: float, keepalive: float) -> dict[str, Any] | str:
     """Fit on Ray; return what ``repeatable`` does, or the last line of what the program says."""
+    names = ("grpc_client_keepalive_time_ms", "grpc_client_keepalive_timeout_ms")
+    settings = json.dumps(dict.fromkeys(names, int(1000 * keepalive)))
     address = f"RAY_ADDRESS={network.addresses[0]}:{RAY_PORT}"
     within = [*network.within(0), "timeout", f"{patience:g}", "env", address]
-    with ray_in(network):
+    with ray_in(network, *([f"--system-config={settings}"] if keepalive else [])):
         try:
             found: dict[str, Any] = call(parts.repeatable, "ray", folder, asdict(job), within=within)
             return found
@@ -47,14 +51,15 @@ def break_link(network: Network, folder: str, after: float, down: float) -> None
     network.plug(CUT_NODE, "up")
 
 
-def row(network: Network, job: Job, after: float, down: float, patience: float, bits: str) -> list[str]:
+def row(network: Network, job: Job, options: argparse.Namespace, after: float, bits: str) -> list[str]:
     """Break a link once, and return the cells of the table."""
     with TemporaryDirectory() as folder:
-        threading.Thread(target=break_link, args=(network, folder, after, down), daemon=True).start()
-        ended = fit(network, folder, job, patience)
+        threading.Thread(target=break_link, args=(network, folder, after, options.down), daemon=True).start()
+        ended = fit(network, folder, job, options.patience, options.keepalive)
         how = "goes on"
         if isinstance(ended, str):
-            how, ended = f"ends: {ended}, and resumes", fit(network, folder, job, patience)
+            how = f"ends: {ended}, and resumes"
+            ended = fit(network, folder, job, options.patience, options.keepalive)
     if isinstance(ended, str):
         return [f"{after:g}", f"{how}: {ended}", "-", "-"]
     return [f"{after:g}", how, "yes" if ended["bits"] == bits else "NO", f"{max(ended['seconds'][1:]):.0f}"]
@@ -67,6 +72,7 @@ def main() -> None:
     add("--rate", type=float, default=100.0, help="Mbit/s")
     add("--down", type=float, default=30.0, help="seconds without a link")
     add("--after", type=float, nargs="+", default=[0.1, 1.5, 2.5], help="seconds from a checkpoint to the break")
+    add("--keepalive", type=float, default=20.0, help="seconds between pings, and for an answer; 0: Ray's own")
     add("--patience", type=float, default=600.0, help="seconds until a fit has taken too long")
     options = options_parser.parse_args()
     if options.quick:
@@ -78,7 +84,7 @@ def main() -> None:
         network.limit((options.rate, 0.0))
         whole = call(parts.repeatable, "local", folder, asdict(job))
         rows = [
-            row(network, job, after, options.down, options.patience, whole["bits"])
+            row(network, job, options, after, whole["bits"])
             for _ in range(options.repetitions)
             for after in options.after
         ]

@@ -250,14 +250,17 @@ def nodes_of(number: int) -> Iterator[Network]:
 
 
 @contextmanager
-def ray_in(network: Network) -> Iterator[Fit]:
-    """Start a node of Ray with one CPU in each node, the head in the first; the network's end ends them."""
+def ray_in(network: Network, *options: str) -> Iterator[Fit]:
+    """Start a node of Ray with one CPU in each node, the head with these options in the first.
+
+    The network's end ends them.
+    """
     head = f"{network.addresses[0]}:{RAY_PORT}"
     tokens = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     os.environ.update({**tokens, "RAY_worker_niceness": "0"})  # as nice as peers
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         for number, address in enumerate(network.addresses):
-            role = [f"--address={head}"] if number else HEAD
+            role = [f"--address={head}"] if number else [*HEAD, *options]
             node = [f"--node-ip-address={address}", f"--temp-dir={folder}/{number}", "--num-cpus=1"]
             _run(*network.within(number), *RAY_START, *role, *node)
         yield partial(call, within=[*network.within(0), "env", f"RAY_ADDRESS={head}"])

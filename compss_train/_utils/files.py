@@ -5,6 +5,7 @@ import os
 import secrets
 import shutil
 import socket
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -93,6 +94,18 @@ def write_atomic(path: Path, text: str) -> None:
     """Write a text file under a temporary name, and rename it when it is complete."""
     with atomic_path(path) as temporary:
         temporary.write_text(text, encoding="utf-8", newline="")
+
+
+def check_private(folder: Path) -> Path:
+    """Return a folder that only this user can write to; raise ``ValueError`` for another, or for a link to one."""
+    status = folder.lstat()
+    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    if not own or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise ValueError(
+            f"folder {folder}: others could write to it; give a folder of your own (TMPDIR, for temporary files), "
+            "or remove this one"
+        )
+    return folder
 
 
 def is_special_file(path: Path) -> bool:

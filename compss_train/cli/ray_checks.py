@@ -1,9 +1,9 @@
-"""Checks of ``compss-train doctor --engine ray``: Ray's version, the cluster's address, and its nodes."""
+"""Checks of ``compss-train doctor --engine ray``: Ray's version, the cluster's address, its links and nodes."""
 
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from compss_train._utils import __version__
 from compss_train.cli.findings import Finding, installed_version, run_program, verdict
@@ -11,29 +11,43 @@ from compss_train.cli.findings import Finding, installed_version, run_program, v
 CLUSTER_TIMEOUT = 120.0
 """Seconds for a program that joins the cluster and starts a process on each node."""
 
+KEEPALIVE = "grpc_client_keepalive_time_ms"
+"""Ray's name for the time between the pings of a client that waits for an answer."""
+
 PROBE = """
 import json
+from compss_train.engines.ray import cluster
+
+try:
+    cluster.join()
+except Exception as error:
+    print(json.dumps({"problem": " ".join(str(error).split())}), flush=True)
+    raise SystemExit(1)
+
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as On
 
-ray.init(log_to_driver=False, logging_level="ERROR")
-
 @ray.remote(num_cpus=0, max_retries=0)
-def version():
+def answer():
+    keepalive = ray._config.grpc_client_keepalive_time_ms()
     from compss_train import __version__
-    return __version__
+    return {"version": __version__, "keepalive": keepalive}
 
+print(json.dumps({"keepalive": ray._config.grpc_client_keepalive_time_ms()}))
 nodes = [node for node in ray.nodes() if node["Alive"]]
-asked = [version.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote() for node in nodes]
+asked = [answer.options(scheduling_strategy=On(node["NodeID"], soft=False)).remote() for node in nodes]
 for node, ref in zip(nodes, asked):
     try:
-        found = {"version": ray.get(ref, timeout=60)}
+        found = ray.get(ref, timeout=60)
     except Exception as error:
         found = {"error": str(error).strip().splitlines()[-1]}
     has = {name: int(node["Resources"].get(name, 0)) for name in ("CPU", "GPU")}
     print(json.dumps({"name": node["NodeManagerAddress"], **has, **found}))
 """
-"""The program that joins the cluster, whose address is in the environment; prints a line for each node."""
+"""The program that joins the cluster at the address in the environment, as the engine does.
+
+Prints a problem; or the milliseconds between the pings that Ray sends from here, and what each node has.
+"""
 
 
 def check_ray() -> Iterator[Finding]:
@@ -47,14 +61,14 @@ def check_ray() -> Iterator[Finding]:
         return
     result = run_program([sys.executable, "-c", PROBE], CLUSTER_TIMEOUT)
     lines = result.output.splitlines()
+    here, *nodes = [json.loads(line) for line in lines if line.startswith("{")] or [{}]
     if result.code != 0:
-        advice = (
-            "start a cluster with ray start --head; versions of Ray and Python, and RAY_AUTH_TOKEN, must be its own"
-        )
-        yield Finding("RAY_ADDRESS", "missing", f"{address}: {lines[-1] if lines else 'no answer'}", advice)
+        found = here.get("problem") or f"{address}: {lines[-1] if lines else 'no answer'}"
+        yield Finding("RAY_ADDRESS", "missing", found)
         return
     yield Finding("RAY_ADDRESS", "ok", address)
-    for node in (json.loads(line) for line in lines if line.startswith("{")):
+    yield check_keepalive(here["keepalive"], [node["keepalive"] for node in nodes if "keepalive" in node])
+    for node in nodes:
         name, found = f"node {node['name']}", f"{node['CPU']} CPUs, {node['GPU']} GPUs"
         advice = "install the same compss_train on every node"
         if "error" in node:
@@ -65,3 +79,17 @@ def check_ray() -> Iterator[Finding]:
             )
         else:
             yield Finding(name, "ok", found)
+
+
+def check_keepalive(here: int, there: Sequence[int]) -> Finding:
+    """Compare the milliseconds between pings that the program (``here``) and the nodes have.
+
+    A server of Ray's closes connections on which pings come more often than it would send them itself, and more
+    often than once a minute.
+    """
+    name = f"RAY_{KEEPALIVE}"
+    if {*there} <= {here}:
+        return Finding(name, "ok", f"{here:,} ms here and on all nodes that answer")
+    found = f"{here:,} ms here, {' and '.join(f'{each:,}' for each in sorted({*there}))} ms on the nodes"
+    advice = "where they differ, tasks of more than a minute die: unset it, or set it for all with --system-config"
+    return Finding(name, "missing", found, f"{advice} of ray start --head")

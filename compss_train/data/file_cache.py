@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import shutil
-import stat
 import tempfile
 import weakref
 from contextlib import suppress
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from filelock import FileLock
 
-from compss_train._utils.files import SHARED_MEMORY, TemporaryFolder, atomic_path
+from compss_train._utils.files import SHARED_MEMORY, TemporaryFolder, atomic_path, check_private
 from compss_train._utils.validation import check_count
 from compss_train.data.block import Block, DType, rows_of_bytes
 from compss_train.data.layout import Field, Layout
@@ -93,13 +92,7 @@ class FileCache:
                 atexit.register(_remove, made, os.getpid())
         elif not folder.is_dir():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = folder.lstat()
-        own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-        if not own or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            raise ValueError(
-                f"cache folder {folder}: others could write to it; give a folder of your own, or remove this one"
-            )
-        return folder
+        return check_private(folder)
 
     def entry(self, file: str, stamp: list[int], reader: str, rows: int, layout: Layout) -> "CacheEntry | None":
         """Return the entry of a file with these arrays, or ``None`` if it is larger than the whole cache.

@@ -1,13 +1,20 @@
 """A Ray cluster of two nodes on this machine, which asks for a token, and the engine on it that tests share."""
 
+import os
 import secrets
+import signal
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 
 from compss_train.engines import RayEngine
+from tests.helpers.processes import ROOT, session
 
 NODE = {"num_cpus": 2, "object_store_memory": 300_000_000, "include_dashboard": False}
 
@@ -36,6 +43,36 @@ def two_nodes() -> Iterator[Any]:
         finally:
             ray.shutdown()
             cluster.shutdown()
+
+
+@contextmanager
+def started_by_hand(*head_options: str) -> Iterator[dict[str, str]]:
+    """Run ``ray start`` for two nodes of one CPU each, and yield the environment of a program that joins them."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "PYTHONPATH": str(ROOT)}
+    head = ["--head", f"--port={address.partition(':')[2]}", "--include-dashboard=false", *head_options]
+    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=1", "--disable-usage-stats"]
+    command += ["--object-store-memory=100000000", "--min-worker-port=0", "--max-worker-port=0"]
+    leaders = []
+    with TemporaryDirectory(
+        prefix="ray", dir="/tmp", ignore_cleanup_errors=True
+    ) as folder:  # its sockets' names are long
+        try:
+            for role in (head, [f"--address={address}"]):
+                pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+                command_here = [*command, *role, *([f"--temp-dir={folder}"] if role is head else [])]
+                process = subprocess.Popen(command_here, env=environment, start_new_session=True, **pipes)
+                leaders.append(process.pid)
+                printed, _ = process.communicate(timeout=60)
+                assert process.returncode == 0, printed
+            yield {**environment, "RAY_ADDRESS": address}
+        finally:
+            for pid in (pid for leader in leaders for pid in session(leader)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 class SharedRayEngine(RayEngine):

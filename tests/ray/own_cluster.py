@@ -20,10 +20,10 @@ class Own(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.linear = nn.Linear(3, 2)
+        self.linear, self.nice = nn.Linear(3, 2), os.nice(0)
 
     def forward(self, x):
-        print("a worker prints", flush=True)
+        print(f"a worker prints, as nice as the program: {os.nice(0) == self.nice}", flush=True)
         return self.linear(x)
 
 
@@ -48,3 +48,6 @@ if __name__ == "__main__":
         out, errors = stranger.process.communicate()
         print(f"stranger: {stranger.process.returncode} {'AuthenticationError' in errors} {out!r}")
     print(f"left running: {ray.is_initialized()}")
+    left = {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+    left.pop("RAY_DEDUP_LOGS")  # about what this process prints
+    print(f"left in the environment: {left}")

@@ -1,8 +1,12 @@
 """The cluster: started, joined, or the user's; who may join it, and what is said where there is none."""
 
 import os
+import re
+import socket
 import subprocess
 import sys
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import ray
@@ -10,10 +14,13 @@ import ray
 from compss_train import DistributedTrainer, EngineClosedError
 from compss_train.cli import main
 from compss_train.engines import RayEngine, Resources
+from compss_train.engines.nodes import Node
 from compss_train.engines.ray import cluster
+from compss_train.engines.ray.submitter import Submitter
 from tests.engines import tasks
 from tests.helpers.models import mlp
 from tests.helpers.processes import ROOT, python_blocks
+from tests.helpers.ray_cluster import started_by_hand
 
 
 @pytest.mark.slow  # another cluster
@@ -24,9 +31,117 @@ def test_a_program_has_a_cluster_of_its_own_that_no_stranger_joins():
     done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     assert "nodes ['127.0.0.2']" in done.stdout
-    assert "a worker prints" in done.stdout + done.stderr
+    assert "a worker prints, as nice as the program: True" in done.stdout + done.stderr
     assert "stranger: 1 True ''" in done.stdout
     assert "left running: False" in done.stdout
+    assert "left in the environment: {}" in done.stdout
+
+
+KEEPALIVE = re.search(r"--system-config='(\S+)'", (ROOT / "docs/ray.md").read_text())[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("options", [[], [f"--system-config={KEEPALIVE}"]], ids=["Ray's own", "as documented"])
+def test_tasks_of_150_seconds_run_once_on_nodes_started_by_hand(options, tmp_path):
+    program = [sys.executable, str(ROOT / "tests/ray/long_tasks.py"), str(tmp_path / "notes"), "150"]
+    with started_by_hand(*options) as environment:
+        done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=270, check=False)
+    assert (done.returncode, done.stdout) == (0, "[1, 2]\n"), done.stderr
+    assert sorted((tmp_path / "notes").read_text().split()) == ["1", "2"]
+    assert "too_many_pings" not in done.stderr
+
+
+def ray_variables():
+    return {name: value for name, value in os.environ.items() if name.startswith("RAY_")}
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """The arguments of each call of ``ray.init``, and Ray's variables in the environment at that time."""
+    for name in ray_variables():
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RAY_DEDUP_LOGS", "0")  # about what this process prints, not about connections
+    calls = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **options: calls.append((options, ray_variables())))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    for cached in ("Config", "AuthenticationTokenLoader"):
+        monkeypatch.setattr(ray._raylet, cached, MagicMock())
+    return calls
+
+
+def test_a_cluster_that_others_have_started_gets_no_setting(joined, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as head:
+        monkeypatch.setenv(cluster.ADDRESS, f"127.0.0.1:{head.getsockname()[1]}")
+        before = ray_variables()
+        cluster.join()
+    ((options, variables),) = joined
+    assert variables == before == ray_variables()
+    assert {*options} == {"address", "runtime_env", "logging_level"}
+    assert options["runtime_env"] is None
+
+
+def test_all_ends_of_a_cluster_of_our_own_have_its_settings_and_later_ones_do_not(joined, monkeypatch):
+    """The head gives what it gets to all processes; what is in the environment, they inherit."""
+    monkeypatch.setenv("RAY_task_oom_retries", "7")  # the user's, which all inherit
+    before = ray_variables()
+    leave = cluster.join()
+    ((options, variables),) = joined
+    assert options["_system_config"] == {"worker_niceness": 0}
+    assert {*variables} - {*before} == {"RAY_AUTH_TOKEN", "RAY_USAGE_STATS_ENABLED"}
+    leave()
+    assert ray_variables() == before
+
+
+TOKENS = """
+import os
+from compss_train.engines.ray import cluster
+
+right = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": os.environ["RAY_AUTH_TOKEN"]}
+for change in ({"RAY_AUTH_TOKEN": "0" * 64}, {"RAY_AUTH_TOKEN": ""}, {"RAY_AUTH_MODE": "disabled"}, {}):
+    os.environ.update(right | change)
+    try:
+        cluster.join()()
+        print("joined")
+    except ConnectionError as error:
+        print(error)
+"""
+
+
+@pytest.mark.usefixtures("shared_ray")
+def test_a_wrong_token_is_named_and_can_be_put_right(ray_cluster, tmp_path):
+    once = {"RAY_NUM_REDIS_GET_RETRIES": "1", "HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, **once, cluster.ADDRESS: ray_cluster.address}
+    program = [sys.executable, "-c", TOKENS]
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=110, check=False)
+    wrong, missing, disabled, right = done.stdout.splitlines()
+    assert f"{ray_cluster.address}: the cluster refuses the token in RAY_AUTH_TOKEN" in wrong
+    assert "RAY_AUTH_MODE=token, but the token is missing here" in missing
+    assert "the cluster asks for a token, and RAY_AUTH_MODE=token is not set here" in disabled
+    for line in (wrong, missing, disabled):
+        assert "in the file that RAY_AUTH_TOKEN_PATH names, or in ~/.ray/auth_token" in line
+        assert environment["RAY_AUTH_TOKEN"] not in line
+    assert right == "joined"
+
+
+def test_nodes_have_agents_before_other_threads_see_them(monkeypatch):
+    """The thread of the progress bar asks them at any time."""
+    made = Submitter.__new__(Submitter)
+    made.agents, made.nodes, made._watched = {}, {}, (False, None)
+    agent, asked = MagicMock(), []
+
+    def start(*_):
+        asked.append(made.ask_agents("samples", 1.0))
+        return agent
+
+    made._new_agent = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))
+    monkeypatch.setattr(ray, "get", lambda refs, timeout: len(refs))
+    monkeypatch.setattr(cluster, "nodes_by_id", lambda: {each * 56: Node("n", 1) for each in "ab"})
+    made._look_for_nodes()
+    assert [*asked, made.ask_agents("samples", 1.0)] == [0, 0, 2]
+    made.agents.clear()  # as the end of the engine does
+    assert made.ask_agents("samples", 1.0) == 0
 
 
 @pytest.mark.slow  # other processes of each node

@@ -36,20 +36,20 @@ class RayEngine(GraphEngine):
     Tasks whose process or node is lost run again, up to 4 times in all, and values that were on a lost node are
     made again. Nodes may join and leave at any time.
 
-    Raises ``ModuleNotFoundError`` without ray, ``ConnectionError`` if there is no cluster at the address, and
-    ``ValueError`` for an address of Ray Client (``ray://``).
+    Raises ``ModuleNotFoundError`` without ray, ``ConnectionError`` if there is no cluster at the address, or if it
+    refuses the token of this program, and ``ValueError`` for an address of Ray Client (``ray://``).
     """
 
     name: ClassVar[str] = "ray"
     traits: ClassVar[Traits] = Traits(shared_memory=True, task_seconds=0.004)
     _engines: ClassVar[int] = 0
     """The number of engines that use the cluster."""
-    _joined: ClassVar[bool] = False
-    """Whether this class has joined the cluster, and leaves it with the last engine."""
+    _leave: ClassVar[Callable[[], None] | None] = None
+    """Leaves or ends the cluster, with the last engine, if this class has joined or started it."""
     _scheduler: "Submitter"
 
     def __init__(self, modules: Sequence[str | ModuleType] = ()) -> None:
-        RayEngine._joined |= cluster.join(modules)
+        RayEngine._leave = cluster.join(modules) or RayEngine._leave
         # It imports ray, which need not be installed.
         submitter = importlib.import_module("compss_train.engines.ray.submitter")
         self._put: Callable[[SerializedValue], Stored] = submitter.StoredValue.put
@@ -65,7 +65,7 @@ class RayEngine(GraphEngine):
         ray = cluster.import_ray()
         if not ray.is_initialized() and not os.environ.get(cluster.ADDRESS):
             return super().nodes()
-        RayEngine._joined |= cluster.join()
+        RayEngine._leave = cluster.join() or RayEngine._leave
         return [*cluster.nodes_by_id().values()]
 
     @classmethod
@@ -143,7 +143,7 @@ def _shut_down(submitter: "Submitter", owner: int) -> None:
         with suppress(ray.exceptions.RayError):
             submitter.ask_agents("close", _END_SECONDS)
         submitter.agents.clear()
-        if RayEngine._joined and not RayEngine._engines:
-            ray.shutdown()
-    if not RayEngine._engines:
-        RayEngine._joined = False
+    leave = None if RayEngine._engines else RayEngine._leave
+    if leave is not None:
+        RayEngine._leave = None
+        leave()

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import ray
 
+from compss_train._utils.files import check_private
 from compss_train.data.block import MappedMemory
 from compss_train.engines import calls, liveness
 from compss_train.engines.codec import SerializedValue
@@ -82,13 +83,15 @@ def _heartbeat() -> liveness.Heartbeat:
     return liveness.Heartbeat(str(new.rename(path)))
 
 
-@cache
 def _folder() -> Path:
-    """Return the folder where the processes of a program report on this node."""
+    """Return the folder where the processes of a program report on this node.
+
+    Raises ``ValueError`` if others could write to it: the agent sends signals to the processes that report there.
+    """
     context = ray.get_runtime_context()
     folder = Path(tempfile.gettempdir(), f"compss_train-{context.get_node_id()}-{context.get_job_id()}")
     folder.mkdir(mode=0o700, exist_ok=True)
-    return folder
+    return check_private(folder)
 
 
 class _Process:
@@ -165,7 +168,9 @@ class Agent:
             with self._lock:
                 if not self._open:
                     return
-                with suppress(FileNotFoundError):  # removed by the agent of a lost node, which has been moved here
+                # It was removed by the agent of a lost node, which has been moved here; or it is another user's,
+                # which the tasks report.
+                with suppress(FileNotFoundError, ValueError):
                     self._look()
                 seconds = self._watch.check()
             time.sleep(LOOK_SECONDS if seconds is None else seconds)

@@ -4,7 +4,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -14,27 +14,40 @@ from compss_train.engines.nodes import Node, cores
 ADDRESS = "RAY_ADDRESS"
 """Environment variable with a cluster's address, as host:port, or ``auto`` for one that runs on this machine."""
 
+TOKEN, TOKEN_PATH, TOKEN_FILE = "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH", "~/.ray/auth_token"
+"""Where Ray looks for a cluster's token, in this order: variables with it, or with the path of a file; a file."""
+
 _CONNECT_SECONDS = 10.0
 _OURS = "127.0.0.2"
 """The address of a cluster that we start, for this machine only. Ray replaces 127.0.0.1 by a public address."""
+_SETTINGS = {
+    "task_oom_retries": 3,  # as many as of tasks whose process dies; Ray's is no limit
+    "worker_niceness": 0,  # as that of the program, like processes of the local engine
+}
+"""Settings of a cluster that we start, which Ray gives to all its processes, this one included.
+
+A cluster that others have started gets none: a setting of one end of a connection alone can break it. With a
+keepalive that only the program knows, for example, servers take its pings for an attack, and close connections.
+"""
+_MODE = "RAY_AUTH_MODE"
+_OWN_VARIABLES = (TOKEN, _MODE, "RAY_USAGE_STATS_ENABLED")
+"""What Ray or we set in the environment for a cluster that we start, which other clusters must not see."""
 
 
 def import_ray() -> ModuleType:
     """Return the module ``ray``; raise ``ModuleNotFoundError`` if it is not installed."""
     os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # print what workers print, also if several print the same
-    # Without these a task whose node was cut off, in a network that lost no connection, is waited for 7 minutes.
-    os.environ.setdefault("RAY_grpc_client_keepalive_time_ms", "20000")
-    os.environ.setdefault("RAY_grpc_client_keepalive_timeout_ms", "20000")
     ray: ModuleType = import_optional("ray", extra="ray", needed_by="engine='ray'")
     return ray
 
 
-def join(modules: Sequence[str | ModuleType] = ()) -> bool:
-    """Join the cluster at ``RAY_ADDRESS``, or start one; return ``False`` if the program is in a cluster already.
+def join(modules: Sequence[str | ModuleType] = ()) -> Callable[[], None] | None:
+    """Join the cluster at ``RAY_ADDRESS``, or start one; return what leaves or ends it.
 
-    ``modules`` are sent to the nodes: modules, or paths of modules or packages. Raises ``ValueError`` for an
-    address of Ray Client, ``ConnectionError`` if no cluster is at the address, and what ``ray.init`` raises, such
-    as for other versions of Ray or Python than the cluster's, or without its token.
+    Returns ``None`` if the program is in a cluster already. ``modules`` are sent to the nodes: modules, or paths of
+    modules or packages. Raises ``ValueError`` for an address of Ray Client, ``ConnectionError`` if no cluster is at
+    the address, or if it refuses the token, and what ``ray.init`` raises, such as for other versions of Ray or
+    Python than the cluster's.
     """
     ray = import_ray()
     address = os.environ.get(ADDRESS, "")
@@ -45,29 +58,72 @@ def join(modules: Sequence[str | ModuleType] = ()) -> bool:
             f"start the program on a node of the cluster, with {ADDRESS}=auto, or submit it: ray job submit -- ..."
         )
     if ray.is_initialized():
-        return False
+        return None
     environment: dict[str, Any] = {"py_modules": list(modules)} if modules else {}
     if names := os.environ.get(FOLDER_MODULES):
         environment["env_vars"] = {FOLDER_MODULES: names}
     options = {"runtime_env": environment or None, "logging_level": "ERROR"}
     if address:
         _check_reachable(address)
-        ray.init(address=address, **options)
-        return True
-    # Ray asks for a token by default, and would write one into the home directory, where others may read it.
-    os.environ.setdefault("RAY_AUTH_TOKEN", secrets.token_hex(32))
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_task_oom_retries", "3")  # as many as of tasks whose process dies; Ray's is no limit
-    os.environ.setdefault("RAY_worker_niceness", "0")  # as that of the program, like processes of the local engine
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # processes find what this one finds
+    # Otherwise Ray keeps the settings and the token of the last cluster that this program has tried to join.
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+    if not address:
+        return _start(ray, options)
     try:
-        ray.init(address="local", num_cpus=cores(), include_dashboard=False, _node_ip_address=_OURS, **options)
+        ray.init(address=address, **options)
+    except (ConnectionError, ray.exceptions.AuthenticationError) as error:
+        if "AuthenticationError" not in f"{error!r} {error.__cause__}":  # Ray's own text, of one that it caught
+            raise
+        found = not isinstance(error, ray.exceptions.AuthenticationError)
+        raise ConnectionError(f"{ADDRESS}={address}: {_refusal(found)}") from error
+    shutdown: Callable[[], None] = ray.shutdown
+    return shutdown
+
+
+def _start(ray: ModuleType, options: dict[str, Any]) -> Callable[[], None]:
+    """Start a cluster on this machine; return what ends it, and removes what it has set in the environment."""
+    before = dict(os.environ)
+
+    def restore(*names: str) -> None:
+        for name in names:
+            os.environ.pop(name, None)
+            if name in before:
+                os.environ[name] = before[name]
+
+    def end() -> None:
+        ray.shutdown()
+        restore(*_OWN_VARIABLES)
+
+    # Ray asks for a token by default, and would write one into the home directory, where others may read it.
+    os.environ.setdefault(TOKEN, secrets.token_hex(32))
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))  # processes find what this one finds
+    settings = {name: value for name, value in _SETTINGS.items() if f"RAY_{name}" not in before}
+    options |= {"num_cpus": cores(), "include_dashboard": False, "_node_ip_address": _OURS}
+    try:
+        ray.init(address="local", _system_config=settings, **options)
+    except BaseException:
+        end()
+        raise
     finally:
-        del os.environ["PYTHONPATH"]
-        if before is not None:
-            os.environ["PYTHONPATH"] = before
-    return True
+        restore("PYTHONPATH")
+    return end
+
+
+def _refusal(found: bool) -> str:
+    """Return why a cluster refuses this program, which has ``found`` a token, and what to do."""
+    if os.environ.get(_MODE, "").lower() != "token":
+        why = f"the cluster asks for a token, and {_MODE}=token is not set here"
+    elif found:
+        place = next((name for name in (TOKEN, TOKEN_PATH) if os.environ.get(name)), TOKEN_FILE)
+        why = f"the cluster refuses the token in {place}, which is not the one of its nodes"
+    else:
+        why = f"{_MODE}=token, but the token is missing here"
+    return (
+        f"{why}. Set {_MODE}=token, and put the token with which the nodes were started in {TOKEN}, in the file "
+        f"that {TOKEN_PATH} names, or in {TOKEN_FILE}; Ray takes the first one that it finds"
+    )
 
 
 def _check_reachable(address: str) -> None:

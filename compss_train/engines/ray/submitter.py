@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -111,8 +111,9 @@ class Submitter(GraphThread):
         answers: list[Any] = ray.get(self._call(self.nodes, method), timeout=seconds)
         return answers
 
-    def _call(self, nodes: Iterable[str], method: str, *args: Any) -> list[Any]:
-        agents = [self.agents[node] for node in nodes]
+    def _call(self, nodes: Container[str], method: str, *args: Any) -> list[Any]:
+        # In one step, as the engine's own thread adds agents, and the end of the engine removes them.
+        agents = [agent for node, agent in list(self.agents.items()) if node in nodes]
         return [getattr(each, method).options(concurrency_group="watch").remote(*args) for each in agents]
 
     def keep(self, values: Sequence[Value]) -> None:
@@ -151,12 +152,13 @@ class Submitter(GraphThread):
         return self._next_look - time.monotonic()
 
     def _look_for_nodes(self) -> None:
-        """Let every node have an agent."""
-        self.nodes = cluster.nodes_by_id()
-        for node in self.nodes:
+        """Let every node have an agent, before other threads see the node."""
+        nodes = cluster.nodes_by_id()
+        for node in nodes:
             if node not in self.agents:
                 near = NodeAffinity(node, soft=True)
                 self.agents[node] = self._new_agent.options(scheduling_strategy=near).remote(*self._watched)
+        self.nodes = nodes
         self._next_look = time.monotonic() + NODES_SECONDS
 
     def _start_ready(self) -> None:

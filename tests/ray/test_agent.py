@@ -1,0 +1,63 @@
+"""The agent of a node, outside of Ray."""
+
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import psutil
+import pytest
+import ray
+
+from compss_train.engines import liveness
+from compss_train.engines.ray import agent
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where the processes of job 2 on node 1 report."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    context = SimpleNamespace(get_node_id=lambda: "1", get_job_id=lambda: "2")
+    monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+    return tmp_path / "compss_train-1-2"
+
+
+@pytest.fixture
+def victim():
+    """A process that somebody wants the agent to send signals to."""
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield psutil.Process(process.pid)
+        process.kill()
+
+
+def report(folder: Path, process: psutil.Process) -> None:
+    """Report, as a process that runs a task."""
+    path = folder / f"{process.pid}-{process.create_time()}"
+    path.write_bytes(bytes(liveness.SIZE))
+    liveness.Heartbeat(str(path)).describe("task 'wait'")
+
+
+@pytest.mark.parametrize("how", ["own", "rights", "link", "user"])
+def test_processes_that_others_could_have_reported_are_not_watched(folder, victim, how, monkeypatch):
+    place = folder.with_name("elsewhere") if how == "link" else folder
+    place.mkdir(mode=0o700)
+    report(place, victim)
+    if how == "rights":
+        place.chmod(0o777)
+    elif how == "link":
+        folder.symlink_to(place)
+    elif how == "user":
+        monkeypatch.setattr(os, "getuid", lambda: 12345)
+    watching = agent.Agent(False, None)
+    try:
+        if how == "own":
+            watching._look()
+            assert [process.pid for process in watching._processes.values()] == [victim.pid]
+        else:
+            with pytest.raises(ValueError, match="others could write to it; give a folder of your own"):
+                watching._look()
+            assert watching._processes == {}
+    finally:
+        watching._open = False
