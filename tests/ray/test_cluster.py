@@ -13,6 +13,7 @@ import ray
 
 from compss_train import DistributedTrainer, EngineClosedError
 from compss_train.cli import main
+from compss_train.cli.ray_checks import KEEPALIVE, check_keepalive
 from compss_train.engines import RayEngine, Resources
 from compss_train.engines.nodes import Node
 from compss_train.engines.ray import cluster
@@ -34,15 +35,15 @@ def test_a_program_has_a_cluster_of_its_own_that_no_stranger_joins():
     assert "a worker prints, as nice as the program: True" in done.stdout + done.stderr
     assert "stranger: 1 True ''" in done.stdout
     assert "left running: False" in done.stdout
-    assert "left in the environment: {}" in done.stdout
+    assert "left in the environment: ['RAY_DEDUP_LOGS']" in done.stdout  # about what this process prints
 
 
-KEEPALIVE = re.search(r"--system-config='(\S+)'", (ROOT / "docs/ray.md").read_text())[1]
+PINGS = re.search(r"--system-config='(\S+)'", (ROOT / "docs/ray.md").read_text())[1]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("options", [[], [f"--system-config={KEEPALIVE}"]], ids=["Ray's own", "as documented"])
+@pytest.mark.parametrize("options", [[], [f"--system-config={PINGS}"]], ids=["Ray's own", "as documented"])
 def test_tasks_of_150_seconds_run_once_on_nodes_started_by_hand(options, tmp_path):
     program = [sys.executable, str(ROOT / "tests/ray/long_tasks.py"), str(tmp_path / "notes"), "150"]
     with started_by_hand(*options) as environment:
@@ -186,7 +187,42 @@ def test_the_doctor_finds_the_nodes(ray_cluster, monkeypatch, capsys):
     assert main(["doctor", "--engine", "ray"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("2 CPUs, 0 GPUs") == 2
+    assert "300,000 ms here and on all nodes that answer" in printed
     assert printed.endswith("The ray engine can run here.\n")
+
+
+@pytest.mark.slow  # three programs that join the cluster
+@pytest.mark.usefixtures("shared_ray")
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        (f"RAY_{KEEPALIVE}", "20000", "20,000 ms here, 300,000 ms on the nodes; where they differ, tasks of"),
+        ("RAY_AUTH_TOKEN", "0" * 64, "the cluster refuses the token in RAY_AUTH_TOKEN"),
+        (cluster.ADDRESS, "127.0.0.1:1", "127.0.0.1:1: no Ray cluster answers there"),
+    ],
+)
+def test_the_doctor_finds_what_separates_a_program_from_its_cluster(
+    ray_cluster, monkeypatch, capsys, name, value, text
+):
+    monkeypatch.setenv("RAY_NUM_REDIS_GET_RETRIES", "1")
+    monkeypatch.setenv(cluster.ADDRESS, ray_cluster.address)
+    monkeypatch.setenv(name, value)
+    assert main(["doctor", "--engine", "ray"]) == 1
+    assert text in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "state"),
+    [
+        (300_000, [300_000] * 2, "ok"),
+        (20_000, [20_000], "ok"),
+        (300_000, [], "ok"),
+        (20_000, [300_000] * 2, "missing"),
+        (300_000, [20_000, 300_000], "missing"),
+    ],
+)
+def test_ends_with_other_intervals_between_pings_are_found(here, there, state):
+    assert check_keepalive(here, there).state == state
 
 
 @pytest.mark.slow  # Ray Tune takes 20 seconds to start
