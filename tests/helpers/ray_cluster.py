@@ -50,21 +50,20 @@ def started_by_hand(*head_options: str) -> Iterator[dict[str, str]]:
     """Run ``ray start`` for two nodes of one CPU each, and yield the environment of a program that joins them."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+        port = free.getsockname()[1]
+    address = f"127.0.0.1:{port}"
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     environment |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32), "PYTHONPATH": str(ROOT)}
-    head = ["--head", f"--port={address.partition(':')[2]}", "--include-dashboard=false", *head_options]
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=1", "--disable-usage-stats"]
-    command += ["--object-store-memory=100000000", "--min-worker-port=0", "--max-worker-port=0"]
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--num-cpus=1", "--disable-usage-stats"]
+    start += ["--object-store-memory=100000000", "--min-worker-port=0", "--max-worker-port=0"]
+    pipes: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     leaders = []
-    with TemporaryDirectory(
-        prefix="ray", dir="/tmp", ignore_cleanup_errors=True
-    ) as folder:  # its sockets' names are long
+    # In a folder with a short name, as those of sockets are limited.
+    with TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
+        head = ["--head", f"--port={port}", f"--temp-dir={folder}", "--include-dashboard=false", *head_options]
         try:
             for role in (head, [f"--address={address}"]):
-                pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-                command_here = [*command, *role, *([f"--temp-dir={folder}"] if role is head else [])]
-                process = subprocess.Popen(command_here, env=environment, start_new_session=True, **pipes)
+                process = subprocess.Popen([*start, *role], env=environment, start_new_session=True, **pipes)
                 leaders.append(process.pid)
                 printed, _ = process.communicate(timeout=60)
                 assert process.returncode == 0, printed

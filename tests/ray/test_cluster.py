@@ -1,5 +1,6 @@
 """The cluster: started, joined, or the user's; who may join it, and what is said where there is none."""
 
+import faulthandler
 import os
 import re
 import socket
@@ -45,6 +46,7 @@ PINGS = re.search(r"--system-config='(\S+)'", (ROOT / "docs/ray.md").read_text()
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("options", [[], [f"--system-config={PINGS}"]], ids=["Ray's own", "as documented"])
 def test_tasks_of_150_seconds_run_once_on_nodes_started_by_hand(options, tmp_path):
+    faulthandler.cancel_dump_traceback_later()  # pytest's, after less time than it takes
     program = [sys.executable, str(ROOT / "tests/ray/long_tasks.py"), str(tmp_path / "notes"), "150"]
     with started_by_hand(*options) as environment:
         done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=270, check=False)
