@@ -6,16 +6,20 @@ current PyTorch.
 
 import hashlib
 import json
+import sys
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, wraps
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from compss_train._utils.validation import check_choice, check_count, check_seed
+from compss_train._utils.validation import check_choice, check_count, check_seed, warn_user
 from compss_train.data.files import FileDataset
 from compss_train.data.order import RowRange, partial_shuffle_generator, rank_row_ranges, rows_of_rank
 from compss_train.data.readers import Arrays, CustomReader, Reader
@@ -136,7 +140,7 @@ class PartialShuffleSampler(Sampler[Any]):
         self._store: SlotStore | None = None  # its memory is reused in the next epoch
         self.epoch = 0
         self._start = 0  # first batch of the next iteration
-        self._yielded = 0  # batches of the epoch that were yielded
+        self._steps = _Steps(0)
 
     @property
     def num_batches(self) -> int:
@@ -161,19 +165,44 @@ class PartialShuffleSampler(Sampler[Any]):
         """Set the epoch of the next iteration; a different epoch starts at its first batch."""
         epoch = check_count("epoch", epoch, least=0)
         if epoch != self.epoch:
-            self._start = self._yielded = 0
+            self._start_at(0)
         self.epoch = epoch
 
     def find_ckpt_position(self, step: int) -> None:
         """Start the next iteration after ``step`` batches of the epoch, with exactly the remaining batches."""
-        step = check_count("step", step, least=0)
-        if step > self.num_batches:
-            raise ValueError(f"step={step}: an epoch has {self.num_batches} batches")
-        self._start = self._yielded = step
+        self._start_at(self._checked_step(step))
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the epoch and its number of yielded batches, as plain numbers and strings."""
-        return {"epoch": self.epoch, "step": self._yielded, "order": self._fingerprint}
+    def state_dict(self, step: int | None = None) -> dict[str, Any]:
+        """Return the epoch and how many of its batches were used, as plain numbers and strings.
+
+        By default those that the loop received from this sampler, or from a ``DataLoader`` over it, whose processes
+        fetch more ahead. ``step`` gives the number of batches of this epoch that were used, also those before
+        ``load_state_dict``: where batches are fetched ahead in other ways (by Lightning, by Accelerate, in a
+        thread). Warns where the number is needed and missing: a ``DataLoader`` with processes that returns batches
+        in any order (``in_order=False``), or over a wrapper of this sampler. ``StatefulDataLoader`` of torchdata
+        keeps this state in its own.
+        """
+        if step is not None:
+            step = self._checked_step(step)
+        elif sys._getframe(1).f_globals["__name__"].startswith("torchdata."):
+            step = self._steps.requested  # it keeps the state of each request until the loop gets the batch
+        else:
+            step = self._steps.received
+            if self._steps.is_uncertain:
+                warn_user(
+                    f"this state has {step} batches, as many as were requested: the loader's processes fetch "
+                    "batches ahead, and do not tell which the loop has received; give state_dict(step=...), the "
+                    "number of batches of this epoch that were used"
+                )
+        return {"epoch": self.epoch, "step": step, "order": self._fingerprint}
+
+    def _checked_step(self, step: int) -> int:
+        if check_count("step", step, least=0) > self.num_batches:
+            raise ValueError(f"step={step}: an epoch has {self.num_batches} batches")
+        return step
+
+    def _start_at(self, step: int) -> None:
+        self._start, self._steps = step, _Steps(step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where another sampler stopped; the next iteration yields exactly its remaining batches.
@@ -202,18 +231,22 @@ class PartialShuffleSampler(Sampler[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over the remaining batches of the epoch."""
-        start, self._start = self._start, 0
-        self._yielded = start
+        return _Iteration(self._remaining)
+
+    def _remaining(self, steps: "_Steps") -> Iterator[Any]:
+        """Iterate over the remaining batches of the epoch, and count them in ``steps``."""
+        start, self._start, self._steps = self._start, 0, steps
+        steps.begin(start)
         if hasattr(self.dataset, "reset"):
             self.dataset.reset()
         store, self._store = self._store or SlotStore(), None  # used by one iteration at a time
-        for batch in self._batches(start, store):
-            self._yielded += 1
+        for step, batch in enumerate(self._batches(start, store), start):
+            steps.requested = step + 1
             if batch is not None:
-                yield batch
+                yield self._converted(batch)
             elif self.num_replicas > 1:
                 raise ValueError(
-                    f"rank {self.rank} could read no sample of batch {self._yielded - 1}, unlike the other ranks; "
+                    f"rank {self.rank} could read no sample of batch {step}, unlike the other ranks; "
                     "use larger pools, which spread the missing samples, or remove the files: "
                     + ", ".join(self.skipped)
                 )
@@ -249,6 +282,68 @@ class PartialShuffleSampler(Sampler[Any]):
         """Return the arrays, or a tuple that includes them, to be shuffled for the rows of a range."""
         return arrays
 
+    def _converted(self, batch: Any) -> Any:
+        """Return what is yielded for a batch of prepared rows."""
+        return batch
+
+
+class _Steps:
+    """Where an iteration is in its epoch, in batches: those that were requested, and those that the loop received.
+
+    A ``DataLoader`` with processes requests a fixed number of batches first, and then another one with each batch
+    that it returns, also after the last one.
+    """
+
+    def __init__(self, start: int, ahead: int = 0, *, is_uncertain: bool = False) -> None:
+        self.is_uncertain = is_uncertain
+        """Whether batches were fetched ahead, and nobody knows which of them were received."""
+        self._recent = deque([start] * (ahead + 1), ahead + 1)
+        """``requested`` after the last requests, those that are fetched ahead and the one before."""
+        self.requested = start
+
+    @classmethod
+    def of_loader(cls, frame: FrameType) -> "_Steps":
+        """Return the steps of an iteration that a frame, perhaps a ``DataLoader``'s, begins."""
+        is_direct, caller = True, frame
+        while not isinstance(loader := caller.f_locals.get("self"), _BaseDataLoaderIter):
+            if caller.f_back is None:
+                return cls(0)
+            is_direct, caller = False, caller.f_back
+        ahead = loader._num_workers * (getattr(loader, "_prefetch_factor", None) or 0)
+        is_known = is_direct and getattr(loader, "_in_order", True)
+        return cls(0, ahead if is_known else 0, is_uncertain=ahead > 0 and not is_known)
+
+    def begin(self, start: int) -> None:
+        """Begin at this batch of the epoch."""
+        self.requested = start
+        self._recent.extend([start] * len(self._recent))
+
+    def note_request(self) -> None:
+        """Note that a request has been answered, if only with the end of the epoch."""
+        self._recent.append(self.requested)
+
+    @property
+    def received(self) -> int:
+        """Number of the epoch's batches that the loop has received, and those before its start."""
+        return self._recent[0]
+
+
+class _Iteration(Iterator[Any]):
+    """An iteration, which begins with the first request: a ``DataLoader`` makes iterators that it does not use."""
+
+    def __init__(self, begin: Callable[[_Steps], Iterator[Any]]) -> None:
+        self._begin = begin
+        self._batches: Iterator[Any] | None = None
+
+    def __next__(self) -> Any:
+        if self._batches is None:
+            self._steps = _Steps.of_loader(sys._getframe(1))
+            self._batches = self._begin(self._steps)
+        try:
+            return next(self._batches)
+        finally:
+            self._steps.note_request()
+
 
 def _as_file_dataset(dataset: Any, **options: Any) -> FileDataset:
     """Return a data set with the options that are not ``None``; a ``FileDataset`` already has its own."""
@@ -277,16 +372,15 @@ class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
         """Return the number of samples of this rank."""
         return self.num_samples
 
-    def __iter__(self) -> Iterator[list[Any]]:
-        """Iterate over the remaining batches of the epoch."""
-        for arrays, files in super().__iter__():
-            numbers = list(dict.fromkeys(files.tolist()))
-            rows = [np.flatnonzero(files == number) for number in numbers]
-            parts = [{key: array[chosen] for key, array in arrays.items()} for chosen in rows]
-            yield [parts, None, [self._files.files[number] for number in numbers]]
-
     def _prepare(self, row_range: RowRange, arrays: Arrays | None) -> Any:
         return None if arrays is None else (arrays, np.full(len(row_range), row_range.file))
+
+    def _converted(self, batch: Any) -> list[Any]:
+        arrays, files = batch
+        numbers = list(dict.fromkeys(files.tolist()))
+        rows = [np.flatnonzero(files == number) for number in numbers]
+        parts = [{key: array[chosen] for key, array in arrays.items()} for chosen in rows]
+        return [parts, None, [self._files.files[number] for number in numbers]]
 
 
 class DistributedSamplerViaLocallyShuffleV2(DistributedSamplerViaLocallyShuffle):

@@ -8,9 +8,11 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from compss_train.data.files import FileDataset
-from compss_train.samplers import PartialShuffleSampler
+from compss_train.samplers import DistributedSamplerViaLocallyShuffle, PartialShuffleSampler
 from tests.samplers import numbered_files as numbered
 from tests.samplers.numbered_files import cases
 
@@ -110,3 +112,95 @@ def test_a_copy_of_a_sampler_returns_the_same_remaining_batches(sizes, options, 
     assert numbered.samples(other) == whole
     assert sampler.state_dict()["step"] == min(step, len(whole))  # they go on each for itself
     assert numbered.samples(sampler) == whole[step:]
+
+
+SIZES = [4] * 7 + [2]
+LOADERS = {
+    "in this process": {},
+    "one process": {"num_workers": 1, "prefetch_factor": 1},
+    "two processes": {"num_workers": 2},
+    "more ahead than there are batches": {"num_workers": 2, "prefetch_factor": 9},
+    "processes that stay": {"num_workers": 2, "persistent_workers": True},
+    "pinned": {"num_workers": 2, "pin_memory": True},
+}
+
+
+def loader_of(sampler, kind=DataLoader, **options):
+    return kind(sampler._files, sampler=sampler, batch_size=None, **options)
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
+@pytest.mark.parametrize("options", LOADERS.values(), ids=LOADERS)
+def test_what_a_loader_fetches_ahead_is_not_lost(options):
+    sampler = numbered.sampler_of(SIZES, batch_size=3, pools=2)
+    whole = numbered.samples(sampler)
+    sampler.find_ckpt_position(1)
+    loader = loader_of(sampler, **options)
+    for count, batch in enumerate(loader, 1):
+        assert batch["x"].tolist() == whole[count]
+        resumed = numbered.sampler_of(SIZES, batch_size=3, pools=2)
+        resumed.load_state_dict(sampler.state_dict())
+        assert numbered.samples(resumed) == whole[count + 1 :]
+    assert sampler.state_dict()["step"] == len(whole)
+    for _batch in loader:
+        break
+    assert sampler.state_dict()["step"] == 1  # after the loop, too, which has left the loader
+    sampler.set_epoch(1)
+    assert sampler.state_dict()["step"] == 0
+
+
+def test_skipped_batches_that_a_loader_fetches_ahead_are_counted():
+    reader = numbered.CountingReader(bad=numbered.names_of(SIZES)[2:4])
+    options = {"reader": reader, "on_bad_file": "skip", "batch_size": 2, "shuffle": False}
+    sampler = numbered.sampler_of(SIZES, **options)
+    steps = [(batch["x"][0].item(), sampler.state_dict()["step"]) for batch in loader_of(sampler, num_workers=2)]
+    assert steps == [(2 * (step - 1), step) for step in range(1, 16) if step not in (5, 6, 7, 8)]
+
+
+def test_the_original_samplers_keep_their_place_too():
+    sampler = numbered.sampler_of(SIZES, DistributedSamplerViaLocallyShuffle, batch_size=3)
+    for count, _batch in enumerate(loader_of(sampler, num_workers=2), 1):
+        assert sampler.state_dict()["step"] == count
+
+
+class Wrapped:
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        yield from self.sampler
+
+
+UNCERTAIN = {
+    "any order": lambda sampler: loader_of(sampler, num_workers=2, in_order=False),
+    "wrapped": lambda sampler: DataLoader(sampler._files, sampler=Wrapped(sampler), batch_size=None, num_workers=2),
+}
+
+
+@pytest.mark.parametrize("make", UNCERTAIN.values(), ids=UNCERTAIN)
+def test_a_number_that_nobody_knows_is_asked_for(make):
+    sampler = numbered.sampler_of(SIZES, batch_size=3)
+    iteration = iter(make(sampler))
+    next(iteration)
+    with pytest.warns(UserWarning, match=r"has 5 batches, as many as were requested.*state_dict\(step=\.\.\.\)"):
+        sampler.state_dict()
+    assert sampler.state_dict(step=1)["step"] == 1
+    with pytest.raises(ValueError, match="step=11: an epoch has 10 batches"):
+        sampler.state_dict(step=11)
+
+
+@pytest.mark.filterwarnings("ignore:.set_vital. is deprecated")
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stateful_loader_resumes_at_its_place(workers):
+    def made():
+        sampler = numbered.sampler_of(SIZES, batch_size=3, pools=2)
+        return sampler, loader_of(sampler, StatefulDataLoader, num_workers=workers)
+
+    sampler, loader = made()
+    whole = numbered.samples(sampler)
+    for count, _batch in enumerate(loader, 1):
+        assert sampler.state_dict()["step"] == count
+        if count in (1, 4):
+            _, other = made()
+            other.load_state_dict(loader.state_dict())
+            assert numbered.samples(other) == whole[count:]
