@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils.files import write_atomic
+from compss_train.data import tables
 from compss_train.data.layout import Description, Field
+from compss_train.data.readers import TableReader
 from compss_train.data.readers.base import Reader, reader_id
 from compss_train.data.reading import bad_file_errors
 from compss_train.exceptions import BadFileError
@@ -58,6 +60,35 @@ def describe_files(
     if path is not None and new:
         write_atomic(path, json.dumps({"version": _VERSION, "files": {**entries, **new}}))
     return found
+
+
+def describe_tables(
+    files: Sequence[str],
+    reader: TableReader,
+    keys: Collection[str] | None = None,
+    index: str | os.PathLike[str] | None = None,
+) -> tuple[TableReader, list[Description | BadFileError]]:
+    """Return what ``describe_files`` does, and a reader to which each column is the same in all files.
+
+    If a column has strings in one file of a format without types, its numbers in other files are strings, too.
+    Raises ``BadFileError`` for a value that is no number in a column in which most distinct values are numbers.
+    """
+    found = describe_files(files, reader, keys, index)
+    good = {number: each for number, each in enumerate(found) if isinstance(each, Description)}
+    texts = {name for each in good.values() for name in each.classes}
+    if not reader.is_typed and (others := [number for number, each in good.items() if texts - each.classes.keys()]):
+        reader = reader.with_texts(sorted(texts))
+        again = describe_files([files[number] for number in others], reader, keys, index)
+        for number, each in zip(others, again, strict=True):
+            found[number] = each
+            if isinstance(each, Description):
+                good[number] = each
+    for name in sorted(texts):
+        wrong = tables.no_number({value for each in good.values() for value in each.classes.get(name, ())})
+        if wrong is not None:
+            number = next(number for number, each in good.items() if wrong in each.classes.get(name, ()))
+            raise BadFileError(files[number], str(reader.no_number_error(files[number], name, wrong)))
+    return reader, found
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -48,9 +48,10 @@ class FileDataset:
         with ``fsspec``.
     reader:
         ``None`` (default) for the reader of the files' format: .npz, .npy (memory-mapped), .pt (tensors only),
-        HDF5, Parquet, Arrow (.arrow, .feather), CSV (.csv, .tsv), or images. ``compss_train.data.readers`` has
-        readers with options. Otherwise a function ``reader(filename, get_data=False)`` that returns the number of
-        samples, and with ``get_data=True`` a dict of arrays and that number.
+        HDF5, Parquet, Arrow (.arrow, .feather), JSON lines (.jsonl), CSV (.csv, .tsv), or images.
+        ``compss_train.data.readers`` has readers with options. Otherwise a function ``reader(filename,
+        get_data=False)`` that returns the number of samples, and with ``get_data=True`` a dict of arrays and that
+        number.
     files_len:
         Number of samples in each file by name, so that the files need not be opened to count them; wrong numbers
         are detected when a file is read. By default the constructor reads the headers of all files.
@@ -61,8 +62,9 @@ class FileDataset:
         single array, the samples are their own targets. In tables (Parquet, Arrow, CSV) columns are arrays, and a
         list of columns is one array of shape (samples, columns).
     classes:
-        The classes of string columns by column name, or of images under ``"y"``; the first is class 0. By default
-        the sorted values in all files; pass ``classes=train.classes`` to other data sets.
+        The classes of columns by column name, strings or numbers, or of images under ``"y"``; the first is class 0.
+        By default columns of strings have classes, the sorted values in all files; pass ``classes=train.classes``
+        to other data sets. A column is the same in all files: classes, or numbers.
     weight:
         Name of the array of sample weights for ``DistributedTrainer.fit``; ``None`` for no weights.
     index:
@@ -168,7 +170,9 @@ class FileDataset:
         """
         options, paths = (self.reader, self.keys, index), list(self._paths.values())
         found: Iterable[layouts.Description | BadFileError]
-        if files_len is None:
+        if files_len is None and isinstance(self.reader, TableReader):
+            self.reader, found = file_index.describe_tables(paths, self.reader, self.keys, index)
+        elif files_len is None:
             found = file_index.describe_files(paths, *options)
         else:
             for name in names:
@@ -184,9 +188,8 @@ class FileDataset:
                 if files_len is not None and each.rows != files_len[name]:
                     raise BadFileError(path, f"has {each.rows} samples, but files_len has {files_len[name]}")
                 reference, first = next(iter(good.items()), (name, each))
-                if each.layout is not None and first.layout is not None:
-                    with bad_file_errors(path):
-                        layouts.check_same_layout(each.layout, first.layout, reference)
+                with bad_file_errors(path):
+                    layouts.check_same_description(each, first, reference)
             except BadFileError as error:
                 if self.on_bad_file == "raise":
                     raise

@@ -76,6 +76,20 @@ def check_same_layout(layout: Layout, reference: Layout, name: str) -> None:
             raise FileContentError(f"holds samples of {field} in {key!r}, but {name} of {reference[key]}")
 
 
+def check_same_description(own: Description, reference: Description, name: str) -> None:
+    """Raise ``FileContentError`` unless columns are classes, and layouts equal, as in the file called ``name``."""
+
+    def held(described: Description, column: str) -> str:
+        kinds = sorted({type(value).__name__ for value in described.classes.get(column, ())})
+        return f"classes ({', '.join(kinds)})" if kinds else "numbers"
+
+    for column in own.classes.keys() | reference.classes.keys():
+        if (mine := held(own, column)) != (other := held(reference, column)):
+            raise FileContentError(f"holds {mine} in {column!r}, but {name} holds {other}: make all of one type")
+    if own.layout is not None and reference.layout is not None:
+        check_same_layout(own.layout, reference.layout, name)
+
+
 def common_length(lengths: Mapping[str, int]) -> int:
     """Return the length of all arrays; raise ``FileContentError`` if lengths differ or are 0."""
     if not lengths:

@@ -3,7 +3,9 @@
 Messages of ``FileContentError`` continue a sentence that starts with the name of the table.
 """
 
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any
 
@@ -35,6 +37,17 @@ def column_groups(**roles: str | Sequence[str] | None) -> dict[str, tuple[str, .
             raise ValueError(f"{role}={list(columns)!r}: name at least one column, and each once")
         groups[role] = tuple(columns)
     return groups
+
+
+def check_classes(classes: Mapping[str, Sequence[Any]]) -> None:
+    """Raise ``TypeError`` or ``ValueError`` unless each column has a list of different strings, or of numbers."""
+    for name, values in classes.items():
+        if isinstance(values, str) or not isinstance(values, Sequence | np.ndarray):
+            raise TypeError(f"classes={{{name!r}: {values!r}}}: give a list of its classes")
+        if not len(values) or len(set(values)) < len(values):
+            raise ValueError(f"classes={{{name!r}: {list(values)!r}}}: name at least one class, and each once")
+        if {isinstance(value, str) for value in values} == {True, False}:
+            raise TypeError(f"classes={{{name!r}: {list(values)!r}}}: make all strings, or all numbers")
 
 
 def check_complete(name: str, missing: NDArray[np.bool_], first: int = 0) -> None:
@@ -74,6 +87,56 @@ def find_classes(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
         raise FileContentError(f"mixes values of several types ({kinds}) in {name!r}: make all strings") from None
 
 
+_LIKE_A_NUMBER = re.compile(
+    r"[+-]?[$€£]?(\d{1,3}([,. '\u00a0\u202f]\d{3})+([.,]\d+)?|\d*[.,]?\d+|\d+[.,])([eE][+-]?\d+)?\s*[%$€£]?"
+)
+"""What spreadsheets write for a number, with separators of thousands, decimal commas and percent signs."""
+
+_MISSING = {"", "?", "-", "--", ".", "na", "n/a", "nan", "nil", "none", "null", "missing", "unknown", "#n/a"}
+"""What stands for a missing number, in lower case."""
+
+
+def no_number(values: Collection[Any]) -> Any:
+    """Return one of the distinct values of a column of text that is no number, if most of the others are.
+
+    ``None`` if the column has words, or whole numbers, which may be names of classes.
+    """
+    if not all(isinstance(value, str) for value in values):
+        return None
+    texts = sorted(values)
+    others = [text for text in texts if not _is_number(text)]
+    like = sum(_LIKE_A_NUMBER.fullmatch(text.strip()) is not None for text in others)
+    missing = sum(text.strip().lower() in _MISSING for text in others)
+    if 2 * (len(texts) - len(others) + like) <= len(texts) - missing:
+        return None
+    others += [text for text in texts if not others and not text.strip(" +-").isdecimal()]
+    return min(others, default=None, key=lambda text: (_LIKE_A_NUMBER.fullmatch(text.strip()) is not None, text))
+
+
+def _is_number(text: str) -> bool:
+    with suppress(ValueError):
+        float(text)
+        return "_" not in text
+    return False
+
+
+def quote_values(classes: Sequence[Any]) -> str:
+    """Return the first classes for messages."""
+    return f"{quote_names(list(classes)[:10])}{', ...' if len(classes) > 10 else ''}"
+
+
+def check_coded(name: str, kind: Any, classes: Sequence[Any]) -> None:
+    """Raise ``FileContentError`` if a column of this Arrow type cannot hold these classes."""
+    types = import_pyarrow().types
+    own = kind.value_type if types.is_dictionary(kind) else kind
+    dtype, sizes = number_type(own)
+    if not (is_text(own) if isinstance(classes[0], str) else dtype is not None and not sizes):
+        raise FileContentError(
+            f"holds {kind} in {name!r}, whose classes are {quote_values(classes)}: convert the column, or give "
+            f"classes={{{name!r}: [...]}} of its type"
+        )
+
+
 def class_codes(
     name: str, values: Sequence[Any], places: NDArray[np.integer[Any]], classes: Sequence[Any], first: int = 0
 ) -> NDArray[np.int64]:
@@ -90,8 +153,7 @@ def class_codes(
         value = values[places[unknown[0]]]
         raise FileContentError(
             f"holds {value!r} in {name!r}, in row {first + unknown[0]}, which is none of its classes "
-            f"{quote_names(list(classes)[:10])}{', ...' if len(classes) > 10 else ''}: give "
-            f"classes={{{name!r}: [...]}} with all of them"
+            f"{quote_values(classes)}: give classes={{{name!r}: [...]}} with all of them"
         )
     return of_rows
 
@@ -199,6 +261,8 @@ def _is_list(kind: Any) -> bool:
 
 def check_no_nulls(name: str, column: Any, first: int = 0) -> None:
     """Raise ``FileContentError`` for missing values in an Arrow column whose first row has the number ``first``."""
+    if import_pyarrow().types.is_dictionary(column.type):  # whose dictionary may have a missing value
+        column = column.cast(column.type.value_type)
     if column.null_count:
         check_complete(name, np.asarray(column.is_null()), first)
 

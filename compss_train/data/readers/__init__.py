@@ -8,7 +8,7 @@ from compss_train.data.locations import is_folder, is_remote, suffix_of
 from compss_train.data.readers.arrays import Hdf5Reader, NpyReader, NpzReader, TorchReader
 from compss_train.data.readers.base import Arrays, CustomReader, Reader
 from compss_train.data.readers.images import SUFFIXES, ImageFolderReader
-from compss_train.data.readers.table import ArrowReader, CsvReader, ParquetReader, TableReader
+from compss_train.data.readers.table import ArrowReader, CsvReader, JsonReader, ParquetReader, TableReader
 
 __all__ = [
     "READERS",
@@ -18,6 +18,7 @@ __all__ = [
     "CustomReader",
     "Hdf5Reader",
     "ImageFolderReader",
+    "JsonReader",
     "NpyReader",
     "NpzReader",
     "ParquetReader",
@@ -39,6 +40,8 @@ READERS: dict[str, type[Reader]] = {
     ".feather": ArrowReader,
     ".csv": CsvReader,
     ".tsv": CsvReader,
+    ".jsonl": JsonReader,
+    ".ndjson": JsonReader,
 }
 """The readers by suffix of the file names."""
 

@@ -1,6 +1,8 @@
-"""Readers of tables, Parquet, Arrow (Feather) and CSV: columns are arrays; needs pyarrow (extra ``arrow``)."""
+"""Readers of tables (Parquet, Arrow, JSON lines, CSV), whose columns are arrays; need the extra ``arrow``."""
 
+import codecs
 import copy
+import os
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -41,12 +43,19 @@ class Table:
 class TableReader(Reader):
     """Reads columns of numbers, of lists of numbers, and of strings, which become class indices.
 
+    What a column is, is the same in all files of a data set. Columns with ``classes`` are classes in all of them. A
+    column of strings in which most distinct values are numbers, but not all, is an error (``tables.no_number``).
+
     A column is an array of the same name, and several columns can form one array (``with_columns``). Lists must
     have one length: Arrow's fixed-size lists, its fixed-shape tensors, or other lists whose lengths agree.
     """
 
     widest: ClassVar[tuple[type[np.generic], ...]] = ()
     """Minimum dtypes of columns that form one array."""
+    is_typed: ClassVar[bool] = True
+    """Whether files say of each column whether it holds strings; other readers infer it from the values."""
+    number_advice: ClassVar[str] = ""
+    """How numbers that are written as strings may be read."""
 
     def __init__(self) -> None:
         self.groups: Mapping[str, tuple[str, ...]] = {}
@@ -54,7 +63,9 @@ class TableReader(Reader):
         self.used: Collection[str] = ()
         """String columns that are classes; other string columns are not read."""
         self.classes: Mapping[str, Sequence[Any]] = {}
-        """The classes of string columns and of Arrow's dictionary columns."""
+        """The classes of columns: of strings, of Arrow's dictionaries, or of numbers."""
+        self.texts: Collection[str] = ()
+        """Columns that are strings in some file, and therefore in all files."""
         self.floats: str | None = None
         """The dtype that floating-point columns are converted to; ``None`` keeps the file's dtype."""
 
@@ -66,6 +77,7 @@ class TableReader(Reader):
         self, groups: Mapping[str, tuple[str, ...]], used: Collection[str], classes: Mapping[str, Sequence[Any]]
     ) -> Self:
         """Return a reader whose ``groups`` of columns are arrays of shape (rows, columns)."""
+        tables.check_classes(classes)
         return self._with(
             groups={**self.groups, **groups},
             used=tuple(dict.fromkeys([*self.used, *used])),
@@ -95,8 +107,27 @@ class TableReader(Reader):
                 if name in self.used and name not in self.classes and tables.is_text(table.schema.field(name).type):
                     column = table.rows(0, total, [name])[name]
                     tables.check_no_nulls(name, column)
-                    classes[name] = tables.find_classes(name, column.unique().to_pylist())
+                    values = column.unique().to_pylist()
+                    if len(values) > tables.MAX_CLASSES and (wrong := tables.no_number(values)) is not None:
+                        raise self._no_number_error(name, column, wrong)
+                    classes[name] = tables.find_classes(name, values)
         return Description(rows, layout, tuple(filter(None, table.blocks)), classes)
+
+    def with_texts(self, names: Collection[str]) -> Self:
+        """Return a reader that reads these columns as strings, also where they look like numbers."""
+        return self._with(texts=tuple(dict.fromkeys([*self.texts, *names])))
+
+    def no_number_error(self, path: str, name: str, value: str) -> FileContentError:
+        """Return the error for a value of a column of strings where most values are numbers."""
+        with self.open(path, [name]) as table:
+            return self._no_number_error(name, table.rows(0, sum(table.blocks), [name])[name], value)
+
+    def _no_number_error(self, name: str, column: Any, value: str) -> FileContentError:
+        row = column.to_pylist().index(value)
+        return FileContentError(
+            f"holds {value!r} in {name!r}, in row {row}, where most values are numbers: convert it"
+            f"{self.number_advice}, or give classes={{{name!r}: [...]}} if all values are names of classes"
+        )
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return rows of these arrays without reading other columns or other blocks."""
@@ -139,6 +170,9 @@ class TableReader(Reader):
     def _column(self, table: Table, name: str) -> tuple[np.dtype[Any] | str, tuple[int, ...]]:
         """Return the dtype and shape of a column from the schema, or Arrow's name of its type."""
         kind = table.schema.field(name).type
+        if name in self.classes:
+            tables.check_coded(name, kind, self.classes[name])
+            return np.dtype(np.int64), ()
         if tables.is_text(kind):
             return np.dtype(np.int64) if name in self.used else str(kind), ()
         dtype, sizes = tables.number_type(kind)
@@ -163,7 +197,8 @@ class TableReader(Reader):
     def _values(self, column: Any, name: str, first: int) -> NDArray[Any]:
         """Return a column; raise ``FileContentError`` for missing values and for values that are not numbers."""
         tables.check_no_nulls(name, column, first)
-        if tables.is_text(column.type) and name in self.classes:
+        if name in self.classes:
+            tables.check_coded(name, column.type, self.classes[name])
             coded = column if hasattr(column, "indices") else column.dictionary_encode()
             places = coded.indices.to_numpy(zero_copy_only=False)
             return tables.class_codes(name, coded.dictionary.to_pylist(), places, self.classes[name], first)
@@ -213,7 +248,12 @@ class ArrowReader(TableReader):
         with openable(path) as opened:
             mapped = pyarrow.PythonFile(opened, mode="r") if is_remote(path) else pyarrow.memory_map(path)
             with mapped as source:
-                is_file = source.read(len(_MAGIC)) == _MAGIC
+                magic = source.read(len(_MAGIC))
+                if magic.startswith(b"FEA1"):
+                    raise FileContentError(
+                        "is a file of Feather's version 1: write it anew with pyarrow.feather.write_feather"
+                    )
+                is_file = magic == _MAGIC
                 source.seek(0)
                 yield _batch_file(source) if is_file else _batch_stream(source)
 
@@ -269,31 +309,50 @@ class CsvReader(TableReader):
         values: integers, floats or strings. Columns that form one array become floats.
     names:
         Names of the columns, for files without a header line.
+    decimal:
+        The character before the decimals of numbers, ``","`` in many countries' files.
+    encoding:
+        The encoding of the text, such as ``"latin-1"``.
+
+    A column is classes if it holds strings in any file of a data set: then its numbers are strings, too.
     """
 
     widest = (np.float64,)
+    is_typed = False
+    number_advice = " (CsvReader(decimal=',') reads decimal commas)"
 
     def __init__(
         self,
         delimiter: str | None = None,
         dtypes: Mapping[str, str] | None = None,
         names: Sequence[str] | None = None,
+        decimal: str = ".",
+        encoding: str = "utf-8",
     ) -> None:
         super().__init__()
         self.delimiter, self.dtypes, self.names = delimiter, dict(dtypes or {}), names
+        self.decimal, self.encoding = decimal, encoding
 
     @contextmanager
     def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
         """Read a file; only these columns are converted."""
         pyarrow, csv = tables.import_pyarrow(), tables.import_pyarrow("pyarrow.csv")
         delimiter = self.delimiter or ("\t" if suffix_of(path) == ".tsv" else ",")
-        types = {name: pyarrow.from_numpy_dtype(np.dtype(dtype)) for name, dtype in self.dtypes.items()}
+        types = dict.fromkeys(self.texts, pyarrow.string())
+        for name, classes in self.classes.items():
+            types[name] = pyarrow.array(list(classes)).type
+        types |= {name: pyarrow.from_numpy_dtype(np.dtype(dtype)) for name, dtype in self.dtypes.items()}
         options = {
-            "read_options": csv.ReadOptions(use_threads=False, column_names=self.names),
+            "read_options": csv.ReadOptions(use_threads=False, column_names=self.names, encoding=self.encoding),
             "parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
-            "convert_options": csv.ConvertOptions(column_types=types, strings_can_be_null=True),
+            "convert_options": csv.ConvertOptions(
+                column_types=types, strings_can_be_null=True, decimal_point=self.decimal
+            ),
         }
         with open_binary(path) as source:
+            if source.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) and "16" not in self.encoding:
+                raise FileContentError("is text in UTF-16: give CsvReader(encoding='utf-16')")
+            source.seek(0)
             if columns is not None:
                 names = csv.open_csv(source, **options).schema.names
                 if missing := [name for name in columns if name not in names]:
@@ -301,4 +360,26 @@ class CsvReader(TableReader):
                 options["convert_options"].include_columns = list(columns)
                 source.seek(0)
             table = csv.read_csv(source, **options)
+            if not len(table):
+                raise FileContentError("holds no samples")
+            if other := [field.name for field in table.schema if pyarrow.types.is_binary(field.type)]:
+                raise FileContentError(
+                    f"is no text in UTF-8, in {quote_names(other)}: give CsvReader(encoding='latin-1'), or the "
+                    "encoding that it has"
+                )
+            yield Table(table.schema, (len(table),), lambda _, names: table.select(names))
+
+
+class JsonReader(TableReader):
+    """Reads JSON lines: an object a row, whose items are columns; a file is one block and is parsed whole."""
+
+    @contextmanager
+    def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
+        """Read a file."""
+        json = tables.import_pyarrow("pyarrow.json")
+        with open_binary(path) as source:
+            # In one block: types are inferred block by block, and a line may not be longer than a block.
+            size = min(2**31 - 1, source.seek(0, os.SEEK_END) + 1)
+            source.seek(0)
+            table = json.read_json(source, json.ReadOptions(use_threads=False, block_size=size))
             yield Table(table.schema, (len(table),), lambda _, names: table.select(names))

@@ -1,5 +1,6 @@
 """Tables of the tests, in each format, and how they are read."""
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -38,6 +39,11 @@ def write_csv(path, table):
     csv.write_csv(table, path)
 
 
+def write_json(path, table):
+    with open(path, "w") as file:
+        file.writelines(json.dumps(row) + "\n" for row in table.to_pylist())
+
+
 @dataclass(frozen=True)
 class TableFormat:
     suffix: str
@@ -57,6 +63,7 @@ TABLES = {
     "arrow": TableFormat(".arrow", write_arrow),
     "feather, compressed": TableFormat(".feather", write_compressed),
     "arrow stream": TableFormat(".arrow", write_stream),
+    "json lines": TableFormat(".jsonl", write_json, (ROWS,), typed=False),
     "csv": TableFormat(".csv", write_csv, (ROWS,), typed=False),
 }
 TYPED = {name: form for name, form in TABLES.items() if form.typed}

@@ -1,0 +1,203 @@
+"""Columns of text: what they are is decided once for all files, and each value is what was written, or refused."""
+
+import csv
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train import BadFileError, FileDataset
+from compss_train.data import tables
+from compss_train.data.readers import CsvReader
+from tests.data.readers.formats import in_every, names
+from tests.data.readers.table_files import TABLES, TYPED, pa
+from tests.data.readers.test_table import read_all
+
+WORDS = st.sampled_from(["1", "2", "10", "-3", "2.5", "B", "cat", "two words", "a,b", 'say "a"', "é"])
+FILES = st.lists(st.lists(WORDS, min_size=1, max_size=5), min_size=1, max_size=4)
+
+
+def written(folder, files, header=("x", "y")):
+    paths = [str(folder / f"{number}.csv") for number in range(len(files))]
+    for path, cells in zip(paths, files, strict=True):
+        with open(path, "w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([header, *((row, cell) for row, cell in enumerate(cells))])
+    return paths
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("text")
+
+
+def is_number(text):
+    try:
+        return isinstance(float(text), float)
+    except ValueError:
+        return False
+
+
+@given(files=FILES, data=st.data())
+def test_values_of_csv_files_are_those_that_the_csv_module_reads_or_refused(folder, files, data):
+    paths, cells = written(folder, files), list(itertools.chain(*files))
+    different = set(cells)
+    chosen = data.draw(st.none() | st.permutations(sorted({*cells, "unused"})), label="classes")
+    numbers = different if all(map(is_number, different)) else set(filter(is_number, different))
+    integers = [all(cell.strip("-").isdecimal() for cell in each) for each in files]
+    if chosen is None and 2 * len(numbers) > len(different) > len(numbers):
+        with pytest.raises(BadFileError, match=r"in 'y', in row .*, where most values are numbers"):
+            FileDataset(paths)
+    elif chosen is None and numbers == different and len(set(integers)) == 2:
+        with pytest.raises(BadFileError, match=r"holds samples of (int|float)64"):
+            FileDataset(paths)
+    elif chosen is None and numbers == different:
+        dataset = FileDataset(paths)
+        assert (read_all(dataset)["y"].tolist(), dataset.classes) == (list(map(float, cells)), {})
+    else:
+        dataset = FileDataset(paths, classes=None if chosen is None else {"y": chosen})
+        assert [dataset.classes["y"][code] for code in read_all(dataset)["y"]] == cells
+
+
+@given(kinds=st.lists(st.sampled_from(["words", "numbers"]), min_size=1, max_size=3), given_classes=st.booleans())
+@pytest.mark.parametrize("kind", [*TYPED, "json lines"])
+def test_files_with_types_have_the_same_type_or_are_refused(folder, kind, kinds, given_classes):
+    values = {"words": ["b", "a", "b"], "numbers": [5, 7, 5]}
+    paths = [
+        TABLES[kind].saved(folder, f"{kind}{n}", x=np.arange(3), y=values[each]) for n, each in enumerate(kinds)
+    ]
+    classes = {"y": ["b", "a"] if kinds[0] == "words" else [7, 5]} if given_classes else None
+    other = next((path for path, each in zip(paths, kinds, strict=True) if each != kinds[0]), None)
+    if other is not None:
+        with names(other, "'y'"):
+            FileDataset(paths, classes=classes)
+        return
+    dataset = FileDataset(paths, classes=classes)
+    codes, expected = read_all(dataset)["y"].tolist(), values[kinds[0]] * len(kinds)
+    assert [dataset.classes["y"][code] for code in codes] == expected if dataset.classes else codes == expected
+
+
+NUMBERS = {
+    "a mark for a missing value": (["1", "2", "?"], "'?' in 'x', in row 2"),
+    "a zero and a mark": (["0", "n/a "], "'n/a ' in 'x', in row 1"),
+    "decimal commas": (["1,5", "2,25"], "'1,5' in 'x', in row 0"),
+    "thousands": (["900", "1,200"], "'1,200' in 'x', in row 1"),
+    "thousands with spaces": (["900", "1 200 000.5"], "'1 200 000.5' in 'x', in row 1"),
+    "percentages": (["12.5%", "100 %"], "'100 %' in 'x', in row 1"),
+    "money": (["$5", "7€"], "'\\$5' in 'x', in row 0"),
+    "a comment": (["1.5", "2.5", "see below"], "'see below' in 'x', in row 2"),
+}
+
+
+@pytest.mark.parametrize(("values", "reason"), NUMBERS.values(), ids=NUMBERS)
+@pytest.mark.parametrize("options", [{"x": "x"}, {"x": ["x", "z"]}, {"x": "z", "y": "x"}], ids=str)
+@in_every(TABLES)
+def test_numbers_that_are_text_are_no_classes(tmp_path, form, options, values, reason):
+    path = form.saved(tmp_path, x=values, y=np.arange(len(values)), z=np.arange(len(values)))
+    with names(path, f"{reason}, where most values are numbers: convert it.*or give classes={{'x': "):
+        FileDataset(path, **options)
+    codes = read_all(FileDataset(path, **options, classes={"x": values}))["x"]
+    assert codes.reshape(len(values), -1)[:, 0].tolist() == list(range(len(values)))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        ["a", "b"],
+        ["0", "1", "10"],
+        ["-1", "1"],
+        ["08001", "08002"],
+        ["?", "a", "b"],
+        ["1.2.3", "1.2.4"],
+        ["0-10", "5"],
+    ],
+    ids=str,
+)
+def test_words_and_names_of_classes_are_classes(values):
+    assert tables.no_number(values) is None
+
+
+def test_a_value_is_named_with_its_file_and_row(tmp_path):
+    paths = written(tmp_path, [["1", "2"], ["3", "oops", "4"]])
+    with names(paths[1], "holds 'oops' in 'y', in row 1, where most values are numbers"):
+        FileDataset(paths)
+    paths = written(tmp_path, [[*map(str, range(tables.MAX_CLASSES)), "?"]])
+    with names(paths[0], rf"holds '\?' in 'y', in row {tables.MAX_CLASSES}, where most values are numbers"):
+        FileDataset(paths)
+
+
+def test_files_that_were_counted_beforehand_are_checked_when_they_are_read(tmp_path):
+    paths = written(tmp_path, [["B", "1"], ["1", "2"]])
+    for order in (paths, paths[::-1]):
+        dataset = FileDataset(order, files_len=dict.fromkeys(paths, 2))
+        with names(order[1], "'y'"):
+            read_all(dataset)
+
+
+WRONG_CLASSES = {
+    "give a list of its classes": "ab",
+    "make all strings, or all numbers": ["1", 2],
+    "name at least one class, and each once": ["a", "b", "a"],
+    "name at least one class": [],
+}
+
+
+@pytest.mark.parametrize("message", WRONG_CLASSES)
+def test_wrong_classes_are_refused(tmp_path, message):
+    path = TABLES["csv"].saved(tmp_path, x=np.arange(2), y=["a", "b"])
+    with pytest.raises((TypeError, ValueError), match=message):
+        FileDataset(path, classes={"y": WRONG_CLASSES[message]})
+
+
+@in_every(TABLES)
+def test_numbers_may_be_classes(tmp_path, form):
+    path = form.saved(tmp_path, x=np.arange(3), y=np.array([7, 5, 7]))
+    assert read_all(FileDataset(path, classes={"y": [7, 5]}))["y"].tolist() == [0, 1, 0]
+    assert read_all(FileDataset(path, x="y", y=None, classes={"y": [5, 7]}))["y"].tolist() == [1, 0, 1]
+    with names(path, "'y'"):
+        read_all(FileDataset(path, classes={"y": ["5", "8"]}))
+
+
+@in_every({"arrow": TABLES["arrow"], "arrow stream": TABLES["arrow stream"]})
+def test_a_dictionary_with_a_missing_value_lacks_values(tmp_path, form):
+    values = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2]), pa.array(["a", None, "b"]))
+    path = form.saved(tmp_path, x=np.arange(3), y=values)
+    with names(path, "lacks a value in 'y', the first in row 1"):
+        FileDataset(path)
+
+
+CONTENT = {
+    "holds no samples": b"x,y\n",
+    r"is no text in UTF-8, in 'y': give CsvReader\(encoding='latin-1'\)": "x,y\n1,café\n2,b\n".encode("latin-1"),
+    r"is text in UTF-16: give CsvReader\(encoding='utf-16'\)": "x,y\n1,café\n2,b\n".encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("reason", CONTENT)
+def test_text_that_is_not_understood_is_refused_with_the_reason(tmp_path, reason):
+    path = tmp_path / "f.csv"
+    path.write_bytes(CONTENT[reason])
+    with names(path, reason):
+        FileDataset(path)
+
+
+def test_csv_files_of_other_countries_are_read_with_options(tmp_path):
+    path = tmp_path / "f.csv"
+    path.write_bytes("x;y\n1,5;café\n-2,25;b\n".encode("latin-1"))
+    dataset = FileDataset(path, CsvReader(delimiter=";", decimal=",", encoding="latin-1"))
+    arrays = read_all(dataset)
+    assert (arrays["x"].tolist(), arrays["y"].tolist(), dataset.classes) == (
+        [1.5, -2.25],
+        [1, 0],
+        {"y": ("b", "café")},
+    )
+    path.write_bytes("x,y\n1.5,café\n".encode("utf-16"))
+    assert FileDataset(path, CsvReader(encoding="utf-16")).classes == {"y": ("café",)}
+
+
+def test_feather_of_version_1_is_named(tmp_path):
+    path = tmp_path / "f.feather"
+    path.write_bytes(b"FEA1" + bytes(60) + b"FEA1")
+    with names(path, "is a file of Feather's version 1: write it anew with pyarrow.feather.write_feather"):
+        FileDataset(path)
