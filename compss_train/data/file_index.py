@@ -110,4 +110,5 @@ def _description(entry: dict[str, Any]) -> Description:
     if layout is not None:
         layout = {key: Field(field["dtype"], tuple(field["shape"])) for key, field in layout.items()}
     classes = {name: tuple(values) for name, values in entry.get("classes", {}).items()}
-    return Description(int(entry["rows"]), layout, tuple(entry.get("blocks", ())), classes)
+    unread = int(entry.get("unread_frames", 0))
+    return Description(int(entry["rows"]), layout, tuple(entry.get("blocks", ())), classes, unread_frames=unread)

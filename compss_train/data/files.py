@@ -160,6 +160,11 @@ class FileDataset:
             self.layout = layout
         for file, reason in self.skipped.items():
             warn_user(f"skipped {file} {reason}")
+        if unread := {name: each.unread_frames for name, each in described.items() if each.unread_frames}:
+            warn_user(
+                f"{sum(unread.values())} frames or pages of images are not read, the first of them in "
+                f"{next(iter(unread))}: only the first frame of an image is a sample"
+            )
 
     def _describe(
         self, names: list[str], files_len: Mapping[str, int] | None, index: str | os.PathLike[str] | None

@@ -1,6 +1,11 @@
 """Layouts: the names, dtypes and sample shapes of a file's arrays, and checks that files agree."""
 
+import lzma
+import pickle
+import struct
 import textwrap
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
@@ -13,6 +18,13 @@ from compss_train.data.block import Block, check_dtype
 
 class FileContentError(ValueError):
     """A file has invalid content. The message continues a sentence that starts with the file's name."""
+
+
+CONTENT_ERRORS = (
+    *(ValueError, LookupError, TypeError, ArithmeticError, AttributeError, EOFError, RuntimeError, AssertionError),
+    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, pickle.PickleError),
+)
+"""What a parser raises besides ``OSError``; packages that access remote stores have their own classes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +57,8 @@ class Description:
     """The distinct values of columns that are read as class indices."""
     files: tuple[str, ...] = ()
     """For a folder of files, the name of each row's file."""
+    unread_frames: int = 0
+    """Number of frames of images after their first ones, which are no samples."""
 
 
 def field_of(block: Block) -> Field:

@@ -4,6 +4,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -57,7 +58,9 @@ def _matches(pattern: str) -> list[str]:
         system, path = file_system(pattern)
         if not pattern.startswith("http") and system.exists(path):  # brackets may be part of a name
             return [pattern]
-        return sorted(system.unstrip_protocol(found) for found in system.glob(path))
+        start = re.split(r"[*?[]", path)[0].rpartition("/")[0]
+        found = (each for each in system.glob(path) if not is_hidden(each.removeprefix(start)))
+        return sorted(map(system.unstrip_protocol, found))
     if os.path.exists(pattern) or not glob.has_magic(pattern):
         return [pattern]
     return sorted(glob.glob(pattern, recursive=True))
@@ -71,17 +74,22 @@ def is_folder(name: str) -> bool:
     return bool(system.isdir(path))
 
 
+def is_hidden(name: str) -> bool:
+    """Return whether a file or a folder in its path is hidden, or belongs to a system rather than to the data."""
+    return any(part.startswith(".") or part in ("__MACOSX", "@eaDir") for part in name.split("/"))
+
+
 def files_below(folder: str) -> list[str]:
-    """Return the files in a folder and its subfolders: names relative to it, with slashes.
+    """Return the files in a folder and its subfolders that are not hidden: names relative to it, with slashes.
 
     Links are followed, but each folder is listed once: links in a circle end.
     """
     if is_remote(folder):
         system, path = file_system(folder)
         prefix = path.rstrip("/") + "/"
-        return [found.removeprefix(prefix) for found in system.find(path) if found.startswith(prefix)]
-    listed, left = set[tuple[int, int]](), deque([""])
-    names: list[str] = []
+        names = [found.removeprefix(prefix) for found in system.find(path) if found.startswith(prefix)]
+        return [name for name in names if not is_hidden(name)]
+    names, listed, left = [], set[tuple[int, int]](), deque([""])
     while left:
         inside = left.popleft()
         status = os.stat(os.path.join(folder, inside))
@@ -91,6 +99,8 @@ def files_below(folder: str) -> list[str]:
         with os.scandir(os.path.join(folder, inside)) as entries:
             for entry in sorted(entries, key=lambda each: each.name):
                 name = inside + entry.name
+                if is_hidden(entry.name):
+                    continue
                 if entry.is_dir():
                     left.append(f"{name}/")
                 else:

@@ -2,12 +2,8 @@
 
 import errno
 import glob
-import lzma
 import os
-import pickle
-import struct
 import zipfile
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,12 +23,6 @@ _TRANSIENT = {
     *(errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.ENETUNREACH),
 }
 """Errors of the machine, the network or the file system, for which a file must not be skipped."""
-
-_CONTENT_ERRORS = (
-    *(ValueError, LookupError, TypeError, ArithmeticError, AttributeError, EOFError, RuntimeError, AssertionError),
-    *(zipfile.BadZipFile, zlib.error, lzma.LZMAError, struct.error, pickle.PickleError),
-)
-"""What a parser raises besides ``OSError``; packages that access remote stores have their own classes."""
 
 
 @contextmanager
@@ -75,7 +65,7 @@ def _is_transient(file: str, error: Exception) -> bool:
         return unreachable if status is None else status not in (404, 410)
     if isinstance(error, OSError):  # of HTTP clients, such as Hugging Face's, with the response but no number
         return error.errno is not None or hasattr(error, "response")
-    return not isinstance(error, _CONTENT_ERRORS)
+    return not isinstance(error, layouts.CONTENT_ERRORS)
 
 
 def _reason(file: str, error: Exception) -> str:

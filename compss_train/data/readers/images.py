@@ -3,8 +3,9 @@
 import copy
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any, Self
 
@@ -14,15 +15,17 @@ from numpy.typing import NDArray
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.data import locations, tables
-from compss_train.data.layout import Description, Field, FileContentError
+from compss_train.data.layout import CONTENT_ERRORS, Description, Field, FileContentError
 from compss_train.data.readers.base import Arrays, Reader, select_keys
 
-SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 """The files that are images; others in the folders are ignored."""
+_WITH_FRAMES = (".tif", ".tiff", ".webp", ".gif")
+"""The images that may have several frames or pages."""
 CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
 """The modes that images are converted to, and their channels."""
 
-_STAMP_THREADS = 8
+_THREADS = 8
 
 
 class ImageFolderReader(Reader):
@@ -31,6 +34,10 @@ class ImageFolderReader(Reader):
     Arrays: ``x``, uint8 of shape (channels, height, width); ``y``, int64, the index of the subfolder in the sorted
     names. Because a folder lists images class by class, rows are in a fixed random order instead, so that each
     block has images of all classes; ``images`` returns this order. A file that is an image is one row, without y.
+
+    Hidden files and folders are no samples, and neither are further frames of an image: their number is in a
+    warning when a data set is opened. Values of 16 bits are scaled to 8; integers of 32 bits and floating-point
+    numbers are an error, because their range is unknown.
 
     Parameters
     ----------
@@ -102,6 +109,7 @@ class ImageFolderReader(Reader):
             blocks=tuple(stop - start for start, stop in pairwise(bounds)),
             classes=classes,
             files=tuple(images),
+            unread_frames=self._unread_frames(path, images),
         )
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
@@ -122,7 +130,7 @@ class ImageFolderReader(Reader):
             return None
         number, images = self._listing(path)
         names = [images[row] for row in range(start, min(stop, number))]
-        with ThreadPoolExecutor(_STAMP_THREADS) as threads:
+        with ThreadPoolExecutor(_THREADS) as threads:
             stamps = list(threads.map(lambda name: locations.file_stamp(image_path(path, name)), names))
         if None in stamps:
             return None
@@ -148,21 +156,62 @@ class ImageFolderReader(Reader):
                 )
         return np.stack(images)
 
+    def _unread_frames(self, path: str, names: Sequence[str]) -> int:
+        def count(name: str) -> int:
+            with suppress(FileContentError), _opened(path, name) as image:  # which is an error when it is read
+                return int(getattr(image, "n_frames", 1)) - 1
+            return 0
+
+        several = [name for name in names if image_path(path, name).lower().endswith(_WITH_FRAMES)]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            return sum(threads.map(count, several))
+
     def _decode(self, path: str, name: str) -> NDArray[np.uint8]:
         """Return an image, shape (channels, height, width)."""
-        module = import_optional("PIL.Image", extra="images", needed_by="folders of images", package="Pillow")
-        try:
-            with locations.open_binary(image_path(path, name)) as file, module.open(file) as opened:
-                image = opened.convert(self.mode)
-                if self.size is not None and image.size != self.size[::-1]:
-                    image = image.resize(self.size[::-1], module.Resampling.BILINEAR)
-        except (module.UnidentifiedImageError, OSError, SyntaxError) as error:
-            if isinstance(error, OSError) and error.errno is not None:
-                raise  # of the file system
-            which = f"holds {name}, which " if name else ""
-            raise FileContentError(f"{which}cannot be read as an image: {error}") from error
-        pixels: NDArray[np.uint8] = np.asarray(image, np.uint8).reshape(image.height, image.width, -1)
+        with _opened(path, name) as opened:
+            image = _of_bytes(opened).convert(self.mode)
+            if self.size is not None and image.size != self.size[::-1]:
+                image = image.resize(self.size[::-1], _pillow().Resampling.BILINEAR)
+            pixels: NDArray[np.uint8] = np.asarray(image, np.uint8).reshape(image.height, image.width, -1)
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def _pillow() -> Any:
+    return import_optional("PIL.Image", extra="images", needed_by="folders of images", package="Pillow")
+
+
+@contextmanager
+def _opened(path: str, name: str) -> Iterator[Any]:
+    """Open an image; an error in reading it names it, unless the file system or the network fails."""
+    module = _pillow()
+    try:
+        with locations.open_binary(image_path(path, name)) as file, module.open(file) as opened:
+            yield opened
+    except (*CONTENT_ERRORS, OSError, SyntaxError, module.DecompressionBombError) as error:
+        if isinstance(error, OSError) and (error.errno is not None or hasattr(error, "response")):
+            raise
+        which = f"holds {name}, which " if name else ""
+        if isinstance(error, FileContentError):
+            raise FileContentError(f"{which}{error}") from None
+        raise FileContentError(f"{which}cannot be read as an image: {error}") from error
+
+
+def _of_bytes(image: Any) -> Any:
+    """Return an image with values from 0 to 255; conversions of Pillow would cut off what is larger."""
+    sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
+    if sixteen:
+        bits = image.tag_v2.get(_BITS_PER_SAMPLE, (16,))[0] if image.format == "TIFF" else 16
+        # The upper bits, as Pillow takes of colours with 16 bits.
+        return _pillow().fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
+    if image.mode in ("I", "F"):
+        kind = "integers of 32 bits" if image.mode == "I" else "floating-point numbers"
+        raise FileContentError(
+            f"has {kind}, whose range its format does not say: save it with 8 or 16 bits, or as arrays (.npy)"
+        )
+    return image
+
+
+_BITS_PER_SAMPLE = 258  # tag of TIFF
 
 
 def image_path(folder: str, name: str) -> str:

@@ -1,9 +1,12 @@
 """Folders of images."""
 
+import struct
 from collections import Counter
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis.extra.numpy import arrays
 
 from compss_train import FileDataset
 from compss_train.data.readers import ImageFolderReader
@@ -119,3 +122,110 @@ def test_links_out_of_the_folder_are_followed(folder, tmp_path_factory):
     save(outside / "0.png", pixels("0"))
     (folder / "bird").symlink_to(outside)
     assert FileDataset(folder).number_samples == sum(CLASSES.values()) + 1
+
+
+def test_what_is_hidden_is_no_sample(folder):
+    expected = FileDataset(folder)
+    for name in (
+        ".ipynb_checkpoints/0.png",
+        "cat/._0.png",
+        "dog/.thumbs/0.png",
+        "__MACOSX/cat/0.png",
+        "cat/@eaDir/0.png",
+    ):
+        save(folder / name, pixels(name))
+    (folder / ".DS_Store").write_bytes(b"Bud1")
+    dataset = FileDataset(folder)
+    assert (dataset.classes, dataset.number_samples) == (expected.classes, expected.number_samples)
+    same(read_all(dataset)["y"], read_all(expected)["y"])
+    save(folder / "._x.png", pixels("x"))
+    save(folder / "x.png", pixels("x"))
+    assert FileDataset(f"{folder}/*.png").files == [f"{folder}/x.png"]
+
+
+DEPTHS = {
+    "png": lambda folder, values: Image.fromarray(values).save(folder / "x.png"),
+    "tif": lambda folder, values: Image.fromarray(values).save(folder / "x.tif"),
+    "tif, other byte order": lambda folder, values: Image.fromarray(values.astype(">u2")).save(folder / "x.tif"),
+    "pgm": lambda folder, values: (folder / "x.pgm").write_bytes(
+        b"P5\n%d %d\n65535\n" % values.shape[::-1] + values.astype(">u2").tobytes()
+    ),
+}
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA"])
+@pytest.mark.parametrize("write", DEPTHS.values(), ids=DEPTHS)
+@given(values=arrays(np.uint16, (3, 4)))
+def test_sixteen_bits_are_scaled(tmp_path_factory, write, mode, values):
+    folder = tmp_path_factory.getbasetemp() / "depth"
+    folder.mkdir(exist_ok=True)
+    for file in folder.iterdir():
+        file.unlink()
+    write(folder, values)
+    x = read_all(FileDataset(f"{folder}/*", ImageFolderReader(mode=mode)))["x"][0]
+    for channel in x[:3]:
+        same(channel, (values // 256).astype(np.uint8))
+
+
+def test_twelve_bits_are_scaled_too(tmp_path):
+    strip = bytes.fromhex("fff0008007ff")  # 4095, 0, 2048, 2047
+    tags = [(256, 4), (257, 1), (258, 12), (259, 1), (262, 1), (273, 8), (277, 1), (278, 1), (279, len(strip))]
+    entries = b"".join(struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags)
+    header = struct.pack("<2sHI", b"II", 42, 8 + len(strip))
+    content = header + strip + struct.pack("<H", len(tags)) + entries + bytes(4)
+    (tmp_path / "x.tif").write_bytes(content)
+    x = read_all(FileDataset(tmp_path / "x.tif", ImageFolderReader(mode="L")))["x"]
+    same(x, np.array([[[[255, 0, 128, 127]]]], np.uint8))
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.float32])
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+def test_values_of_unknown_range_are_refused(folder, dtype, mode):
+    Image.fromarray(pixels("deep", (4, 6)).astype(dtype)).save(folder / "dog" / "deep.tif")
+    with names(folder, r"holds dog/deep\.tif, which has .*, whose range its format does not say"):
+        read_all(FileDataset(folder, ImageFolderReader((4, 6), mode)))
+
+
+def test_frames_that_are_no_samples_are_counted_once(folder):
+    frames = [Image.fromarray(pixels(str(number))) for number in range(5)]
+    for name, number in {"cat/a.gif": 5, "cat/b.webp": 3, "dog/c.tif": 2, "dog/d.tiff": 1}.items():
+        frames[0].save(folder / name, save_all=True, append_images=frames[1:number])
+    (folder / "cat" / "damaged.tif").write_bytes(b"II*\0")
+    with pytest.warns(
+        UserWarning, match=f"^7 frames or pages of images are not read, .* in {folder}: only"
+    ) as told:
+        dataset = FileDataset(folder)
+    assert len(told) == 1
+    assert dataset.number_samples == sum(CLASSES.values()) + 5
+    with pytest.warns(UserWarning, match=f"^4 frames .* in {folder}/cat/a.gif"):
+        FileDataset(f"{folder}/cat/*.gif")
+
+
+class Exploding:
+    """An image of Pillow's whose decoder fails with an exception of any kind."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def __call__(self, file):
+        raise self.error
+
+
+ERRORS = [
+    Image.DecompressionBombError("too large"),
+    SyntaxError("broken PNG file"),
+    ValueError("bad"),
+    OverflowError("bad"),
+    struct.error("bad"),
+    IndexError("bad"),
+    OSError("image file is truncated"),
+    EOFError("bad"),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=repr)
+def test_every_error_in_reading_an_image_names_it(folder, error, monkeypatch):
+    dataset = FileDataset(folder, ImageFolderReader((4, 6)))
+    monkeypatch.setattr(Image, "open", Exploding(error))
+    with names(folder, r"holds \w+/\d\.png, which cannot be read as an image: "):
+        read_all(dataset)
