@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from compss_train._utils.validation import check_dense
 from compss_train.data.ragged import Ragged, join
+from compss_train.data.values import check_dtype, check_parts, check_values, signed
 
 Block: TypeAlias = NDArray[Any] | torch.Tensor | Ragged
 DType: TypeAlias = np.dtype[Any] | torch.dtype
@@ -22,16 +22,14 @@ DType: TypeAlias = np.dtype[Any] | torch.dtype
 def as_block(value: object) -> Block:
     """Return ``value`` as a block: a detached tensor on the CPU, or a numpy array for anything else.
 
-    Raises ``TypeError`` for a dtype that torch does not support, for masked arrays, and for tensors that are
-    sparse, nested, quantized or on the meta device; ``ValueError`` for a scalar and for samples of several shapes.
+    Raises ``TypeError`` for a dtype that torch does not support, for masked arrays, for iterators, and for tensors
+    that are sparse, nested, quantized or on the meta device; ``ValueError`` for a scalar, for samples of several
+    shapes and for integers of 2**63 and more.
     """
     if isinstance(value, Ragged):
         return value
-    if isinstance(value, torch.Tensor):
-        check_dense("a block", value)
-        block: Block = value.detach().cpu()
-    else:
-        block = _as_array(value)
+    check_values("a block", value)
+    block: Any = value.detach().cpu() if isinstance(value, torch.Tensor) else _as_array(value)
     if block.ndim == 0:
         raise ValueError(
             f"a block needs a first dimension of samples, but this value is a scalar: {value!r}; give an array, a "
@@ -39,48 +37,19 @@ def as_block(value: object) -> Block:
         )
     if isinstance(block, np.ndarray):
         check_dtype(block.dtype)
-    return signed(block)
-
-
-_SIGNED = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
-"""Dtypes whose rows torch cannot select, and those that hold their values."""
-
-
-def signed(block: Block) -> Block:
-    """Return unsigned integers of 16 and more bits as signed ones, and other blocks unchanged."""
-    wider = _SIGNED.get(str(block.dtype).removeprefix("torch."))
-    if wider is None or isinstance(block, Ragged):
-        return block
-    return block.astype(wider) if isinstance(block, np.ndarray) else block.to(getattr(torch, wider))
+    result: Block = signed(block)
+    return result
 
 
 def _as_array(value: Any) -> NDArray[Any]:
-    if hasattr(value, "nnz") and hasattr(value, "toarray"):
-        raise TypeError(f"a block is a {type(value).__name__}, which is sparse; give array.toarray()")
-    if any(np.ma.is_masked(part) for part in (value if isinstance(value, list | tuple) else [value])):
-        raise TypeError(
-            "a block is a masked array, whose masked values would be trained on; give array.filled(value), or "
-            "leave these samples out, or give them a sample_weight of 0"
-        )
+    if isinstance(value, list | tuple):
+        check_parts("a part of a block", value)
     try:
         return np.asarray(value) if isinstance(value, np.ma.MaskedArray) else np.asanyarray(value)
     except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"cannot make an array of this {type(value).__name__}: {error}; all samples must have the same shape: "
             "pad or cut them, and give an array or a tensor"
-        ) from error
-
-
-def check_dtype(dtype: np.dtype[Any]) -> None:
-    """Raise ``TypeError`` for a dtype that torch does not support."""
-    try:
-        torch.from_numpy(np.empty(0, dtype))
-    except (TypeError, ValueError) as error:
-        labels = "np.unique(labels, return_inverse=True)[1] of labels"
-        hint = f"; a tokenizer makes integers of text, and {labels}" if dtype.kind in "USO" else ""
-        raise TypeError(
-            f"torch cannot hold arrays of dtype {dtype}; convert them to numbers or booleans in native byte "
-            f"order{hint}"
         ) from error
 
 

@@ -265,6 +265,11 @@ def as_blocked(value: object, blocks: int | BlockedTensor, name: str = "x") -> B
         return value
     if hasattr(value, "tensors"):
         return BlockedTensor.from_dislib(value)
+    if hasattr(value, "_blocks") and hasattr(value, "_reg_shape"):
+        raise TypeError(
+            f"{name} is a ds.array of dislib, whose samples have no shape; give dislib's tensor of it, "
+            "dislib.data.tensor.from_ds_array(array, shape), or array.collect()"
+        )
     rows = blocks_.contiguous(as_block(value))
     if isinstance(blocks, int):
         if len(rows) == 0:

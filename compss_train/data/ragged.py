@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from compss_train._utils.validation import check_choice
+from compss_train.data.values import check_parts, signed, tensor_of
 
 IGNORED = -100
 """What integer targets are padded with: the class index that torch's losses ignore."""
@@ -26,14 +27,16 @@ class Ragged:
         Whether ``fit`` batches samples of similar length within each block, to reduce padding; batches are in
         random order. ``False`` by default.
 
-    Raises ``ValueError`` if there are no sequences, or if their other dimensions or their dtypes differ.
+    Raises ``ValueError`` if there are no sequences, or if their other dimensions or their dtypes differ, and the
+    errors of blocks for masked and sparse arrays and unsuitable dtypes.
     """
 
     bucket_by_length: bool = False
 
     def __init__(self, sequences: Sequence[Any], *, bucket_by_length: bool = False) -> None:
         check_choice("bucket_by_length", bucket_by_length, (True, False))
-        items = [torch.as_tensor(each).detach().cpu() for each in sequences]
+        check_parts("a sequence", sequences)
+        items = [signed(tensor_of(each).detach().cpu()) for each in sequences]
         kinds = {(each.dtype, tuple(each.shape[1:])) for each in items if each.dim() and len(each)}
         if len(kinds) != 1 or not all(each.dim() for each in items):
             raise ValueError(

@@ -16,6 +16,7 @@ from compss_train.data.locations import absolute, is_remote
 from compss_train.data.order import RowRange
 from compss_train.data.readers import Arrays, Reader, as_reader
 from compss_train.data.readers.images import image_path
+from compss_train.data.values import signed
 from compss_train.exceptions import BadFileError
 
 _TRANSIENT = {
@@ -158,6 +159,8 @@ class FilePart:
                     )
                 if not layouts.is_supported(field := layouts.field_of(array)):
                     raise layouts.FileContentError(f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}")
+                if field.dtype.endswith("uint64"):
+                    signed(array)  # raises an error for what is too large
             if rows != block.file_rows:
                 raise layouts.FileContentError(
                     f"has {rows} samples, but {block.file_rows} were expected: check whether it changed, or "

@@ -18,6 +18,7 @@ from torch.utils.data import ConcatDataset, Subset
 from compss_train._utils.nested import map_leaves
 from compss_train.data.block import as_tensor
 from compss_train.data.ragged import Ragged
+from compss_train.data.values import check_dtype, check_values, signed, tensor_of
 
 Reseed: TypeAlias = Callable[[int], int]
 """Seeds the random draws for the sample at a position of a block's pass, and returns the seed."""
@@ -228,7 +229,7 @@ def stacked(values: Sequence[Any]) -> Any:
         columns = [stacked(column) for column in zip(*values, strict=True)]
         return tuple(columns) if isinstance(first, tuple) else columns
     if isinstance(first, Number) and not isinstance(first, np.generic):
-        return torch.tensor(values)
+        return tensor_of(values)
     tensors = [_as_tensor(value) for value in values]
     if len({each.shape for each in tensors}) == 1:
         return torch.stack(tensors)
@@ -246,16 +247,19 @@ def _holds_numbers(values: Sequence[Any]) -> bool:
 
 
 def _as_tensor(value: Any) -> torch.Tensor:
+    if isinstance(value, torch.Tensor | np.ma.MaskedArray) or hasattr(value, "nnz"):
+        check_values("a part of a sample", value)
     if isinstance(value, torch.Tensor):
-        return value.detach().cpu()
+        return signed(value.detach().cpu())
     if isinstance(value, list) and _holds_numbers(value):
-        return torch.tensor(value)
+        return tensor_of(value)
     array = np.asarray(value)  # of an image, too
     if array.dtype.kind not in "biufc":
         kind = type(value).__name__
-        described = f"the {kind} {value!r}"[:80] if isinstance(value, str) else f"a {kind}"
+        described = f"the {kind} {value!r}"[:80] if isinstance(value, str) else f"a {kind} of dtype {array.dtype}"
         raise TypeError(
             f"a sample holds {described}, which is not a number; convert it in the data set, leave it out with "
             "Samples(dataset, x=..., y=...), or give collate="
         )
-    return as_tensor(array)
+    check_dtype(array.dtype)
+    return as_tensor(signed(array))

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from compss_train._utils import Closable, validation
+from compss_train.data.values import check_parts, signed, tensor_of
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Header
 from compss_train.online.stream import NameInUseError, Sample, Stream
@@ -104,8 +105,9 @@ def open_stream(
 
 
 def as_sample(parts: Sequence[Any]) -> Sample:
-    """Return x and y as arrays or tensors."""
-    return tuple(part if isinstance(part, np.ndarray | torch.Tensor) else torch.as_tensor(part) for part in parts)
+    """Return x and y as arrays or tensors; raise ``TypeError`` or ``ValueError`` for what no tensor can hold."""
+    check_parts("a part of a sample", parts)
+    return tuple(signed(part if isinstance(part, np.ndarray | torch.Tensor) else tensor_of(part)) for part in parts)
 
 
 # Raw records: samples that a solver in any language writes to a pipe, sent by ``compss-train send``

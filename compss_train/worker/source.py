@@ -12,11 +12,12 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train.buffers.reading_ahead import ReadAhead
-from compss_train.data.block import Block, as_tensor, gather, rows_of_bytes, signed
+from compss_train.data.block import Block, as_tensor, gather, rows_of_bytes
 from compss_train.data.block_passes import BlockPass
 from compss_train.data.order import RowRange, row_order
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
+from compss_train.data.values import signed
 from compss_train.samplers.loader import FileLoader
 from compss_train.worker.work import Work
 

@@ -15,6 +15,7 @@ import torch
 from compss_train.data.block import Block
 from compss_train.data.layout import Description, Field, FileContentError, Layout, common_length, quote_names
 from compss_train.data.locations import file_stamp, is_remote
+from compss_train.data.values import check_values
 
 Arrays = dict[str, Block]
 """Some rows of each array of a file, by name."""
@@ -139,6 +140,8 @@ class CustomReader(Reader):
                 "cannot be used: with get_data=True the reader must return (dict of arrays, number)"
             )
         given = {key: returned[0][key] for key in select_keys(keys, returned[0])}
+        for key, value in given.items():
+            check_values(f"{key!r} in it", value)
         arrays = {
             key: value.detach().cpu() if isinstance(value, torch.Tensor) else np.asarray(value)
             for key, value in given.items()
