@@ -28,13 +28,22 @@ def is_remote(name: str) -> bool:
 
 
 def absolute(name: str) -> str:
-    """Return an absolute path; names with ``://``, which are not local files, are returned unchanged."""
-    return name if is_remote(name) else os.path.abspath(name)
+    """Return an absolute path; names with ``://``, which are not local files, are returned unchanged.
+
+    The archive of ``zip://train.npz::archive.zip`` is a local file.
+    """
+    if not is_remote(name):
+        return os.path.abspath(name)
+    inner, chained, outer = name.rpartition("::")
+    return f"{inner}::{os.path.abspath(outer)}" if chained and not is_remote(outer) else name
 
 
 def suffix_of(name: str) -> str:
-    """Return the suffix of a name in lower case, with the dot; the query of a URL is ignored."""
-    return PurePath(name.partition("?")[0] if is_remote(name) else name).suffix.lower()
+    """Return the suffix of a name in lower case, with the dot; the query of a URL is ignored, and its archive."""
+    if is_remote(name):
+        inner, _, archive = name.partition("::")
+        name = (inner if is_remote(inner) else archive).partition("?")[0]
+    return PurePath(name).suffix.lower()
 
 
 def file_names(files: FileNames) -> list[str]:
@@ -60,6 +69,9 @@ def _matches(pattern: str) -> list[str]:
             return [pattern]
         start = re.split(r"[*?[]", path)[0].rpartition("/")[0]
         found = (each for each in system.glob(path) if not is_hidden(each.removeprefix(start)))
+        inner, chained, outer = pattern.partition("::")
+        if chained and is_remote(inner):  # in an archive
+            return [f"{inner.partition('://')[0]}://{each}::{outer}" for each in sorted(found)]
         return sorted(map(system.unstrip_protocol, found))
     if os.path.exists(pattern) or not glob.has_magic(pattern):
         return [pattern]
@@ -114,7 +126,10 @@ def open_binary(path: str) -> BinaryIO | Any:
         _check_regular(path)
         return open(path, "rb")
     system, name = file_system(path)
-    return system.open(name, "rb")
+    file = system.open(name, "rb")
+    if "::" in path:
+        file.archive = system  # which closes its files with the last reference to it
+    return file
 
 
 @contextmanager

@@ -5,6 +5,7 @@ import io
 import json
 import threading
 import uuid
+import zipfile
 from functools import partial
 from types import SimpleNamespace
 
@@ -196,3 +197,20 @@ def test_a_missing_file_and_a_failing_server_are_told_apart(site):
         with pytest.raises(FileNotFoundError) as caught:
             FileDataset([address], on_bad_file="skip")
         assert f"while reading {address}" in caught.value.__notes__
+
+
+@pytest.mark.parametrize("place", ["{}", "file://{}", "relative"])
+def test_files_in_an_archive_are_read_by_name_and_by_pattern(tmp_path, monkeypatch, place):
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile("d.zip", "w") as archive:
+        for name in ("d/0.npz", "d/1.npz", "d/._1.npz", "other.txt"):
+            archive.writestr(name, FILES[".npz"] if "._" not in name else b"of a system")
+    place = "d.zip" if place == "relative" else place.format(tmp_path / "d.zip")
+    for given in (f"zip://d/*.npz::{place}", [f"zip://d/{number}.npz::{place}" for number in (0, 1)]):
+        dataset = FileDataset(given)
+        assert dataset.files == [f"zip://d/{number}.npz::{place}" for number in (0, 1)]
+        monkeypatch.chdir("/")
+        same(np.asarray(read_all(dataset)["x"]), np.concatenate([X, X]))
+        monkeypatch.chdir(tmp_path)
+    with names(f"zip://d/9.npz::{place if '://' in place else tmp_path / 'd.zip'}", "does not exist"):
+        FileDataset(f"zip://d/9.npz::{place}")

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from compss_train.data.locations import is_folder, is_remote, suffix_of
-from compss_train.data.readers.arrays import Hdf5Reader, NpyReader, NpzReader, TorchReader
+from compss_train.data.readers.arrays import NpyReader, NpzReader, TorchReader
 from compss_train.data.readers.base import Arrays, CustomReader, Reader
+from compss_train.data.readers.hdf5 import Hdf5Reader
 from compss_train.data.readers.images import SUFFIXES, ImageFolderReader
 from compss_train.data.readers.table import ArrowReader, CsvReader, JsonReader, ParquetReader, TableReader
 
@@ -35,6 +36,7 @@ READERS: dict[str, type[Reader]] = {
     ".pth": TorchReader,
     ".h5": Hdf5Reader,
     ".hdf5": Hdf5Reader,
+    ".nc": Hdf5Reader,
     ".parquet": ParquetReader,
     ".arrow": ArrowReader,
     ".feather": ArrowReader,
