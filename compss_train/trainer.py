@@ -146,6 +146,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         traces = [str(each.path) for each in fit.callbacks.callbacks if isinstance(each, Profile)]
         read = {"data": fit.data, "validation_data": fit.validation, "profile": next(iter(traces), None)}
         self._model.last_fit = description.described_fit("fit", fit.options, fit.callbacks.all, **read)
+        self._model.coding = fit.data.coding
         rounds.run_rounds(fit, self._workplace)
         return self.get_parameters()
 

@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -180,11 +180,15 @@ def is_frame(value: Any) -> bool:
     return hasattr(value, "to_numpy") and (hasattr(value, "columns") or (has_missing and hasattr(value, "dtype")))
 
 
-def frame_as_array(value: Any, name: str, floats: str | None) -> tuple[NDArray[Any], list[str]]:
+Coding: TypeAlias = dict[str, tuple[Any, ...]]
+"""What the numbers of data mean: the order of a frame's columns, and the categories that became codes."""
+
+
+def frame_as_array(value: Any, name: str, floats: str | None) -> tuple[NDArray[Any], list[str], Coding]:
     """Return a frame as an array of shape (rows, columns), a series as one of shape (rows,).
 
-    The second result is what users should know about conversions. Categories become their codes, and floating-point
-    numbers are converted to ``floats``.
+    The second result is what users should know about conversions, the third the coding. Categories become their
+    codes, and floating-point numbers are converted to ``floats``.
 
     Raises ``ValueError`` for missing values and for columns that are neither numbers nor categories; messages call
     the data ``name``.
@@ -194,22 +198,32 @@ def frame_as_array(value: Any, name: str, floats: str | None) -> tuple[NDArray[A
             names = [str(each) for each in value.columns]
             if len(set(names)) < len(names) or not names:
                 raise FileContentError("has no columns, or several of one name: give each a name of its own")
-            columns = [_frame_column(each, value[key]) for each, key in zip(names, value.columns, strict=True)]
+            series = {each: value[key] for each, key in zip(names, value.columns, strict=True)}
+            coding: Coding = {f"the columns of {name}": tuple(names)}
         else:
-            names, columns = [name], [_frame_column(str(getattr(value, "name", None) or name), value)]
+            series, coding = {str(getattr(value, "name", None) or name): value}, {}
+        columns = [_frame_column(each, own) for each, own in series.items()]
     except FileContentError as error:
         raise ValueError(f"{name} is a {type(value).__name__} that {error}") from None
     dtype = float_dtype(np.result_type(*columns), floats)
     array = np.stack(columns, axis=1, dtype=dtype) if hasattr(value, "columns") else columns[0].astype(dtype)
     is_changed = any(column.dtype.kind == "f" and column.dtype != dtype for column in columns)
-    return array, [conversion_note("float64", str(dtype))] if is_changed else []
+    for each, own in series.items():
+        if _is_category(own):
+            values = own.cat.categories if hasattr(own.cat, "categories") else own.cat.get_categories()
+            coding[f"the categories of {each!r} in {name}"] = tuple(values)
+    return array, [conversion_note("float64", str(dtype))] if is_changed else [], coding
+
+
+def _is_category(series: Any) -> bool:
+    return str(series.dtype).lower().startswith(("category", "categorical", "enum"))
 
 
 def _frame_column(name: str, series: Any) -> NDArray[Any]:
     """Return a column as numbers; categories as codes."""
     check_complete(name, np.asarray(series.isna() if hasattr(series, "isna") else series.is_null()))
     kind = str(series.dtype)
-    if kind.lower().startswith(("category", "categorical", "enum")):
+    if _is_category(series):
         codes = series.cat.codes if hasattr(series.cat, "codes") else series.to_physical()
         return np.asarray(codes.to_numpy(), np.int64)
     if kind.lower().startswith(("object", "str", "utf8", "large_string")):

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain
 from typing import Any, Self
@@ -54,6 +54,8 @@ class DataSource:
     """The batch size that comes with the data, from a ``DataLoader``."""
     notes: tuple[str, ...] = ()
     """What users of a fit should know about conversions of their data."""
+    coding: tables.Coding = field(default_factory=dict)
+    """What the numbers mean, which is the same in all data of a network."""
 
     @cached_property
     def columns(self) -> list[BlockedTensor]:
@@ -216,17 +218,18 @@ def as_data_source(x: Any, y: Any, blocks: int, *, targets: bool = True, floats:
         if samples.tensors is None:
             return _read(samples, blocks if targets or not samples.is_stream else 1, floats)
         x, y = samples.tensors
-    both, notes = (structured(x), None if y is None else structured(y)), []
+    both, notes, coding = (structured(x), None if y is None else structured(y)), [], tables.Coding()
     named = [*named_columns(both[0], "x"), *([] if y is None else named_columns(both[1], "y"))]
     for place, (name, value) in enumerate(named):
         if tables.is_frame(value):
-            array, notes_of_frame = tables.frame_as_array(value, name, floats)
+            array, notes_of_frame, coding_of_frame = tables.frame_as_array(value, name, floats)
             named[place] = name, array
             notes += notes_of_frame
+            coding |= coding_of_frame
     blocked = _blocked_columns(named, blocks)
     own = len(leaves(both[0]))
     ys = None if y is None else rebuilt(both[1], blocked[own:])
-    return DataSource(x=rebuilt(both[0], blocked[:own]), y=ys, notes=tuple(notes))
+    return DataSource(x=rebuilt(both[0], blocked[:own]), y=ys, notes=tuple(notes), coding=coding)
 
 
 def holds_targets(value: Any) -> bool:
@@ -277,20 +280,25 @@ def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> D
     own, now = dataset.layout or {}, converted.layout or {}
     changed = [key for key in keys if own[key] != now[key]]
     notes = [tables.conversion_note(own[changed[0]].dtype, now[changed[0]].dtype)] if changed else []
-    return DataSource(dataset=converted, keys=keys, notes=tuple(notes))
+    groups = getattr(dataset.reader, "groups", {})
+    used = {*keys, *chain.from_iterable(groups.get(key, ()) for key in keys)}
+    coding = {f"the classes of {name!r}": tuple(dataset.classes[name]) for name in used & dataset.classes.keys()}
+    return DataSource(dataset=converted, keys=keys, notes=tuple(notes), coding=coding)
 
 
-def check_same_classes(data: DataSource, validation: DataSource) -> None:
-    """Raise ``ValueError`` if the validation data number the classes of strings or images differently."""
-    if data.dataset is None or validation.dataset is None:
-        return
-    own, others = data.dataset.classes, validation.dataset.classes
-    for name in own:
-        if list(others.get(name, own[name])) != list(own[name]):
-            raise ValueError(
-                f"{name!r} has the classes {list(others[name])} in the validation data, but {list(own[name])} in "
-                "the training data; give FileDataset(..., classes=train.classes) for the former"
+def check_same_coding(training: tables.Coding, data: DataSource, name: str) -> None:
+    """Raise ``ValueError`` if the numbers of data, called ``name``, mean other things than in training.
+
+    Strings, images and categories may have other classes, and frames their columns in another order.
+    """
+    for what, values in data.coding.items():
+        if values != (own := training.get(what, values)):
+            advice = (
+                "give FileDataset(..., classes=train.classes) for the former"
+                if data.dataset is not None
+                else "give both the same columns and dtypes, frame[train.columns].astype(train.dtypes)"
             )
+            raise ValueError(f"{what} are {list(values)} in {name}, but {list(own)} in the training data; {advice}")
 
 
 class PublishedData:

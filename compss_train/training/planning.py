@@ -53,12 +53,13 @@ def planned_fit(
     if isinstance(x, FileDataset) and asked.order != "partial":
         x = x.cut(blocks)
     data = data_source.as_data_source(x, y, blocks, floats=spec.float_dtype).weighted(sample_weight)
+    data_source.check_same_coding(model.coding, data, "this fit's data")
     chosen = asked.with_preset(data.sizes, workers, spec, schedule is not None)
     if data.structure.weighted and spec.training_step is None:
         loss_weights.check_weightable(spec.loss)
     validation = validation_source(workplace, validation_data)
     if validation is not None:
-        data_source.check_same_classes(data, validation)
+        data_source.check_same_coding(data.coding, validation, "the validation data")
         _evaluate_first_batch(validation, model)
     build_arguments.check_outer_optimizer(chosen.merge.outer_optimizer, spec.net)
     if chosen.merge.optimizer_state == "average":

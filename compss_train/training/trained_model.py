@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils.validation import check_seed
+from compss_train.data.tables import Coding
 from compss_train.exceptions import NotBuiltError
 from compss_train.model import parameters as params
 from compss_train.reports.history import History
@@ -40,6 +41,8 @@ class TrainedModel:
         self.history = History()
         self.last_fit: dict[str, Any] | None = None
         """The description of the last fit."""
+        self.coding: Coding = {}
+        """What the numbers of the last fit's data meant."""
         self.stopped: str | None = None
         self.resumed_from: Path | None = None
 

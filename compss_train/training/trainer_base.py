@@ -282,6 +282,7 @@ class TrainerBase:
         built.training_spec.check_evaluable()
         self._model.require_workers("evaluate")
         data = data_source.as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
+        data_source.check_same_coding(self._model.coding, data, "the data")
         with inference(self._workplace, data, batch_size) as (tasks, parameters):
             refs = tasks.evaluate(parameters)
             measured = [*chain.from_iterable(tasks.engine.fetch(refs, small=True))]
@@ -303,6 +304,7 @@ class TrainerBase:
         self._model.require_workers("predict")
         floats = built.training_spec.float_dtype
         data = data_source.as_data_source(x, None, self.num_workers, targets=False, floats=floats)
+        data_source.check_same_coding(self._model.coding, data, "the data")
         with inference(self._workplace, data, batch_size) as (tasks, parameters):
             return tasks.predict(parameters)
 

@@ -44,7 +44,7 @@ def test_codes_name_the_values_again(strings):
 @pytest.mark.parametrize("frame", [FRAME, NULLABLE], ids=["numpy", "nullable"])
 @pytest.mark.parametrize("floats", ["float32", "float64", None])
 def test_a_frame_is_a_matrix_in_the_networks_dtype(frame, floats):
-    array, notes = tables.frame_as_array(frame, "x", floats)
+    array, notes, _ = tables.frame_as_array(frame, "x", floats)
     assert array.dtype == (floats or "float64")
     np.testing.assert_array_equal(array, NUMBERS.astype(array.dtype))
     assert len(notes) == (floats == "float32")

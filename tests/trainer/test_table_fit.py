@@ -102,7 +102,7 @@ def test_validation_data_with_other_classes_are_an_error(tmp_path):
     path = saved(form, tmp_path, "v", np.where(KINDS == "ant", "bee", KINDS))
     options = {"x": ["a", "b", "c"], "y": "kind"}
     validation = FileDataset(path, **options)
-    with pytest.raises(ValueError, match=r"'kind' has the classes \['bee', 'cow'\] in the validation data"):
+    with pytest.raises(ValueError, match=r"the classes of 'kind' are \['bee', 'cow'\] in the validation data"):
         trainer_of().fit(train, **FIT, validation_data=validation)
     with pytest.warns(UserWarning, match="float64 becomes float32"):
         trainer_of().fit(train, **FIT, validation_data=FileDataset(path, **options, classes=train.classes))
@@ -158,3 +158,47 @@ def test_a_file_of_one_row_group_is_shared_sliced_and_split(tmp_path):
 def test_a_folder_that_does_not_exist_says_so():
     with pytest.raises(ValueError, match=r"phtos/train does not exist; give a folder of images"):
         FileDataset("phtos/train")
+
+
+OTHER_CODINGS = {
+    "categories": lambda frame: frame.assign(kind=frame["kind"].cat.set_categories(["cow", "bee", "ant"])),
+    "columns": lambda frame: frame[["b", "a", "kind"]],
+    "names": lambda frame: frame.rename(columns={"a": "z"}),
+}
+
+
+@pytest.mark.filterwarnings(NOTE)
+@pytest.mark.parametrize("change", OTHER_CODINGS.values(), ids=OTHER_CODINGS)
+def test_frames_whose_numbers_mean_other_things_are_an_error(change):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "kind": pandas.Categorical(KINDS)})
+    labels = pandas.Series(pandas.Categorical(KINDS))
+    other, message = change(frame), "in the training data; give both the same columns"
+    trainer = trainer_of()
+    with pytest.raises(ValueError, match=message):
+        trainer.fit(frame, labels, **FIT, validation_data=(other, labels))
+    trainer.fit(frame, labels, **FIT, validation_data=(frame, labels))
+    for use in (lambda: trainer.evaluate(other, labels), lambda: trainer.predict(other)):
+        with pytest.raises(ValueError, match=message):
+            use()
+    with pytest.raises(ValueError, match=message):
+        trainer.fit(other, labels, **FIT)
+    with pytest.raises(ValueError, match="the categories of 'y' in y are"):
+        trainer.evaluate(frame, labels.cat.set_categories(["cow", "ant", "bee", "dog"]))
+    trainer.predict(frame)
+    trainer.build(nn.Linear(3, 3), ADAM, "cross_entropy")
+    trainer.fit(other, labels, **FIT)
+
+
+@pytest.mark.filterwarnings(NOTE)
+def test_data_sets_with_other_classes_are_an_error_after_a_fit_too(tmp_path):
+    form = TABLES["parquet"]
+    options = {"x": ["a", "b", "c"], "y": "kind"}
+    trainer = trainer_of()
+    train = table(form, tmp_path)
+    trainer.fit(train, **FIT)
+    other = FileDataset(saved(form, tmp_path, "v", np.where(KINDS == "ant", "bee", KINDS)), **options)
+    with pytest.raises(ValueError, match=r"the classes of 'kind' are \['bee', 'cow'\] in the data, but \['ant', "):
+        trainer.evaluate(other)
+    assert trainer.predict(other).shape == (ROWS, 3)  # targets are left out
+    trainer.evaluate(train)
