@@ -1,0 +1,104 @@
+"""``ProgramSettings``: torch's and numpy's settings of the program, which its tasks have, too."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import numpy as np
+import torch
+
+_FLAGS = (
+    *("fp32_precision", "cudnn.fp32_precision", "mkldnn.fp32_precision"),
+    *("cuda.matmul.allow_tf32", "cudnn.allow_tf32"),
+    *("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
+    *("mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
+    *("cudnn.enabled", "cudnn.benchmark", "cudnn.deterministic"),
+    *("cuda.matmul.allow_fp16_reduced_precision_reduction", "cuda.matmul.allow_bf16_reduced_precision_reduction"),
+    *("cuda.matmul.allow_fp16_accumulation", "mkldnn.enabled", "mkldnn.deterministic"),
+)
+"""Flags below ``torch.backends``: those of all operations before those of single ones, which they also set."""
+
+_NOT_TRAVELLING = ("call", "log")
+"""What numpy does with an error by a function of the program."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgramSettings:
+    """Settings that change what torch and numpy compute, or raise.
+
+    An instance holds those of the program when it was made. Attributes of older or newer releases of torch that
+    this one does not have, or cannot tell, are left out.
+    """
+
+    dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
+    """The default floating-point dtype."""
+    matmul_precision: str | None = field(default_factory=lambda: _known(torch.get_float32_matmul_precision))
+    flags: dict[str, Any] = field(default_factory=lambda: _known_flags())
+    """Flags of cuDNN, oneDNN and TF32, by their path below ``torch.backends``."""
+    deterministic: bool = field(default_factory=torch.are_deterministic_algorithms_enabled)
+    warn_only: bool = field(default_factory=torch.is_deterministic_algorithms_warn_only_enabled)
+    """Whether algorithms that are not deterministic only warn."""
+    detect_anomaly: bool = field(default_factory=torch.is_anomaly_enabled)
+    flush_denormal: bool = field(default_factory=lambda: _flushes_denormal())
+    numpy_errors: dict[str, str] = field(default_factory=lambda: dict(np.geterr()))
+    """What numpy does with floating-point errors, as ``numpy.seterr`` takes it."""
+
+    @property
+    def left_out(self) -> list[str]:
+        """The settings of this program that its tasks cannot have."""
+        given = [kind for kind, what in self.numpy_errors.items() if what in _NOT_TRAVELLING]
+        found = [f"numpy.seterr({kind}={self.numpy_errors[kind]!r})" for kind in given]
+        device = torch.get_default_device()
+        return found + ([] if device.type == "cpu" else [f"torch.set_default_device({str(device)!r})"])
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Set these in the process of a task, and restore its own ones at the end."""
+        before = type(self)()
+        if before == self:  # as in most programs
+            yield
+            return
+        errors = {kind: what for kind, what in self.numpy_errors.items() if what not in _NOT_TRAVELLING}
+        try:
+            self.set()
+            with np.errstate(**errors):  # type: ignore[arg-type]
+                yield
+        finally:
+            before.set()
+
+    def set(self) -> None:
+        """Set all but numpy's, which have a context."""
+        torch.set_default_dtype(self.dtype)
+        if self.matmul_precision not in (None, _known(torch.get_float32_matmul_precision)):
+            torch.set_float32_matmul_precision(self.matmul_precision)  # type: ignore[arg-type]
+        for path, value in self.flags.items():
+            if value != _known_flags((path,)).get(path, value):
+                module, _, name = path.rpartition(".")
+                setattr(_below_backends(module), name, value)
+        torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
+        torch.autograd.set_detect_anomaly(self.detect_anomaly)
+        if self.flush_denormal != _flushes_denormal():
+            torch.set_flush_denormal(self.flush_denormal)
+
+
+def _below_backends(path: str) -> Any:
+    return reduce(getattr, filter(None, path.split(".")), torch.backends)
+
+
+def _known(get: Any) -> Any:
+    """Return a setting; ``None`` if torch has none, or cannot tell because it was set in two ways."""
+    with suppress(AttributeError, RuntimeError):
+        return get()
+    return None
+
+
+def _known_flags(paths: tuple[str, ...] = _FLAGS) -> dict[str, Any]:
+    values = {path: _known(lambda path=path: _below_backends(path)) for path in paths}
+    return {path: value for path, value in values.items() if value is not None}
+
+
+def _flushes_denormal() -> bool:
+    """Return whether this thread takes numbers near 0 for 0; torch cannot tell."""
+    return not (torch.tensor([1e-310], dtype=torch.float64, device="cpu") * 1.0).item()
