@@ -52,6 +52,14 @@ def to_device(columns: Sequence[torch.Tensor], device: str) -> tuple[torch.Tenso
     return tuple(part.pin_memory().to(device, non_blocking=True) for part in columns)
 
 
+def copy_into(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy values of the CPU into a tensor of its shape; a copy to a GPU continues after the return."""
+    if pins(tensor.device.type):
+        tensor.copy_(values.to(tensor.dtype).pin_memory(), non_blocking=True)
+    else:
+        tensor.copy_(values)
+
+
 def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     """Return tensors on the CPU, with one wait for each device; those on the CPU are not copied."""
     tensors = [tensor.detach() for tensor in tensors]

@@ -89,7 +89,7 @@ def _copy_array(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:
         raise ValueError(
             f"{name!r} has dtype {array.dtype}, but {own} in the network, which cannot hold its values"
         )
-    tensor.copy_(values)
+    devices.copy_into(tensor, values)
 
 
 def as_parameters(values: Mapping[str, Any]) -> Parameters:

@@ -20,7 +20,7 @@ from compss_train.training.data_source import DataSource
 from compss_train.training.stopping import Stopping
 from compss_train.training.training_state import Snapshot, TrainingState
 from compss_train.worker.callbacks import WorkerCallback
-from compss_train.worker.work import WorkOptions
+from compss_train.worker.work import Residency, WorkOptions
 
 ShuffleLike: TypeAlias = Literal["blocks", "total"] | PartialShuffle | None
 """What ``fit(shuffle=...)`` takes."""
@@ -33,6 +33,9 @@ MAX_PASSES = 10**7
 
 CHECKED_EPOCHS = 10_000
 """Number of epochs for which a function ``Merge.every`` is checked before a fit."""
+
+IDLE_SECONDS = 30.0
+"""Seconds without a pass after which a process removes the rows of a fit from its GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,7 +150,9 @@ class FitOptions:
             optimizer_state=self.merge.optimizer_state or "keep",
             dtype=self.merge.dtype,
             callbacks=callbacks,
-            resident=(secrets.token_hex(8), last_epoch, gpus),
+            resident=Residency(
+                fit=secrets.token_hex(8), last_epoch=last_epoch, share=gpus, idle_seconds=IDLE_SECONDS
+            ),
         )
 
     def with_preset(self, sizes: Sequence[int], num_workers: int, spec: TrainingSpec, scheduled: bool) -> Self:

@@ -27,7 +27,6 @@ from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import States, TrainingState, fetch_states, state_refs
 from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session, Workplace
-from compss_train.worker.source import blocks_on_gpus
 
 _LOG = logging.getLogger(__name__)
 
@@ -157,7 +156,7 @@ class RoundRunner:
     def stop(self) -> None:
         """End processes other than tasks, and release GPUs; called at the end of every fit."""
         self._merger.stop()
-        blocks_on_gpus().clear()  # of tasks in this process
+        self._workers.release()
 
     def warn_of_changes(self) -> None:
         """Warn of files that have changed during the fit."""

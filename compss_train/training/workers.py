@@ -12,6 +12,7 @@ from compss_train.training.fit import FitOfEpochs
 from compss_train.training.total_shuffle import samples_of, submit_cuts
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.workplace import Session
+from compss_train.worker.gpu_rows import rows_on_gpus
 from compss_train.worker.train import train_group
 from compss_train.worker.work import Work
 
@@ -90,6 +91,11 @@ class Workers:
     def active(self, group: int) -> list[int]:
         """Return the workers of a group that have samples in the round."""
         return [worker for worker in self._session.groups[group] if self.round.counts[worker]]
+
+    def release(self) -> None:
+        """Release what the tasks of the fit keep on GPUs in this process; other processes do when they are idle."""
+        if (resident := self._work.options.resident) is not None:
+            rows_on_gpus().release(resident.fit)
 
     def _task_of(self, group: int) -> tuple[Sequence[Ref], list[Work]]:
         """Return the values that the task of a group receives, and the work of its workers."""

@@ -6,18 +6,16 @@ They are cut block by block, mixed in a partial shuffle, or drawn from a buffer.
 import queue
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import replace
 from itertools import groupby, islice
 from typing import Any, NamedTuple, Self
 
 import torch
-from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, map_leaves, rebuilt
 from compss_train.buffers import Buffer, BufferSpec
 from compss_train.buffers.reading_ahead import batches_through
-from compss_train.data.block_passes import BlockPass, Draws, WorkerAssignment, batch_bounds, batch_sizes
-from compss_train.data.order import bucketed_order, buffer_seed, partial_shuffle_generator, transform_seed
+from compss_train.data.block_passes import Draws, WorkerAssignment, batch_bounds, batch_sizes
+from compss_train.data.order import buffer_seed, partial_shuffle_generator, transform_seed
 from compss_train.data.ragged import IGNORED, Ragged
 from compss_train.data.sample_reading import Reseed, SampleReader, collate_batch
 from compss_train.data.streams import StreamReader
@@ -25,7 +23,8 @@ from compss_train.model.devices import is_gpu, random_state, seed_generators, to
 from compss_train.model.replica import ModelReplica
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
-from compss_train.worker.source import Columns, Source, blocks_on_gpus, training_order
+from compss_train.worker.gpu_rows import Columns
+from compss_train.worker.source import Source
 from compss_train.worker.state import CarriedBuffer
 from compss_train.worker.work import Work, WorkOptions
 
@@ -104,56 +103,25 @@ def batches_in_epoch(work: Work, epoch: int) -> int:
 
 def _block_by_block(work: Work, source: Source, device: str) -> Iterator[Batch]:
     structure = work.options.structure
-    with source.rows(work.block_passes) as columns_of_passes:
+    with source.open(work.block_passes, device) as opened:
         for block_pass in work.block_passes:
-            rows = next(columns_of_passes)
-            if rows is not None:
+            samples = next(opened)
+            if samples is not None:
                 before = block_pass.first + block_pass.skip
-                for start, columns in _cut(block_pass, work, rows, device):
-                    yield Batch(block_pass.epoch, block_pass.block, before + start, *structure.parts(columns))
-            del rows  # free them before the next block is read
+                place = block_pass.epoch, block_pass.block
+                for start, stop in batch_bounds(block_pass, work.options.batching):
+                    yield Batch(*place, before + start, *structure.parts(samples.cut(start, stop)))
+            del samples  # free them before the next block is read
 
 
 def _until_the_end(work: Work, source: Source, stream: StreamReader) -> Iterator[Batch]:
     """Iterate over batches of a stream's sample numbers until the stream ends."""
-    with source.rows(work.block_passes) as columns_of_passes:
+    with source.wholes(work.block_passes) as columns_of_passes:
         for block_pass, (number,) in zip(work.block_passes, filter(None, columns_of_passes), strict=True):
             numbers, position = number.expand(work.options.batching.size or 1).contiguous(), 0
             while not (position and stream.has_ended(int(number), block_pass.epoch)):
                 yield Batch(block_pass.epoch, block_pass.block, position, numbers)
                 position += len(numbers)
-
-
-def _cut(block_pass: BlockPass, work: Work, rows: Columns, device: str) -> Iterator[tuple[int, Columns]]:
-    """Iterate over the batches of a pass, each with the number of its first sample.
-
-    They are copies, so that in-place operations of the network do not change the block. A copy also has the
-    alignment of torch's own memory, wherever the block is; kernels may sum in another order for other alignments.
-    """
-    bucketed = work.options.structure.bucketed
-    numbers = (
-        _by_length(block_pass, work, rows) if bucketed else training_order(block_pass, work.options.shuffle_seed)
-    )
-    order = None if numbers is None else torch.from_numpy(numbers)
-    on_gpu = is_gpu(device) and not work.options.structure.ragged
-    moved = blocks_on_gpus().columns(rows, block_pass, work, device) if on_gpu else rows
-    if moved is not rows and order is not None:
-        (order,) = to_device([order], device)
-    for start, stop in batch_bounds(block_pass, work.options.batching):
-        if order is None:
-            columns = tuple(part[start:stop].clone() for part in moved)
-        else:
-            columns = tuple(part.index_select(0, order[start:stop]) for part in moved)
-        yield start, columns if moved is not rows else to_device(columns, device)
-
-
-def _by_length(block_pass: BlockPass, work: Work, rows: Columns) -> NDArray[Any]:
-    """Return the order of a pass with samples of similar lengths in each batch."""
-    whole = replace(block_pass, skip=0, size=block_pass.whole, rest=0)
-    lengths = next(column.lengths for column in rows if hasattr(column, "lengths"))  # of Ragged
-    bounds, place = batch_bounds(whole, work.options.batching), (block_pass.epoch, block_pass.block)
-    ordered = bucketed_order(lengths.numpy(), bounds, work.options.seed, *place)
-    return ordered[block_pass.skip : block_pass.skip + block_pass.size]
 
 
 def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -> Iterator[Batch]:
@@ -165,7 +133,7 @@ def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -
         position = first.first + first.skip
         batches = shuffled_batches(
             [block_pass.size for block_pass in block_passes],
-            lambda numbers: source.rows([block_passes[each] for each in numbers]),  # noqa: B023 (used up in here)
+            lambda numbers: source.wholes(tuple([block_passes[each] for each in numbers])),  # noqa: B023
             pools=pools,
             random=partial_shuffle_generator(work.options.seed, epoch, first.block, first.first),
             batch_sizes=batch_sizes(block_passes, work.options.batching),

@@ -17,11 +17,12 @@ from compss_train.model.replica import ModelReplica
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.training_step import StepContext, StepResult
 from compss_train.worker.batches import Batch, collated, cut_batches
-from compss_train.worker.source import Source, repeated_without_blocks, source_of
+from compss_train.worker.gpu_rows import repeated_without_rows
+from compss_train.worker.source import Source, source_of
 from compss_train.worker.work import Work
 
 
-@repeated_without_blocks
+@repeated_without_rows
 def evaluate(
     training_spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], works: Sequence[Work]
 ) -> list[Measured]:
@@ -90,7 +91,7 @@ def _result(replica: ModelReplica, x: Any, y: Any) -> StepResult:
     return replica.measure_loss(x, y)
 
 
-@repeated_without_blocks
+@repeated_without_rows
 def predict(
     training_spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work
 ) -> tuple[list[Any], Measured]:

@@ -21,9 +21,9 @@ from compss_train.worker.state import (
     WorkerState,
     changed_buffers,
     load_moments,
+    load_optimizer,
     on_host,
     restore_buffers,
-    with_tensors,
 )
 from compss_train.worker.tracing import Tracer
 from compss_train.worker.work import Work
@@ -290,8 +290,7 @@ class Learner:
                     "Unfreeze has added some: give later fits the same callback, or build again"
                 )
             state = {**state, "param_groups": [*saved, *own[len(saved) :]]}
-            # A copy, as optimizers update loaded tensors in place, and tasks must not change their arguments.
-            optimizer.load_state_dict(with_tensors(torch.Tensor.clone, state))
+            load_optimizer(optimizer, state)
         return optimizer
 
     def finish(self, measured: metrics.Measured | None = None) -> params.Parameters:

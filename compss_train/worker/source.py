@@ -1,11 +1,15 @@
-"""The sources of the samples of a task: blocks or files."""
+"""Sources of the samples of a task, blocks or files: which rows a pass has, in which order, and on which device.
+
+Nothing else knows of rows: a ``Source`` opens passes, and ``PassSamples`` cuts the batches of one, whether it holds
+the rows of the whole block or of a part, on the CPU or, from task to task, on a GPU (``RowsOnGpus``).
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache, wraps
+from functools import partial
 from itertools import pairwise
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -13,62 +17,147 @@ from numpy.typing import NDArray
 
 from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.block import Block, as_tensor, gather, rows_of_bytes
-from compss_train.data.block_passes import BlockPass
-from compss_train.data.order import RowRange, row_order
+from compss_train.data.block_passes import BlockPass, WorkerAssignment
+from compss_train.data.order import RowRange, bucketed_order, row_order
+from compss_train.data.ragged import Ragged
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
 from compss_train.data.values import signed
+from compss_train.model.devices import CPU, is_gpu, to_device
 from compss_train.samplers.loader import FileLoader
-from compss_train.worker.work import Work
-
-_Task = TypeVar("_Task", bound=Callable[..., Any])
-
-Columns: TypeAlias = tuple[torch.Tensor, ...]
-"""Rows of the columns of x, then of y and of the weights if the data have them."""
+from compss_train.worker.gpu_rows import Columns, rows_on_gpus
+from compss_train.worker.work import Work, WorkOptions
 
 Piece: TypeAlias = tuple[Block, ...]
 """Rows of a block of x, with the same rows of y and of the weights."""
-
-Order: TypeAlias = NDArray[Any] | None
-"""The training order of a pass, as indices into its stored rows; ``None`` if they are already in order."""
 
 _FILE_CHUNK = 2**22  # bytes read at a time: large enough to make the hand-over to another thread negligible
 _MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the core's cache until they are put
 
 
-def stored_rows(block_pass: BlockPass, shuffle_seed: int | None) -> slice:
-    """Return the block's rows that a pass needs; a part of a shuffled pass needs the rows of the whole pass."""
-    first = block_pass.first
-    if shuffle_seed is not None:
-        return slice(first, first + block_pass.whole)
-    return slice(first + block_pass.skip, first + block_pass.skip + block_pass.size)
+def rows_of(block_pass: BlockPass, options: WorkOptions) -> RowRange:
+    """Return the rows that a pass needs; a part of a shuffled pass needs the rows of the whole pass."""
+    start, size = block_pass.first + block_pass.skip, block_pass.size
+    if options.shuffle_seed is not None:
+        start, size = block_pass.first, block_pass.whole
+    return RowRange(block_pass.block, start, start + size)
 
 
-def training_order(block_pass: BlockPass, shuffle_seed: int | None) -> Order:
-    """Return the training order of a pass."""
-    if shuffle_seed is None or block_pass.sample_numbers is not None:
-        return None
-    order = row_order(shuffle_seed, block_pass.epoch, block_pass.block, block_pass.whole)
-    return order[block_pass.skip : block_pass.skip + block_pass.size]
+class PassSamples:
+    """The samples of a pass, numbered from 0 in the order of training, to be cut into batches for a device.
+
+    ``held`` are the rows in ``columns``: at least those that the pass needs; ``None`` if these are the samples of
+    the pass, in their order. Raises ``ValueError`` if rows are missing.
+    """
+
+    def __init__(
+        self,
+        block_pass: BlockPass,
+        options: WorkOptions,
+        held: RowRange | None,
+        columns: Sequence[Block],
+        device: str = CPU,
+    ) -> None:
+        self._columns, self._size, self._device = columns, block_pass.size, device
+        on_gpu = isinstance(columns[0], torch.Tensor) and is_gpu(columns[0].device.type)
+        self._is_there = on_gpu or not is_gpu(device)
+        """Whether the columns are on the device."""
+        self._first = 0
+        """The place of the first sample of the pass among the rows, if they are in order."""
+        self._order: torch.Tensor | None = None
+        """The rows of the samples, if they are shuffled."""
+        if held is None:
+            return
+        needed = rows_of(block_pass, options)
+        if needed.file != held.file or not held.start <= needed.start <= needed.stop <= held.stop:
+            raise ValueError(f"a pass over {needed} got {held}; this is a bug")
+        self._first = needed.start - held.start
+        if options.shuffle_seed is not None:
+            order = _training_order(block_pass, options, columns, self._first)
+            self._order = torch.from_numpy(order)
+            if on_gpu:
+                (self._order,) = to_device([self._order], device)
+
+    def cut(self, start: int, stop: int) -> Columns:
+        """Return samples ``start`` to ``stop`` on the device.
+
+        They are copies, so that in-place operations of the network do not change the block. A copy also has the
+        alignment of torch's own memory, wherever the block is; kernels may sum in another order for other
+        alignments.
+        """
+        if self._order is None:
+            rows = slice(self._first + start, self._first + stop)
+            columns = tuple([as_tensor(part[rows]).clone() for part in self._columns])
+        else:
+            columns = tuple([_taken(part, self._order[start:stop]) for part in self._columns])
+        return columns if self._is_there else to_device(columns, self._device)
+
+    def all(self) -> Columns:
+        """Return all samples; on the CPU, unless they are shuffled, they share the memory of the rows."""
+        if self._order is not None or not self._is_there:
+            return self.cut(0, self._size)
+        return tuple([as_tensor(part[self._first : self._first + self._size]) for part in self._columns])
+
+
+def _training_order(
+    block_pass: BlockPass, options: WorkOptions, columns: Sequence[Block], first: int
+) -> NDArray[Any]:
+    """Return the shuffled order of a pass as row numbers of ``columns``; the whole pass begins at ``first``."""
+    place, whole = (options.seed, block_pass.epoch, block_pass.block), block_pass.whole
+    if options.structure.bucketed:  # samples of similar lengths in each batch
+        lengths = next(column.lengths for column in columns if isinstance(column, Ragged))
+        bounds = options.batching.bounds(whole)
+        order = bucketed_order(lengths[first : first + whole].numpy(), bounds, *place)
+    else:
+        order = row_order(*place, whole)
+    return order[block_pass.skip : block_pass.skip + block_pass.size] + first
+
+
+def _taken(block: Block, rows: torch.Tensor) -> torch.Tensor:
+    if isinstance(block, np.ndarray):
+        return as_tensor(block[rows.numpy()])
+    return as_tensor(block.index_select(0, rows))  # a third of the time of indexing
+
+
+def _all(samples: PassSamples | None) -> Columns | None:
+    return None if samples is None else samples.all()
 
 
 class Source(ABC):
-    """Provides the samples of passes over blocks."""
+    """Opens the passes of a task."""
+
+    def __init__(self, work: Work) -> None:
+        self._work, self._options = work, work.options
 
     @abstractmethod
-    def rows(self, block_passes: Sequence[BlockPass]) -> AbstractContextManager[Iterator[Columns | None]]:
-        """Return a context with an iterator over the ``stored_rows`` of each pass, or the samples that it names.
+    def open(
+        self, block_passes: WorkerAssignment, device: str = CPU
+    ) -> AbstractContextManager[Iterator[PassSamples | None]]:
+        """Return a context with an iterator over the samples of each pass, ``None`` for a file that is skipped.
 
-        A skipped file gives ``None``.
+        The consumer must release them before it takes the next.
         """
 
+    @contextmanager
+    def wholes(self, block_passes: WorkerAssignment) -> Iterator[Iterator[Columns | None]]:
+        """Provide an iterator over all samples of each pass, on the CPU, to be used like those of ``open``."""
+        with self.open(block_passes) as opened:  # a loop would hold samples while the next ones are read
+            yield map(_all, opened)
+
     @abstractmethod
-    def chunks(self, block_passes: Sequence[BlockPass]) -> AbstractContextManager[Iterable[Columns]]:
-        """Return a context with an iterator over the rows of all passes in training order, some at a time."""
+    def chunks(self, block_passes: WorkerAssignment) -> AbstractContextManager[Iterable[Columns]]:
+        """Return a context with an iterator over the samples of all passes on the CPU, some at a time."""
 
     def measured(self) -> dict[str, Any]:
         """Return measurements of the reading, for the history."""
         return {}
+
+    def _on_gpu(self, device: str, held: RowRange | None, columns: Sequence[Block]) -> Columns | None:
+        """Return columns on a GPU, or ``None``; those that are the rows ``held`` of a block stay there."""
+        resident, dense = self._options.resident, [each for each in columns if not isinstance(each, Ragged)]
+        if resident is None or len(dense) < len(columns) or not is_gpu(device):
+            return None
+        return rows_on_gpus().moved(resident, device, held, dense)
 
 
 def source_of(work: Work, values: Sequence[Any]) -> Source:
@@ -105,30 +194,42 @@ class BlockSource(Source):
     """Blocks of x, y and weights, in memory or in mapped files."""
 
     def __init__(self, columns: Sequence[Sequence[Block]], work: Work) -> None:
+        super().__init__(work)
         self._columns = columns
-        self._work, self._shuffle_seed = work, work.options.shuffle_seed
 
     @contextmanager
-    def rows(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterator[Columns]]:
-        """Provide the rows; rows of blocks in memory are not copied."""
-        yield map(self._rows, block_passes)
+    def open(self, block_passes: WorkerAssignment, device: str = CPU) -> Iterator[Iterator[PassSamples]]:
+        """Provide the samples; rows of blocks in memory are not copied.
 
-    def _rows(self, block_pass: BlockPass) -> Columns:
+        After the last pass of the last epoch the rows of the fit leave the GPU.
+        """
+        yield (self._open(block_pass, device) for block_pass in block_passes)
+        resident, last = self._options.resident, block_passes[-1] if is_gpu(device) and block_passes else None
+        if resident is not None and last is not None and last.epoch == resident.last_epoch and not last.rest:
+            rows_on_gpus().release(resident.fit)
+
+    def _open(self, block_pass: BlockPass, device: str) -> PassSamples:
         if block_pass.sample_numbers is not None:
-            return self._gathered(block_pass.sample_numbers)
-        return tuple(map(as_tensor, self._stored(block_pass)))
+            gathered = self._gathered(block_pass.sample_numbers)
+            columns = self._on_gpu(device, None, gathered) or gathered
+            return PassSamples(block_pass, self._options, None, columns, device)
+        whole = RowRange(block_pass.block, block_pass.first, block_pass.first + block_pass.whole)
+        if (resident := self._on_gpu(device, whole, self._stored(whole))) is not None:
+            return PassSamples(block_pass, self._options, whole, resident, device)
+        needed = rows_of(block_pass, self._options)
+        columns = tuple(map(as_tensor, self._stored(needed)))
+        return PassSamples(block_pass, self._options, needed, columns, device)
+
+    def _stored(self, rows: RowRange) -> Piece:
+        number = self._work.blocks.index(rows.file)
+        return tuple([blocks[number][rows.start : rows.stop] for blocks in self._columns])
 
     def _gathered(self, samples: NDArray[Any]) -> Columns:
-        return tuple(gather(samples, self._work.starts, blocks) for blocks in self._columns)
-
-    def _stored(self, block_pass: BlockPass) -> list[Block]:
-        number = self._work.blocks.index(block_pass.block)
-        rows = stored_rows(block_pass, self._shuffle_seed)
-        return [blocks[number][rows] for blocks in self._columns]
+        return tuple([gather(samples, self._work.starts, blocks) for blocks in self._columns])
 
     @contextmanager
-    def chunks(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterable[Columns]]:
-        """Provide the rows in chunks, read ahead in a thread if blocks are files.
+    def chunks(self, block_passes: WorkerAssignment) -> Iterator[Iterable[Columns]]:
+        """Provide copies of the samples in chunks, made ahead in a thread if blocks are files.
 
         Copying rows that are in memory ahead of time would gain nothing and cost a tenth of the training of a small
         network: copies move from core to core, and threads take turns.
@@ -136,140 +237,61 @@ class BlockSource(Source):
         on_file = any(isinstance(block, np.memmap) for blocks in self._columns for block in blocks)
         sample_bytes = sum(int(rows_of_bytes(blocks[0][:1]).shape[1]) for blocks in self._columns)
         step = max(1, (_FILE_CHUNK if on_file else _MEMORY_CHUNK) // max(1, sample_bytes))
-        parts = self._parts(block_passes, step)
+        copies = self._copies(block_passes, step)
         if on_file:
-            with ReadAhead(parts, self._copied) as chunks:
+            with ReadAhead(copies, lambda copy: copy()) as chunks:
                 yield chunks
         else:
-            yield map(self._copied, parts)
+            yield (copy() for copy in copies)
 
-    def _parts(self, block_passes: Sequence[BlockPass], step: int) -> Iterator[tuple[BlockPass, Order, slice]]:
-        """Iterate over parts of passes of ``step`` samples, each with the training order of its pass."""
+    def _copies(self, block_passes: WorkerAssignment, step: int) -> Iterator[Callable[[], Columns]]:
+        """Iterate over functions that each copy the next ``step`` samples."""
         for block_pass in block_passes:
-            order = training_order(block_pass, self._shuffle_seed)
+            needed, numbers = rows_of(block_pass, self._options), block_pass.sample_numbers
+            if numbers is None:
+                copied = PassSamples(block_pass, self._options, needed, self._stored(needed)).cut
             for start in range(0, block_pass.size, step):
-                yield block_pass, order, slice(start, min(start + step, block_pass.size))
-
-    def _copied(self, part: tuple[BlockPass, Order, slice]) -> Columns:
-        block_pass, order, some = part
-        if block_pass.sample_numbers is not None:
-            return self._gathered(block_pass.sample_numbers[some])
-        if order is None:
-            return tuple(as_tensor(rows[some]).clone() for rows in self._stored(block_pass))
-        return tuple(_taken(rows, order[some]) for rows in self._stored(block_pass))
-
-
-def _taken(block: Block, rows: NDArray[Any]) -> torch.Tensor:
-    if isinstance(block, torch.Tensor):
-        return block.index_select(0, torch.from_numpy(rows))  # a third of the time of indexing
-    return as_tensor(block[rows])
-
-
-class BlocksOnGpus:
-    """Blocks on the GPUs of a process, which keeps them from task to task until the fit's last epoch.
-
-    Rows are shuffled on the GPU, and later epochs copy none there. A fit that ends early leaves its blocks there
-    until the next one begins.
-    """
-
-    def __init__(self) -> None:
-        self._fit, self._full = "", True
-        self._blocks: dict[tuple[Any, ...], Columns] = {}
-
-    def columns(self, rows: Columns, block_pass: BlockPass, work: Work, device: str) -> Columns:
-        """Return the stored rows of a pass on a GPU, or as they are if it has too little memory for them."""
-        if work.options.resident is None:
-            return rows
-        fit, last_epoch, share = work.options.resident
-        if fit != self._fit:
-            self._fit, self._full, self._blocks = fit, False, {}
-        key = fit, device, block_pass.block, block_pass.first, block_pass.whole
-        moved = self._blocks.get(key) or (rows if self._full else _moved(rows, device, share))
-        is_whole = len(rows[0]) == block_pass.whole and block_pass.sample_numbers is None
-        if moved is not rows and is_whole and work.files is None:
-            self._blocks[key] = moved
-        if block_pass is work.block_passes[-1] and block_pass.epoch == last_epoch and not block_pass.rest:
-            self._blocks = {}
-        return moved
-
-    def clear(self) -> bool:
-        """Release the blocks, and keep no others of this fit; return whether there may have been any."""
-        was_full, self._full, self._blocks = self._full, True, {}
-        return not was_full
-
-
-@cache
-def blocks_on_gpus() -> BlocksOnGpus:
-    """Return the blocks that this process keeps on GPUs."""
-    return BlocksOnGpus()
-
-
-def _moved(rows: Columns, device: str, share: float) -> Columns:
-    """Return rows on a GPU, or as they are if they need more than half of its memory, or of a worker's share."""
-    module = torch.get_device_module(device)
-    try:
-        free, total = module.mem_get_info(device)
-    except (AttributeError, RuntimeError):  # of MPS, and of XPUs that cannot tell
-        return rows
-    used, size = module.memory_allocated(device), sum(part.nbytes for part in rows)
-    free += module.memory_reserved(device) - used
-    has_room = free - size >= total / 2 and used + size <= total * share / 2
-    return tuple(part.to(device) for part in rows) if has_room else rows
-
-
-def repeated_without_blocks(function: _Task) -> _Task:
-    """Call a task again without blocks on the GPU if it has too little memory beside them."""
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except torch.OutOfMemoryError:
-            if not blocks_on_gpus().clear():
-                raise
-        return function(*args, **kwargs)  # after the handler, whose error holds what fills the GPU
-
-    return call  # type: ignore[return-value]
+                stop = min(start + step, block_pass.size)
+                yield (
+                    partial(copied, start, stop)
+                    if numbers is None
+                    else partial(self._gathered, numbers[start:stop])
+                )
 
 
 class FileSource(Source):
     """Files, read in order and ahead."""
 
     def __init__(self, part: FilePart, work: Work) -> None:
+        super().__init__(work)
         self._loader = FileLoader(part, part.file_buffer)
         self._keys = part.keys or ()
-        self._shuffle_seed = work.options.shuffle_seed
         self._left_out = 0
         """Number of samples in skipped files."""
 
     @contextmanager
-    def rows(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterator[Columns | None]]:
-        """Provide the rows, ``None`` for a file that is skipped."""
-        stored = [stored_rows(block_pass, self._shuffle_seed) for block_pass in block_passes]
-        row_ranges = [
-            RowRange(block_pass.block, rows.start, rows.stop)
-            for block_pass, rows in zip(block_passes, stored, strict=True)
-        ]
-        with self._loader.open(row_ranges) as arrays:
-            yield map(self._columns, block_passes, arrays)  # holds no reference while the next file is read
+    def open(self, block_passes: WorkerAssignment, device: str = CPU) -> Iterator[Iterator[PassSamples | None]]:
+        """Provide the samples, file by file."""
+        rows = [rows_of(block_pass, self._options) for block_pass in block_passes]
+        opened = partial(self._open, device)
+        with self._loader.open(rows) as arrays:
+            yield map(opened, block_passes, rows, arrays)  # holds no reference while the next file is read
 
-    def _columns(self, block_pass: BlockPass, arrays: Arrays | None) -> Columns | None:
+    def _open(
+        self, device: str, block_pass: BlockPass, rows: RowRange, arrays: Arrays | None
+    ) -> PassSamples | None:
         if arrays is None:
             self._left_out += block_pass.size
             return None
-        return tuple(as_tensor(signed(arrays[key])) for key in self._keys)
+        read = tuple([as_tensor(signed(arrays[key])) for key in self._keys])
+        columns = self._on_gpu(device, None, read) or read
+        return PassSamples(block_pass, self._options, rows, columns, device)
 
     @contextmanager
-    def chunks(self, block_passes: Sequence[BlockPass]) -> Iterator[Iterable[Columns]]:
-        """Provide the rows file by file."""
-        with self.rows(block_passes) as read:
-            yield filter(None, map(self._in_order, block_passes, read))
-
-    def _in_order(self, block_pass: BlockPass, rows: Columns | None) -> Columns | None:
-        order = training_order(block_pass, self._shuffle_seed)
-        if order is None or rows is None:
-            return rows
-        return tuple(part.index_select(0, torch.from_numpy(order)) for part in rows)
+    def chunks(self, block_passes: WorkerAssignment) -> Iterator[Iterable[Columns]]:
+        """Provide the samples file by file."""
+        with self.wholes(block_passes) as read:
+            yield filter(None, read)
 
     def measured(self) -> dict[str, Any]:
         """Return the counts of reads, and the files and samples that were skipped."""

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves, map_leaves
-from compss_train.model.devices import RandomState, to_host
+from compss_train.model.devices import CPU, RandomState, copy_into, is_gpu, to_device, to_host
 from compss_train.model.optimizers import NetOptimizer, make_optimizer, needs_closure
 from compss_train.model.parameters import Parameters, to_arrays
 
@@ -96,7 +96,7 @@ def restore_buffers(net: nn.Module, saved: Mapping[str, torch.Tensor] | None, de
             continue
         buffer = getattr(modules[owner], own)
         if buffer is not None and (buffer.shape, buffer.dtype) == (value.shape, value.dtype):
-            buffer.copy_(value)
+            copy_into(buffer, value)
         else:
             setattr(modules[owner], own, value.to(device, copy=True))
 
@@ -131,7 +131,37 @@ def load_moments(optimizer: torch.optim.Optimizer, moments: Parameters) -> None:
     for name, array in moments.items():
         number, _, key = name.removeprefix(_PREFIX).partition(".")
         states.setdefault(int(number), {})[key] = torch.from_numpy(np.array(array))
-    optimizer.load_state_dict({"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+    load_optimizer(optimizer, {"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Load copies of what a state_dict holds: optimizers update loaded tensors in place, tasks no arguments.
+
+    Torch's ``load_state_dict`` would wait for the GPU at each tensor, so that they go there before. It would also
+    move NAdam's products there, for which each step would wait; like counts of steps they belong on the CPU.
+    """
+    targets: dict[int, str] = {}
+    products = []
+    for saved, group in zip(state["param_groups"], optimizer.param_groups, strict=False):  # torch compares them
+        scalars = () if saved.get("fused") or saved.get("capturable") else ("step", "mu_product")
+        for number, parameter in zip(saved["params"], group["params"], strict=False):
+            values = state["state"].get(number, {})
+            for leaf in leaves({name: each for name, each in values.items() if name not in scalars}):
+                targets[id(leaf)] = str(parameter.device)
+            if "mu_product" in scalars and "mu_product" in values:
+                products.append((number, parameter))
+
+    def copied(tensor: torch.Tensor) -> torch.Tensor:
+        target = targets.get(id(tensor), CPU)
+        return to_device([tensor], target)[0] if is_gpu(target) else tensor.clone()
+
+    own = with_tensors(copied, state)
+    kept = [own["state"][number]["mu_product"] for number, _ in products]
+    for number, _ in products:
+        own["state"][number]["mu_product"] = 1.0
+    optimizer.load_state_dict(own)
+    for (_, parameter), product in zip(products, kept, strict=True):
+        optimizer.state[parameter]["mu_product"] = product
 
 
 def split_moments(merged: Parameters) -> tuple[Parameters, Parameters]:

@@ -22,8 +22,9 @@ from compss_train.model.schedule import Hyperparameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
 from compss_train.worker.batches import Batch, batches_in_epoch, cut_batches, prepared
+from compss_train.worker.gpu_rows import repeated_without_rows
 from compss_train.worker.learner import Learner
-from compss_train.worker.source import repeated_without_blocks, source_of
+from compss_train.worker.source import source_of
 from compss_train.worker.state import CarriedBuffer, GroupState, WorkerState, moments_of, split_moments
 from compss_train.worker.work import Work
 
@@ -37,7 +38,7 @@ class Result(NamedTuple):
     measured: Measured
 
 
-@repeated_without_blocks
+@repeated_without_rows
 def train(
     training_spec: TrainingSpec,
     parameters: Parameters,

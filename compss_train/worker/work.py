@@ -16,6 +16,20 @@ from compss_train.worker.callbacks import WorkerCallback
 OptimizerState = Literal["keep", "average", "reset", "reset_blocks"]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Residency:
+    """What a fit may keep on GPUs from task to task."""
+
+    fit: str
+    """A name that no other fit has."""
+    last_epoch: int
+    """The epoch after which nothing is needed any more."""
+    share: float
+    """A worker's share of a GPU."""
+    idle_seconds: float
+    """Seconds without a pass after which the rows leave, as of a fit that ended early."""
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WorkOptions:
     """How workers make batches and train on them: the same for all workers and rounds of a fit."""
@@ -38,13 +52,13 @@ class WorkOptions:
     dtype: MergeDtype | None = None
     """The dtype that changes of the weights are compressed to, or ``None``."""
     callbacks: Sequence[WorkerCallback] = ()
-    resident: tuple[str, int, float] | None = None
-    """A name of the fit, its last epoch, until which blocks stay on GPUs, and a worker's share of a GPU."""
+    resident: Residency | None = None
+    """How rows of blocks may stay on GPUs; ``None`` if they may not."""
 
     @property
     def shuffle_seed(self) -> int | None:
-        """Seed of the order of rows within a block, or ``None`` to keep their order."""
-        return self.seed if self.shuffle_block_data else None
+        """Seed of the order of rows within a block, or ``None`` to keep their order, also for pools to mix."""
+        return self.seed if self.shuffle_block_data and self.pools is None else None
 
 
 class Work(NamedTuple):

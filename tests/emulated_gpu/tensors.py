@@ -183,7 +183,7 @@ def count(name: str, args: Any, kwargs: dict[str, Any], target: torch.device | N
         to = args[0].device if name == "copy_" else target or source.device
         if source.device.type != to.type:
             counts["to_device" if to.type == "cuda" else "to_host"] += 1
-            if to.type == "cpu" and not kwargs.get("non_blocking", args[2] if len(args) > 2 else False):
+            if not kwargs.get("non_blocking", args[2] if len(args) > 2 else False):
                 counts["waits"] += 1
     elif name in WAIT:
         counts["waits"] += 1

@@ -1,7 +1,6 @@
 """Emulated devices refuse what real ones refuse, and count what waits for them."""
 
 import pickle
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,13 +8,10 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer, Gradients, Merge
-from compss_train.data.block_passes import BlockPass
 from compss_train.training import trainer_base
-from compss_train.worker.source import BlocksOnGpus
 from tests.emulated_gpu import tensors
 from tests.gpu.conftest import REAL
 from tests.helpers.models import assert_same_bits, blocked, classification
-from tests.worker.assignments import whole
 
 pytestmark = pytest.mark.skipif(REAL, reason="these are emulated devices")
 
@@ -49,29 +45,35 @@ def test_generators_are_those_of_the_device():
 SGD = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
 ADAM = {"optimizer": "adam", "lr": 0.01}
 STEPS = {
-    "sgd": (SGD, None, {}),
+    **{name: ({"optimizer": name, "lr": 0.01}, None, {}) for name in ("sgd", "adam", "nadam", "adadelta")},
+    "with momentum": (SGD, None, {}),
     "clipped": (ADAM, "accuracy", {"gradients": Gradients(clip_norm=1.0)}),
     "skipping": (ADAM, "accuracy", {"gradients": Gradients(clip_norm=1.0, on_nan="skip")}),
     "scheduled, in bf16": (SGD, "accuracy", {"schedule": lambda epoch: 0.9**epoch, "precision": "bf16"}),
 }
 
 
-def counted(batches: int, optimizer: object, metric: str | None, options: dict) -> dict[str, int]:
-    """Count what one worker does in two rounds."""
+def counted(batches: int, optimizer: object, metric: str | None, options: dict, kept="keep") -> dict[str, int]:
+    """Count what one worker does in two rounds, of which the second one begins with the optimizer's state."""
     x, y = classification(samples=5 * batches)
     net = nn.Sequential(nn.Linear(x.shape[1], 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
     with DistributedTrainer(1, engine="serial", seed=0, threads=1) as trainer:
         trainer.build(net, optimizer, "cross_entropy", metric, num_gpu=1, **options)
         tensors.counts.clear()
-        trainer.fit(x, y, num_epochs=2, batch_size=5, progress=False)
+        trainer.fit(x, y, num_epochs=2, batch_size=5, merge=Merge(optimizer_state=kept), progress=False)
     return dict(tensors.counts)
 
 
 @pytest.mark.parametrize("name", STEPS)
-def test_waits_and_copies_do_not_grow_with_batches(name):
+def test_waits_and_copies_do_not_grow_with_batches_nor_waits_with_tensors(name):
+    """A round waits for its parameters, its optimizer's state, and what it has measured."""
     few, many = counted(8, *STEPS[name]), counted(16, *STEPS[name])
     assert few == many
-    assert many["waits"] <= 2 * 12  # in two rounds
+    assert many["waits"] <= 2 * 7
+
+
+def test_moments_that_workers_average_go_to_a_gpu_without_waiting():
+    assert counted(8, ADAM, None, {}, "average")["waits"] <= 2 * 7
 
 
 def trained(batches_in_block: int, merge: object = "synchronous") -> tuple[dict, int]:
@@ -127,27 +129,6 @@ def test_an_evaluation_takes_the_memory_of_the_blocks(monkeypatch):
 class Widened(nn.Module):
     def forward(self, x):
         return x.repeat(1, 25)
-
-
-def test_blocks_are_released_in_the_last_epoch_of_the_fit():
-    """Also those that other workers train then, and no pass of part of a block is kept."""
-    x, kept = torch.arange(40.0)[:, None], BlocksOnGpus()
-    work = whole(x, 5)
-    work = work._replace(options=replace(work.options, resident=("a", 1, 1.0)))
-
-    def stay(*passes: BlockPass) -> int:
-        for block_pass in passes:
-            rows = (x[block_pass.first + block_pass.skip :][: block_pass.size],)
-            moved = kept.columns(rows, block_pass, work._replace(block_passes=passes), "cuda:0")
-            assert torch.equal(moved[0].cpu(), rows[0])
-        return len(kept._blocks)
-
-    assert stay(BlockPass(0, 0, 20), BlockPass(1, 0, 20, first=20), BlockPass(0, 0, 10)) == 3
-    assert stay(BlockPass(2, 0, 10, rest=10)) == 3
-    assert stay(BlockPass(1, 1, 20, first=20)) == 0
-    assert stay(BlockPass(0, 0, 20)) == 1
-    work = work._replace(options=replace(work.options, resident=("b", 1, 1.0)))
-    assert stay(BlockPass(0, 0, 20, first=20)) == 1
 
 
 class Strict(nn.Module):

@@ -12,10 +12,11 @@ from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
 from compss_train.model.replica import ModelReplica
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.worker import source
+from compss_train.worker import gpu_rows
 from compss_train.worker.batches import cut_batches
 from compss_train.worker.batches import prepared as prepared_batches
 from compss_train.worker.source import source_of
+from compss_train.worker.work import Residency
 from tests.helpers.models import ADAM, assert_close, awkward_net, blocked, classification, mlp, state_arrays
 from tests.helpers.tolerances import adam_error
 from tests.worker.assignments import whole
@@ -131,7 +132,9 @@ def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
     spec = TrainingSpec(net=mlp(), optimizer=torch.optim.SGD, loss=torch.nn.MSELoss(), transform=transform)
     replica = ModelReplica(spec, state_arrays(spec.net), device, training=True)
     work = whole(x, size)
-    options = replace(work.options, seed=3)
+    resident = Residency(fit="tested", last_epoch=0, share=1.0, idle_seconds=60.0)
+    options = replace(work.options, seed=3, resident=resident)
+    work = work._replace(options=options)
     batches = prepared_batches(cut_batches(work, source_of(work, [x]), device), replica, options)
     return [(batch[:3], use(batch.x)) for batch in batches]
 
@@ -139,7 +142,7 @@ def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
 @pytest.fixture
 def no_room(monkeypatch):
     """A GPU on which no block has room, so that each batch is copied there."""
-    monkeypatch.setattr(source, "_moved", lambda rows, device, share: rows)
+    monkeypatch.setattr(gpu_rows, "_has_room", lambda rows, device, share: False)
 
 
 @pytest.mark.parametrize("fixtures", [[], ["no_room"]])

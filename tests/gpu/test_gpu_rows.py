@@ -1,0 +1,185 @@
+"""Rows stay on the GPU that they were moved to, as the rows that they are, until their fit ends in whatever way."""
+
+import gc
+import threading
+from contextlib import suppress
+
+import pytest
+import torch
+from torch import nn
+
+from compss_train import DistributedTrainer, Merge
+from compss_train.callbacks import Callback
+from compss_train.data.block_passes import BlockPass
+from compss_train.training import fit as fits
+from compss_train.worker.gpu_rows import rows_on_gpus
+from compss_train.worker.source import source_of
+from compss_train.worker.work import Residency
+from tests.helpers.models import SGD, classification
+from tests.helpers.processes import wait_until
+from tests.helpers.shared_engine import SharedEngine
+from tests.worker.assignments import whole
+
+X = torch.arange(40.0)[:, None]
+GPU = "cuda:0"
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays():
+    """No test leaves anything on a GPU."""
+    gc.collect()
+    before = torch.cuda.memory_allocated(GPU)
+    yield
+    for fit in ("a", "b"):
+        rows_on_gpus().release(fit)
+    gc.collect()
+    assert torch.cuda.memory_allocated(GPU) == before
+
+
+def trained(*passes, x=X, device=GPU, fit="a", shuffled=False, idle_seconds=60.0):
+    """Return the samples of these passes of a task, as they are cut from the GPU."""
+    resident = Residency(fit=fit, last_epoch=1, share=1.0, idle_seconds=idle_seconds)
+    work = whole(x, 5)._replace(block_passes=passes, blocks=(0, 1))
+    work.options.__dict__.update(resident=resident, shuffle_block_data=shuffled)
+    found = []
+    with source_of(work, [x, x + 100]).open(passes, device) as opened:
+        for block_pass, samples in zip(passes, opened, strict=True):
+            columns = samples.cut(0, block_pass.size)
+            assert columns[0].device == torch.empty(0, device=device).device
+            found += columns[0][:, 0].int().tolist()
+    return found
+
+
+def stay(device=GPU):
+    """Return how many bytes stay on a GPU."""
+    return torch.cuda.memory_allocated(device)
+
+
+def test_a_part_has_its_own_rows_whatever_stays():
+    one, parts = BlockPass(0, 0, 20), [BlockPass(0, 0, 8, rest=12), BlockPass(0, 0, 12, skip=8)]
+    for before, after in ((one, parts), (parts[1], [one, *parts]), (parts[0], [parts[1], one])):
+        for each in (before, *after):
+            begin = each.first + each.skip
+            assert trained(each) == list(range(begin, begin + each.size))
+        rows_on_gpus().release("a")
+
+
+def test_other_rows_of_a_block_are_other_rows():
+    passes = [BlockPass(0, 0, 20, first=first) for first in (0, 20, 5)] + [BlockPass(1, 0, 20), BlockPass(0, 0, 10)]
+    for _ in range(2):
+        assert trained(*passes) == [*range(20), *range(20, 40), *range(5, 25), *range(100, 120), *range(10)]
+
+
+def test_rows_leave_in_the_last_epoch_of_the_fit():
+    """Also those that other workers train then; they stay while the last pass has a rest."""
+    before = stay()
+    trained(BlockPass(0, 0, 20), BlockPass(1, 0, 20))
+    kept = stay()
+    trained(BlockPass(0, 0, 20), BlockPass(1, 0, 10, skip=10))
+    trained(BlockPass(0, 1, 10, rest=10))
+    assert stay() == kept > before
+    trained(BlockPass(0, 1, 10, skip=10))
+    assert stay() == before
+
+
+def test_a_fit_does_not_get_the_rows_of_another_in_a_thread():
+    found, met = {}, threading.Barrier(2)
+
+    def train(fit, x):
+        met.wait()
+        for _ in range(20):
+            found.setdefault(fit, []).append(trained(BlockPass(0, 0, 40), x=x, fit=fit))
+
+    threads = [threading.Thread(target=train, args=each) for each in (("a", X), ("b", X + 1000))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == {"a": 20 * [[*range(40)]], "b": 20 * [[*range(1000, 1040)]]}
+    trained(BlockPass(0, 0, 40))
+    one = stay()
+    rows_on_gpus().release("b")
+    assert stay() < one
+    rows_on_gpus().release("a")
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_the_current_gpu_may_be_another_one_in_the_next_task(shuffled):
+    """As under COMPSs and Ray, whose tasks all train on "cuda", the GPU that the runtime gives them."""
+    expected = trained(BlockPass(0, 0, 40), shuffled=shuffled)
+    try:
+        for number in (0, 1, 0):
+            torch.cuda.set_device(number)
+            assert trained(BlockPass(0, 0, 40), device="cuda", shuffled=shuffled) == expected
+    finally:
+        torch.cuda.set_device(0)
+    rows_on_gpus().release("a")
+    assert stay("cuda:1") == 0
+
+
+def test_rows_leave_when_their_fit_is_idle():
+    trained(BlockPass(0, 0, 20), fit="b")
+    others = stay()
+    trained(BlockPass(0, 0, 20), idle_seconds=0.01)
+    wait_until(lambda: stay() == others)
+    assert trained(BlockPass(0, 0, 20)) == list(range(20))
+
+
+class Ends(Callback):
+    """Ends a fit in its third round."""
+
+    def __init__(self, how):
+        self.how, self.now = how, 0.0
+
+    def on_round_end(self, trainer, record):
+        if record["round"] == 2:
+            if isinstance(self.how, BaseException):
+                raise self.how
+            if self.how == "stop":
+                trainer.stop("enough")
+            self.now = 1e6
+
+
+def ended_early(engine, how, x, y):
+    """Let a fit end early that would last long."""
+    callback = Ends(how)
+    with DistributedTrainer(2, engine=engine, seed=0, threads=1) as trainer:
+        trainer._clock = lambda: callback.now
+        trainer.build(nn.Linear(x.shape[1], 3), SGD, "cross_entropy", num_gpu=1)
+        options = {"merge": Merge(every=3, unit="batches"), "max_time": 1e5, "callbacks": [callback]}
+        with suppress(RuntimeError, KeyboardInterrupt):
+            trainer.fit(x, y, num_epochs=10**6, batch_size=25, progress=False, **options)
+
+
+HOWS = ["stop", "max_time", RuntimeError("of a callback"), KeyboardInterrupt()]
+
+
+@pytest.mark.parametrize("how", HOWS, ids=repr)
+def test_a_fit_that_ends_early_leaves_nothing_in_this_process(how):
+    x, y = classification(samples=200)
+    ended_early("serial", how, x, y)
+
+
+def bytes_of_process():
+    """Return the bytes on the GPU now and at most; a task."""
+    return torch.cuda.memory_allocated(GPU), torch.cuda.max_memory_allocated(GPU)
+
+
+@pytest.mark.parametrize("how", HOWS, ids=repr)
+def test_a_fit_that_ends_early_leaves_nothing_in_other_processes(how, monkeypatch):
+    monkeypatch.setattr(fits, "IDLE_SECONDS", 0.3)
+    x, y = classification(samples=200)
+    engine = SharedEngine(1)
+    try:
+        ended_early(engine, how, x, y)
+        seen = []
+
+        def is_empty():
+            seen.extend(engine.fetch([engine.submit(bytes_of_process)]))
+            return seen[-1][0] == 0
+
+        wait_until(is_empty)
+        assert seen[-1][1] >= x.nbytes + y.nbytes
+    finally:
+        engine.end()
