@@ -6,6 +6,8 @@ from contextlib import suppress
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 
 from compss_train import DistributedTrainer, Merge
@@ -37,7 +39,7 @@ def nothing_stays():
 
 
 def trained(*passes, x=X, device=GPU, fit="a", shuffled=False, idle_seconds=60.0):
-    """Return the samples of these passes of a task, as they are cut from the GPU."""
+    """Return the samples of these passes of a task, as they are cut on the device."""
     resident = Residency(fit=fit, last_epoch=1, share=1.0, idle_seconds=idle_seconds)
     work = whole(x, 5)._replace(block_passes=passes, blocks=(0, 1))
     work.options.__dict__.update(resident=resident, shuffle_block_data=shuffled)
@@ -55,13 +57,27 @@ def stay(device=GPU):
     return torch.cuda.memory_allocated(device)
 
 
-def test_a_part_has_its_own_rows_whatever_stays():
-    one, parts = BlockPass(0, 0, 20), [BlockPass(0, 0, 8, rest=12), BlockPass(0, 0, 12, skip=8)]
-    for before, after in ((one, parts), (parts[1], [one, *parts]), (parts[0], [parts[1], one])):
-        for each in (before, *after):
-            begin = each.first + each.skip
-            assert trained(each) == list(range(begin, begin + each.size))
-        rows_on_gpus().release("a")
+@st.composite
+def parts_of_passes(draw):
+    """Return a part of a pass over some rows of a block."""
+    first, stop = draw(st.sampled_from([(0, 40), (0, 20), (20, 40), (5, 25)]))
+    one = BlockPass(
+        draw(st.integers(0, 1)), draw(st.integers(0, 1)), stop - first, first=draw(st.sampled_from([0, first]))
+    )
+    low, high = sorted(draw(st.lists(st.integers(0, one.size), min_size=2, max_size=2, unique=True)))
+    return one.part(low, high) if draw(st.booleans()) else one
+
+
+@given(parts=st.lists(parts_of_passes(), min_size=2, max_size=9), shuffled=st.booleans(), tasks=st.integers(1, 9))
+def test_each_part_has_its_own_rows_whatever_stays(parts, shuffled, tasks):
+    rows_on_gpus().release("a")
+    for number in range(tasks):
+        passes = parts[number::tasks]
+        on_cpu = trained(*passes, device="cpu", shuffled=shuffled)
+        assert trained(*passes, shuffled=shuffled) == on_cpu
+        if not shuffled:
+            ranges = [(each.first + each.skip + 100 * each.block, each.size) for each in passes]
+            assert on_cpu == [row for first, size in ranges for row in range(first, first + size)]
 
 
 def test_other_rows_of_a_block_are_other_rows():
