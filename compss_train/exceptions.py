@@ -24,6 +24,13 @@ class EngineClosedError(RuntimeError):
     """The engine was shut down while a call waited for it, or was used afterwards."""
 
 
+class TaskCancelledError(RuntimeError):
+    """A value was asked for whose task was cancelled, or that was freed, as the fit that made it has failed."""
+
+    def __init__(self) -> None:
+        super().__init__("the fit that made this value has failed: its tasks were cancelled, its values freed")
+
+
 class TrainingEndedError(RuntimeError):
     """Samples were sent after the end of training."""
 

@@ -4,15 +4,19 @@ The coordinator holds references, and gets the values behind them only by ``fetc
 task to task without going through the coordinator. Also here: the resources of a task, and how engines differ.
 """
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, ClassVar, NoReturn, Self
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
+from weakref import WeakSet
 
 from compss_train.engines import calls, nodes
 from compss_train.engines.nodes import Node
+from compss_train.engines.watch import Watching
+from compss_train.exceptions import EngineClosedError
 from compss_train.model.devices import CPU, accelerators, gpu
 
 
@@ -23,6 +27,25 @@ class Ref:
     """
 
     __slots__ = ("__weakref__",)
+
+
+_Ref = TypeVar("_Ref", bound=Ref)
+
+
+class Scope:
+    """What one thread makes in an engine from ``Engine.scope`` on to its end, as a fit does."""
+
+    def __init__(self, watching: Watching | None = None) -> None:
+        self.watching = watching
+        """How its tasks are watched; ``None`` for not at all."""
+        self.refs: WeakSet[Ref] = WeakSet()
+        """The references that it has made."""
+        self.reserved: Sequence[Resources] = ()
+        """The tasks that are to run at the same time."""
+        self.tasks: set[Any] = set()
+        """Its unfinished tasks, in engines with a task graph, whose thread they belong to."""
+        self.ended = threading.Event()
+        """Set once all are cancelled and have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +114,11 @@ class Engine(ABC):
 
     A task is a pure function: it does not change its arguments, and returns the same results when it is run again,
     so that an engine may repeat it after a fault. Arguments are plain values, references, or lists that hold
-    references (not deeper); a task starts when the values of all its references are available. An engine is used by
-    one thread.
+    references (not deeper); a task starts when the values of all its references are available.
+
+    Several threads may use an engine at the same time, each with references of its own, for example for a fit each.
+    What a thread makes within a ``scope`` ends with that scope if it fails, and nothing else does. Traits name
+    engines that belong to one thread, the one that made them; others get a ``RuntimeError``.
 
     A task's exception is raised by ``fetch`` of any result that depends on it (by ``submit`` if tasks run
     immediately), with the worker's traceback. After ``shutdown`` every call raises ``EngineClosedError``.
@@ -103,6 +129,15 @@ class Engine(ABC):
 
     threads: int | None = None
     """Default number of intra-op threads of a task; ``None`` for a share of the cores."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        """Held while the engine's size changes."""
+        self._outside = Scope()
+        """Of threads that are in no other."""
+        self._entered = threading.local()
+        """Has the innermost scope of each thread."""
+        self._scopes = {self._outside}
 
     @classmethod
     def start(cls, num_workers: int, threads: int, preload: Sequence[str] = ()) -> Self:
@@ -183,12 +218,25 @@ class Engine(ABC):
     def keep(self, refs: Sequence[Ref]) -> None:  # noqa: B027
         """Take care of values that tasks need for long: a hint for engines that would have to make them again."""
 
-    @abstractmethod
     def reserve(self, tasks: Sequence[Resources]) -> None:
         """Make sure that all these tasks can run at the same time: for tasks that wait for each other.
 
-        Raises ``ValueError`` if they cannot. Other submitted tasks may still delay them.
+        They can until the scope of this thread ends, or reserves again. Raises ``ValueError`` if they cannot,
+        beside those that other scopes have reserved. Other submitted tasks may still delay them.
         """
+        self._check_open()
+        with self._lock:
+            own, others = self._scope, [*self._scopes - {self._scope}]
+            self._reserve([*(task for scope in others for task in scope.reserved), *tasks])
+            own.reserved = tasks
+
+    @abstractmethod
+    def _reserve(self, tasks: Sequence[Resources]) -> None:
+        """Make sure that all these tasks can run at the same time, or raise ``ValueError``."""
+
+    @abstractmethod
+    def free(self, refs: Sequence[Ref]) -> None:
+        """Free the values behind references that are still held; using them raises ``TaskCancelledError``."""
 
     @abstractmethod
     def shutdown(self, *, kill: bool = False) -> None:
@@ -249,13 +297,57 @@ class Engine(ABC):
 
     # -- running tasks -------------------------------------------------------------------------------------
 
-    def watched(self, timeout: float | None) -> AbstractContextManager[None]:
-        """Watch the tasks that run inside the context: warn of tasks that are silent for long (``liveness``).
+    @contextmanager
+    def scope(self, *, watched: bool = False, timeout: float | None = None) -> Iterator[None]:
+        """Let what this thread makes inside the context end with it if an exception leaves it.
 
-        With a ``timeout``, a task that reports nothing for that many seconds is ended with its process, and runs
-        again in another one. Does nothing in an engine that cannot watch its tasks.
+        Its tasks are then cancelled: those that wait never run, and those that run end with their process, which
+        is replaced. Once all have ended (on COMPSs, which cannot cancel tasks, have run), the values that were made
+        are freed. Whoever uses them gets a ``TaskCancelledError``. What was made outside, also by other threads,
+        and in other scopes inside, is left alone. Scopes that end well keep what they have made.
+
+        ``watched`` tasks that are silent for long are warned of (``liveness``). With a ``timeout``, a watched task
+        that reports nothing for that many seconds is ended with its process, and runs again in another one. An
+        engine that cannot watch its tasks does not.
         """
-        return nullcontext()
+        self._check_open()
+        own, outer = Scope(Watching(timeout=timeout) if watched else None), self._scope
+        self._entered.scope = own
+        with self._lock:
+            self._scopes.add(own)
+        try:
+            yield
+        except BaseException:
+            with suppress(EngineClosedError):
+                self._check_open()
+                self._cancel(own)
+                self.free([*own.refs])
+            raise
+        finally:
+            self._entered.scope = outer
+            with self._lock:
+                self._scopes.discard(own)
+
+    @property
+    def _scope(self) -> Scope:
+        """The innermost scope of this thread."""
+        scope: Scope = getattr(self._entered, "scope", self._outside)
+        return scope
+
+    def _made(self, ref: _Ref) -> _Ref:
+        """Let a new reference belong to the innermost scope of this thread; return it."""
+        self._scope.refs.add(ref)
+        return ref
+
+    def cancel(self) -> None:
+        """End the unfinished tasks of this thread's innermost scope, and wait for their end.
+
+        Does nothing in an engine whose tasks have ended by then, or cannot be ended.
+        """
+        self._check_open()
+
+    def _cancel(self, scope: Scope) -> None:  # noqa: B027
+        """Cancel the tasks of a scope that has failed, or wait for them."""
 
     def trained_samples(self) -> int | None:
         """Return how many samples tasks have trained so far, counting repeated tasks again; ``None`` if unknown.

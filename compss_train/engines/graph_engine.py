@@ -1,6 +1,7 @@
 """Engines with a graph of tasks: ``GraphEngine`` submits tasks, ``GraphThread`` starts those that are ready."""
 
 import contextlib
+import sys
 import threading
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -9,9 +10,9 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from compss_train.engines.base import Engine, Ref, Resources, map_refs
+from compss_train.engines.base import Engine, Ref, Resources, Scope, map_refs
 from compss_train.engines.task_graph import Stored, Task, TaskGraph, Updates, Value
-from compss_train.exceptions import EngineClosedError
+from compss_train.exceptions import EngineClosedError, TaskCancelledError
 
 _CHECK_SECONDS = 1.0
 """How often a waiting ``fetch`` checks that the engine still runs."""
@@ -46,6 +47,15 @@ class GraphThread:
             self._thread.join()
         self.graph.abandon(EngineClosedError("the engine was shut down before this task had run"))
 
+    def cancel(self, scope: Scope) -> None:
+        """Cancel the unfinished tasks of a scope, from this thread; ``scope.ended`` tells when all have ended."""
+        for task in self.graph.cancel(scope):
+            self._end(task)
+
+    @abstractmethod
+    def _end(self, task: Task) -> None:
+        """End a running task, which is cancelled, and soon fails."""
+
     @abstractmethod
     def _start_ready(self) -> None:
         """Start the tasks that are ready and have room."""
@@ -67,6 +77,8 @@ class GraphThread:
                 self.graph.wake()
                 if not self._stopping:
                     self._start_ready()
+        except EngineClosedError as error:  # the program ends, and starts nothing any more
+            self.graph.abandon(error)
         except BaseException as error:  # a bug must not leave callers waiting
             self.graph.abandon(error)
             raise
@@ -81,8 +93,9 @@ class GraphRef(Ref):
         self.engine, self.value = engine, value
         self.updates: Updates | None = None
 
-    def __del__(self) -> None:
-        self.engine._free(self)
+    def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_ending():  # else the engine has ended, and the names of modules are gone
+            self.engine._free(self)
 
 
 class GraphEngine(Engine):
@@ -106,7 +119,7 @@ class GraphEngine(Engine):
         self._check_open()
         published = Value()
         published.future.set_result(self._store(value))
-        return GraphRef(self, published)
+        return self._made(GraphRef(self, published))
 
     def _submit(
         self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
@@ -118,11 +131,12 @@ class GraphEngine(Engine):
             function=function,
             args=map_refs(args, self._settled_value),
             outputs=[Value() for _ in range(returns)],
+            scope=self._scope,
             resources=resources,
             priority=priority,
         )
         self._post(self._graph.add, task)
-        return [GraphRef(self, value) for value in task.outputs]
+        return [self._made(GraphRef(self, value)) for value in task.outputs]
 
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Wait, and raise as soon as a task has failed."""
@@ -163,11 +177,30 @@ class GraphEngine(Engine):
             function=function,
             args=(ref.updates, *map_refs(args, self._settled_value)),
             outputs=[Value()],
+            scope=self._scope,
             priority=True,
             updates=ref.updates,
         )
         self._post(self._graph.add, task)
-        return GraphRef(self, task.outputs[0])
+        return self._made(GraphRef(self, task.outputs[0]))
+
+    def free(self, refs: Sequence[Ref]) -> None:
+        """Free the values once all submitted tasks have read them."""
+        for own in map(self._own, refs):
+            self._free(own)
+            own.value, own.updates = Value(), None
+            own.value.future.set_exception(TaskCancelledError())
+
+    def cancel(self) -> None:
+        """End the tasks, those that run with their processes."""
+        self._check_open()
+        self._cancel(self._scope)
+
+    def _cancel(self, scope: Scope) -> None:
+        scope.ended.clear()
+        self._post(self._scheduler.cancel, scope)
+        while not scope.ended.wait(_CHECK_SECONDS):
+            self._check_open()
 
     def _free(self, ref: GraphRef) -> None:
         """Free a value once all submitted tasks have read it. Any thread may call this, also after the end."""

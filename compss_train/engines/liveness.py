@@ -10,10 +10,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-_COUNTS = 16
-"""Bytes of the two counters, of reports and of samples."""
+_COUNTS, _NUMBERS = 16, 32
+"""Bytes of the two counters, of reports and of samples; and of all numbers."""
 SIZE = 256
-"""Bytes of a heartbeat: the counters, and a text."""
+"""Bytes of a heartbeat: the counters, how the task is watched (two more numbers), and a text."""
 
 WARN_SECONDS = 30.0
 """Minimum silence, in seconds, before a warning: the first batch of a fit may have to read large files."""
@@ -32,11 +32,11 @@ class Heartbeat:
         self.path = path
         if path:
             with open(path, "r+b") as file:
-                memory = mmap.mmap(file.fileno(), SIZE)
+                memory = memoryview(mmap.mmap(file.fileno(), SIZE))
         else:
-            memory = mmap.mmap(-1, SIZE)
-        self._text = memoryview(memory)
-        self._counts = self._text[:_COUNTS].cast("Q")
+            memory = memoryview(mmap.mmap(-1, SIZE))
+        self._text = memory[_NUMBERS:]
+        self._counts, self._watched = memory[:_COUNTS].cast("Q"), memory[_COUNTS:_NUMBERS].cast("d")
 
     def beat(self, samples: int = 0) -> None:
         """Report that the task makes progress, and has trained more samples."""
@@ -45,9 +45,15 @@ class Heartbeat:
 
     def describe(self, doing: str) -> None:
         """Report what the process does from now on."""
-        text = doing.encode()[: SIZE - _COUNTS]
-        self._text[_COUNTS:] = text.ljust(SIZE - _COUNTS, b"\0")
+        size = SIZE - _NUMBERS
+        self._text[:] = doing.encode()[:size].ljust(size, b"\0")
         self.beat()
+
+    def watch(self, fit: int, timeout: float) -> None:
+        """Report that the task belongs to the fit with this number, and how it is watched: see ``watched``."""
+        self._watched[0] = 0  # while the other one changes
+        self._watched[1] = timeout
+        self._watched[0] = fit
 
     @property
     def beats(self) -> int:
@@ -62,7 +68,13 @@ class Heartbeat:
     @property
     def doing(self) -> str:
         """What the process does, such as ``round 3 on worker 1``."""
-        return bytes(self._text[_COUNTS:]).rstrip(b"\0").decode(errors="replace")
+        return bytes(self._text).rstrip(b"\0").decode(errors="replace")
+
+    @property
+    def watched(self) -> tuple[int, float]:
+        """The number of the task's fit, 0 where none watches it, and the silence that ends it, 0 for none."""
+        fit, timeout = self._watched[0], self._watched[1]
+        return (int(fit), timeout) if fit == self._watched[0] else (0, 0.0)
 
 
 _own: ContextVar[Heartbeat | None] = ContextVar("heartbeat", default=None)

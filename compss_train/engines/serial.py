@@ -5,7 +5,8 @@ from typing import Any, ClassVar
 
 from compss_train.engines import calls, liveness
 from compss_train.engines.base import Engine, Ref, Resources, Traits, map_refs
-from compss_train.exceptions import EngineClosedError
+from compss_train.exceptions import EngineClosedError, TaskCancelledError
+from compss_train.model.devices import IN_PROCESS
 
 
 class _SerialRef(Ref):
@@ -16,19 +17,24 @@ class _SerialRef(Ref):
 
 
 class SerialEngine(Engine):
-    """Run a task when it is submitted; exceptions are raised unchanged, and a debugger stops in the task."""
+    """Run a task when it is submitted; exceptions are raised unchanged, and a debugger stops in the task.
+
+    In a program with several threads, one task at a time runs, whatever engine it belongs to: random numbers and
+    the number of threads are those of the whole process. A task that submits others runs them inside it.
+    """
 
     name: ClassVar[str] = "serial"
     traits: ClassVar[Traits] = Traits(asynchronous=False, shared_memory=True, task_seconds=0.0)
 
     def __init__(self) -> None:
+        super().__init__()
         self._open = True
         self._heartbeat = liveness.Heartbeat()
 
     def publish(self, value: object) -> Ref:
         """Keep the value itself."""
         self._check_open()
-        return _SerialRef(value)
+        return self._made(_SerialRef(value))
 
     def _submit(
         self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
@@ -36,16 +42,16 @@ class SerialEngine(Engine):
         """Run the task immediately."""
         self._check_open()
         values = map_refs(args, lambda ref: _serial(ref).value)
-        with calls.intra_op_threads(resources.cpus), liveness.reporting_to(self._heartbeat):
+        with IN_PROCESS, calls.intra_op_threads(resources.cpus), liveness.reporting_to(self._heartbeat):
             try:
-                return [_SerialRef(result) for result in calls.results_of(function, values, returns)]
+                return [self._made(_SerialRef(result)) for result in calls.results_of(function, values, returns)]
             except SystemExit as error:  # else the program would end silently
                 raise calls.exited(error) from error
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
         """Update immediately, in the order of submission."""
         _serial(target).value = self.submit(function, target, *args).value
-        return _SerialRef(_serial(target).value)
+        return self._made(_SerialRef(_serial(target).value))
 
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:
         """Return the values, which are all available."""
@@ -61,13 +67,18 @@ class SerialEngine(Engine):
         self._check_open()
         return list(refs)
 
+    def free(self, refs: Sequence[Ref]) -> None:
+        """Drop the values."""
+        for ref in refs:
+            if isinstance(ref, _SerialRef) and hasattr(ref, "value"):
+                del ref.value
+
     def slots(self, resources: Resources) -> int:
         """Return 1."""
         return 1
 
-    def reserve(self, tasks: Sequence[Resources]) -> None:
+    def _reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError``: tasks never run at the same time, nor together with their coordinator."""
-        self._check_open()
         raise ValueError(
             f"{len(tasks)} tasks are to run at the same time, but the serial engine runs one at a time while the "
             "coordinator waits; use engine='local'"
@@ -89,4 +100,6 @@ class SerialEngine(Engine):
 def _serial(ref: Ref) -> _SerialRef:
     if not isinstance(ref, _SerialRef):
         raise TypeError(f"{ref!r} is not a reference of the serial engine")
+    if not hasattr(ref, "value"):
+        raise TaskCancelledError
     return ref

@@ -10,8 +10,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-from compss_train.engines.base import ONE_CPU, Resources
+from compss_train.engines.base import ONE_CPU, Resources, Scope
 from compss_train.engines.calls import map_args
+from compss_train.engines.watch import Watching
+from compss_train.exceptions import TaskCancelledError
 
 
 class Stored(Protocol):
@@ -64,6 +66,7 @@ class Task:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     outputs: list[Value]
+    scope: Scope = field(default_factory=Scope)
     resources: Resources = ONE_CPU
     priority: bool = False
     updates: Updates | None = None
@@ -75,6 +78,14 @@ class Task:
     """Whether its process was ended because it reported nothing for too long."""
     failed: bool = False
     """Whether the task has failed, possibly before all its inputs were available."""
+    runs: bool = False
+    cancelled: bool = False
+    """Whether it is to end, and fail however it does."""
+
+    @property
+    def watching(self) -> Watching | None:
+        """How it is watched."""
+        return self.scope.watching
 
     def inputs(self) -> Iterator[Value]:
         """Iterate over the values that the task reads."""
@@ -103,6 +114,7 @@ class TaskGraph:
     def add(self, task: Task) -> None:
         """Add a task; it becomes ready when its inputs are available."""
         self._unresolved.update(task.outputs)
+        task.scope.tasks.add(task)
         if task.updates is not None:
             task.updates.waiting += 1
         error: BaseException | None = None
@@ -124,14 +136,42 @@ class TaskGraph:
 
     def next_ready(self, cpus: int) -> Task | None:
         """Remove and return the first ready task; ``None`` without one or if it needs more than ``cpus`` CPUs."""
-        return heapq.heappop(self._ready) if self._ready and self._ready[0].resources.cpus <= cpus else None
+        while self._ready and self._ready[0].failed:  # cancelled
+            heapq.heappop(self._ready)
+        if not self._ready or self._ready[0].resources.cpus > cpus:
+            return None
+        task = heapq.heappop(self._ready)
+        task.runs = True
+        return task
 
     def requeue(self, task: Task) -> None:
-        """Queue a task that was running when its process died."""
-        heapq.heappush(self._ready, task)
+        """Queue a task that was running when its process died, unless it was cancelled."""
+        task.runs = False
+        if task.cancelled:
+            self.fail(task, TaskCancelledError())
+        else:
+            heapq.heappush(self._ready, task)
+
+    def cancel(self, scope: Scope) -> list[Task]:
+        """Fail the unfinished tasks of a scope; return those that run, which fail when they end."""
+        running = []
+        for task in [*scope.tasks]:
+            task.cancelled = True
+            if task.runs:
+                running.append(task)
+            elif not task.failed:
+                self.fail(task, TaskCancelledError())
+        if not running:
+            scope.ended.set()
+        return running
 
     def complete(self, task: Task, results: Sequence[Stored]) -> None:
-        """Set a task's results."""
+        """Set a task's results, unless it was cancelled."""
+        if task.cancelled:
+            for stored in results:
+                stored.discard()
+            self.fail(task, TaskCancelledError())
+            return
         if task.updates is not None and not task.updates.closed:
             self._keep(task.updates, task.outputs[0])
         for value, stored in zip(task.outputs, results, strict=True):
@@ -140,6 +180,8 @@ class TaskGraph:
 
     def fail(self, task: Task, error: BaseException) -> None:
         """Set a task's results to an error."""
+        if task.cancelled:
+            error = TaskCancelledError()
         task.failed = True
         if task.updates is not None and task.args[0] is task.updates:
             self._chain(task, task.updates)
@@ -211,6 +253,9 @@ class TaskGraph:
                 self._settle(updates.result, last.future.exception() or last.future.result())
 
     def _detach(self, task: Task) -> None:
+        task.scope.tasks.discard(task)
+        if task.cancelled and not task.scope.tasks:
+            task.scope.ended.set()
         for value in task.inputs():
             value.readers -= 1
             self._free(value)

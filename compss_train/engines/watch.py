@@ -2,13 +2,15 @@
 
 import faulthandler
 import os
+import secrets
 import signal
 import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -17,12 +19,23 @@ from compss_train.engines import liveness
 CHECK_SECONDS = 0.25
 """Seconds between reads of the processes' reports."""
 
-
 STACK_SIGNAL = signal.SIGUSR1
 """The signal at which a worker process writes the stack of its task to a file."""
 
-_STACK_SECONDS, _STACK_CHECKS = 0.1, 5
-"""Seconds between checks for a process's stack, and the number of checks before it counts as stopped."""
+STACK_SECONDS = 0.5
+"""Seconds that a process has to write its stack before it counts as stopped."""
+
+
+@dataclass(eq=False, slots=True)
+class Watching:
+    """How the tasks of one fit are watched, and what has been seen of them."""
+
+    number: int = field(default_factory=partial(secrets.randbits, 48), init=False)
+    """Tells the fit from others, where its tasks report to another process."""
+    timeout: float | None = None
+    """Seconds of silence after which a task's process is ended; ``None`` for never."""
+    longest: float = 0.0
+    """The longest silence after which a task reported again, in seconds."""
 
 
 class WatchedTask(Protocol):
@@ -30,6 +43,10 @@ class WatchedTask(Protocol):
 
     timed_out: bool
     """Whether its process was ended because it reported nothing for too long."""
+
+    @property
+    def watching(self) -> Watching | None:
+        """How it is watched; ``None`` for not at all."""
 
 
 class WatchedProcess(Protocol):
@@ -47,8 +64,11 @@ class WatchedProcess(Protocol):
     def kill(self) -> None:
         """Kill the process."""
 
+    def ask_for_stack(self) -> None:
+        """Let the process write the stack of the running task, without waiting for it."""
+
     def stack(self) -> str:
-        """Return the stack of the running task; empty if the process does not write it because it is stopped."""
+        """Return what it has written since; empty if nothing yet, or never because it is stopped."""
 
 
 def write_stacks(path: str) -> None:
@@ -57,16 +77,17 @@ def write_stacks(path: str) -> None:
     faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
 
 
-def read_stack(path: Path, ask: Callable[[], None]) -> str:
-    """Return the stack that a process writes to this file after ``ask``; empty if it does not."""
+def read_stack(path: Path) -> str:
+    """Return the stack that a process has written to this file; empty if none."""
+    with suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""
+
+
+def clear_stack(path: Path) -> None:
+    """Remove what a process has written to this file."""
     with suppress(OSError):
         os.truncate(path, 0)
-        ask()
-        for _ in range(_STACK_CHECKS):
-            time.sleep(_STACK_SECONDS)
-            if text := path.read_text(errors="replace"):
-                return text
-    return ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -74,14 +95,17 @@ class _Run:
     """A running task, as the watch sees it."""
 
     process: WatchedProcess
+    watching: Watching
     beats: int
     silence: float = 0.0
     """Seconds since its last report, or since its start."""
+    asked: float | None = None
+    """The silence when its stack was asked for; ``None`` once the warning is printed, and before."""
     warned: bool = False
 
 
 class Watch:
-    """Watches the tasks that run, between ``begin`` and ``end``. Belongs to one thread.
+    """Watches tasks that run, each as its fit says. Belongs to one thread, which it never makes wait.
 
     Only time in which this program runs counts as silence: stopping the whole program for a while is no fault.
     """
@@ -89,37 +113,25 @@ class Watch:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._runs: dict[WatchedTask, _Run] = {}
-        self._active = False
-        self._timeout: float | None = None
-        self._longest = 0.0
-        """The longest silence after which a task reported again, in seconds."""
         self._checked = clock()
-
-    def begin(self, timeout: float | None) -> None:
-        """Start watching, and end processes whose task reports nothing for ``timeout`` seconds."""
-        self._active, self._timeout, self._longest = True, timeout, 0.0
-        for run in self._runs.values():
-            run.silence = 0.0
-
-    def end(self) -> None:
-        """Stop watching."""
-        self._active = False
 
     def started(self, task: WatchedTask, process: WatchedProcess) -> None:
         """Note that a task has been sent to a process."""
-        self._runs[task] = _Run(process=process, beats=process.heartbeat.beats)
+        if task.watching is not None:
+            self._runs[task] = _Run(process=process, watching=task.watching, beats=process.heartbeat.beats)
 
     def ended(self, task: WatchedTask) -> None:
         """Note that a task or its process has ended."""
-        run = self._runs.pop(task)
-        if not run.warned and not task.timed_out:
-            self._longest = max(self._longest, run.silence)
+        run = self._runs.pop(task, None)
+        if run is not None and not run.warned and not task.timed_out:
+            run.watching.longest = max(run.watching.longest, run.silence)
 
     def check(self) -> float | None:
         """Check all tasks if due; return the seconds until the next check, or ``None`` if nothing is watched."""
-        if not self._active or not self._runs:
+        if not self._runs:
             return None
-        interval = CHECK_SECONDS if self._timeout is None else min(CHECK_SECONDS, self._timeout / 4)
+        timeouts = {run.watching.timeout for run in self._runs.values()}
+        interval = min([CHECK_SECONDS, *(timeout / 4 for timeout in timeouts if timeout is not None)])
         passed = self._clock() - self._checked
         if passed < interval:
             return interval - passed
@@ -130,28 +142,34 @@ class Watch:
         return interval
 
     def _check(self, task: WatchedTask, run: _Run, passed: float) -> None:
-        heartbeat, process = run.process.heartbeat, run.process
+        heartbeat, process, watching = run.process.heartbeat, run.process, run.watching
         if heartbeat.beats != run.beats:
-            if run.warned:
+            if run.warned and run.asked is None:
                 _say(f"{heartbeat.doing} continues after {run.silence:.0f} s")
             else:
-                self._longest = max(self._longest, run.silence)
-            run.beats, run.silence, run.warned = heartbeat.beats, 0.0, False
+                watching.longest = max(watching.longest, run.silence)
+            run.beats, run.silence, run.asked, run.warned = heartbeat.beats, 0.0, None, False
             return
         run.silence += passed
-        longest = f" (the longest until now: {self._longest:.1f} s)" if self._longest else ""
+        longest = f" (the longest until now: {watching.longest:.1f} s)" if watching.longest else ""
         silent = f"{heartbeat.doing} has reported no batch for {run.silence:.0f} s{longest}"
-        if self._timeout is not None and run.silence >= self._timeout:
-            _say(f"{silent}: worker_timeout={self._timeout:g} ends its process {process.pid}")
+        if watching.timeout is not None and run.silence >= watching.timeout:
+            _say(f"{silent}: worker_timeout={watching.timeout:g} ends its process {process.pid}")
             task.timed_out = True
             process.kill()
-        elif not run.warned and run.silence >= max(liveness.WARN_SECONDS, liveness.WARN_FACTOR * self._longest):
-            run.warned = True
-            stopped = f", which is stopped (kill -CONT {process.pid} continues it) or waits for a disk"
-            stack = process.stack()  # which such a process does not write
-            advice = "" if self._timeout else "; worker_timeout=SECONDS would run its task in another process"
-            _say(f"{silent}: process {process.pid}{'' if stack else stopped}{advice}{stack and '. Its stack:'}")
-            print(stack, end="", file=sys.stderr, flush=True)
+        elif not run.warned:
+            if run.silence >= max(liveness.WARN_SECONDS, liveness.WARN_FACTOR * watching.longest):
+                run.warned, run.asked = True, run.silence
+                process.ask_for_stack()
+        elif run.asked is not None:
+            stack = process.stack()
+            if stack or run.silence - run.asked >= STACK_SECONDS:
+                run.asked = None
+                stopped = f", which is stopped (kill -CONT {process.pid} continues it) or waits for a disk"
+                advice = "; worker_timeout=SECONDS would run its task in another process"
+                advice = "" if watching.timeout else advice
+                _say(f"{silent}: process {process.pid}{'' if stack else stopped}{advice}{stack and '. Its stack:'}")
+                print(stack, end="", file=sys.stderr, flush=True)
 
 
 def _say(message: str) -> None:

@@ -4,6 +4,7 @@ The random state of a worker is an input of its task, so that the task gives the
 """
 
 import random
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -67,6 +68,10 @@ def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
     for device in {tensor.device for tensor in tensors if is_gpu(tensor.device.type)}:
         torch.accelerator.current_stream(device).synchronize()
     return copies
+
+
+IN_PROCESS = threading.RLock()
+"""Held by what sets the random state, or the number of threads, of a process that runs fits in several threads."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from compss_train.data.samples import Samples, as_samples
 from compss_train.engines import Engine, Ref
 from compss_train.engines.codec import is_on_file
 from compss_train.exceptions import BadFileError, DivergedError
-from compss_train.model.devices import random_state
+from compss_train.model.devices import IN_PROCESS, random_state
 from compss_train.model.metrics import Measured
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.build_arguments import check_picklable
@@ -260,7 +260,7 @@ def _read(samples: Samples, blocks: int, floats: str | None) -> DataSource:
         numbers = [np.full(size, shard) for shard, size in enumerate(sizes)]
     else:
         numbers = np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])
-        with random_state(0, "cpu"):
+        with IN_PROCESS, random_state(0, "cpu"):
             reader.read_first()
     x = BlockedTensor([[block] for block in numbers])
     return DataSource(x=x, reader=reader, batch_size=samples.batch_size, notes=reader.notes)

@@ -133,7 +133,8 @@ def _evaluate_first_batch(data: data_source.DataSource, model: TrainedModel) -> 
         return
     work = inference.first_batch(data, 0, inference.batch_size_for(data), inference.VALIDATION)
     spec = replace(model.built.training_spec, sample_reader=data.reader)
-    evaluate(spec, model.parameters, data.load(0), [work])
+    with devices.IN_PROCESS:
+        evaluate(spec, model.parameters, data.load(0), [work])
 
 
 def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> None:
@@ -146,7 +147,7 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
         _, size = options.batching.bounds(rows)[0]
         work = inference.first_batch(data, number, size, "the first batch")
         work = work._replace(check_outputs=True, device=device)
-        with suppress(*skipped_errors), data.named_nan():
+        with suppress(*skipped_errors), data.named_nan(), devices.IN_PROCESS:
             measured = train(
                 spec, model.parameters, WorkerState(None, model.seed), work, data.load(number)
             ).measured

@@ -280,7 +280,7 @@ def run_rounds(fit: FitOfEpochs, workplace: Workplace) -> None:
     with workplace.fitting(fit, plan.samples if fit.data.counted else None) as session:
         rounds = fit.running = RoundRunner(fit, model, session)
         try:
-            with session.engine.watched(workplace.worker_timeout), fit.data.named_nan():
+            with fit.data.named_nan():
                 final = rounds.run(plan.rounds(rounds.is_over))
             model.parameters = params.copy_of(final or model.parameters)
             model.stopped = rounds.stopped

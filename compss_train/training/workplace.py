@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from compss_train import worker
 from compss_train._utils.validation import check_count, check_seconds
@@ -13,7 +13,7 @@ from compss_train.training.data_source import DataSource, PublishedData
 from compss_train.training.fit import Fit
 from compss_train.training.stopping import SIGTERM
 from compss_train.training.trained_model import TrainedModel
-from compss_train.training.training_state import TrainingState, fetch_states
+from compss_train.training.training_state import TrainingState, fetch_states, state_refs
 from compss_train.worker.state import GroupState, WorkerState
 
 FLOPS_OF_WEIGHT = 6
@@ -57,6 +57,11 @@ class Session:
         """Return the state that the last fit left, waiting for the tasks that compute it."""
         return TrainingState(tuple(fetch_states(self.engine, self.states)), self.merge_state.fetched(self.engine))
 
+    def free(self) -> None:
+        """Free what the session holds, whoever still knows it: the engine goes on without it."""
+        with suppress(EngineClosedError):
+            self.engine.free([self.training_spec, *state_refs(self.states), *self.merge_state.refs()])
+
     def publish(self, source: DataSource) -> PublishedData:
         """Make samples available to tasks."""
         return PublishedData(self.engine, source, self._spec, self.training_spec)
@@ -92,23 +97,33 @@ class Workplace:
 
     @contextmanager
     def working(self, *, fitting: bool = False) -> Iterator[Session]:
-        """Provide the session; start it if necessary.
+        """Provide the session, in a scope of the engine whose tasks end with an exception; start it if necessary.
 
-        Exceptions that leave tasks running (in a fit, Ctrl-C, a dead engine) end the session. An exception in
-        ``evaluate`` or ``predict`` does not, since the session holds the workers' states.
+        The tasks of a fit are watched. Its exceptions end the session, as do those of a dead engine. An exception
+        in ``evaluate`` or ``predict`` does not, since the session holds the workers' states.
         """
-        try:
+        errors = BaseException if fitting else EngineClosedError
+        with self._ended_by(errors):
             if self.engine is None:
                 self.engine = self.engine_class.start(self.num_workers, self.threads, [worker.__name__])
             if self.session is None:
-                self.session = Session(
-                    self.engine, self.model, self._saved_state, workers=self.num_workers, threads=self.threads
-                )
+                with self.engine.scope():  # of its own: it stays when this call, or one around it, fails
+                    self.session = Session(
+                        self.engine, self.model, self._saved_state, workers=self.num_workers, threads=self.threads
+                    )
                 self._saved_state = TrainingState()
-            yield self.session
-        except BaseException as error:
-            if fitting or not isinstance(error, Exception) or isinstance(error, EngineClosedError):
-                self.end(kill=True)
+            timeout = self.worker_timeout if fitting else None
+            # An engine of our own is shut down inside its scope, which then has nothing to wait for.
+            with self.engine.scope(watched=fitting, timeout=timeout), self._ended_by(errors):
+                yield self.session
+
+    @contextmanager
+    def _ended_by(self, errors: type[BaseException]) -> Iterator[None]:
+        """End the session if such an exception leaves the block."""
+        try:
+            yield
+        except errors:
+            self.end(kill=True)
             raise
 
     @contextmanager
@@ -141,21 +156,30 @@ class Workplace:
 
     def set_state(self, state: TrainingState) -> None:
         """Let the next session start from this state, in the same engine; workers without one in it start fresh."""
-        self._saved_state, self.session = state, None
+        self._end_session()
+        self._saved_state = state
 
     def end(self, *, kill: bool) -> None:
-        """End the session and its processes; an engine that the user provided only with ``kill``."""
-        self.session = None
-        if self.engine is not None and (self._given is None or kill):
+        """End the session and its engine, unless the caller made that."""
+        self._end_session()
+        if self.engine is not self._given and self.engine is not None:
             self.engine.shutdown(kill=kill)
         self.engine = self._given
 
     def end_keeping_states(self) -> None:
-        """End processes whose tasks were left running; the next session starts from the states of the workers."""
-        if self._given is None and self.session is not None:
-            state = self.session.state()
-            self.end(kill=True)
-            self.set_state(state)
+        """End tasks that were left running, and our own processes; the states of the workers are kept."""
+        if self.session is not None and self.session.engine.traits.interruptible:
+            state = self.session.state()  # waits for a merge that still runs
+            if self._given is not None:
+                self._given.cancel()
+            else:
+                self.end(kill=True)
+                self.set_state(state)
+
+    def _end_session(self) -> None:
+        if self.session is not None:
+            self.session.free()
+        self.session = None
 
 
 def _report_end(how: str, model: TrainedModel) -> None:

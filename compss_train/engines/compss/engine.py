@@ -6,21 +6,20 @@ import os
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import ModuleType
 from typing import Any, ClassVar
 
 from compss_train.data.block import Block, BlockDescription, RemoteBlock, describe
-from compss_train.engines.base import Engine, Ref, Resources, Traits, check_room, check_size, map_refs
+from compss_train.engines.base import Engine, Ref, Resources, Scope, Traits, check_room, check_size, map_refs
 from compss_train.engines.calls import Failure, Placeholder
 from compss_train.engines.codec import SerializedValue
 from compss_train.engines.compss import runtime
 from compss_train.engines.compss.task_body import Call, LostInputError
 from compss_train.engines.local import run_in_child
 from compss_train.engines.nodes import Node
-from compss_train.exceptions import EngineClosedError
+from compss_train.exceptions import EngineClosedError, TaskCancelledError
 from compss_train.model.devices import CPU, gpu
 
 COMPUTING_UNITS = "ComputingUnits"
@@ -37,7 +36,8 @@ class _CompssRef(Ref):
 
     def __init__(self, content: Any, dropped: deque[Any], *, external: bool) -> None:
         self.content, self.dropped = content, dropped
-        """The object that represents the value in the main program: a future of PyCOMPSs, or a serialized value."""
+        """The object that represents the value in the main program: a future of PyCOMPSs, or a serialized value;
+        ``None`` once it was freed."""
         self.external = external
         """Whether another library owns the value, so that it is neither deleted nor removed from the runtime."""
         self.outdated = False
@@ -55,25 +55,35 @@ class CompssEngine(Engine):
 
     The runtime belongs to the application: ``shutdown`` frees this engine's values and leaves the runtime running.
     Submitted tasks run to their end, and waiting cannot be interrupted: PyCOMPSs has no call for it, and cancelling
-    groups of tasks works only with some of COMPSs's schedulers.
+    groups of tasks works only with some of COMPSs's schedulers. A scope that fails waits for all tasks. Tasks of a
+    scope with a timeout (not updates, nor on GPUs) run in children, which are watched.
+
+    The runtime serves one thread, the first that makes an engine. While it lives, calls by another one raise
+    ``RuntimeError``, as do calls of an engine by a thread that has not made it.
     """
 
     name: ClassVar[str] = "compss"
     # Waiting holds the global interpreter lock: PyCOMPSs's binding does not release it.
     traits: ClassVar[Traits] = Traits(interruptible=False, pays_by_value=True, task_seconds=0.02)
+    _owner: ClassVar[threading.Thread | None] = None
+    """The thread that the runtime serves."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._api = runtime.import_pycompss()
         if not runtime.under_compss():
             raise RuntimeError("the compss engine needs COMPSs's runtime; start the program with runcompss")
+        self._thread = threading.current_thread()
+        if CompssEngine._owner is None or not CompssEngine._owner.is_alive():
+            CompssEngine._owner = self._thread
+        self._check_thread(CompssEngine._owner)
         self._tasks = importlib.import_module("compss_train.engines.compss.tasks")
         self._nodes = self.nodes()
         self._refs: weakref.WeakSet[_CompssRef] = weakref.WeakSet()
         self._dropped: deque[Any] = deque()
         """What references that are gone have represented."""
-        self._timeout: float | None = None  # of ``watched``
         # PyCOMPSs keeps every object that it was given: an engine that was never closed frees them when collected.
-        own = self._api, self._refs, self._dropped, threading.get_ident()
+        own = self._api, self._refs, self._dropped, self._thread
         self._close = weakref.finalize(self, _free, *own)
         self._close.atexit = False
         runtime.skip_destructors_at_exit()
@@ -123,9 +133,10 @@ class CompssEngine(Engine):
         """Submit a task of PyCOMPSs."""
         self._check_open()
         check_size(resources, self._nodes)
-        gpu = bool(resources.gpus)
-        in_child = resources.own_process or (self._timeout is not None and not gpu)
-        run, *start = (run_in_child, function, self._timeout, gpu) if in_child else (function,)
+        gpu, watching = bool(resources.gpus), self._scope.watching
+        timeout = None if watching is None else watching.timeout
+        in_child = resources.own_process or (timeout is not None and not gpu)
+        run, *start = (run_in_child, function, timeout, gpu) if in_child else (function,)
         call, inputs = self._call(run, (*start, *args), gpu=gpu)
         task = self._tasks.task_for(function, gpu, priority)
         made = task(resources.cpus, returns, call, inputs, returns=returns)
@@ -170,32 +181,35 @@ class CompssEngine(Engine):
         self._check_open()
         return []
 
-    def reserve(self, tasks: Sequence[Resources]) -> None:
+    def _reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError`` if these tasks do not fit on the nodes together."""
-        self._check_open()
         check_room(
             [replace(task, gpus=math.ceil(task.gpus)) for task in tasks],
             self._nodes,
             "declare more (runcompss/laptop.sh --units, compss-train configure --units)",
         )
 
-    @contextmanager
-    def watched(self, timeout: float | None) -> Iterator[None]:
-        """With a ``timeout``, run tasks (not updates, nor on GPUs) in watched children; else, do nothing."""
-        self._timeout = timeout
-        try:
-            yield
-        finally:
-            self._timeout = None
+    def free(self, refs: Sequence[Ref]) -> None:
+        """Free the values of this engine, once all submitted tasks have read them."""
+        for own in refs:
+            if isinstance(own, _CompssRef) and own.content is not None:
+                if not own.external:
+                    self._api.compss_delete_object(own.content)
+                own.content, own.external = None, True
+
+    def _cancel(self, scope: Scope) -> None:
+        """Wait for all tasks of the application."""
+        self._api.compss_barrier()
 
     def shutdown(self, *, kill: bool = False) -> None:
         """Free this engine's values; running tasks continue to their end."""
+        self._check_thread(self._thread)
         self._close()
 
     def _new_ref(self, content: Any, *, external: bool = False) -> _CompssRef:
         ref = _CompssRef(content, self._dropped, external=external)
         self._refs.add(ref)
-        return ref
+        return self._made(ref)
 
     def _call(
         self, function: Callable[..., Any], args: tuple[Any, ...], *, gpu: bool, first: int = 0
@@ -242,7 +256,15 @@ class CompssEngine(Engine):
             raise runtime.lost_task_error() if isinstance(error, LostInputError) else error
         return value
 
+    def _check_thread(self, owner: threading.Thread) -> None:
+        if (caller := threading.current_thread()) is not owner:
+            raise RuntimeError(
+                f"the compss engine belongs to the thread {owner.name!r}, and {caller.name!r} called it: PyCOMPSs "
+                "serves one thread. Run one fit after the other in that thread, or start a program for each"
+            )
+
     def _check_open(self) -> None:
+        self._check_thread(self._thread)
         if not self._close.alive:
             raise EngineClosedError("this COMPSs engine was shut down; make a new one")
         while self._dropped:  # COMPSs removes their files once all submitted tasks have read them
@@ -259,8 +281,10 @@ def gather_values(values: list[Any]) -> list[Any]:
     return values
 
 
-def _free(api: ModuleType, refs: weakref.WeakSet[_CompssRef], dropped: deque[Any], thread: int) -> None:
-    if threading.get_ident() == thread:  # only this thread may call the runtime
+def _free(
+    api: ModuleType, refs: weakref.WeakSet[_CompssRef], dropped: deque[Any], thread: threading.Thread
+) -> None:
+    if threading.current_thread() is thread:  # only this thread may call the runtime
         for content in [*dropped, *(ref.content for ref in refs if not ref.external)]:
             api.compss_delete_object(content)
 
@@ -268,6 +292,8 @@ def _free(api: ModuleType, refs: weakref.WeakSet[_CompssRef], dropped: deque[Any
 def _compss(ref: Ref) -> _CompssRef:
     if not isinstance(ref, _CompssRef):
         raise TypeError(f"{ref!r} is not a reference of the compss engine")
+    if ref.content is None:
+        raise TaskCancelledError
     return ref
 
 

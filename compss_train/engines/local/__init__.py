@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from multiprocessing.util import Finalize
 from typing import Any, ClassVar, Self
@@ -33,8 +33,8 @@ class LocalEngine(GraphEngine):
     On Linux, processes are forks of a fork server that has imported torch: a process starts in 30 ms and adds a few
     MB. Elsewhere each imports torch itself, which takes seconds and 200 MB.
 
-    At the end of the program the engine waits for running tasks; ``shutdown(kill=True)`` does not. Each process
-    takes 2 file descriptors of the coordinator.
+    Several threads may use it, for a fit each: docs/watching.md. At the end of the program the engine waits for
+    running tasks; ``shutdown(kill=True)`` does not. Each process takes 2 file descriptors of the coordinator.
 
     Raises ``ValueError`` for fewer than one process or thread.
     """
@@ -47,6 +47,7 @@ class LocalEngine(GraphEngine):
     def __init__(self, processes: int, threads: int = 1, preload: Sequence[str] = ()) -> None:
         if processes < 1 or threads < 1:
             raise ValueError(f"LocalEngine needs at least 1 process and thread, got {processes} and {threads}")
+        super().__init__()
         self.processes = 0
         self.threads = threads
         self.cpus = 0
@@ -60,7 +61,7 @@ class LocalEngine(GraphEngine):
                 undo.callback(self._folders.remove)
                 self._folders.create()
                 self._starter = Starter(serve, threads, preload)
-                self._scheduler = Scheduler(self._folders.paths)
+                self._scheduler = Scheduler(self._folders.paths, self._processes)
                 self._graph = self._scheduler.graph
                 self.end_processes = weakref.finalize(
                     self, _shut_down, self._scheduler, self._processes, self._starter, self._folders, os.getpid()
@@ -78,9 +79,8 @@ class LocalEngine(GraphEngine):
         """Return how many such tasks the processes and their CPUs can run at once."""
         return min(self.processes, self.cpus // resources.cpus)
 
-    def reserve(self, tasks: Sequence[Resources]) -> None:
+    def _reserve(self, tasks: Sequence[Resources]) -> None:
         """Start the processes that are missing. They stay until ``resize``."""
-        self._check_open()
         self._grow(len(tasks) - self.processes, sum(task.cpus for task in tasks) - self.cpus)
 
     def resize(self, processes: int) -> None:
@@ -91,20 +91,20 @@ class LocalEngine(GraphEngine):
         CPUs than a task has asked for.
         """
         self._check_open()
-        added = check_count("processes", processes) - self.processes
-        cpus = added * self.threads
-        if self.cpus + cpus < self._widest:
-            raise ValueError(f"processes={processes} have {self.cpus + cpus} CPUs, and a task needs {self._widest}")
-        if added > 0:
-            self._grow(added, cpus)
-        elif added < 0:
-            self.processes += added
-            self.cpus += cpus
-            self._post(self._scheduler.remove_workers, -added, -cpus)
+        with self._lock:
+            added = check_count("processes", processes) - self.processes
+            cpus = self.cpus + added * self.threads
+            if cpus < self._widest:
+                raise ValueError(f"processes={processes} have {cpus} CPUs, and a task needs {self._widest}")
+            if added > 0:
+                self._grow(added, cpus - self.cpus)
+            elif added < 0:
+                self._post(self._scheduler.remove_workers, -added, self.cpus - cpus)
+                self.processes, self.cpus = processes, cpus
 
     def trained_samples(self) -> int:
         """Return what the processes have reported."""
-        return sum(process.heartbeat.samples for process in list(self._processes))
+        return self._scheduler.samples + sum(process.heartbeat.samples for process in list(self._processes))
 
     def _store(self, value: object) -> store.StoredValue:
         """Write the value to shared memory; of a memory-mapped array only the path is stored."""
@@ -115,19 +115,12 @@ class LocalEngine(GraphEngine):
     ) -> Sequence[Ref]:
         """Run the task in a worker process."""
         self._check_open()
-        if resources.cpus > self.cpus:
-            raise ValueError(f"a task asks for {resources.cpus} CPUs and this engine has {self.cpus}")
-        self._widest = max(self._widest, resources.cpus)
+        if resources.cpus > self._widest:
+            with self._lock:
+                if resources.cpus > self.cpus:
+                    raise ValueError(f"a task asks for {resources.cpus} CPUs and this engine has {self.cpus}")
+                self._widest = max(self._widest, resources.cpus)
         return super()._submit(function, args, returns, resources, priority)
-
-    @contextlib.contextmanager
-    def watched(self, timeout: float | None) -> Iterator[None]:
-        """Warn, with the process's state and stack, after 30 s or 10 times the longest silence so far."""
-        self._post(self._scheduler.watch.begin, timeout)
-        try:
-            yield
-        finally:
-            self._post(self._scheduler.watch.end)
 
     def shutdown(self, *, kill: bool = False) -> None:
         """End the processes and remove all files from shared memory; further calls do nothing."""
@@ -188,9 +181,8 @@ def run_in_child(function: Callable[..., Any], timeout: float | None, gpu: bool,
     threads = torch.get_num_threads()
     with LocalEngine(1, threads, _TASKS) if gpu else contextlib.nullcontext(_kept_child(threads)) as engine:
         published = [engine.publish(argument) for argument in args]
-        result = engine.submit(function, *published, resources=Resources(cpus=threads))
-        with contextlib.nullcontext() if timeout is None else engine.watched(timeout):
-            return engine.fetch([result])[0]
+        with engine.scope(watched=timeout is not None, timeout=timeout):
+            return engine.fetch([engine.submit(function, *published, resources=Resources(cpus=threads))])[0]
 
 
 @lru_cache(maxsize=1)

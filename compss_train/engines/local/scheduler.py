@@ -12,25 +12,27 @@ from compss_train.engines.local.store import discard_all
 from compss_train.engines.local.worker_process import Answer, BrokenGpuError, Call, WorkerProcess
 from compss_train.engines.task_graph import Task
 from compss_train.engines.watch import Watch
-from compss_train.exceptions import WorkerLostError
+from compss_train.exceptions import TaskCancelledError, WorkerLostError
 
 
 class Scheduler(GraphThread):
     """Runs tasks on worker processes; it has none at first.
 
-    ``graph`` holds the tasks and their values, and ``watch`` notices those that hang; their methods are for the
-    scheduler's thread.
+    ``graph`` holds the tasks and their values; its methods are for the scheduler's thread. Processes that are
+    removed leave the list ``processes``.
     """
 
-    def __init__(self, folders: Sequence[str]) -> None:
+    def __init__(self, folders: Sequence[str], processes: list[WorkerProcess]) -> None:
         super().__init__()
-        self.watch = Watch()
-        self._folders = folders
+        self.samples = 0
+        """What processes that have been removed had trained."""
+        self._watch = Watch()
+        self._folders, self._processes = folders, processes
         self._free_cpus = 0
         self._idle: list[WorkerProcess] = []
         self._surplus = 0
         """Number of processes that end as soon as they are idle."""
-        self._running: dict[Task, Future[Answer]] = {}
+        self._running: dict[Task, tuple[WorkerProcess, Future[Answer]]] = {}
         self._thread.start()
 
     def add_workers(self, processes: Sequence[WorkerProcess], cpus: int) -> None:
@@ -48,10 +50,13 @@ class Scheduler(GraphThread):
     def finish_running(self) -> None:
         """Start no more tasks, and wait for the running ones."""
         self._stopping = True
-        wait(list(self._running.values()))
+        wait([future for _, future in [*self._running.values()]])
+
+    def _end(self, task: Task) -> None:
+        self._running[task][0].end()
 
     def _check(self) -> float | None:
-        return self.watch.check()
+        return self._watch.check()
 
     def _start_ready(self) -> None:
         while self._idle and (task := self.graph.next_ready(self._free_cpus)):
@@ -68,27 +73,33 @@ class Scheduler(GraphThread):
             self._surplus -= 1
             slowest.stop()
             slowest.join()
+            self.samples += slowest.heartbeat.samples
+            self._processes.remove(slowest)
 
     def _start(self, task: Task, process: WorkerProcess) -> None:
         call = Call(task.function, task.stored_args(), _file_names(task), self._folders, task.resources.cpus)
         future = process.submit(call)
         self._free_cpus -= task.resources.cpus
-        self._running[task] = future
-        self.watch.started(task, process)
+        self._running[task] = process, future
+        self._watch.started(task, process)
         future.add_done_callback(lambda done: self.post(self._finish, task, process, done))
 
     def _finish(self, task: Task, process: WorkerProcess, future: Future[Answer]) -> None:
         del self._running[task]
-        self.watch.ended(task)
+        self._watch.ended(task)
         self._free_cpus += task.resources.cpus
         error = future.exception()
-        if not isinstance(error, LostProcessError):
+        lost = isinstance(error, LostProcessError)
+        if not (lost or task.timed_out or task.cancelled):  # or it has been told to end, after all
             process.measure_speed()
             self._use(process)
         elif not self._stopping:
             process.restart()
             self._use_when_ready(process)
-        if isinstance(error, LostProcessError):
+        if task.cancelled:
+            discard_all(_file_names(task), self._folders)
+            self.graph.fail(task, TaskCancelledError())
+        elif isinstance(error, LostProcessError):
             self._run_again(task, error)
         elif error is not None:
             self.graph.fail(task, error)

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -24,7 +23,8 @@ import cloudpickle
 from compss_train.engines import calls, liveness
 from compss_train.engines.local.starter import LostProcessError, Starter
 from compss_train.engines.local.store import StoredValue, discard_all, loaded, store, written
-from compss_train.engines.watch import STACK_SIGNAL, read_stack, write_stacks
+from compss_train.engines.watch import STACK_SIGNAL, clear_stack, read_stack, write_stacks
+from compss_train.exceptions import EngineClosedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,7 @@ class WorkerProcess:
         space = [memoryview(bytes(liveness.SIZE))]  # found now, or never missing later
         self.heartbeat = liveness.Heartbeat(written(space, f"{secrets.token_hex(4)}-heartbeat", folders))
         """What its tasks report."""
+        self._stack = Path(_stack_path(self.heartbeat.path))
         self.speed = 0.0
         """Samples a second of its last task that trained; 0 before the first."""
         self._task_start = (0.0, 0)
@@ -114,9 +115,17 @@ class WorkerProcess:
         self.pid = 0
         """The process id; 0 before it accepts tasks."""
         self._connection = self._starter.start(self.heartbeat.path)
-        self.ready = self._thread.submit(self._begin)
+        self.ready = self._in_thread(self._begin)
         """Done once the process accepts tasks, or has died before that."""
         self._last: Future[Any] = self.ready
+
+    def _in_thread(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+        try:
+            return self._thread.submit(function, *args)
+        except RuntimeError as error:
+            if not self._thread_id:  # there is no room for another thread
+                raise
+            raise EngineClosedError("the program ends, and its threads take no more work") from error
 
     def restart(self) -> None:
         """Replace a process that died, or must not be used again."""
@@ -129,7 +138,7 @@ class WorkerProcess:
         self._task_start = time.monotonic(), self.heartbeat.samples
         if self._connection.poll():
             self.restart()
-        future: Future[Answer] = self._thread.submit(lambda: self._exchange(cloudpickle.dumps(call)))
+        future: Future[Answer] = self._in_thread(lambda: self._exchange(cloudpickle.dumps(call)))
         self._last = future
         return future
 
@@ -160,22 +169,37 @@ class WorkerProcess:
         """Kill the process and the task that it runs, even if it is stopped."""
         self._starter.send_signal(self.pid, signal.SIGKILL)
 
+    def ask_for_stack(self) -> None:
+        """Let the process write the stack of the running task."""
+        clear_stack(self._stack)
+        self._starter.send_signal(self.pid, STACK_SIGNAL)
+
     def stack(self) -> str:
-        """Return the stack of the running task; empty if the process does not write it because it is stopped."""
-        ask = partial(self._starter.send_signal, self.pid, STACK_SIGNAL)
-        return read_stack(Path(_stack_path(self.heartbeat.path)), ask)
+        """Return what it has written since."""
+        return read_stack(self._stack)
+
+    def end(self) -> None:
+        """Kill the process, even if it has not started; the thread notices when it is gone."""
+        if not self.pid:  # it ends when it finds the connection closed, before it has got a task
+            self._disconnect()
+        self.kill()
 
     def stop(self) -> None:
         """Kill the process without waiting: it holds nothing that is needed again."""
         self.kill()
         # If the process has not started, it ends when it finds the connection closed. The thread ends as well, even
         # if processes that a task has started keep the other end open.
+        self._disconnect()
+        self._thread.shutdown(wait=False)
+
+    def _disconnect(self) -> None:
         with suppress(OSError), socket.socket(fileno=os.dup(self._connection.fileno())) as connection:
             connection.shutdown(socket.SHUT_RDWR)
-        self._thread.shutdown(wait=False)
 
     def join(self) -> None:
         """Wait until the thread of a stopped process has ended."""
         if threading.get_ident() != self._thread_id:  # otherwise it collects garbage
             wait([self._last])
             self._connection.close()
+            for path in (Path(self.heartbeat.path), self._stack):
+                path.unlink(missing_ok=True)

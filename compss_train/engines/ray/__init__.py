@@ -4,8 +4,8 @@ import importlib
 import itertools
 import os
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -34,7 +34,7 @@ class RayEngine(GraphEngine):
     processes of a node share their memory.
 
     Tasks whose process or node is lost run again, up to 4 times in all, and values that were on a lost node are
-    made again. Nodes may join and leave at any time.
+    made again. Nodes may join and leave at any time. Several threads may use the engine, for a fit each.
 
     Raises ``ModuleNotFoundError`` without ray, ``ConnectionError`` if there is no cluster at the address, or if it
     refuses the token of this program, and ``ValueError`` for an address of Ray Client (``ray://``).
@@ -49,6 +49,7 @@ class RayEngine(GraphEngine):
     _scheduler: "Submitter"
 
     def __init__(self, modules: Sequence[str | ModuleType] = ()) -> None:
+        super().__init__()
         RayEngine._leave = cluster.join(modules) or RayEngine._leave
         # It imports ray, which need not be installed.
         submitter = importlib.import_module("compss_train.engines.ray.submitter")
@@ -101,19 +102,9 @@ class RayEngine(GraphEngine):
         """Return how many such tasks fit on the nodes that are there now."""
         return sum(node.cpus // resources.cpus for node in self._scheduler.nodes.values())
 
-    def reserve(self, tasks: Sequence[Resources]) -> None:
+    def _reserve(self, tasks: Sequence[Resources]) -> None:
         """Raise ``ValueError`` if these tasks do not fit on the nodes together."""
-        self._check_open()
         check_room(tasks, [*self._scheduler.nodes.values()], "let more nodes join (ray start --address=...)")
-
-    @contextmanager
-    def watched(self, timeout: float | None) -> Iterator[None]:
-        """Warn, with the process's state and stack, after 30 s or 10 times the longest silence on its node."""
-        self._post(self._scheduler.watch, True, timeout)
-        try:
-            yield
-        finally:
-            self._post(self._scheduler.watch, False, None)
 
     def trained_samples(self) -> int | None:
         """Return what the processes of all nodes have reported; ``None`` if a node does not answer."""

@@ -22,13 +22,16 @@ from compss_train._utils.files import check_private
 from compss_train.data.block import MappedMemory
 from compss_train.engines import calls, liveness
 from compss_train.engines.codec import SerializedValue
-from compss_train.engines.watch import STACK_SIGNAL, Watch, read_stack, write_stacks
+from compss_train.engines.watch import STACK_SIGNAL, Watch, Watching, clear_stack, read_stack, write_stacks
 
 COPIED_BYTES = 100_000
 """Ray sends values up to about this size in messages; the arrays in them are copied, and may be changed."""
 
 LOOK_SECONDS = 1.0
 """Seconds between looks for processes that have started or died, where no task is watched."""
+
+FITS = 100
+"""Number of fits whose longest silence an agent remembers."""
 
 _NEW = ".new"
 _STACK = ".stack"
@@ -44,15 +47,17 @@ def load(value: SerializedValue) -> Any:
     return pickle.loads(value.data, buffers=buffers)
 
 
-def run_task(call: SerializedValue, cpus: int, results: int, *inputs: SerializedValue) -> list[Any]:
+def run_task(
+    call: SerializedValue, cpus: int, watched: tuple[int, float], results: int, *inputs: SerializedValue
+) -> list[Any]:
     """Run a task; return its serialized results and the id of its node, or ``None`` for each and a ``Failure``.
 
-    A failure is a result, since Ray would wrap an exception, and runs a task again only if its process dies.
+    ``watched`` has its fit and timeout, for the agent: ``Heartbeat``. A failure is a result, since Ray would wrap an exception, and runs a task again only if its process dies.
     """
     try:
         function, args = call.load()
         args = calls.filled(args, [load(value) for value in inputs])
-        with _reporting(f"task {calls.name_of(function)!r}"), calls.intra_op_threads(cpus):
+        with _reporting(f"task {calls.name_of(function)!r}", watched), calls.intra_op_threads(cpus):
             if gpus := ray.get_gpu_ids():
                 calls.select_gpu(str(gpus[0]), "Ray")
             made = calls.results_of(function, args, results)
@@ -62,8 +67,9 @@ def run_task(call: SerializedValue, cpus: int, results: int, *inputs: Serialized
 
 
 @contextmanager
-def _reporting(doing: str) -> Iterator[None]:
+def _reporting(doing: str, watched: tuple[int, float]) -> Iterator[None]:
     heartbeat = _heartbeat()
+    heartbeat.watch(*watched)
     heartbeat.describe(doing)
     try:
         with liveness.reporting_to(heartbeat):
@@ -102,7 +108,7 @@ class _Process:
         self.heartbeat = liveness.Heartbeat(str(path))
         self.ready: Future[int] = Future()
         self.timed_out = False
-        self.busy = False
+        self.watching: Watching | None = None
         pid, _, created = path.name.partition("-")
         self.pid, self._created = int(pid), float(created)
         self.ready.set_result(self.pid)
@@ -118,9 +124,18 @@ class _Process:
         """Kill the process; Ray runs its task again."""
         self._send(signal.SIGKILL)
 
+    def ask_for_stack(self) -> None:
+        """Let the process write the stack of the running task."""
+        clear_stack(self._stack)
+        self._send(STACK_SIGNAL)
+
     def stack(self) -> str:
-        """Return the stack of the running task; empty if the process does not write it because it is stopped."""
-        return read_stack(Path(f"{self.path}{_STACK}"), lambda: self._send(STACK_SIGNAL))
+        """Return what it has written since."""
+        return read_stack(self._stack)
+
+    @property
+    def _stack(self) -> Path:
+        return Path(f"{self.path}{_STACK}")
 
     def _send(self, number: signal.Signals) -> None:
         if self.alive():
@@ -133,24 +148,20 @@ class Agent:
     It keeps nothing that a new agent would lack, apart from the samples of processes that have died.
     """
 
-    def __init__(self, watched: bool, timeout: float | None) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._watch = Watch()
         self._processes: dict[str, _Process] = {}
+        self._fits: dict[int, Watching] = {}
+        """How the tasks of the last fits are watched."""
         self._open = True
         self._samples = 0
         """What processes that have died had trained."""
-        self.watch(watched, timeout)
         threading.Thread(target=self._look_always, daemon=True).start()
 
     def run(self, *task: Any) -> list[Any]:
         """Run a task as ``run_task`` does."""
         return run_task(*task)
-
-    def watch(self, watched: bool, timeout: float | None) -> None:
-        """Watch tasks from now on, or no more."""
-        with self._lock:
-            self._watch.begin(timeout) if watched else self._watch.end()
 
     def samples(self) -> int:
         """Return how many samples the node's processes have trained."""
@@ -182,15 +193,22 @@ class Agent:
                 self._processes[path.name] = _Process(path)
         for name, process in list(self._processes.items()):
             alive = process.alive()
-            busy = alive and process.heartbeat.doing != ""
-            if busy != process.busy:
-                process.busy = busy
-                if busy:
-                    self._watch.started(process, process)
-                else:
-                    self._watch.ended(process)
+            watching = self._watching(process) if alive and process.heartbeat.doing else None
+            if watching is not process.watching:
+                self._watch.ended(process)
+                process.watching = watching
+                self._watch.started(process, process)
             if not alive:
                 self._samples += process.heartbeat.samples
                 del self._processes[name]
                 process.path.unlink(missing_ok=True)
                 Path(f"{process.path}{_STACK}").unlink(missing_ok=True)
+
+    def _watching(self, process: _Process) -> Watching | None:
+        """Return how the task that a process runs is watched."""
+        fit, timeout = process.heartbeat.watched
+        if not fit:
+            return None
+        if fit not in self._fits:
+            self._fits = dict([*self._fits.items()][1 - FITS :]) | {fit: Watching(timeout=timeout or None)}
+        return self._fits[fit]

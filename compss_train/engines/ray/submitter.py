@@ -92,7 +92,6 @@ class Submitter(GraphThread):
         self.here: str = ray.get_runtime_context().get_node_id()
         """The id of the coordinator's node."""
         self._next_look = 0.0
-        self._watched: tuple[bool, float | None] = (False, None)
         self._running: dict[Task, Any] = {}
         """The last result of each running task: its node, or a failure."""
         self._wanted: set[Value] = set()
@@ -100,11 +99,6 @@ class Submitter(GraphThread):
         self._next_keep = 0.0
         self._look_for_nodes()
         self._thread.start()
-
-    def watch(self, watched: bool, timeout: float | None) -> None:
-        """Let the agents watch their nodes, or no more."""
-        self._watched = (watched, timeout)
-        self._call(self.agents, "watch", watched, timeout)
 
     def ask_agents(self, method: str, seconds: float) -> list[Any]:
         """Call a method of the agents, which may be running tasks; return what all answer in so many seconds."""
@@ -142,9 +136,12 @@ class Submitter(GraphThread):
 
     def cancel_running(self) -> None:
         """End the processes of running tasks."""
-        for task, status in list(self._running.items()):
-            if not task.priority:
-                ray.cancel(status, force=True)
+        for task in [*self._running]:
+            self._end(task)
+
+    def _end(self, task: Task) -> None:
+        if not task.priority:  # agents run short ones only, to their end
+            ray.cancel(self._running[task], force=True)
 
     def _check(self) -> float | None:
         if self._next_look <= time.monotonic():
@@ -157,7 +154,7 @@ class Submitter(GraphThread):
         for node in nodes:
             if node not in self.agents:
                 near = NodeAffinity(node, soft=True)
-                self.agents[node] = self._new_agent.options(scheduling_strategy=near).remote(*self._watched)
+                self.agents[node] = self._new_agent.options(scheduling_strategy=near).remote()
         self.nodes = nodes
         self._next_look = time.monotonic() + NODES_SECONDS
 
@@ -180,7 +177,8 @@ class Submitter(GraphThread):
             call = ray.put(call)
             lineage = (call, *lineage)
         resources, returns = task.resources, len(task.outputs) + 1
-        args = call, resources.cpus, len(task.outputs), *[each.ref for each in inputs]
+        watched = (0, 0.0) if task.watching is None else (task.watching.number, task.watching.timeout or 0.0)
+        args = call, resources.cpus, watched, len(task.outputs), *[each.ref for each in inputs]
         options: dict[str, Any] = {"num_returns": returns, "name": calls.name_of(task.function)}
         if task.priority and not resources.gpus:
             run = self.agents[self._node_near(inputs)].run

@@ -39,7 +39,7 @@ def make_network(
     if isinstance(net, nn.Module):
         return net
     inputs = sample.shape[1]
-    with devices.random_state(seed, "cpu"):
+    with devices.IN_PROCESS, devices.random_state(seed, "cpu"):
         if net is not None:
             given = [each for name, each in signature(net).parameters.items() if name not in options]
             needed = [each for each in given if each.default is each.empty]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Self
 
-from compss_train.engines.base import Ref, Resources, Traits
+from compss_train.engines.base import Ref, Resources, Scope, Traits
 from compss_train.engines.graph_engine import GraphEngine, GraphRef
 from compss_train.engines.local.store import StoredValue
 from compss_train.engines.task_graph import TaskGraph
@@ -43,6 +43,7 @@ class SimulatedEngine(GraphEngine):
         shares_memory: bool = True,
         run: Runner = run_always,
     ) -> None:
+        super().__init__()
         self.events = events or Events()
         self.faults = faults or FaultPlan()
         self.traits = Traits(shared_memory=shares_memory)  # of the class in real engines
@@ -95,9 +96,8 @@ class SimulatedEngine(GraphEngine):
         """Return the number of processes."""
         return self._processes.count
 
-    def reserve(self, tasks: Sequence[Resources]) -> None:
+    def _reserve(self, tasks: Sequence[Resources]) -> None:
         """Start the processes that are missing; raise ``ValueError`` where tasks never run at the same time."""
-        self._check_open()
         if self.events.concurrent:
             self._processes.add(len(tasks) - self._processes.count)
             return
@@ -143,6 +143,13 @@ class SimulatedEngine(GraphEngine):
             if not self._step(until):
                 return _settled(futures)
         return True
+
+    def _cancel(self, scope: Scope) -> None:
+        """Let time pass until the running tasks of the scope have ended; their results are lost."""
+        self._graph.cancel(scope)
+        self._processes.start_ready()
+        while not scope.ended.is_set() and self._step():
+            pass
 
     def _free(self, ref: GraphRef) -> None:
         """Free a value; a program that was killed, or has ended, frees none."""
