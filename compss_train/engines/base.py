@@ -117,8 +117,8 @@ class Engine(ABC):
     references (not deeper); a task starts when the values of all its references are available.
 
     Several threads may use an engine at the same time, each with references of its own, for example for a fit each.
-    What a thread makes within a ``scope`` ends with that scope if it fails, and nothing else does. Traits name
-    engines that belong to one thread, the one that made them; others get a ``RuntimeError``.
+    What a thread makes within a ``scope`` ends with that scope if it fails, and nothing else does. Only
+    ``CompssEngine`` belongs to one thread, the one that made it; others get a ``RuntimeError``.
 
     A task's exception is raised by ``fetch`` of any result that depends on it (by ``submit`` if tasks run
     immediately), with the worker's traceback. After ``shutdown`` every call raises ``EngineClosedError``.

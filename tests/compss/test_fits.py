@@ -127,6 +127,11 @@ def test_more_units_than_cores_run_as_many_tasks(run, tmp_path):
 # All of tests/trainer/test_trainer.py and of tests/training/merging pass, too, in many minutes.
 SUITES = {
     "engines/test_conformance.py": (),
+    "engines/test_neighbours.py": (
+        "test_a_fit_that_fails_leaves_the_engine_to_its_caller",
+        "test_what_cannot_be_cancelled_has_run_when_a_scope_that_fails_ends",
+        "test_compss_serves_the_thread_that_made_the_engine",
+    ),
     "trainer/test_trainer.py": (
         "test_every_engine_gives_the_same_bits_in_every_synchronous_mode",
         "test_fits_learn_on_every_engine_however_workers_merge",

@@ -215,13 +215,12 @@ def test_nan_is_never_merged_into_the_parameters_of_others(shared_local, tmp_pat
 
     x, y = classification()
     x[50:] = np.nan
-    ends, gate = shared_local.ends, CallAt("round_end", lambda trainer: (tmp_path / "gate").touch())
+    gate = CallAt("round_end", lambda trainer: (tmp_path / "gate").touch())
     trainer = trainer_of(shared_local, workers=2, net=mlp, optimizer=SGD, transform=held)
     initial = trainer.get_parameters()
     options = {"num_epochs": 1, "batch_size": 5, "merge": Merge(merge, unit="blocks"), "shuffle": None}
     with pytest.raises(DivergedError, match="round 2 on worker 1"):
         fit(trainer, gate, data=blocked(x, y, 6), **options)
-    assert shared_local.ends == ends + 1
     kept = trainer.get_parameters()
     assert all(np.isfinite(array).all() for array in kept.values())
     assert (kept["0.weight"] != initial["0.weight"]).any()

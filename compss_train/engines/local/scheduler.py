@@ -73,6 +73,7 @@ class Scheduler(GraphThread):
             self._surplus -= 1
             slowest.stop()
             slowest.join()
+            slowest.remove_files()
             self.samples += slowest.heartbeat.samples
             self._processes.remove(slowest)
 

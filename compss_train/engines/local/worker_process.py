@@ -52,6 +52,8 @@ def serve(connection: Connection, heartbeat_path: str) -> None:
     """Send the id of this process, and run the tasks that the coordinator sends until it closes the connection."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # lines reach a file or pipe before the process is killed
+    if not os.path.isdir(os.path.dirname(heartbeat_path)):  # the engine has ended
+        return
     liveness.report_to(liveness.Heartbeat(heartbeat_path))
     write_stacks(_stack_path(heartbeat_path))
     with suppress(EOFError, OSError):
@@ -201,5 +203,8 @@ class WorkerProcess:
         if threading.get_ident() != self._thread_id:  # otherwise it collects garbage
             wait([self._last])
             self._connection.close()
-            for path in (Path(self.heartbeat.path), self._stack):
-                path.unlink(missing_ok=True)
+
+    def remove_files(self) -> None:
+        """Remove what the process has written besides results."""
+        for path in (Path(self.heartbeat.path), self._stack):
+            path.unlink(missing_ok=True)

@@ -52,7 +52,8 @@ def run_task(
 ) -> list[Any]:
     """Run a task; return its serialized results and the id of its node, or ``None`` for each and a ``Failure``.
 
-    ``watched`` has its fit and timeout, for the agent: ``Heartbeat``. A failure is a result, since Ray would wrap an exception, and runs a task again only if its process dies.
+    ``watched`` has its fit and timeout, for the agent: ``Heartbeat``. A failure is a result, since Ray would wrap
+    an exception, and runs a task again only if its process dies.
     """
     try:
         function, args = call.load()
