@@ -29,7 +29,7 @@ demo: $(VENV)/installed
 test: $(VENV)/installed
 	$(if $(COMPSS),$(BIN)/python -m pytest tests/compss)
 	$(BIN)/python -m tests.emulated_gpu tests/gpu
-	$(BIN)/python -m pytest --engines ray -k ray tests/ray tests/engines/test_conformance.py
+	$(BIN)/python -m pytest --engines ray -k ray tests/ray tests/engines/test_conformance.py tests/engines/test_neighbours.py
 	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist worksteal --ignore tests/ray --ignore tests/gpu $(if $(COMPSS),--ignore tests/compss)
 
 # Fits with faults, from the seed FIRST on; a seed that fails is printed as a test.

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, DivergedError, LocalEngine, SerialEngine, Simulations
-from compss_train.engines import CompssEngine, Resources
+from compss_train.engines import CompssEngine, RayEngine, Resources, calls
 from compss_train.exceptions import TaskCancelledError, WorkerLostError
 from tests.engines import tasks
 from tests.engines.test_conformance import fetch, runs_tasks_side_by_side
@@ -128,6 +128,7 @@ FAILURES = {
     "online": (Exception, lambda e, p: online(e, Broken("raise"))),
     "online, callback": (Exception, lambda e, p: online(e, mlp(), CallAt("round_end", raising(LookupError())))),
 }
+ON_RAY = ("model", "callback, round_end", "ctrl-c, task", "block")
 PROCESSES = {"process", "predict, process", "ctrl-c, task", "predict, ctrl-c"}
 
 
@@ -146,9 +147,12 @@ def with_processes(engine):
 
 
 @pytest.mark.parametrize("how", FAILURES)
-def test_a_fit_that_fails_leaves_the_engine_to_its_caller(engine, tmp_path, how):
+def test_a_fit_that_fails_leaves_the_engine_to_its_caller(engine, tmp_path, how, request, monkeypatch):
+    if isinstance(engine, RayEngine) and how not in ON_RAY and not request.config.getoption("--slow"):
+        pytest.skip("takes seconds: --slow runs it")
     if how in PROCESSES and not with_processes(engine):
         pytest.skip("tasks run in this process, or with the lock of the interpreter")
+    monkeypatch.setattr(calls, "MAX_RUNS", 2)
     expected, fail = FAILURES[how]
     with pytest.raises(expected):
         fail(engine, tmp_path)

@@ -4,6 +4,7 @@ import time
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -12,6 +13,7 @@ from ray.exceptions import OutOfMemoryError, RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as NodeAffinity
 
 from compss_train.engines import calls
+from compss_train.engines.base import Scope
 from compss_train.engines.codec import SerializedValue
 from compss_train.engines.graph_engine import GraphThread
 from compss_train.engines.nodes import Node
@@ -136,11 +138,26 @@ class Submitter(GraphThread):
 
     def cancel_running(self) -> None:
         """End the processes of running tasks."""
+        with suppress(RayError):
+            ray.get(self._noted(), timeout=NODES_SECONDS)
         for task in [*self._running]:
             self._end(task)
 
+    def cancel(self, scope: Scope) -> None:
+        """Cancel the tasks, and end the processes of those that run."""
+        for task in self.graph.cancel(scope):
+            self._noted().future().add_done_callback(lambda _, task=task: self.post(self._end, task))
+
+    def _noted(self) -> Any:
+        """Return an object that is there once Ray has noted all tasks that were submitted until now.
+
+        A task that is cancelled before that ends the whole program: Ray 2.60 counts its inputs down twice, and then
+        a check of its own fails. Ray's thread deals with submissions and replies one after the other.
+        """
+        return self._call([self.here], "samples")[0]
+
     def _end(self, task: Task) -> None:
-        if not task.priority:  # agents run short ones only, to their end
+        if task in self._running and not task.priority:  # agents run short ones only, to their end
             ray.cancel(self._running[task], force=True)
 
     def _check(self) -> float | None:
