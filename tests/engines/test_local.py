@@ -4,6 +4,8 @@ import errno
 import gc
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,13 +16,13 @@ from loky.backend.process import LokyProcess
 
 from compss_train import LocalEngine, WorkerLostError
 from compss_train._utils import files
-from compss_train.engines import Resources, calls, codec
+from compss_train.engines import Resources, calls, codec, liveness
 from compss_train.engines.base import ONE_CPU
 from compss_train.engines.local import starter
 from compss_train.engines.local.store import store
 from compss_train.exceptions import BadFileError, EngineClosedError
 from tests.engines import tasks
-from tests.helpers.processes import children, leftovers, wait_until
+from tests.helpers.processes import ROOT, children, leftovers, wait_until
 from tests.helpers.shared_engine import fork_processes
 
 
@@ -312,6 +314,68 @@ def test_an_engine_grows_and_shrinks_while_tasks_run(tmp_path, forked_processes)
             engine.resize(1)
         with pytest.raises(ValueError, match="processes=0: give an integer of at least 1"):
             engine.resize(0)
+
+
+def test_processes_that_are_removed_leave_nothing_but_their_samples(tmp_path, forked_processes):
+    def state():
+        gc.collect()
+        folders = [name for folder in engine._folders.paths for name in os.listdir(folder)]
+        return len(os.listdir("/proc/self/fd")), len(folders), len(engine._processes)
+
+    with LocalEngine(processes=1) as engine:
+        engine.fetch([engine.submit(tasks.add, 1)])
+        before = state()
+        for times in range(1, 4):
+            engine.resize(5)
+            (tmp_path / str(times)).mkdir()
+            refs = [engine.submit(_meet_and_report, tmp_path / str(times), number, 5) for number in range(5)]
+            engine.fetch(refs)
+            assert engine.trained_samples() == 35 * times
+            engine.resize(1)
+            wait_until(lambda: state() == before)
+            assert engine.trained_samples() == 35 * times
+
+
+def _meet_and_report(place, number, size):
+    tasks.meet(place, number, size)
+    liveness.beat(7)
+
+
+AT_THE_END = """
+import builtins, concurrent.futures.thread, sys, threading, time
+from compss_train import DistributedTrainer, LocalEngine
+from tests.engines import tasks
+
+place = tasks.Path(sys.argv[1])
+engine = LocalEngine(1)
+running = engine.submit(tasks.wait_for, place / "gate", tasks.note(1, place / "notes"))
+queued = [engine.submit(tasks.note, n, place / "notes") for n in range(20)]
+trainer = DistributedTrainer(1, engine=engine)
+# They go last, when the names of the module, which is still there, are gone.
+builtins.kept = [trainer, *queued, sys.modules["compss_train.engines.graph_engine"]]
+
+def open_gate():
+    while not concurrent.futures.thread._shutdown:
+        time.sleep(0.001)
+    (place / "gate").touch()
+
+def let_the_scheduler_see_the_end():
+    while engine._scheduler.alive:
+        time.sleep(0.001)
+
+while not engine._scheduler._running:
+    time.sleep(0.001)
+threading.Thread(target=open_gate, daemon=True).start()
+threading.Thread(target=let_the_scheduler_see_the_end).start()
+"""
+
+
+def test_a_program_that_ends_with_queued_tasks_and_references_says_nothing(tmp_path):
+    command = [sys.executable, "-c", AT_THE_END, tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=100, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (tmp_path / "gate").exists()
+    assert (tmp_path / "notes").read_text() == "1\n"
 
 
 def alive(engine):

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from compss_train import WorkerLostError
 from compss_train.engines import calls, liveness, local, watch
+from compss_train.engines.base import Scope
 from compss_train.engines.task_graph import Task
-from compss_train.engines.watch import CHECK_SECONDS, Watch
+from compss_train.engines.watch import CHECK_SECONDS, Watch, Watching
 from tests.engines import tasks
 from tests.engines.test_conformance import new_heartbeat
 
@@ -25,12 +26,17 @@ class Process:
         self.ready = Future()
         self.ready.set_result(1)
         self.killed = False
+        self.asked = 0
+        self.written = ""
 
     def kill(self):
         self.killed = True
 
+    def ask_for_stack(self):
+        self.asked += 1
+
     def stack(self):
-        return ""
+        return self.written
 
 
 class Watched:
@@ -40,9 +46,12 @@ class Watched:
         self.now = 0.0
         self.watch = Watch(lambda: self.now)
         self.process = Process(folder)
-        self.task = Task(number=0, function=len, args=(), outputs=[])
-        self.watch.begin(timeout)
-        self.watch.started(self.task, self.process)
+        self.task = self.start(self.process, Watching(timeout=timeout))
+
+    def start(self, process, watching):
+        task = Task(number=0, function=len, args=(), outputs=[], scope=Scope(watching))
+        self.watch.started(task, process)
+        return task
 
     def pass_(self, seconds):
         for _ in range(round(seconds / CHECK_SECONDS)):
@@ -108,13 +117,68 @@ def test_a_silent_task_is_ended_after_the_timeout_only(folder, capsys):
     assert "worker_timeout=5 ends its process 1" in capsys.readouterr().err
 
 
+def test_64_silent_processes_delay_no_check(tmp_path, monkeypatch, capsys):
+    """Each is asked for its stack, which is read at later checks, or counts as stopped half a second later."""
+    watched = Watched(tmp_path)
+    watched.process.ready = Future()  # it has not started yet, and is not warned of
+    processes = [Process(tmp_path) for _ in range(64)]
+    for process in processes:
+        watched.start(process, Watching())
+    monkeypatch.setattr(watch.time, "sleep", lambda seconds: pytest.fail("the scheduler's thread waits"))
+    watched.pass_(29.75)
+    assert not any(process.asked for process in processes)
+    watched.pass_(0.25)
+    assert [process.asked for process in processes] == [1] * 64
+    for process in processes[:32]:
+        process.written = "File x.py in hang\n"
+    watched.pass_(0.25)
+    first = capsys.readouterr().err
+    assert first.count(". Its stack:\nFile x.py in hang\n") == 32
+    watched.pass_(0.25)
+    assert capsys.readouterr().err.count("which is stopped (kill -CONT 1 continues it)") == 32
+    watched.pass_(100)
+    assert capsys.readouterr().err == ""
+    assert [process.asked for process in processes] == [1] * 64
+
+
+def test_a_task_that_goes_on_before_its_stack_is_there_is_not_warned_of(folder, capsys):
+    watched = Watched(folder)
+    watched.pass_(30)
+    assert watched.process.asked == 1
+    watched.beat()
+    watched.process.written = "late"
+    watched.pass_(29)
+    assert capsys.readouterr().err == ""
+
+
+@given(st.lists(st.sampled_from([None, 2.0, 3.0, 5.0, 8.0]), min_size=1, max_size=6), st.data())
+def test_each_task_ends_by_the_timeout_of_its_own_fit(tmp_path_factory, timeouts, data):
+    """Whichever fits begin and end beside it."""
+    folder = tmp_path_factory.mktemp("beats")
+    watched = Watched(folder, timeout=1000)
+    fits = [Watching(timeout=timeout) for timeout in timeouts]
+    processes = [Process(folder) for _ in fits]
+    runs = [watched.start(process, fit) for process, fit in zip(processes, fits, strict=True)]
+    gone = data.draw(st.sets(st.sampled_from(range(len(runs)))))
+    for seconds in range(10):
+        for timeout, process, number in zip(timeouts, processes, range(len(runs)), strict=True):
+            assert process.killed == (timeout is not None and seconds >= timeout and number not in gone)
+        if seconds == 1:
+            for number in gone:
+                watched.watch.ended(runs[number])
+        watched.pass_(1)
+
+
 def test_a_hanging_task_is_shown_with_its_stack_and_ended(shared_local, tmp_path, monkeypatch, capsys):
     every = range(shared_local.processes)  # all processes import the module of the tasks before
     shared_local.fetch([shared_local.submit(tasks.meet, tmp_path, number, len(every)) for number in every])
     monkeypatch.setattr(liveness, "WARN_SECONDS", 0.3)
     monkeypatch.setattr(liveness, "WARN_FACTOR", 0)
     monkeypatch.setattr(calls, "MAX_RUNS", 1)
-    with shared_local.watched(2.0), pytest.raises(WorkerLostError, match="reported no batch for worker_timeout"):
+    with (
+        shared_local.scope(watched=True, timeout=2.0),
+        pytest.raises(WorkerLostError, match="reported no batch for worker_timeout"),
+    ):
         shared_local.fetch([shared_local.submit(tasks.wait_for, tmp_path / "never", 0)])
     assert shared_local.fetch([shared_local.submit(tasks.add, 1)]) == [1]
     err = capsys.readouterr().err
