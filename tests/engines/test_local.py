@@ -342,7 +342,7 @@ def _meet_and_report(place, number, size):
 
 
 AT_THE_END = """
-import builtins, concurrent.futures.thread, sys, threading, time
+import concurrent.futures.thread, os, sys, threading, time
 from compss_train import DistributedTrainer, LocalEngine
 from tests.engines import tasks
 
@@ -351,8 +351,8 @@ engine = LocalEngine(1)
 running = engine.submit(tasks.wait_for, place / "gate", tasks.note(1, place / "notes"))
 queued = [engine.submit(tasks.note, n, place / "notes") for n in range(20)]
 trainer = DistributedTrainer(1, engine=engine)
-# They go last, when the names of the module, which is still there, are gone.
-builtins.kept = [trainer, *queued, sys.modules["compss_train.engines.graph_engine"]]
+# They go with a module that was imported earlier, when the names of this one, which is still there, are gone.
+os.kept = [trainer, *queued, sys.modules["compss_train.engines.graph_engine"]]
 
 def open_gate():
     while not concurrent.futures.thread._shutdown:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import torch
@@ -204,6 +205,7 @@ class FakeThreading:
         return FakeLock(self._events)
 
     RLock = Lock
+    local = SimpleNamespace  # only the coordinator's fiber has any
 
     def Condition(self, lock: FakeLock | None = None) -> FakeCondition:  # noqa: N802
         return FakeCondition(self._events, lock or FakeLock(self._events))
