@@ -23,8 +23,9 @@ from torch import nn
 from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
 from compss_train.callbacks import Callback
 from compss_train.engines import Ref, Resources
-from compss_train.engines.base import ONE_CPU, Traits, map_refs
+from compss_train.engines.base import Traits, map_refs
 from compss_train.engines.codec import dumps
+from compss_train.engines.nodes import ONE_CPU
 from compss_train.model.metrics import Measured
 
 SAMPLES_A_BLOCK = 8

@@ -35,7 +35,8 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         ``"auto"`` (default: ``COMPSS_TRAIN_ENGINE``, else ``"compss"`` in a COMPSs application, ``"ray"`` if
         ``RAY_ADDRESS`` is set, and ``"local"`` otherwise), ``"serial"`` (in this process, for debugging),
         ``"local"`` (processes on this machine), ``"compss"`` (PyCOMPSs tasks), ``"ray"`` (Ray tasks), or an
-        ``Engine``, which the caller shuts down (an exception in a fit also does).
+        ``Engine``, which only the caller shuts down: several trainers can share it, also in several threads (not
+        on COMPSs), and what fails ends its own tasks only.
     seed:
         Integer from 0 to 2**63 - 1 that determines the order of samples and all random numbers in the workers;
         ``None`` (default) draws one, which ``trainer.seed`` returns.
@@ -48,7 +49,8 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         the slowest merge take. ``None`` (default) only warns of such processes: docs/long-runs.md.
 
     Worker processes start with the first call that needs them, and are kept for later calls, with each worker's
-    optimizer and random states. ``close()``, the end of a ``with`` block and an exception in a fit end them.
+    optimizer and random states. ``close()``, the end of a ``with`` block and an exception in a fit end them, unless
+    they are those of a given engine.
 
     Attributes: ``history`` (a dict for each round), ``configuration``, ``seed``, ``num_workers``, ``threads``.
     """

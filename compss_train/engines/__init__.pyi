@@ -1,9 +1,9 @@
 from compss_train.engines.base import Engine as Engine
 from compss_train.engines.base import Ref as Ref
-from compss_train.engines.base import Resources as Resources
 from compss_train.engines.base import Traits as Traits
 from compss_train.engines.compss.engine import CompssEngine as CompssEngine
 from compss_train.engines.local import LocalEngine as LocalEngine
+from compss_train.engines.nodes import Resources as Resources
 from compss_train.engines.ray import RayEngine as RayEngine
 from compss_train.engines.selection import ENGINES as ENGINES
 from compss_train.engines.selection import engine_class as engine_class

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NoReturn, Self, TypeVar
 from weakref import WeakSet
 
 from compss_train.engines import calls, nodes
-from compss_train.engines.nodes import Node
+from compss_train.engines.nodes import ONE_CPU, Node, Resources
 from compss_train.engines.watch import Watching
 from compss_train.exceptions import EngineClosedError
 from compss_train.model.devices import CPU, accelerators, gpu
@@ -46,22 +46,6 @@ class Scope:
         """Its unfinished tasks, in engines with a task graph, whose thread they belong to."""
         self.ended = threading.Event()
         """Set once all are cancelled and have ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Resources:
-    """Resources of a task while it runs."""
-
-    cpus: int = 1
-    """Computing units, which are also the intra-op threads that torch uses in the task."""
-    gpus: float = 0
-    """GPUs, at most one; a fraction where several tasks share it. COMPSs gives each a whole one."""
-    own_process: bool = False
-    """Whether the task may end its process, as a hanging simulation does. It then runs where a process that dies is
-    replaced and its task runs again."""
-
-
-ONE_CPU = Resources()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,44 +358,3 @@ class Engine(ABC):
         traceback: TracebackType | None,
     ) -> None:
         self.shutdown(kill=error is not None)
-
-
-def check_room(tasks: Sequence[Resources], nodes: Sequence[Node], advice: str) -> None:
-    """Raise ``ValueError`` if the tasks cannot run together, on the nodes if they are known: they would wait.
-
-    Places the largest tasks first. For tasks of very different sizes there may be another placement; a runtime is
-    no more likely to find it. ``advice`` says how there may be more resources.
-    """
-    for task in set(tasks):
-        check_size(task, nodes)
-    if not nodes:
-        return
-    free = [[float(node.gpus), node.cpus] for node in sorted(nodes, key=lambda node: (node.gpus, node.cpus))]
-    for task in sorted(tasks, key=lambda task: (task.gpus, task.cpus), reverse=True):
-        room = next((node for node in free if node[0] >= task.gpus and node[1] >= task.cpus), None)
-        if room is None:
-            needed = _amount(sum(task.cpus for task in tasks), sum(task.gpus for task in tasks))
-            declared = ", ".join(f"{node.name} {_amount(node.cpus, node.gpus)}" for node in nodes)
-            raise ValueError(
-                f"{len(tasks)} tasks have to run at the same time and need {needed}, but they do not fit on the "
-                f"nodes: {declared}. Use fewer workers, simulators or threads, or {advice}"
-            )
-        room[0] -= task.gpus
-        room[1] -= task.cpus
-
-
-def check_size(task: Resources, nodes: Sequence[Node]) -> None:
-    """Raise ``ValueError`` if a task needs more than any node has, since it would never run."""
-    if task.gpus > 1:
-        raise ValueError(f"a task asks for {task.gpus} GPUs; tasks take at most one")
-    largest = max((node.cpus for node in nodes if node.gpus >= task.gpus), default=0)
-    if nodes and task.cpus > largest:
-        kind = "the largest node with a GPU" if task.gpus else "the largest node"
-        raise ValueError(
-            f"a task asks for {task.cpus} CPUs and {kind} has {largest}; use fewer threads "
-            "(DistributedTrainer(threads=)) or larger nodes"
-        )
-
-
-def _amount(cpus: int, gpus: float) -> str:
-    return f"{cpus} computing units" + (f" and {gpus:g} GPUs" if gpus else "")

@@ -10,7 +10,8 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from compss_train.engines.base import Engine, Ref, Resources, Scope, map_refs
+from compss_train.engines.base import Engine, Ref, Scope, map_refs
+from compss_train.engines.nodes import Resources
 from compss_train.engines.task_graph import Stored, Task, TaskGraph, Updates, Value
 from compss_train.exceptions import EngineClosedError, TaskCancelledError
 

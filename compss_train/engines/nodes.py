@@ -1,4 +1,4 @@
-"""Nodes that tasks run on: the resources of each, and the address at which tasks reach this machine.
+"""Nodes that tasks run on: what they have and tasks ask for, and the address at which tasks reach this machine.
 
 Imports no torch, so that the doctor can use it.
 """
@@ -27,6 +27,22 @@ class Node:
     cpus: int
     """Computing units, one for each thread of a task."""
     gpus: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """Resources of a task while it runs."""
+
+    cpus: int = 1
+    """Computing units, which are also the intra-op threads that torch uses in the task."""
+    gpus: float = 0
+    """GPUs, at most one; a fraction where several tasks share it. COMPSs gives each a whole one."""
+    own_process: bool = False
+    """Whether the task may end its process, as a hanging simulation does. It then runs where a process that dies is
+    replaced and its task runs again."""
+
+
+ONE_CPU = Resources()
 
 
 def cores() -> int:
@@ -70,3 +86,44 @@ def address_for(nodes: Sequence[Node]) -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return socket.gethostbyname(socket.gethostname())
+
+
+def check_room(tasks: Sequence[Resources], nodes: Sequence[Node], advice: str) -> None:
+    """Raise ``ValueError`` if the tasks cannot run together, on the nodes if they are known: they would wait.
+
+    Places the largest tasks first. For tasks of very different sizes there may be another placement; a runtime is
+    no more likely to find it. ``advice`` says how there may be more resources.
+    """
+    for task in set(tasks):
+        check_size(task, nodes)
+    if not nodes:
+        return
+    free = [[float(node.gpus), node.cpus] for node in sorted(nodes, key=lambda node: (node.gpus, node.cpus))]
+    for task in sorted(tasks, key=lambda task: (task.gpus, task.cpus), reverse=True):
+        room = next((node for node in free if node[0] >= task.gpus and node[1] >= task.cpus), None)
+        if room is None:
+            needed = _amount(sum(task.cpus for task in tasks), sum(task.gpus for task in tasks))
+            declared = ", ".join(f"{node.name} {_amount(node.cpus, node.gpus)}" for node in nodes)
+            raise ValueError(
+                f"{len(tasks)} tasks have to run at the same time and need {needed}, but they do not fit on the "
+                f"nodes: {declared}. Use fewer workers, simulators or threads, or {advice}"
+            )
+        room[0] -= task.gpus
+        room[1] -= task.cpus
+
+
+def check_size(task: Resources, nodes: Sequence[Node]) -> None:
+    """Raise ``ValueError`` if a task needs more than any node has, since it would never run."""
+    if task.gpus > 1:
+        raise ValueError(f"a task asks for {task.gpus} GPUs; tasks take at most one")
+    largest = max((node.cpus for node in nodes if node.gpus >= task.gpus), default=0)
+    if nodes and task.cpus > largest:
+        kind = "the largest node with a GPU" if task.gpus else "the largest node"
+        raise ValueError(
+            f"a task asks for {task.cpus} CPUs and {kind} has {largest}; use fewer threads "
+            "(DistributedTrainer(threads=)) or larger nodes"
+        )
+
+
+def _amount(cpus: int, gpus: float) -> str:
+    return f"{cpus} computing units" + (f" and {gpus:g} GPUs" if gpus else "")

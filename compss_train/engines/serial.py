@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from compss_train.engines import calls, liveness
-from compss_train.engines.base import Engine, Ref, Resources, Traits, map_refs
+from compss_train.engines.base import Engine, Ref, Traits, map_refs
+from compss_train.engines.nodes import Resources
 from compss_train.exceptions import EngineClosedError, TaskCancelledError
 from compss_train.model.devices import IN_PROCESS
 

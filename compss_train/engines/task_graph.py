@@ -10,8 +10,9 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
-from compss_train.engines.base import ONE_CPU, Resources, Scope
+from compss_train.engines.base import Scope
 from compss_train.engines.calls import map_args
+from compss_train.engines.nodes import ONE_CPU, Resources
 from compss_train.engines.watch import Watching
 from compss_train.exceptions import TaskCancelledError
 

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from typing import Any
 
 from compss_train._utils.files import TemporaryFolder
-from compss_train.engines.base import ONE_CPU
+from compss_train.engines.nodes import ONE_CPU
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
 from compss_train.net import Received, new_token

@@ -15,7 +15,8 @@ from compss_train.data.block import RemoteBlock
 from compss_train.data.block_passes import Batching, BlockPass
 from compss_train.data.order import even_parts
 from compss_train.data.tables import conversion_note
-from compss_train.engines.base import ONE_CPU, Ref
+from compss_train.engines.base import Ref
+from compss_train.engines.nodes import ONE_CPU
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.model.weighted_mean import ranges_for_costs

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from compss_train.data.block_passes import WorkerAssignment
 from compss_train.data.order import even_parts
-from compss_train.engines.base import Ref, Resources
+from compss_train.engines.base import Ref
+from compss_train.engines.nodes import Resources
 from compss_train.training.data_source import PublishedData
 from compss_train.worker.source import split_rows
 from compss_train.worker.work import Work

@@ -17,9 +17,9 @@ from loky.backend.process import LokyProcess
 from compss_train import LocalEngine, WorkerLostError
 from compss_train._utils import files
 from compss_train.engines import Resources, calls, codec, liveness
-from compss_train.engines.base import ONE_CPU
 from compss_train.engines.local import starter
 from compss_train.engines.local.store import store
+from compss_train.engines.nodes import ONE_CPU
 from compss_train.exceptions import BadFileError, EngineClosedError
 from tests.engines import tasks
 from tests.helpers.processes import ROOT, children, leftovers, wait_until

@@ -12,13 +12,13 @@ from types import ModuleType
 from typing import Any, ClassVar
 
 from compss_train.data.block import Block, BlockDescription, RemoteBlock, describe
-from compss_train.engines.base import Engine, Ref, Resources, Scope, Traits, check_room, check_size, map_refs
+from compss_train.engines.base import Engine, Ref, Scope, Traits, map_refs
 from compss_train.engines.calls import Failure, Placeholder
 from compss_train.engines.codec import SerializedValue
 from compss_train.engines.compss import runtime
 from compss_train.engines.compss.task_body import Call, LostInputError
 from compss_train.engines.local import run_in_child
-from compss_train.engines.nodes import Node
+from compss_train.engines.nodes import Node, Resources, check_room, check_size
 from compss_train.exceptions import EngineClosedError, TaskCancelledError
 from compss_train.model.devices import CPU, gpu
 

@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Self
 import torch
 
 from compss_train._utils.validation import check_count
-from compss_train.engines.base import Ref, Resources, Traits
+from compss_train.engines.base import Ref, Traits
 from compss_train.engines.graph_engine import GraphEngine
 from compss_train.engines.local import store
 from compss_train.engines.local.scheduler import Scheduler
 from compss_train.engines.local.starter import Starter, interrupts_deferred
 from compss_train.engines.local.worker_process import WorkerProcess, serve
-from compss_train.engines.nodes import cores
+from compss_train.engines.nodes import Resources, cores
 from compss_train.exceptions import EngineClosedError
 
 

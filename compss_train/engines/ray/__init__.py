@@ -9,10 +9,10 @@ from contextlib import suppress
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from compss_train.engines.base import Ref, Resources, Traits, check_room, check_size
+from compss_train.engines.base import Ref, Traits
 from compss_train.engines.codec import SerializedValue
 from compss_train.engines.graph_engine import GraphEngine
-from compss_train.engines.nodes import Node
+from compss_train.engines.nodes import Node, Resources, check_room, check_size
 from compss_train.engines.ray import cluster
 from compss_train.engines.task_graph import Stored
 from compss_train.exceptions import EngineClosedError

@@ -11,9 +11,8 @@ import pytest
 
 from compss_train import DistributedTrainer
 from compss_train.engines import CompssEngine, LocalEngine, Resources, SerialEngine, engine_class
-from compss_train.engines.base import check_room
 from compss_train.engines.compss import runtime
-from compss_train.engines.nodes import Node
+from compss_train.engines.nodes import Node, check_room
 from compss_train.exceptions import ScriptLoadingError
 from tests.engines.compss.applications import declare_nodes
 

@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, ClassVar, Self
 
-from compss_train.engines.base import Ref, Resources, Scope, Traits
+from compss_train.engines.base import Ref, Scope, Traits
 from compss_train.engines.graph_engine import GraphEngine, GraphRef
 from compss_train.engines.local.store import StoredValue
+from compss_train.engines.nodes import Resources
 from compss_train.engines.task_graph import TaskGraph
 from compss_train.exceptions import EngineClosedError
 from tests.simulation.engine.events import Events
