@@ -21,7 +21,8 @@ class SerialEngine(Engine):
     """Run a task when it is submitted; exceptions are raised unchanged, and a debugger stops in the task.
 
     In a program with several threads, one task at a time runs, whatever engine it belongs to: random numbers and
-    the number of threads are those of the whole process. A task that submits others runs them inside it.
+    the number of threads are those of the whole process. A task that submits others runs them inside it. What other
+    threads of the program draw or seed meanwhile still counts: make networks before you start them.
     """
 
     name: ClassVar[str] = "serial"

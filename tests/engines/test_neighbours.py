@@ -194,30 +194,28 @@ def test_a_fit_that_fails_does_not_disturb_one_beside_it(engine, tmp_path, how):
     apart = tmp_path / "apart"
     apart.mkdir()
 
-    def lose():
-        callbacks = [CallAt("fit_start", lambda _: wait_until(running.exists, 60))]
-        callbacks += [CallAt("round_end", raising(LookupError()))] if how == "callback" else []
+    callbacks = [CallAt("fit_start", lambda _: wait_until(running.exists, 60))]
+    callbacks += [CallAt("round_end", raising(LookupError()))] if how == "callback" else []
+
+    def lose(trainer):
         try:
-            trained(
-                engine,
-                Broken("raise") if how == "model" else mlp(),
-                *callbacks,
-                data=(NANS if how == "nan" else X, Y),
-            )
+            fit(trainer, *callbacks, data=(NANS if how == "nan" else X, Y))
         finally:
             failed.touch()
 
-    def win(place):
+    def of_winner(place):
         if runs_tasks_side_by_side(engine):  # else a task that waits would keep others from running
-            return fit(trainer_of(engine, 1, transform=Held(place)))
-        return fit(trainer_of(engine, 1), CallAt("round_end", lambda _: Held(place)(None)))
+            return trainer_of(engine, 1, transform=Held(place)), []
+        return trainer_of(engine, 1), [CallAt("round_end", lambda _: Held(place)(None))]
 
+    trainer = trainer_of(engine, 2, net=lambda: Broken("raise") if how == "model" else mlp(), optimizer=SGD)
+    winners, again = of_winner(tmp_path), of_winner(apart)
     with ThreadPoolExecutor(2) as threads:
-        loser, winner = threads.submit(lose), threads.submit(win, tmp_path)
+        loser, winner = threads.submit(lose, trainer), threads.submit(fit, winners[0], *winners[1])
         assert isinstance(loser.exception(120), LookupError | DivergedError)
         ours = winner.result(120)
     (apart / "failed").touch()
-    assert_same_bits(ours, win(apart))
+    assert_same_bits(ours, fit(again[0], *again[1]))
     assert_same_bits(ours, fit(trainer_of("serial", 1)))
     assert len(running.read_text().split()) == len((apart / "batches").read_text().split())
 
@@ -225,40 +223,30 @@ def test_a_fit_that_fails_does_not_disturb_one_beside_it(engine, tmp_path, how):
 class Meeting(nn.Module):
     """A network with Dropout, whose first batch lets the other fit train meanwhile, if that can be."""
 
-    def __init__(self, barrier):
+    barrier: threading.Barrier
+
+    def __init__(self):
         super().__init__()
-        self.net, self.barrier = awkward_net(), barrier
+        self.net = awkward_net()
 
     def forward(self, x):
         with suppress(threading.BrokenBarrierError):
             self.barrier.wait(0.2)
         return self.net(x)
 
-    def __deepcopy__(self, memo):
-        return Meeting(self.barrier)
-
-    def __reduce__(self):
-        return awkward_net, ()
-
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_serial_fits_in_threads_draw_the_numbers_of_fits_alone(shared):
+def test_serial_fits_in_threads_draw_the_numbers_of_fits_alone(shared, monkeypatch):
     """Also on two engines: random numbers and the number of threads are those of the process."""
-    barrier, engine = threading.Barrier(2), SerialEngine()
-
-    def train(threads):
-        own = engine if shared else SerialEngine()
-        net = Meeting(barrier)
-        return fit(trainer_of(own, 2, net=lambda: net, threads=threads), num_epochs=1)
-
-    with ThreadPoolExecutor(2) as pool:
-        results = [*pool.map(train, [1, 2])]
-    assert barrier.broken
-    for threads, result in zip([1, 2], results, strict=True):
-        net = Meeting(barrier)
-        assert_same_bits(
-            result, fit(trainer_of("serial", 2, net=lambda net=net: net, threads=threads), num_epochs=1)
-        )
+    monkeypatch.setattr(Meeting, "barrier", threading.Barrier(2), raising=False)
+    first = SerialEngine()
+    engines = [first, first if shared else SerialEngine(), "serial", "serial"]
+    trainers = [trainer_of(engine, 2, net=Meeting, threads=n % 2 + 1) for n, engine in enumerate(engines)]
+    with ThreadPoolExecutor(2) as threads:
+        results = [*threads.map(lambda trainer: fit(trainer, num_epochs=1), trainers[:2])]
+    assert Meeting.barrier.broken
+    for result, alone in zip(results, trainers[2:], strict=True):
+        assert_same_bits(result, fit(alone, num_epochs=1))
 
 
 def test_a_hanging_task_is_ended_though_a_fit_beside_it_has_ended(engine, tmp_path):
@@ -266,13 +254,10 @@ def test_a_hanging_task_is_ended_though_a_fit_beside_it_has_ended(engine, tmp_pa
         pytest.skip("tasks are not watched")
     stopped = tmp_path / "stopped"
 
-    def train():
-        trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1, worker_timeout=3.0)
-        trainer.build(awkward_net(), SGD, "cross_entropy", transform=KillOnce(stopped, 2, signal.SIGSTOP))
-        return fit(trainer, num_epochs=1)
-
+    trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1, worker_timeout=3.0)
+    trainer.build(awkward_net(), SGD, "cross_entropy", transform=KillOnce(stopped, 2, signal.SIGSTOP))
     with ThreadPoolExecutor(1) as thread:
-        result = thread.submit(train)
+        result = thread.submit(fit, trainer, num_epochs=1)
         wait_until(stopped.exists, 60)
         fit(trainer_of(engine, 1), num_epochs=1)
         assert_same_bits(result.result(60), fit(trainer_of("serial", 1, optimizer=SGD), num_epochs=1))
