@@ -13,11 +13,13 @@ from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 from weakref import WeakSet
 
+from compss_train._utils.validation import warn_once
 from compss_train.engines import calls, nodes
 from compss_train.engines.nodes import ONE_CPU, Node, Resources
 from compss_train.engines.watch import Watching
 from compss_train.exceptions import EngineClosedError
 from compss_train.model.devices import CPU, accelerators, gpu
+from compss_train.model.program_settings import ProgramSettings
 
 
 class Ref:
@@ -38,6 +40,8 @@ class Scope:
     def __init__(self, watching: Watching | None = None) -> None:
         self.watching = watching
         """How its tasks are watched; ``None`` for not at all."""
+        self.settings = ProgramSettings()
+        """What the program had set when the scope began; its tasks have the same."""
         self.refs: WeakSet[Ref] = WeakSet()
         """The references that it has made."""
         self.reserved: Sequence[Resources] = ()
@@ -293,9 +297,15 @@ class Engine(ABC):
         ``watched`` tasks that are silent for long are warned of (``liveness``). With a ``timeout``, a watched task
         that reports nothing for that many seconds is ended with its process, and runs again in another one. An
         engine that cannot watch its tasks does not.
+
+        Tasks have the program's settings of torch and numpy from the start of the scope (``ProgramSettings``). A
+        warning names those that cannot be sent.
         """
         self._check_open()
         own, outer = Scope(Watching(timeout=timeout) if watched else None), self._scope
+        if self.traits.asynchronous:
+            for setting in own.settings.left_out:
+                warn_once(f"tasks run in other processes, where {setting} has no effect")
         self._entered.scope = own
         with self._lock:
             self._scopes.add(own)

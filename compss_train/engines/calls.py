@@ -10,7 +10,7 @@ import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -19,6 +19,7 @@ import torch
 
 from compss_train._utils.imports import FOLDER_MODULES, FolderModules
 from compss_train.exceptions import WorkerTraceback
+from compss_train.model.program_settings import ProgramSettings
 
 MAX_RUNS = 4
 """Maximum number of attempts to run a task whose process dies each time, the same number as COMPSs's."""
@@ -92,9 +93,15 @@ def filled(args: Sequence[Any], inputs: Sequence[Any]) -> tuple[Any, ...]:
     return map_args(args, lambda value: inputs[value.index] if isinstance(value, Placeholder) else value)
 
 
-def results_of(function: Callable[..., Any], args: Sequence[Any], returns: int) -> list[Any]:
-    """Call a task's function; return its result, or the items of the tuple that it returns for several results."""
-    result = function(*args)
+def results_of(
+    function: Callable[..., Any], args: Sequence[Any], returns: int, settings: ProgramSettings | None = None
+) -> list[Any]:
+    """Call a task's function; return its result, or the items of the tuple that it returns for several results.
+
+    ``settings`` are those of the program, in another process.
+    """
+    with nullcontext() if settings is None else settings.applied():
+        result = function(*args)
     if returns == 1:
         return [result]
     if len(result) != returns:

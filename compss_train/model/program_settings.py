@@ -1,23 +1,28 @@
 """``ProgramSettings``: torch's and numpy's settings of the program, which its tasks have, too."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import reduce
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
 import torch
 
-_FLAGS = (
-    *("fp32_precision", "cudnn.fp32_precision", "mkldnn.fp32_precision"),
-    *("cuda.matmul.allow_tf32", "cudnn.allow_tf32"),
-    *("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
-    *("mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
-    *("cudnn.enabled", "cudnn.benchmark", "cudnn.deterministic"),
-    *("cuda.matmul.allow_fp16_reduced_precision_reduction", "cuda.matmul.allow_bf16_reduced_precision_reduction"),
-    *("cuda.matmul.allow_fp16_accumulation", "mkldnn.enabled", "mkldnn.deterministic"),
-)
+_FLAGS = {
+    path: attrgetter(path)
+    for path in (
+        *("fp32_precision", "cudnn.fp32_precision", "mkldnn.fp32_precision"),
+        *("cuda.matmul.allow_tf32", "cudnn.allow_tf32"),
+        *("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
+        *("mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
+        *("cudnn.enabled", "cudnn.benchmark", "cudnn.deterministic", "mkldnn.enabled", "mkldnn.deterministic"),
+        "cuda.matmul.allow_fp16_reduced_precision_reduction",
+        "cuda.matmul.allow_bf16_reduced_precision_reduction",
+        "cuda.matmul.allow_fp16_accumulation",
+    )
+}
 """Flags below ``torch.backends``: those of all operations before those of single ones, which they also set."""
 
 _NOT_TRAVELLING = ("call", "log")
@@ -34,15 +39,15 @@ class ProgramSettings:
 
     dtype: torch.dtype = field(default_factory=torch.get_default_dtype)
     """The default floating-point dtype."""
-    matmul_precision: str | None = field(default_factory=lambda: _known(torch.get_float32_matmul_precision))
-    flags: dict[str, Any] = field(default_factory=lambda: _known_flags())
+    matmul_precision: str | None = field(default_factory=lambda: _matmul_precision())
+    flags: dict[str, Any] = field(default_factory=lambda: _flags())
     """Flags of cuDNN, oneDNN and TF32, by their path below ``torch.backends``."""
     deterministic: bool = field(default_factory=torch.are_deterministic_algorithms_enabled)
     warn_only: bool = field(default_factory=torch.is_deterministic_algorithms_warn_only_enabled)
     """Whether algorithms that are not deterministic only warn."""
     detect_anomaly: bool = field(default_factory=torch.is_anomaly_enabled)
     flush_denormal: bool = field(default_factory=lambda: _flushes_denormal())
-    numpy_errors: dict[str, str] = field(default_factory=lambda: dict(np.geterr()))
+    numpy_errors: dict[str, Any] = field(default_factory=lambda: {**np.geterr()})
     """What numpy does with floating-point errors, as ``numpy.seterr`` takes it."""
 
     @property
@@ -63,7 +68,7 @@ class ProgramSettings:
         errors = {kind: what for kind, what in self.numpy_errors.items() if what not in _NOT_TRAVELLING}
         try:
             self.set()
-            with np.errstate(**errors):  # type: ignore[arg-type]
+            with np.errstate(**errors):
                 yield
         finally:
             before.set()
@@ -71,34 +76,32 @@ class ProgramSettings:
     def set(self) -> None:
         """Set all but numpy's, which have a context."""
         torch.set_default_dtype(self.dtype)
-        if self.matmul_precision not in (None, _known(torch.get_float32_matmul_precision)):
-            torch.set_float32_matmul_precision(self.matmul_precision)  # type: ignore[arg-type]
+        if self.matmul_precision not in (None, _matmul_precision()):
+            torch.set_float32_matmul_precision(self.matmul_precision)
         for path, value in self.flags.items():
-            if value != _known_flags((path,)).get(path, value):
-                module, _, name = path.rpartition(".")
-                setattr(_below_backends(module), name, value)
+            if value != _flags().get(path, value):
+                module, _, name = f"backends.{path}".rpartition(".")
+                setattr(attrgetter(module)(torch), name, value)
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
         torch.autograd.set_detect_anomaly(self.detect_anomaly)
         if self.flush_denormal != _flushes_denormal():
             torch.set_flush_denormal(self.flush_denormal)
 
 
-def _below_backends(path: str) -> Any:
-    return reduce(getattr, filter(None, path.split(".")), torch.backends)
+def _matmul_precision() -> str | None:
+    with suppress(RuntimeError):
+        return torch.get_float32_matmul_precision()
+    return None  # it was set in two ways
 
 
-def _known(get: Any) -> Any:
-    """Return a setting; ``None`` if torch has none, or cannot tell because it was set in two ways."""
-    with suppress(AttributeError, RuntimeError):
-        return get()
-    return None
-
-
-def _known_flags(paths: tuple[str, ...] = _FLAGS) -> dict[str, Any]:
-    values = {path: _known(lambda path=path: _below_backends(path)) for path in paths}
-    return {path: value for path, value in values.items() if value is not None}
+def _flags() -> dict[str, Any]:
+    found = {}
+    for path, get in _FLAGS.items():
+        with suppress(AttributeError, RuntimeError):  # another release has it; or it was set in two ways
+            found[path] = get(torch.backends)
+    return found
 
 
 def _flushes_denormal() -> bool:
-    """Return whether this thread takes numbers near 0 for 0; torch cannot tell."""
-    return not (torch.tensor([1e-310], dtype=torch.float64, device="cpu") * 1.0).item()
+    """Return whether this thread takes numbers near 0 for 0, Python's as well; torch cannot tell."""
+    return math.prod((1e-310, 1.0)) == 0

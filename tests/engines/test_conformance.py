@@ -11,9 +11,12 @@ import pytest
 import torch
 
 from compss_train import EngineClosedError, LocalEngine, SerialEngine
+from compss_train._utils.validation import warn_once
 from compss_train.engines import RayEngine, Resources, liveness
 from compss_train.engines.liveness import Heartbeat
+from compss_train.model.program_settings import ProgramSettings
 from tests.engines import tasks
+from tests.model.test_program_settings import TOGETHER, changed
 from tests.simulation.engine import SimulatedEngine
 from tests.training.checkpoints.trees import assert_same
 
@@ -308,3 +311,26 @@ def test_tasks_report_to_the_heartbeat_of_their_process_only(tmp_path):
         liveness.beat(5)
     liveness.beat(5)
     assert (own.beats, own.samples) == (1, 5)
+
+
+def test_tasks_have_the_settings_that_the_program_has_when_their_scope_begins(engine):
+    with changed(TOGETHER) as given, engine.scope():
+        refs = [engine.submit(ProgramSettings), engine.submit(ProgramSettings)]
+        assert engine.fetch(refs) == [given, given]
+    with engine.scope():
+        assert fetch(engine, engine.submit(ProgramSettings)) == ProgramSettings()
+
+
+def test_settings_that_cannot_be_sent_are_named_in_one_line(engine):
+    if isinstance(engine, SerialEngine | SimulatedEngine):
+        pytest.skip("tasks run in this process")
+
+    def begin():
+        with engine.scope():
+            pass
+
+    message = r"in other processes, where numpy.seterr\(over='call'\) has no effect"
+    warn_once.cache_clear()
+    with np.errstate(over="call", call=print):
+        pytest.warns(UserWarning, begin, match=message)
+        begin()

@@ -2,6 +2,7 @@
 
 import pickle
 import warnings
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -32,14 +33,18 @@ if hasattr(backends, "fp32_precision"):  # newer than 2.6
     CHANGES["precision on the CPU"] = lambda: setattr(backends.mkldnn.matmul, "fp32_precision", "bf16")
 
 
+TOGETHER = ["default dtype", "TF32", "deterministic", "numpy's errors", "no numbers near 0"]
+
+
+@contextmanager
 def changed(names):
-    """Return the settings of a program that changed these, and restore those of the tests."""
-    with ProgramSettings().applied(), np.errstate():
-        own = ProgramSettings()
+    """Change these settings of the program inside the context, which gets all settings."""
+    own = ProgramSettings()
+    with np.errstate():
         try:
             for name in names:
                 CHANGES[name]()
-            return ProgramSettings()
+            yield ProgramSettings()
         finally:
             own.set()
 
@@ -47,8 +52,10 @@ def changed(names):
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_task_has_what_the_program_has_and_then_its_own_again(name):
     own = ProgramSettings()
-    given = pickle.loads(pickle.dumps(changed([name])))
-    assert given != own
+    with changed([name]) as given:
+        assert given != own
+    given = pickle.loads(pickle.dumps(given))
+    assert ProgramSettings() == own
     with given.applied():
         assert ProgramSettings() == given
     assert ProgramSettings() == own
@@ -56,7 +63,8 @@ def test_a_task_has_what_the_program_has_and_then_its_own_again(name):
 
 def test_several_settings_travel_together():
     own = ProgramSettings()
-    given = changed(["default dtype", "TF32", "deterministic", "numpy's errors", "no numbers near 0"])
+    with changed(TOGETHER) as given:
+        pass
     with given.applied():
         assert torch.zeros(1).dtype == torch.float64
         with pytest.raises(FloatingPointError, match="overflow"):

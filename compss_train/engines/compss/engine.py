@@ -221,7 +221,8 @@ class CompssEngine(Engine):
             inputs.append(_compss(ref).content)
             return Placeholder(first + len(inputs) - 1)
 
-        return SerializedValue.of(Call(function, map_refs(args, placeholder), gpu)), inputs
+        call = Call(function, map_refs(args, placeholder), gpu, self._scope.settings)
+        return SerializedValue.of(call), inputs
 
     def _fetch(self, ref: _CompssRef) -> Any:
         if ref.external:  # waiting for it would remove it from the runtime, and its owner would lose it

@@ -17,6 +17,7 @@ from compss_train.engines import calls
 from compss_train.engines.codec import SerializedValue
 from compss_train.engines.compss import runtime
 from compss_train.exceptions import WorkerLostError
+from compss_train.model.program_settings import ProgramSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,7 @@ class Call:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     gpu: bool
+    settings: ProgramSettings
 
 
 class LostInputError(WorkerLostError):
@@ -75,7 +77,7 @@ def _run(results: int, cpus: int, call: Call, inputs: Sequence[Any]) -> list[Ser
         call.args, lambda value: values[value.index] if isinstance(value, calls.Placeholder) else value
     )
     with bound_resources(cpus, call.gpu):
-        made = calls.results_of(call.function, args, results)
+        made = calls.results_of(call.function, args, results, call.settings)
     return [SerializedValue.of(item) for item in made]
 
 

@@ -78,9 +78,10 @@ class Scheduler(GraphThread):
             self._processes.remove(slowest)
 
     def _start(self, task: Task, process: WorkerProcess) -> None:
-        call = Call(task.function, task.stored_args(), _file_names(task), self._folders, task.resources.cpus)
+        cpus, settings = task.resources.cpus, task.scope.settings
+        call = Call(task.function, task.stored_args(), _file_names(task), self._folders, cpus, settings)
         future = process.submit(call)
-        self._free_cpus -= task.resources.cpus
+        self._free_cpus -= cpus
         self._running[task] = process, future
         self._watch.started(task, process)
         future.add_done_callback(lambda done: self.post(self._finish, task, process, done))

@@ -25,6 +25,7 @@ from compss_train.engines.local.starter import LostProcessError, Starter
 from compss_train.engines.local.store import StoredValue, discard_all, loaded, store, written
 from compss_train.engines.watch import STACK_SIGNAL, clear_stack, read_stack, write_stacks
 from compss_train.exceptions import EngineClosedError
+from compss_train.model.program_settings import ProgramSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,7 @@ class Call:
     folders: Sequence[str]
     """Where to write the files."""
     cpus: int
+    settings: ProgramSettings
 
 
 class BrokenGpuError(LostProcessError):
@@ -75,7 +77,7 @@ def run(pickled: bytes) -> Answer | BrokenGpuError:
         liveness.describe(f"task {calls.name_of(call.function)!r}")
         args = calls.map_args(call.args, loaded)
         with calls.intra_op_threads(call.cpus):
-            results = calls.results_of(call.function, args, len(outputs))
+            results = calls.results_of(call.function, args, len(outputs), call.settings)
         return [store(item, name, folders) for item, name in zip(results, outputs, strict=True)]
     except BaseException as error:  # SystemExit too: the process serves other tasks
         discard_all(outputs, folders)

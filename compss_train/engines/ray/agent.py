@@ -56,12 +56,12 @@ def run_task(
     an exception, and runs a task again only if its process dies.
     """
     try:
-        function, args = call.load()
+        function, args, settings = call.load()
         args = calls.filled(args, [load(value) for value in inputs])
         with _reporting(f"task {calls.name_of(function)!r}", watched), calls.intra_op_threads(cpus):
             if gpus := ray.get_gpu_ids():
                 calls.select_gpu(str(gpus[0]), "Ray")
-            made = calls.results_of(function, args, results)
+            made = calls.results_of(function, args, results, settings)
             return [*map(SerializedValue.of, made), ray.get_runtime_context().get_node_id()]
     except BaseException as error:  # SystemExit too: the process serves other tasks
         return [*[None] * results, calls.Failure.of(error)]

@@ -188,14 +188,15 @@ class Submitter(GraphThread):
             inputs.append(argument.future.result())  # type: ignore[arg-type]
             return calls.Placeholder(len(inputs) - 1)
 
-        call: Any = SerializedValue.of((task.function, calls.map_args(task.args, placeholder)))
+        args = calls.map_args(task.args, placeholder)
+        call: Any = SerializedValue.of((task.function, args, task.scope.settings))
         lineage = tuple([each.lineage for each in inputs])
         if call.nbytes > agent.COPIED_BYTES:  # Ray would put it, and free it too early
             call = ray.put(call)
             lineage = (call, *lineage)
         resources, returns = task.resources, len(task.outputs) + 1
         watched = (0, 0.0) if task.watching is None else (task.watching.number, task.watching.timeout or 0.0)
-        args = call, resources.cpus, watched, len(task.outputs), *[each.ref for each in inputs]
+        sent = call, resources.cpus, watched, len(task.outputs), *[each.ref for each in inputs]
         options: dict[str, Any] = {"num_returns": returns, "name": calls.name_of(task.function)}
         if task.priority and not resources.gpus:
             run = self.agents[self._node_near(inputs)].run
@@ -206,7 +207,7 @@ class Submitter(GraphThread):
                 # A worker stays on its node, where its state and blocks are, unless that node is busy.
                 near = self._node_near(states)
                 options["scheduling_strategy"] = NodeAffinity(near, soft=True, _spill_on_unavailable=True)
-        *results, status = run.options(**options).remote(*args)
+        *results, status = run.options(**options).remote(*sent)
         self._running[task] = status
         status.future().add_done_callback(lambda done: self.post(self._finish, task, results, lineage, done))
 

@@ -21,6 +21,7 @@ from compss_train.engines.compss import configuration, task_body
 from compss_train.engines.compss.configuration import WorkerNode, loopback_nodes, project_xml, write
 from compss_train.engines.compss.task_body import bound_resources, run_task
 from compss_train.engines.nodes import Node, physical_cores
+from compss_train.model.program_settings import ProgramSettings
 from compss_train.worker.train import train_group
 from tests.engines import tasks
 
@@ -170,7 +171,7 @@ def test_compss_home_is_where_runcompss_lies(tmp_path, monkeypatch):
 
 
 def call(function, *args):
-    return SerializedValue.of(task_body.Call(function, args, gpu=False))
+    return SerializedValue.of(task_body.Call(function, args, False, ProgramSettings()))
 
 
 def test_an_exception_is_each_result():
