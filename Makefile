@@ -23,14 +23,18 @@ demo: $(VENV)/installed
 		$(BIN)/python apps/digits.py --workers 2; \
 	fi
 
+# With CPU=avx2 or CPU=sse, the last line alone runs, with the instructions of an older processor.
+#
 # Applications of COMPSs take all cores, and have the machine to themselves; without COMPSs these tests are skipped
 # among all others. Two processes would start two clusters of Ray. Tests are compiled once, wherever they are run. They
 # wait for a third of their time, so that three at a time keep two cores busy.
 test: $(VENV)/installed
+ifndef CPU
 	$(if $(COMPSS),$(BIN)/python -m pytest tests/compss)
 	$(BIN)/python -m tests.emulated_gpu tests/gpu
 	$(BIN)/python -m pytest --engines ray -k ray tests/ray tests/engines/test_conformance.py tests/engines/test_neighbours.py
-	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest --numprocesses 3 --dist worksteal --ignore tests/ray --ignore tests/gpu $(if $(COMPSS),--ignore tests/compss)
+endif
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m $(if $(CPU),tests.instruction_sets $(CPU),pytest) --numprocesses 3 --dist worksteal --ignore tests/ray --ignore tests/gpu $(if $(COMPSS),--ignore tests/compss)
 
 # Fits with faults, from the seed FIRST on; a seed that fails is printed as a test.
 simulate: $(VENV)/installed

@@ -1,11 +1,13 @@
 """How far apart results may lie that differ in rounding only, on any machine: from the type and the number of sums.
 
-Vector units, libraries and numbers of threads add up in other orders. A bound holds for all of them, and stays
+Two computations have the same bits only where the same kernels get the same shapes in the same order. Batches of
+another size, other threads and other vector units add up in other orders. A bound holds for all of them, and stays
 below what a mistake makes: a missing sample or a wrong weight changes a mean of 60 samples in the second digit.
 """
 
 import numpy as np
 import torch
+from torch import nn
 
 from compss_train.model.weighted_mean import PartialSum, mean
 
@@ -16,10 +18,38 @@ WIDTHS = 6 + 16 + 3
 def sum_error(dtype, terms, magnitude=1.0):
     """Return a bound of the difference between two sums of the same products, each in an order of its own.
 
-    Each product and each addition rounds by half a unit in the last place, and no partial sum is above
-    ``magnitude``, the sum of the terms' magnitudes: each sum is off by at most ``terms * eps / 2 * magnitude``.
+    Each product and each addition rounds by at most ``u``, half a unit in the last place, relative to its result.
+    A term goes through at most ``terms`` of them, so a sum is off by at most ``n * u / (1 - n * u)`` times
+    ``magnitude``, the sum of the terms' magnitudes, in any order, with or without fused operations (Higham,
+    Accuracy and Stability of Numerical Algorithms, 2002, section 3.1). Two sums lie on both sides of the exact one.
     """
-    return float(terms * np.finfo(dtype).eps * magnitude)
+    rounding = terms * float(np.finfo(dtype).eps) / 2
+    return float(2 * rounding / (1 - rounding) * magnitude)
+
+
+@torch.no_grad()
+def output_error(net, x):
+    """Return a bound for outputs of a network of linear layers, BatchNorm, ReLU, Dropout and Flatten in evaluation.
+
+    An output is a sum over paths: products of an input, or of a bias, and the weights on its way. Layer after
+    layer, a product takes part in as many roundings as the layer has inputs, and two more of bias and BatchNorm's
+    shift. The magnitudes of all paths add up to the output of the same layers with the magnitudes of their weights
+    and inputs; ReLU makes no error larger.
+    """
+    terms, magnitude = 0, torch.as_tensor(x).abs()
+    for layer in net:
+        if isinstance(layer, nn.Linear):
+            bias = None if layer.bias is None else layer.bias.abs()
+            terms, magnitude = terms + layer.in_features + 1, nn.functional.linear(magnitude, layer.weight.abs(), bias)
+        elif isinstance(layer, nn.BatchNorm1d):
+            scale = layer.weight.abs() / (layer.running_var + layer.eps).sqrt()
+            # The scale is rounded five times, and there are a difference, a product and a sum.
+            terms, magnitude = terms + 8, (magnitude + layer.running_mean.abs()) * scale + layer.bias.abs()
+        elif isinstance(layer, nn.Flatten):
+            magnitude = layer(magnitude)
+        elif not isinstance(layer, nn.ReLU | nn.Dropout):
+            raise TypeError(f"no bound for {layer}")
+    return sum_error(torch.finfo(magnitude.dtype).dtype, terms, magnitude.max().item())
 
 
 def loss_error(dtype, samples):

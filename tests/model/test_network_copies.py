@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn.utils import parametrizations, parametrize, spectral_norm, weight_norm
 
 from compss_train import DistributedTrainer
+from compss_train.engines.calls import intra_op_threads
 from compss_train.model.copies import copy_network
 from tests.helpers.models import ADAM, assert_same_bits, blocked, classification, state_arrays
 from tests.helpers.plain_loop import plain_loop
@@ -50,7 +51,8 @@ def net_of(kind):
 
 
 def outputs(net):
-    return net.eval()(torch.from_numpy(X)).detach().numpy().tobytes()
+    with intra_op_threads(1):
+        return net.eval()(torch.from_numpy(X)).detach().numpy().tobytes()
 
 
 @pytest.mark.parametrize("kind", KINDS)

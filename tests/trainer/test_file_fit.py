@@ -22,7 +22,7 @@ from tests.helpers.file_fits import BOUNDS, POOLS, SIZES, fitted, rows, write_fi
 from tests.helpers.models import MODES, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
 from tests.helpers.small_fits import STILL, combined, trainer_of
-from tests.helpers.tolerances import WIDTHS, average, largest, loss_error, sum_error
+from tests.helpers.tolerances import average, largest, loss_error, output_error, sum_error
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +105,8 @@ def test_evaluate_predict_and_validation_take_files(engine, files, samples, tmp_
     rounding = loss_error(np.float32, len(x))
     assert measured["loss"] == pytest.approx(trainer.evaluate(x, y)["loss"], abs=rounding)
     assert trainer.history[-1]["val_loss"] == pytest.approx(measured["loss"], abs=rounding)
+    rounding = output_error(trainer.model(), x)
     for dataset in (files, cached):
-        rounding = sum_error(np.float32, WIDTHS, 10)
         np.testing.assert_allclose(trainer.predict(dataset), outputs, rtol=0, atol=rounding)
 
 

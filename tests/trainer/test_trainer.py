@@ -19,7 +19,7 @@ from tests.helpers.cases import each_value
 from tests.helpers.models import FITS, MODES, SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.helpers.processes import children, wait_until
 from tests.helpers.small_fits import X, Y, fit, trainer_of
-from tests.helpers.tolerances import WIDTHS, loss_error, sum_error
+from tests.helpers.tolerances import loss_error, output_error
 
 
 def built(engine="serial", workers=2, optimizer=SGD, **options):
@@ -119,7 +119,7 @@ def test_evaluate_and_predict_agree_with_the_model(engine):
         outputs = model(torch.from_numpy(X))
     targets = torch.from_numpy(Y)
     predicted = trainer.predict(BlockedTensor.from_array(X, (7, 1)))
-    np.testing.assert_allclose(predicted, outputs, rtol=0, atol=sum_error(np.float32, WIDTHS, 10))
+    np.testing.assert_allclose(predicted, outputs, rtol=0, atol=output_error(model, X))
     measured = trainer.evaluate(*blocked(X, Y, 7), batch_size=4)
     loss = nn.functional.cross_entropy(outputs, targets).item()
     assert measured["loss"] == pytest.approx(loss, abs=loss_error(np.float32, len(X)))

@@ -56,11 +56,11 @@ def test_what_is_logged_is_in_the_record():
     trainer = trainer_of(workers=2)
     fit(trainer, Numbers(), EarlyStopping("own_loss", patience=99), validation_data=(X, Y))
     for number, record in enumerate(trainer.history):
-        assert record["own_loss"] == pytest.approx(record["loss"], rel=1e-12)
+        assert record["own_loss"] == pytest.approx(record["loss"], rel=sum_error(np.float64, len(X)))
         assert record["right"] == pytest.approx(record["accuracy"], abs=sum_error(np.float32, len(X)))
         assert record["round_seen"] == number
         for own in record["workers"]:
-            assert own["own_loss"] == pytest.approx(own["loss"], rel=1e-12)
+            assert own["own_loss"] == pytest.approx(own["loss"], rel=sum_error(np.float64, len(X)))
 
 
 def test_states_continue_in_later_rounds_and_after_a_resume(tmp_path, shared_local):

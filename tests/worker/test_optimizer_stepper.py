@@ -7,6 +7,7 @@ from torch import nn
 
 from compss_train import DistributedTrainer, DivergedError, Gradients, Merge, PartialShuffle
 from compss_train.callbacks import Checkpoint
+from compss_train.engines.calls import intra_op_threads
 from compss_train.model.losses import cross_entropy
 from tests.helpers.cases import each_value
 from tests.helpers.models import (
@@ -250,12 +251,13 @@ def test_several_optimizers_share_a_scaler():
     ours = trainer.fit(LARGE_X, LARGE_Y, num_epochs=2, batch_size=19, **options)
     own = {name: torch.optim.SGD(modules[name].parameters(), lr=0.05, momentum=0.9) for name in modules}
     scaler = torch.amp.GradScaler("cpu")
-    for _ in range(2):
-        for x, y in zip(torch.from_numpy(LARGE_X).split(19), torch.from_numpy(LARGE_Y).split(19), strict=True):
+    batches = [*zip(torch.from_numpy(LARGE_X).split(19), torch.from_numpy(LARGE_Y).split(19), strict=True)]
+    with intra_op_threads(1):
+        for x, y in batches * 2:
             with torch.autocast("cpu", torch.float16):
                 hidden = modules["first"](x).relu()
-                losses = {"second": nn.functional.cross_entropy(modules["second"](hidden.detach()), y)}
-            step(own["second"], losses["second"], scaler)
+                loss = nn.functional.cross_entropy(modules["second"](hidden.detach()), y)
+            step(own["second"], loss, scaler)
             with torch.autocast("cpu", torch.float16):
                 loss = nn.functional.cross_entropy(modules["second"](hidden), y)
             step(own["first"], loss, scaler)

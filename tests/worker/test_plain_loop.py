@@ -27,6 +27,7 @@ from tests.helpers.models import (
 )
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
 from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, combined, fit, trainer_of
+from tests.helpers.tolerances import sum_error
 
 
 class SharedSteps(torch.optim.Optimizer):
@@ -82,7 +83,7 @@ def test_one_worker_is_the_plain_loop(engine, spec, make):
     trainer, losses = trainer_of(engine, 1, seed=3, optimizer=spec), []
     assert_same_bits(trained(trainer), looped(awkward_net(), make, losses=losses))
     means = [sum(losses[start : start + 12]) / len(X) for start in (0, 12, 24)]
-    assert [record["loss"] for record in trainer.history] == pytest.approx(means, rel=1e-6)
+    assert [record["loss"] for record in trainer.history] == pytest.approx(means, rel=sum_error(np.float64, len(losses)))
 
 
 def norm_clipped(net):

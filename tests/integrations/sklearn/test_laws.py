@@ -11,10 +11,10 @@ from sklearn.datasets import load_diabetes
 from sklearn.model_selection import train_test_split
 from torch import nn
 
-from compss_train import DistributedClassifier, DistributedTrainer, Merge
+from compss_train import BlockedTensor, DistributedClassifier, DistributedTrainer, Merge
 from compss_train.training import PostLocal
 from tests.helpers.models import assert_same_bits, classification, mlp, state_arrays
-from tests.helpers.tolerances import WIDTHS, sum_error
+from tests.helpers.tolerances import output_error, sum_error
 from tests.integrations.sklearn.estimators import FAST_ADAM, classifier, digits, regressor
 
 # A few roundings, and those of exponents, which are below 20.
@@ -43,7 +43,7 @@ def test_an_estimator_trains_as_the_trainer_does(options):
     fit = {"batch_size": 32, "shuffle": "total", **given, **options.get("fit_options", {})}
     theirs = trainer.fit(X, Y, num_epochs=2, progress=False, **{**fit, "shuffle": options.get("shuffle", "total")})
     assert_same_bits(state_arrays(ours.module_), theirs)
-    outputs = trainer.predict(X)
+    outputs = trainer.predict(BlockedTensor.from_array(X, (1, 1)))  # in batches of the same size
     np.testing.assert_array_equal(ours.predict(X), outputs.argmax(axis=1))
     np.testing.assert_allclose(ours.predict_proba(X), torch.from_numpy(outputs).softmax(1), rtol=SOFTMAX)
     assert [record["loss"] for record in ours.history_] == [record["loss"] for record in trainer.history]
@@ -175,7 +175,8 @@ def test_probabilities_follow_the_loss(loss, last):
     estimator = classifier(net=nn.Sequential(mlp(), last), loss=loss, optimizer=FAST_ADAM).fit(X, Y)
     logits = estimator.module_[0](torch.from_numpy(X)).detach()
     probabilities = estimator.predict_proba(X)
-    np.testing.assert_allclose(probabilities, logits.softmax(1), rtol=2 * sum_error(np.float32, WIDTHS, 10))
+    rounding = 2 * output_error(estimator.module_[0], X) + SOFTMAX
+    np.testing.assert_allclose(probabilities, logits.softmax(1), rtol=rounding)
     np.testing.assert_allclose(estimator.decision_function(X), np.log(probabilities), rtol=SOFTMAX, atol=SOFTMAX)
     np.testing.assert_array_equal(estimator.predict(X), probabilities.argmax(axis=1))
 

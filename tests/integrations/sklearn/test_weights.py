@@ -13,7 +13,7 @@ from torch import nn
 
 from compss_train import DistributedTrainer
 from tests.helpers.models import assert_close, assert_same_bits, classification, mlp, state_arrays
-from tests.helpers.tolerances import sgd_error
+from tests.helpers.tolerances import output_error, sgd_error
 from tests.integrations.sklearn.estimators import FAST_ADAM, classifier, digits, regressor
 
 X, Y = classification()
@@ -146,11 +146,14 @@ def one_thread():
 
 
 WEIGHTS_AS_REPETITIONS = "check_sample_weight_equivalence_on_dense_data"
+OTHER_BATCHES = ("check_methods_sample_order_invariance", "check_methods_subset_invariance")
 
 
 def expected_to_fail(estimator):
-    """Return the checks that cannot pass, and why."""
-    return {WEIGHTS_AS_REPETITIONS: "a sample of weight 2 is in one batch, one that comes twice may be in two"}
+    """Return the checks that cannot pass, or not on every processor, and why."""
+    rounding = "single precision rounds by the size of the batch and the place in it, by more than the check allows"
+    weights = "a sample of weight 2 is in one batch, one that comes twice may be in two"
+    return {WEIGHTS_AS_REPETITIONS: weights, **dict.fromkeys(OTHER_BATCHES, rounding)}
 
 
 @parametrize_with_checks([classifier(**SMALL)], expected_failed_checks=expected_to_fail)
@@ -164,7 +167,20 @@ def test_regressors_pass_scikit_learns_checks(estimator, check):
     check(estimator)
 
 
+def run_check(name, estimator):
+    getattr(estimator_checks, name)(type(estimator).__name__, estimator)
+
+
 @pytest.mark.parametrize("make", [classifier, regressor])
 def test_weights_equal_repetitions_in_a_single_batch(make):
-    one_batch = make(num_workers=1, batch_size=1000, dtype="float64")
-    getattr(estimator_checks, WEIGHTS_AS_REPETITIONS)(type(one_batch).__name__, one_batch)
+    run_check(WEIGHTS_AS_REPETITIONS, make(num_workers=1, batch_size=1000, dtype="float64"))
+
+
+@pytest.mark.parametrize("make", [classifier, regressor])
+@pytest.mark.parametrize("name", OTHER_BATCHES)
+def test_predictions_in_other_batches_differ_by_rounding_only(make, name):
+    run_check(name, make(**SMALL, dtype="float64"))
+    fitted = make(**SMALL).fit(X, X[:, 0] > 0)
+    whole = fitted._predict_outputs(X)
+    alone = np.concatenate([fitted._predict_outputs(X[row : row + 1]) for row in reversed(range(len(X)))])
+    np.testing.assert_allclose(alone[::-1], whole, rtol=0, atol=output_error(fitted.module_, X))

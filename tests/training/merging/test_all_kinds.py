@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, Merge, PartialShuffle
+from compss_train import BlockedTensor, Merge, PartialShuffle, SerialEngine
 from compss_train.exceptions import DivergedError
 from tests.engines import tasks
 from tests.helpers.cases import each_value, slow
@@ -55,7 +55,7 @@ def test_a_worker_without_samples_has_no_vote(engine, merge):
     with pytest.warns(UserWarning, match=told):
         five = fitted(engine, 5, *blocked(x, y, 2), net=awkward_net(), **options)
     assert_close(two, five, sum_error(np.float32, 2, largest(two)))  # versions of the same bits, merged
-    if merge != "commutative":
+    if merge == "synchronous" or (merge == "parameter_server" and isinstance(engine, SerialEngine)):  # one order
         assert_same_bits(two, five)
 
 
