@@ -13,7 +13,7 @@ OPENBLAS = os.environ.get("OPENBLAS_CORETYPE")
 
 
 def in_use():
-    """Return what this process uses: PyTorch's kernels, those of numpy above the level, and OpenBLAS's if it has it."""
+    """Return PyTorch's kernels, the kernels of numpy above the level, and cores of OpenBLAS that were not set."""
     cores = {library["architecture"] for library in threadpool_info() if library["internal_api"] == "openblas"}
     return torch.backends.cpu.get_cpu_capability().lower(), above(LEVEL), cores - {OPENBLAS}
 

@@ -297,7 +297,8 @@ class TrainerBase:
 
         An array of shape (samples, ...), or tuples, lists and dicts of such arrays if the network returns them. If
         batches of sequences were padded to different lengths, a list with one array per sample. ``x`` and
-        ``batch_size`` are as in ``evaluate``; targets in data sets are left out.
+        ``batch_size`` are as in ``evaluate``; targets in data sets are left out. An output's rounding depends on
+        the processor, on the size of its batch (which also follows from blocks and workers), and its place there.
         """
         built = self._model.built
         built.training_spec.check_forward()

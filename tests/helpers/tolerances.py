@@ -40,7 +40,10 @@ def output_error(net, x):
     for layer in net:
         if isinstance(layer, nn.Linear):
             bias = None if layer.bias is None else layer.bias.abs()
-            terms, magnitude = terms + layer.in_features + 1, nn.functional.linear(magnitude, layer.weight.abs(), bias)
+            terms, magnitude = (
+                terms + layer.in_features + 1,
+                nn.functional.linear(magnitude, layer.weight.abs(), bias),
+            )
         elif isinstance(layer, nn.BatchNorm1d):
             scale = layer.weight.abs() / (layer.running_var + layer.eps).sqrt()
             # The scale is rounded five times, and there are a difference, a product and a sum.

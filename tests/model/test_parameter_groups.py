@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer
+from compss_train.engines.calls import intra_op_threads
 from compss_train.model.optimizers import make_optimizer, net_optimizer
 from compss_train.model.schedule import make_schedule
 from tests.helpers.models import assert_same_bits, classification, mlp, state_arrays
@@ -52,11 +53,12 @@ def test_every_form_is_a_plain_loop(form):
     trained = trainer.fit(X, Y, num_epochs=3, batch_size=20, shuffle=None, shuffle_block_data=False, progress=False)
     assert_same_bits(state_arrays(net), before)
     optimizer = FORMS["instance"](own)
-    for start in (0, 20, 40) * 3:
-        optimizer.zero_grad()
-        outputs = own(torch.from_numpy(X[start : start + 20]))
-        nn.functional.cross_entropy(outputs, torch.from_numpy(Y[start : start + 20])).backward()
-        optimizer.step()
+    with intra_op_threads(1):
+        for start in (0, 20, 40) * 3:
+            optimizer.zero_grad()
+            outputs = own(torch.from_numpy(X[start : start + 20]))
+            nn.functional.cross_entropy(outputs, torch.from_numpy(Y[start : start + 20])).backward()
+            optimizer.step()
     assert_same_bits(trained, state_arrays(own))
     name = "lr/2+2" if form == "overlap" else "lr/2"
     assert [(record["lr"], record[name]) for record in trainer.history] == [(0.1, 0.01)] * 3

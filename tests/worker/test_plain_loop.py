@@ -83,7 +83,9 @@ def test_one_worker_is_the_plain_loop(engine, spec, make):
     trainer, losses = trainer_of(engine, 1, seed=3, optimizer=spec), []
     assert_same_bits(trained(trainer), looped(awkward_net(), make, losses=losses))
     means = [sum(losses[start : start + 12]) / len(X) for start in (0, 12, 24)]
-    assert [record["loss"] for record in trainer.history] == pytest.approx(means, rel=sum_error(np.float64, len(losses)))
+    assert [record["loss"] for record in trainer.history] == pytest.approx(
+        means, rel=sum_error(np.float64, len(losses))
+    )
 
 
 def norm_clipped(net):

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from compss_train import BlockedTensor, Merge, SerialEngine
+from compss_train.engines.calls import intra_op_threads
 from compss_train.engines.codec import encode
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
@@ -37,10 +38,11 @@ class Recording(SerialEngine):
 def steps(net, x, y, lr=0.1):
     """Train by hand, in batches of 4, with plain SGD."""
     optimizer = torch.optim.SGD(net.parameters(), lr)
-    for rows in np.array_split(np.arange(len(x)), -(-len(x) // 4)):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(net(torch.from_numpy(x[rows])), torch.from_numpy(y[rows])).backward()
-        optimizer.step()
+    with intra_op_threads(1):
+        for rows in np.array_split(np.arange(len(x)), -(-len(x) // 4)):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(net(torch.from_numpy(x[rows])), torch.from_numpy(y[rows])).backward()
+            optimizer.step()
     return {name: array.copy() for name, array in state_arrays(net).items()}
 
 

@@ -10,6 +10,7 @@ from torch import nn
 
 from compss_train import BlockedTensor, Gradients, Merge
 from compss_train.callbacks import Callback
+from compss_train.engines.calls import intra_op_threads
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import (
     ADAM,
@@ -111,10 +112,11 @@ def _trained(net, state, make, options, x, y):
     optimizer = make(own.parameters(), **options)
     if state is not None:
         optimizer.load_state_dict(copy.deepcopy(state))
-    for rows in np.array_split(np.arange(len(x)), -(-len(x) // 4)):
-        optimizer.zero_grad()
-        nn.functional.cross_entropy(own(torch.from_numpy(x[rows])), torch.from_numpy(y[rows])).backward()
-        optimizer.step()
+    with intra_op_threads(1):
+        for rows in np.array_split(np.arange(len(x)), -(-len(x) // 4)):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(own(torch.from_numpy(x[rows])), torch.from_numpy(y[rows])).backward()
+            optimizer.step()
     return own, optimizer.state_dict()
 
 
