@@ -295,10 +295,9 @@ class TrainerBase:
     def predict(self, x: Any, *, batch_size: int | None = None) -> Any:
         """Return the outputs for all samples in order, with the global parameters.
 
-        An array of shape (samples, ...), or tuples, lists and dicts of such arrays if the network returns them. If
-        batches of sequences were padded to different lengths, a list with one array per sample. ``x`` and
-        ``batch_size`` are as in ``evaluate``; targets in data sets are left out. An output's rounding depends on
-        the processor, on the size of its batch (which also follows from blocks and workers), and its place there.
+        An array of shape (samples, ...), or tuples, lists and dicts of such arrays if the network returns them; a
+        list with one array per sample if batches of sequences were padded to different lengths. ``x`` (without
+        targets) and ``batch_size`` are as in ``evaluate``. Rounding depends on the processor and the batch size.
         """
         built = self._model.built
         built.training_spec.check_forward()
