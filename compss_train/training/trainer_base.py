@@ -296,8 +296,8 @@ class TrainerBase:
         """Return the outputs for all samples in order, with the global parameters.
 
         An array of shape (samples, ...), or tuples, lists and dicts of such arrays if the network returns them; a
-        list with one array per sample if batches of sequences were padded to different lengths. ``x`` (without
-        targets) and ``batch_size`` are as in ``evaluate``. Rounding depends on the processor and the batch size.
+        list with one array per sample if batches of sequences were padded to different lengths. Arguments are as in
+        ``evaluate``; targets in ``x`` are left out. Rounding depends on the processor and the size of batches.
         """
         built = self._model.built
         built.training_spec.check_forward()
