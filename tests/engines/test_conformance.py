@@ -332,5 +332,6 @@ def test_settings_that_cannot_be_sent_are_named_in_one_line(engine):
     message = r"in other processes, where numpy.seterr\(over='call'\) has no effect"
     warn_once.cache_clear()
     with np.errstate(over="call", call=print):
-        pytest.warns(UserWarning, begin, match=message)
+        with pytest.warns(UserWarning, match=message):
+            begin()
         begin()
