@@ -1,6 +1,7 @@
 """Files and folders: atomic writes, folder locks, and folders that are removed even after a kill."""
 
 import errno
+import fcntl
 import os
 import secrets
 import shutil
@@ -33,6 +34,10 @@ class Disk:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+    def link(self, old: Path, new: Path) -> None:
+        """Give a file one more name; raise ``OSError`` where the file system has no hard links."""
+        new.hardlink_to(old)
 
     def rename(self, old: Path, new: Path) -> None:
         """Rename a file or folder."""
@@ -123,6 +128,26 @@ def check_writable(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8"):
         pass
+
+
+def check_space(folder: Path, size: int) -> None:
+    """Raise ``OSError`` if a file of so many bytes does not fit in a folder, without writing them.
+
+    Quotas count where the file system can reserve space; elsewhere the free space of the file system counts alone.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        # Where the file system cannot reserve, glibc would write zeros, but not to a file that is opened to append.
+        fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
+        try:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(file.fileno(), 0, size)
+                return
+        except OSError as error:
+            if error.errno not in (errno.EBADF, errno.EINVAL, errno.EOPNOTSUPP):
+                raise
+    system = os.statvfs(folder)
+    if system.f_blocks and system.f_bavail * system.f_frsize < size:  # some network file systems say 0 blocks
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder))
 
 
 MINIMUM_AGE = 60.0

@@ -1,7 +1,5 @@
 """The callback that writes checkpoints."""
 
-import os
-import tempfile
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,9 +8,6 @@ from compss_train._utils import files, validation
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
 from compss_train.data.locations import is_remote
 from compss_train.exceptions import BadCheckpointError
-from compss_train.model.saved_state import JsonText
-from compss_train.reports.history import line_of
-from compss_train.reports.records import Record
 from compss_train.training import checkpoints as storage
 from compss_train.training.callback import Callback
 from compss_train.training.trainer_base import TrainerBase
@@ -79,8 +74,7 @@ class Checkpoint(Callback):
         self.best_round: int | None = None
         self._best_value: float | None = None
         self._last_written: int | None = None
-        self._texts: dict[int, tuple[Record, str]] = {}
-        """The records of the last checkpoint by their ``id``, as JSON."""
+        self._history = storage.SharedHistory()
         self._is_resumed = False
         self._lock = files.FolderLock(self.folder)
         self._disk = files.DISK
@@ -129,6 +123,7 @@ class Checkpoint(Callback):
                 )
             self._keep_only(own)
         self._scan_rounds(trainer.history, own)
+        self._history = storage.SharedHistory()
 
     def _own_rounds(self, trainer: TrainerBase) -> set[int]:
         """Return the rounds of this run's checkpoints in the folder, including those after a resumed round."""
@@ -162,12 +157,9 @@ class Checkpoint(Callback):
 
     def _check_disk_space(self, trainer: TrainerBase) -> None:
         """Raise ``OSError`` if the disk or a quota has no space for a checkpoint, before the first round."""
-        values = sum(array.nbytes for array in trainer.get_parameters().values())
-        needed = values * (1 + 2 * trainer.num_workers) + 2**16  # as for Adam: two moments per worker
+        needed = trainer.checkpoint_bytes()
         try:
-            with tempfile.TemporaryFile(dir=self.folder) as file:
-                if hasattr(os, "posix_fallocate"):
-                    os.posix_fallocate(file.fileno(), 0, needed)
+            files.check_space(self.folder, needed)
         except OSError as error:
             error.add_note(f"A checkpoint in {self.folder} needs about {needed / 1e6:.1f} MB.")
             raise
@@ -207,24 +199,14 @@ class Checkpoint(Callback):
     def _write(self, trainer: TrainerBase, number: int) -> None:
         previous, self._last_written = self._last_written, number
         try:
-            snapshot = trainer.snapshot()
-            content = {**snapshot.to_dict(), "history": self._encoded(snapshot.history)}
             path = storage.checkpoint_path(self.folder, number)
-            storage.write_checkpoint(path, content, self._disk)
+            storage.write_checkpoint(path, trainer.snapshot().to_dict(), self._disk, self._history)
             if self._remote is not None:
                 self._remote.upload(path)
         except BaseException:
             self._last_written = previous
             raise
         self._prune(number)
-
-    def _encoded(self, history: Sequence[Record]) -> JsonText:
-        """Return the history as JSON; of thousands of records only those since the last checkpoint are encoded."""
-        known = self._texts
-        self._texts = {id(each): known.get(id(each)) or (each, line_of(each).strip()) for each in history}
-        text = JsonText(f"[{', '.join(text for _, text in self._texts.values())}]")
-        self._texts.popitem()  # other callbacks may still change the last record
-        return text
 
     def _prune(self, number: int) -> None:
         """Remove all checkpoints up to this round but those to keep."""

@@ -1,4 +1,8 @@
-"""Saved state: plain values, arrays and tensors, as JSON and named tensors, in two files with checksums."""
+"""Saved state: plain values, arrays and tensors, as JSON and named tensors, in two files with checksums.
+
+To change the format, raise ``VERSION`` and add to ``UPGRADES`` what makes a state of the version before a new one.
+``tests/training/checkpoints`` has a checkpoint of every version that can be read.
+"""
 
 import hashlib
 import json
@@ -6,7 +10,7 @@ import math
 import os
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +19,23 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, load_file, save, save_file
 
+from compss_train._utils import __version__
 from compss_train._utils.files import DISK, Disk
 from compss_train.exceptions import BadCheckpointError
 
 ARRAYS = "arrays.safetensors"
 STATE = "state.json"
 FORMAT = "compss_train checkpoint"
-VERSION = 4
+VERSION = 5
+
+
+def _from_4(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state of version 4, which holds the whole history, as one of version 5, which holds its end."""
+    return {**state, "history": {"files": [], "emptied": 0, "rest": state["history"]}}
+
+
+UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {4: _from_4}
+"""The earlier versions that can be read: each function makes a state of its version one of the next version."""
 
 _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
 
@@ -40,12 +54,6 @@ TYPE_KEY = "$"
 
 _RESERVED = "__metadata__"
 """The one name that a tensor cannot have in a safetensors file."""
-
-
-class JsonText(str):
-    """A value that has been converted to JSON already, as text."""
-
-    __slots__ = ()
 
 
 def to_json(value: Any, name: str, tensors: dict[str, torch.Tensor]) -> Any:
@@ -146,15 +154,9 @@ def decode_value(data: torch.Tensor) -> Any:
 
 
 def write_state(folder: Path, content: dict[str, Any], disk: Disk = DISK) -> None:
-    """Write a tree of plain values, arrays and tensors to an empty folder, with checksums.
-
-    Values of ``content`` may be JSON already (``JsonText``).
-    """
-    texts = {name: value for name, value in content.items() if isinstance(value, JsonText)}
+    """Write a tree of plain values, arrays and tensors to a folder that has no such files, with checksums."""
     tensors: dict[str, torch.Tensor] = {}
-    others = to_json({name: value for name, value in content.items() if name not in texts}, "", tensors)
-    items = [f"{json.dumps(name)}: {text}" for name, text in texts.items()]
-    text = f"{{{', '.join([*filter(None, [json.dumps(others)[1:-1]]), *items])}}}"
+    text = json.dumps(to_json(content, "", tensors))
 
     def save(path: Path) -> None:
         try:
@@ -167,7 +169,7 @@ def write_state(folder: Path, content: dict[str, Any], disk: Disk = DISK) -> Non
     arrays, state = folder / ARRAYS, folder / STATE
     disk.write(arrays, save)
     sha256 = {ARRAYS: _sha256(arrays), "state": _sha256_of_text(VERSION, text)}
-    head = json.dumps({"format": FORMAT, "version": VERSION, "sha256": sha256})
+    head = json.dumps({"format": FORMAT, "version": VERSION, "release": __version__, "sha256": sha256})
     document = f'{head[:-1]}, "state": {text}}}\n'
     disk.write(state, lambda path: path.write_text(document, encoding="utf-8"))
     shutil.copymode(state, arrays)  # the library's files are readable by their owner only, regardless of the umask
@@ -206,7 +208,7 @@ def sha256_of(arrays: Mapping[str, np.ndarray[Any, Any]]) -> str:
 
 
 def read_state(path: Path) -> dict[str, Any]:
-    """Return the content that ``write_state`` wrote to a folder.
+    """Return the content that ``write_state`` wrote to a folder, also that of earlier versions in ``UPGRADES``.
 
     Raises ``BadCheckpointError`` for a folder that is incomplete, damaged, of another format or another version.
     """
@@ -215,6 +217,8 @@ def read_state(path: Path) -> dict[str, Any]:
         if _sha256(path / ARRAYS) != document["sha256"][ARRAYS]:
             raise BadCheckpointError(path, f"{ARRAYS} is damaged: its checksum is not the one in {STATE}")
         content: dict[str, Any] = from_json(document["state"], load_file(path / ARRAYS))
+        for version in range(document["version"], VERSION):
+            content = UPGRADES[version](content)
     except FileNotFoundError as error:
         raise BadCheckpointError(path, f"it has no {ARRAYS}") from error
     except (SafetensorError, LookupError, OSError, RecursionError) as error:
@@ -239,7 +243,13 @@ def _read_document(path: Path) -> dict[str, Any]:
     text = json.dumps(document.get("state"))
     if not isinstance(sha256, dict) or sha256.get("state") != _sha256_of_text(version, text):
         raise BadCheckpointError(path, f"{STATE} is damaged: its checksum does not match")
-    if version != VERSION:
-        reason = f"its format has version {version!r}, and this compss_train reads version {VERSION}"
+    if version not in (readable := (*UPGRADES, VERSION)):
+        writer = f"compss_train {document['release']}" if "release" in document else "an earlier compss_train"
+        newer = isinstance(version, int) and version > VERSION
+        reason = (
+            f"{writer} wrote it in version {version!r} of the format, and this compss_train {__version__} reads "
+            f"versions {min(readable)} to {VERSION}: "
+            + ("install that release, or a later one" if newer else "resume it with that release")
+        )
         raise BadCheckpointError(path, reason, damaged=False)
     return document

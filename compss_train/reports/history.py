@@ -36,11 +36,12 @@ class History(list[Record]):
     """
 
     def append(self, record: Record) -> None:
-        """Add a record, and empty ``workers`` in the one that is now too early to have them."""
+        """Add a record, and empty ``workers`` in those that are now too early to have them."""
         super().append(record)
-        early = -1 - max(1, MOST_WORKER_ENTRIES // max(1, len(record.get("workers", ()))))
-        if len(self) >= -early and self[early].get("workers"):
+        early = len(self) - 1 - max(1, MOST_WORKER_ENTRIES // max(1, len(record.get("workers", ()))))
+        while early >= 0 and self[early].get("workers"):
             self[early] = {**self[early], "workers": []}
+            early -= 1
 
     def __repr__(self) -> str:
         last = {"epoch": self[-1]["epoch"], **measured_numbers(self[-1])} if self else {}

@@ -5,7 +5,8 @@
     folder/
         round-000012/
             arrays.safetensors     parameters, optimizer and random states: every array
-            state.json             everything else, and the checksums of both
+            history-000000.jsonl   the records of the history but the last one, in files that checkpoints share
+            state.json             everything else, and the checksums of all
 """
 
 import logging
@@ -25,6 +26,7 @@ from compss_train._utils.validation import warn_user
 from compss_train.data.locations import file_system, is_remote
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model.saved_state import STATE, read_state, write_state
+from compss_train.training.shared_history import SharedHistory, read_history
 
 _LOG = logging.getLogger(__name__)
 _ROUND_FOLDER = re.compile(r"round-([0-9]{6}|[1-9][0-9]{6,})")
@@ -46,6 +48,8 @@ class RemoteFolder:
         self.copy = Path(tempfile.mkdtemp(prefix="checkpoints-"))
         weakref.finalize(self, shutil.rmtree, self.copy, ignore_errors=True)
         self._downloaded = False
+        self._uploaded: Path | None = None
+        """The last checkpoint that was uploaded."""
 
     def download(self) -> None:
         """Copy the checkpoints to the local folder, once."""
@@ -54,9 +58,17 @@ class RemoteFolder:
         self._downloaded = True
 
     def upload(self, path: Path) -> None:
-        """Copy a checkpoint of the local folder to the store."""
+        """Copy a checkpoint of the local folder to the store, but inside the store what it shares with the last."""
+        last = None if self._uploaded == path else self._uploaded
+        self._uploaded = None
         for file in sorted(path.iterdir(), key=lambda file: file.name == STATE):
-            self._system.put_file(str(file), f"{self._path}/{path.name}/{file.name}")
+            target = f"{self._path}/{path.name}/{file.name}"
+            if last is not None and (old := last / file.name).exists() and old.samefile(file):
+                with suppress(OSError, NotImplementedError):  # the store may not allow copies
+                    self._system.cp_file(f"{self._path}/{last.name}/{file.name}", target)
+                    continue
+            self._system.put_file(str(file), target)
+        self._uploaded = path
 
     def prune(self) -> None:
         """Remove the checkpoints that the local folder no longer has; other files of the store are not ours."""
@@ -92,25 +104,30 @@ def list_checkpoints(folder: str | os.PathLike[str]) -> dict[int, Path]:
     return dict(sorted(found.items()))
 
 
-def write_checkpoint(path: str | os.PathLike[str], content: dict[str, Any], disk: Disk = DISK) -> None:
+def write_checkpoint(
+    path: str | os.PathLike[str], content: dict[str, Any], disk: Disk = DISK, shared: SharedHistory | None = None
+) -> None:
     """Write a tree of plain values, arrays and tensors as the folder ``path``, replacing an existing one.
 
-    Values of ``content`` may be JSON already (``JsonText``).
+    The records in ``content["history"]`` are written once for all checkpoints with the same ``shared``.
     If the machine stops at any time, the folder is complete or does not exist.
 
     Raises ``OSError`` if it cannot be written.
     """
-    path = Path(path)
+    path, shared = Path(path), SharedHistory() if shared is None else shared
     new = _without_leftovers(temporary_path(path, "new"), disk)
     try:
         if not path.parent.exists():
             make_folders(path.parent, disk)
         disk.make_folder(new)
+        if "history" in content:
+            content = {**content, "history": shared.write(new, content["history"], disk)}
         write_state(new, content, disk)
         if path.exists():
             delete_checkpoint(path, disk)
         disk.rename(new, path)
         disk.sync(path.parent)
+        shared.completed(path)
         _LOG.info("wrote %s", path)
     except BaseException as error:
         disk.remove(new)
@@ -151,7 +168,8 @@ def _without_leftovers(path: Path, disk: Disk) -> Path:
 
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the content that ``write_checkpoint`` wrote; raise ``BadCheckpointError`` like ``read_state``."""
-    return read_state(Path(path))
+    content = read_state(path := Path(path))
+    return {**content, "history": read_history(path, content["history"])} if "history" in content else content
 
 
 def read_latest_checkpoint(folder: str | os.PathLike[str], *, warn: bool = False) -> tuple[Path, dict[str, Any]]:

@@ -11,16 +11,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from compss_train._utils.nested import leaves
 from compss_train._utils.validation import warn_user
 from compss_train.data.partitioning import epochs_of_rounds
 from compss_train.model import parameters as params
 from compss_train.model.optimizers import make_optimizer
+from compss_train.reports.history import line_of
 from compss_train.training import checkpoints, description
 from compss_train.training.callback import Callback
 from compss_train.training.fit import Checkpoint, FitOfEpochs, FitOptions
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import MergeState, Progress, Snapshot, TrainingState
 from compss_train.training.workplace import Workplace
+from compss_train.worker.state import optimizer_bytes
 
 
 def snapshot_of(workplace: Workplace) -> Snapshot:
@@ -52,6 +55,24 @@ def snapshot_of(workplace: Workplace) -> Snapshot:
         callbacks={} if fit is None else fit.callbacks.states(),
         schedule={} if schedule is None else schedule.state_dict(),
     )
+
+
+def checkpoint_bytes(workplace: Workplace) -> int:
+    """Return about how many bytes a checkpoint takes after the next round, if it shares none with an earlier one.
+
+    Workers without a state get that of their optimizer, if ``optimizer_bytes`` knows it, and of random generators.
+    """
+    snapshot, training_spec = snapshot_of(workplace), workplace.model.built.training_spec
+    history, states = snapshot.history, leaves(replace(snapshot, history=[]).to_dict())
+    held = sum(value.nbytes for value in states if isinstance(value, np.ndarray | torch.Tensor))
+    options = {} if snapshot.progress is None else snapshot.progress.options
+    if options.get("merge.optimizer_state") == "average":
+        new = int(snapshot.merge["moments"] is None)
+    else:
+        new = workplace.num_workers - sum(worker.optimizer is not None for worker in snapshot.workers)
+    added = new * optimizer_bytes(training_spec.net, training_spec.optimizer) if new > 0 else 0
+    records = len(history) * len(line_of(history[-1])) if history else 0
+    return held + added + records + (workplace.num_workers + 4) * 2**14
 
 
 def restore(workplace: Workplace, folder: str | os.PathLike[str], *, best: bool = False) -> None:

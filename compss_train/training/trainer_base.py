@@ -380,6 +380,10 @@ class TrainerBase:
         """
         return resuming.snapshot_of(self._workplace)
 
+    def checkpoint_bytes(self) -> int:
+        """Return about how many bytes a checkpoint of the fit takes: arrays, optimizer states and the history."""
+        return resuming.checkpoint_bytes(self._workplace)
+
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the global parameters to a ``.safetensors`` or ``.npz`` file.
 

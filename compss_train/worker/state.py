@@ -11,6 +11,7 @@ value.
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from itertools import chain, repeat
 from typing import Any, Self, TypeAlias
@@ -175,14 +176,10 @@ def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
 
     A copy of the network makes one step with gradients of zero.
     """
-    own = copy.deepcopy(net)
-    for parameter in own.parameters():
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
+    own, reason = copy.deepcopy(net), None
     optimizer = make_optimizer(factory, own)
-    reason = None
     try:
-        optimizer.step(lambda: 0.0) if needs_closure(optimizer) else optimizer.step()
+        _step_with_zeros(optimizer)
     except RuntimeError as error:  # of sparse gradients
         reason = str(error)
     for state in optimizer.state_dict()["state"].values():
@@ -194,6 +191,32 @@ def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:
             f"optimizer_state='average' averages tensors, of dense gradients, which {type(optimizer).__name__} "
             f"does not keep: {reason}; take optimizer_state='keep' or 'reset', or another optimizer"
         )
+
+
+def _step_with_zeros(optimizer: torch.optim.Optimizer) -> None:
+    """Make a step with gradients of zero."""
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
+    optimizer.step(lambda: 0.0) if needs_closure(optimizer) else optimizer.step()
+
+
+def optimizer_bytes(net: nn.Module, factory: NetOptimizer) -> int:
+    """Return the bytes of the optimizer's state after a step; 0 if that follows from gradients, as LBFGS's does.
+
+    A copy of the network without memory, on torch's device ``"meta"``, makes a step with gradients of zero.
+    """
+    memo: dict[int, Any] = {
+        id(each): nn.Parameter(torch.empty_like(each, device="meta"), each.requires_grad)
+        for each in net.parameters()
+    }
+    with suppress(Exception):  # of optimizers that look at values
+        optimizer = make_optimizer(factory, copy.deepcopy(net, memo))
+        for group in optimizer.param_groups:
+            group["fused"] = None  # it does not know the device
+        _step_with_zeros(optimizer)
+        return sum(leaf.nbytes for leaf in leaves(optimizer.state_dict()["state"]) if isinstance(leaf, torch.Tensor))
+    return 0
 
 
 def on_host(state: dict[str, Any]) -> dict[str, Any]:

@@ -69,6 +69,11 @@ class FaultyDisk(Disk):
                 remaining = [_relocated(each, *change.moved) for each in remaining]
         self._changes = remaining
 
+    def link(self, old: Path, new: Path) -> None:
+        self._occasion(new)
+        super().link(old, new)
+        self._change(new.parent, lambda parent: (parent / new.name).unlink())
+
     def rename(self, old: Path, new: Path) -> None:
         self._occasion(old)
         self.rename_safely(old, new)

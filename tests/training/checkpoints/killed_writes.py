@@ -18,10 +18,13 @@ from compss_train.training.checkpoints import (
     read_checkpoint,
     write_checkpoint,
 )
+from compss_train.training.shared_history import SharedHistory
 
 
 def content(number: int, size: int = 1000) -> dict[str, Any]:
-    return {"round": number, "values": torch.full((size,), float(number)), "more": torch.arange(number)}
+    history = [{"round": each, "ended": number // 100 + each / 128} for each in range(number % 100 + 1)]
+    values = {"values": torch.full((size,), float(number)), "more": torch.arange(number)}
+    return {"round": number, "history": history, **values}
 
 
 def check(folder: Path, numbers: set[int], size: int = 1000) -> None:
@@ -32,6 +35,7 @@ def check(folder: Path, numbers: set[int], size: int = 1000) -> None:
         saved = read_checkpoint(path)
         assert saved["round"] in (number, number + 100), path
         assert torch.equal(saved["values"], content(saved["round"], size)["values"]), path
+        assert saved["history"] == content(saved["round"])["history"], path
     prune_checkpoints(folder, set(found))
     assert set(os.listdir(folder)) == {path.name for path in found.values()}
 
@@ -77,10 +81,10 @@ def at_random(folder: Path, times: int) -> int:
     write_checkpoint(checkpoint_path(folder, 0), content(0, size))
     for _ in range(times):
         if not (child := os.fork()):
-            number = 0
+            number, run, shared = 0, draw.choice([0, 100]), SharedHistory()
             while True:
                 number = (number + 1) % 50
-                write_checkpoint(checkpoint_path(folder, number), content(number + draw.choice([0, 100]), size))
+                write_checkpoint(checkpoint_path(folder, number), content(number + run, size), shared=shared)
                 prune_checkpoints(folder, {0, number - 1, number})
         time.sleep(draw.uniform(0, 0.05))
         os.kill(child, signal.SIGKILL)
@@ -90,11 +94,16 @@ def at_random(folder: Path, times: int) -> int:
 
 
 def killed_writes(folder: Path, times: int) -> tuple[int, int]:
-    for number in (1, 2, 3):
-        write_checkpoint(checkpoint_path(folder, number), content(number))
-    calls = at_every_call(folder, lambda: write_checkpoint(checkpoint_path(folder, 4), content(4)), {1, 2, 3})
+    shared = SharedHistory()
+
+    def write(number: int) -> None:
+        write_checkpoint(checkpoint_path(folder, number % 100), content(number), shared=shared)
+
+    for number in (1, 2, 3, 4):
+        write(number)
+    calls = at_every_call(folder, lambda: write(5), {1, 2, 3, 4})  # which shares a file and has one of its own
     # A checkpoint that is being replaced may be missing for a moment, but is never read in part.
-    calls += at_every_call(folder, lambda: write_checkpoint(checkpoint_path(folder, 4), content(104)), {1, 2, 3})
+    calls += at_every_call(folder, lambda: write(105), {1, 2, 3, 4})
     calls += at_every_call(folder, lambda: prune_checkpoints(folder, {1, 2}), {1, 2})
     (folder / "random").mkdir()
     return calls, at_random(folder / "random", times)

@@ -13,8 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from compss_train import BadCheckpointError
-from compss_train.model import saved_state
-from compss_train.model.saved_state import DTYPES, VERSION
+from compss_train.model.saved_state import DTYPES
 from compss_train.training import checkpoints as storage
 from compss_train.training.checkpoints import read_checkpoint, write_checkpoint
 from tests.helpers.shared_engine import result_of_process
@@ -22,10 +21,13 @@ from tests.training.checkpoints.killed_writes import killed_writes
 from tests.training.checkpoints.trees import assert_same
 
 SMALL = {
-    "history": [{"loss": 0.125, "worst": float("nan"), "round": 0}],
+    "history": [{"loss": 0.125, "worst": float("nan"), "round": 0}, {"loss": 0.5, "worst": float("inf"), "round": 1}],
     "reached": (1, None, True),
     "arrays": {"a": np.arange(3, dtype=np.float32), "b": torch.ones(2, 2, dtype=torch.bfloat16)},
 }
+
+
+FILES = ["state.json", "arrays.safetensors", "history-000000.jsonl"]
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def test_permissions_follow_the_umask(tmp_path):
     finally:
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "it").iterdir()}
-    assert modes == {"arrays.safetensors": 0o640, "state.json": 0o640}
+    assert modes == dict.fromkeys(FILES, 0o640)
     assert stat.S_IMODE((tmp_path / "it").stat().st_mode) == 0o750
 
 
@@ -88,7 +90,7 @@ def same_or_bad(path: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("name", ["state.json", "arrays.safetensors"])
+@pytest.mark.parametrize("name", FILES)
 def test_a_flipped_bit_is_detected_anywhere(good, name):
     file = good / name
     whole = file.read_bytes()
@@ -100,7 +102,7 @@ def test_a_flipped_bit_is_detected_anywhere(good, name):
     assert detected > 2.9 * len(whole)
 
 
-@pytest.mark.parametrize("name", ["state.json", "arrays.safetensors"])
+@pytest.mark.parametrize("name", FILES)
 def test_truncated_and_extended_files_are_detected(good, name):
     file = good / name
     whole = file.read_bytes()
@@ -122,7 +124,7 @@ def test_malformed_state_is_detected(good, key, damage):
             assert same_or_bad(good)
 
 
-def test_the_error_says_what_is_damaged(good, tmp_path, monkeypatch):
+def test_the_error_says_what_is_damaged(good, tmp_path):
     def reason_of(path: Path) -> str:
         with pytest.raises(BadCheckpointError) as caught:
             read_checkpoint(path)
@@ -131,12 +133,6 @@ def test_the_error_says_what_is_damaged(good, tmp_path, monkeypatch):
     document = json.loads((good / "state.json").read_text())
     (good / "state.json").write_text(json.dumps({**document, "version": 99}))
     assert reason_of(good) == "state.json is damaged: its checksum does not match"
-    monkeypatch.setattr(saved_state, "VERSION", 99)
-    write_checkpoint(tmp_path / "newer", {"new": 1})
-    monkeypatch.undo()
-    assert (
-        reason_of(tmp_path / "newer") == f"its format has version 99, and this compss_train reads version {VERSION}"
-    )
     (good / "state.json").write_text(json.dumps({**document, "format": "other"}))
     assert reason_of(good) == "state.json is not that of a checkpoint of compss_train"
     (good / "state.json").write_text(json.dumps({**document, "state": 1}))
@@ -144,6 +140,13 @@ def test_the_error_says_what_is_damaged(good, tmp_path, monkeypatch):
     (good / "state.json").write_text(json.dumps(document))
     (good / "arrays.safetensors").write_bytes(b"x" * 100)
     assert reason_of(good) == "arrays.safetensors is damaged: its checksum is not the one in state.json"
+    write_checkpoint(good, SMALL)
+    (good / "history-000000.jsonl").write_text("{}\n")
+    assert reason_of(good) == "history-000000.jsonl is damaged: its checksum is not the one in state.json"
+    (good / "history-000000.jsonl").unlink()
+    assert reason_of(good) == "it has no history-000000.jsonl"
+    (good / "history-000000.jsonl").mkdir()
+    assert reason_of(good).startswith("history-000000.jsonl cannot be read: [Errno 21]")
     (good / "arrays.safetensors").unlink()
     assert reason_of(good) == "it has no arrays.safetensors"
     (good / "state.json").unlink()
@@ -155,7 +158,7 @@ def test_the_error_says_what_is_damaged(good, tmp_path, monkeypatch):
     assert reason_of(tmp_path / "file").startswith("state.json cannot be read: [Errno 20]")
 
 
-SYSTEM = ["os.fsync", "pathlib.Path.mkdir", "pathlib.Path.write_text"]
+SYSTEM = ["os.fsync", "pathlib.Path.mkdir", "pathlib.Path.write_text", "pathlib.Path.write_bytes"]
 
 
 @pytest.mark.parametrize("call", [*SYSTEM, "compss_train.model.saved_state.save_file"])
@@ -167,7 +170,7 @@ def test_a_failed_write_leaves_nothing_behind(good, monkeypatch, call, error):
     monkeypatch.setattr(call, fail)
     for path in (good, good.parent / "new"):
         with pytest.raises(type(error)):
-            write_checkpoint(path, {"new": 1})
+            write_checkpoint(path, {"new": 1, "history": [{"round": 0}, {"round": 1}]})
     monkeypatch.undo()
     assert os.listdir(good.parent) == ["good"]
     assert not same_or_bad(good)
