@@ -215,7 +215,9 @@ def optimizer_bytes(net: nn.Module, factory: NetOptimizer) -> int:
         for group in optimizer.param_groups:
             group["fused"] = None  # it does not know the device
         _step_with_zeros(optimizer)
-        return sum(leaf.nbytes for leaf in leaves(optimizer.state_dict()["state"]) if isinstance(leaf, torch.Tensor))
+        return sum(
+            leaf.nbytes for leaf in leaves(optimizer.state_dict()["state"]) if isinstance(leaf, torch.Tensor)
+        )
     return 0
 
 

@@ -1,6 +1,7 @@
 """Files: atomic writes, locks of folders, and temporary folders that are removed after a kill."""
 
 import errno
+import fcntl
 import multiprocessing
 import os
 import re
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -157,6 +159,32 @@ def test_a_full_disk_does_not_prevent_locking(tmp_path, monkeypatch):
         FolderLock(tmp_path).acquire()
     lock.release()
     assert os.listdir(tmp_path) == []
+
+
+def test_space_is_checked_without_a_file_that_stays(tmp_path):
+    files.check_space(tmp_path, 2**16)
+    with pytest.raises(OSError, match=r"No space left|too large"):
+        files.check_space(tmp_path, 2**60)
+    assert os.listdir(tmp_path) == []
+
+
+def test_nothing_is_written_where_space_cannot_be_reserved(tmp_path, monkeypatch):
+    """As on ext3 or NFS 3, where glibc writes zeros, but to files that are opened to append."""
+
+    def emulated(descriptor, offset, size):
+        if not fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_APPEND:
+            pytest.fail(f"{size} bytes would be written")
+        raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+
+    monkeypatch.setattr(os, "posix_fallocate", emulated)
+    monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_blocks=9, f_bavail=2, f_frsize=512))
+    files.check_space(tmp_path, 1024)
+    with pytest.raises(OSError, match="No space left") as caught:
+        files.check_space(tmp_path, 1025)
+    assert caught.value.filename == str(tmp_path)
+    monkeypatch.delattr(os, "posix_fallocate")  # as on macOS
+    with pytest.raises(OSError, match="No space left"):
+        files.check_space(tmp_path, 1025)
 
 
 def test_the_lock_is_released_after_a_change_of_folder(tmp_path, monkeypatch):

@@ -5,16 +5,19 @@ import os
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
-from compss_train import load
+from compss_train import Merge, load
 from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
 from compss_train.data import locations
 from compss_train.model import parameters
-from compss_train.training.checkpoints import list_checkpoints
+from compss_train.reports.history import line_of
+from compss_train.training import shared_history
+from compss_train.training.checkpoints import list_checkpoints, local_copy, read_latest_checkpoint
 from compss_train.training.training_state import Snapshot
 from tests.helpers.callbacks import InterruptAt
-from tests.helpers.models import assert_same_bits
-from tests.helpers.small_fits import X, Y, assert_alike, fit, trainer_of
+from tests.helpers.models import ADAM, assert_same_bits
+from tests.helpers.small_fits import PLAIN_SGD, X, Y, assert_alike, fit, trainer_of
 
 VALIDATION = {"validation_data": (X[:20], Y[:20])}
 
@@ -130,6 +133,33 @@ def test_invalid_counts_are_errors(name, value):
         Checkpoint("x", **{name: value})
 
 
+class AsksAtStart(Callback):
+    """Notes how much space a checkpoint needs, before there is one."""
+
+    def on_fit_start(self, trainer, total_samples):
+        self.asked = trainer.checkpoint_bytes()
+
+
+SIZED = {
+    "plain SGD": (PLAIN_SGD, {}),
+    "momentum": ({**PLAIN_SGD, "momentum": 0.9}, {}),
+    "Adam": (ADAM, {}),
+    "averaged moments": (ADAM, {"merge": Merge(optimizer_state="average")}),
+    "three moments": ({**ADAM, "amsgrad": True}, {"num_epochs": 2}),
+}
+
+
+@pytest.mark.parametrize("name", SIZED)
+def test_the_space_that_is_asked_for_is_that_of_a_checkpoint(tmp_path, name):
+    optimizer, options = SIZED[name]
+    trainer, at_start = trainer_of(net=lambda: nn.Linear(6, 4000), optimizer=optimizer), AsksAtStart()
+    for _ in range(2):  # then workers have states, and there is a history
+        fit(trainer, at_start, kept := Checkpoint(tmp_path, keep=1), **options)
+        size = sum(path.stat().st_size for path in kept.path.iterdir())
+        assert size <= at_start.asked <= size + 2**17, (size, at_start.asked)
+        assert size > 4000 * 7 * 4
+
+
 @pytest.fixture(params=["memory", "s3"])
 def store(request, monkeypatch):
     """The name of an empty folder in an object store: of this process, or of a server."""
@@ -169,6 +199,25 @@ def test_a_fit_resumes_from_an_object_store(store):
     system.pipe(f"{path}/notes/of the user.txt", b"kept")
     fit(trainer_of(), Checkpoint(store, overwrite=True), num_epochs=1)
     assert {name.rpartition("/")[2] for name in system.ls(path, detail=False)} == {"notes", "round-000000"}
+
+
+def test_uploads_do_not_grow_with_the_history(store, monkeypatch):
+    monkeypatch.setattr(shared_history, "LONGEST", 4)
+    trainer, callback, uploaded = ScriptedTrainer(), Checkpoint(store), []
+    system, _ = locations.file_system(store)
+    put = system.put_file
+
+    def counted(local, remote):
+        uploaded[-1] += os.path.getsize(local) if "history" in local else 0
+        put(local, remote)
+
+    monkeypatch.setattr(system, "put_file", counted)
+    upload = callback._remote.upload
+    monkeypatch.setattr(callback._remote, "upload", lambda path: [uploaded.append(0), upload(path)])
+    trainer.run(callback, [0.5] * 33)
+    assert sum(uploaded[29:33]) <= 8 * len(line_of(trainer.history[-1]))  # 1, 2, 1 and 4 records
+    with local_copy(store) as copy:
+        assert read_latest_checkpoint(copy)[1]["history"] == trainer.history
 
 
 def test_checkpoints_of_an_object_store_are_restored_resumed_and_loaded(store):

@@ -272,7 +272,9 @@ def test_checkpoints_that_cannot_be_used_name_a_good_one(own, monkeypatch):
             refusing().restore(named)
     monkeypatch.setattr(saved_state, "VERSION", 99)
     monkeypatch.setattr(saved_state, "UPGRADES", {})
-    message = "wrote it in version 5 of the format, and this compss_train .* reads versions 99 to 99: resume it with"
+    message = (
+        "wrote it in version 5 of the format, and this compss_train .* reads versions 99 to 99: resume it with"
+    )
     assert_refused(refusing(), BadCheckpointError, message, resume=own)
     monkeypatch.undo()
     for each in storage.list_checkpoints(own).values():

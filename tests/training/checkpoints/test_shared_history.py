@@ -3,7 +3,6 @@
 import errno
 import os
 import shutil
-from functools import partial
 
 import pytest
 from hypothesis import given
@@ -68,7 +67,9 @@ class Run:
         return path
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 8), st.booleans(), st.integers(0, 2**12))
+@given(
+    st.lists(st.integers(1, 9), min_size=1, max_size=12), st.integers(1, 8), st.booleans(), st.integers(0, 2**12)
+)
 def test_every_checkpoint_has_the_whole_history(tmp_path_factory, steps, longest, links, removed):
     """Whatever its rounds, the length of files, and which checkpoints were removed meanwhile."""
     run = Run(tmp_path_factory.mktemp("it"), CountingDisk(links))
@@ -158,15 +159,16 @@ def test_a_failed_checkpoint_is_not_shared(tmp_path, monkeypatch):
     run.train(5)
     run.save()
     run.train()
-    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
-        patch.setattr(run.disk, "rename", partial(raise_full, OSError(errno.ENOSPC, "No space left on device")))
+    monkeypatch.setattr(run.disk, "rename", full)
+    with pytest.raises(OSError, match="No space"):
         run.save()
+    monkeypatch.undo()
     run.train()
     assert read_checkpoint(run.save())["history"] == run.history
 
 
-def raise_full(error, *_):
-    raise error
+def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_worker_entries_that_memory_has_lost_do_not_come_back(tmp_path, monkeypatch):

@@ -21,7 +21,10 @@ from tests.training.checkpoints.killed_writes import killed_writes
 from tests.training.checkpoints.trees import assert_same
 
 SMALL = {
-    "history": [{"loss": 0.125, "worst": float("nan"), "round": 0}, {"loss": 0.5, "worst": float("inf"), "round": 1}],
+    "history": [
+        {"loss": 0.125, "worst": float("nan"), "round": 0},
+        {"loss": 0.5, "worst": float("inf"), "round": 1},
+    ],
     "reached": (1, None, True),
     "arrays": {"a": np.arange(3, dtype=np.float32), "b": torch.ones(2, 2, dtype=torch.bfloat16)},
 }
