@@ -43,6 +43,7 @@ READERS = {
     "parameters.safetensors": ("evaluate", "export"),
     "checkpoints/*/state.json": ("evaluate", "evaluate --best"),
     "checkpoints/*/arrays.safetensors": ("evaluate", "evaluate --best"),
+    "checkpoints/*/history-*.jsonl": ("evaluate", "evaluate --best"),
 }
 
 

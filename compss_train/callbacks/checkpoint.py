@@ -1,5 +1,6 @@
 """The callback that writes checkpoints."""
 
+from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,6 +11,7 @@ from compss_train.data.locations import is_remote
 from compss_train.exceptions import BadCheckpointError
 from compss_train.training import checkpoints as storage
 from compss_train.training.callback import Callback
+from compss_train.training.shared_history import SharedHistory
 from compss_train.training.trainer_base import TrainerBase
 
 
@@ -74,7 +76,7 @@ class Checkpoint(Callback):
         self.best_round: int | None = None
         self._best_value: float | None = None
         self._last_written: int | None = None
-        self._history = storage.SharedHistory()
+        self._histories = deque[SharedHistory]()
         self._is_resumed = False
         self._lock = files.FolderLock(self.folder)
         self._disk = files.DISK
@@ -123,7 +125,8 @@ class Checkpoint(Callback):
                 )
             self._keep_only(own)
         self._scan_rounds(trainer.history, own)
-        self._history = storage.SharedHistory()
+        # Every other checkpoint shares files, so that damage to one leaves another good one.
+        self._histories = deque(SharedHistory() for _ in range(min(2, self.keep)))
 
     def _own_rounds(self, trainer: TrainerBase) -> set[int]:
         """Return the rounds of this run's checkpoints in the folder, including those after a resumed round."""
@@ -200,7 +203,8 @@ class Checkpoint(Callback):
         previous, self._last_written = self._last_written, number
         try:
             path = storage.checkpoint_path(self.folder, number)
-            storage.write_checkpoint(path, trainer.snapshot().to_dict(), self._disk, self._history)
+            self._histories.rotate()
+            storage.write_checkpoint(path, trainer.snapshot().to_dict(), self._disk, self._histories[0])
             if self._remote is not None:
                 self._remote.upload(path)
         except BaseException:

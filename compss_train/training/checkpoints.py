@@ -16,6 +16,7 @@ import shutil
 import socket
 import tempfile
 import weakref
+from collections import deque
 from collections.abc import Container, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
@@ -48,8 +49,8 @@ class RemoteFolder:
         self.copy = Path(tempfile.mkdtemp(prefix="checkpoints-"))
         weakref.finalize(self, shutil.rmtree, self.copy, ignore_errors=True)
         self._downloaded = False
-        self._uploaded: Path | None = None
-        """The last checkpoint that was uploaded."""
+        self._uploaded = deque[Path](maxlen=2)
+        """The last checkpoints that were uploaded."""
 
     def download(self) -> None:
         """Copy the checkpoints to the local folder, once."""
@@ -58,17 +59,17 @@ class RemoteFolder:
         self._downloaded = True
 
     def upload(self, path: Path) -> None:
-        """Copy a checkpoint of the local folder to the store, but inside the store what it shares with the last."""
-        last = None if self._uploaded == path else self._uploaded
-        self._uploaded = None
+        """Copy a checkpoint to the store; what it shares with earlier ones is copied inside the store."""
         for file in sorted(path.iterdir(), key=lambda file: file.name == STATE):
             target = f"{self._path}/{path.name}/{file.name}"
-            if last is not None and (old := last / file.name).exists() and old.samefile(file):
+            earlier = (each for each in self._uploaded if each != path and (each / file.name).exists())
+            shared = next((each for each in earlier if file.samefile(each / file.name)), None)
+            if shared is not None:
                 with suppress(OSError, NotImplementedError):  # the store may not allow copies
-                    self._system.cp_file(f"{self._path}/{last.name}/{file.name}", target)
+                    self._system.cp_file(f"{self._path}/{shared.name}/{file.name}", target)
                     continue
             self._system.put_file(str(file), target)
-        self._uploaded = path
+        self._uploaded.append(path)
 
     def prune(self) -> None:
         """Remove the checkpoints that the local folder no longer has; other files of the store are not ours."""

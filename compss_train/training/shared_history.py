@@ -1,4 +1,4 @@
-"""The history in checkpoints: files of JSON lines that never change, which successive checkpoints share.
+"""The history in checkpoints: files of JSON lines that never change, which several checkpoints share.
 
 A checkpoint has all records in such files, but for the last one, which callbacks may still change: that is in its
 state. It gets the files of the checkpoint before as hard links, and its new records in one more, into which it
@@ -28,7 +28,7 @@ LONGEST = 4096
 class HistoryFile(NamedTuple):
     """The records of a file: how many, and the SHA-256 of its bytes."""
 
-    count: int
+    records: int
     sha256: str
 
 
@@ -55,14 +55,14 @@ class SharedHistory:
         end = max(0, len(history) - 1)
         source, self._source = self._unchanged_source(history), None
         files = [] if source is None else self._files
-        new = end - sum(file.count for file in files)
+        new = end - sum(file.records for file in files)
         kept = len(files)
-        while new and kept and files[kept - 1].count <= new <= LONGEST - files[kept - 1].count:
+        while new and kept and files[kept - 1].records <= new <= LONGEST - files[kept - 1].records:
             kept -= 1
-            new += files[kept].count
+            new += files[kept].records
         self._files, first = [], 0
         for file in [*files[:kept], *([HistoryFile(new, "")] if new else [])]:
-            path, stop = folder / file_name(first), first + file.count
+            path, stop = folder / file_name(first), first + file.records
             shared = source is not None and file.sha256 and _linked(source / path.name, path, disk)
             self._files.append(file if shared else _written(path, history[first:stop], disk))
             first = stop
@@ -80,7 +80,7 @@ class SharedHistory:
 
     def _unchanged_source(self, history: Sequence[Record]) -> Path | None:
         """Return the last checkpoint, unless it was changed by others, or has another history."""
-        number = sum(file.count for file in self._files)
+        number = sum(file.records for file in self._files)
         if self._source is None or number >= len(history):
             return None
         if number and not _same(history[number - 1], self._last):

@@ -133,6 +133,40 @@ def test_invalid_counts_are_errors(name, value):
         Checkpoint("x", **{name: value})
 
 
+def test_damage_to_the_newest_history_leaves_a_good_checkpoint(tmp_path):
+    trainer, callback = ScriptedTrainer(), Checkpoint(tmp_path)
+    trainer.run(callback, [0.5] * 20)
+    before, newest = (sorted(path.glob("history-*")) for path in list_checkpoints(tmp_path).values())
+    assert [path.stat().st_nlink for path in (*before, *newest)] == [1] * len([*before, *newest])
+    for path in newest:
+        path.write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match=r"round-000019 .* is damaged.*; using .*round-000018 instead"):
+        path, content = read_latest_checkpoint(tmp_path, warn=True)
+    assert content["history"] == trainer.history[:19]
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_checkpoints_share_the_history(tmp_path, keep):
+    there = {}
+
+    class Looks(Checkpoint):
+        def on_round_end(self, trainer, record):
+            super().on_round_end(trainer, record)
+            there[record["round"]] = {
+                file.stat().st_ino: file.stat().st_size for file in self.path.glob("history-*")
+            }
+
+    trainer = ScriptedTrainer()
+    trainer.run(Looks(tmp_path, keep=keep), [0.5] * 128)
+    written = [
+        sum(size for inode, size in there[number].items() if inode not in there[number - min(keep, 2)])
+        for number in range(64, 128)
+    ]
+    most = {1: 1 + 7 / 2, 2: 2 + 7, 3: 2 + 7}[keep] + 1  # new records, and log2(128) / 2 merges of each
+    assert sum(written) / len(written) < most * len(line_of(trainer.history[-1]))
+    assert sum(there[127].values()) > 120 * len(line_of(trainer.history[0]))
+
+
 class AsksAtStart(Callback):
     """Notes how much space a checkpoint needs, before there is one."""
 
@@ -215,7 +249,8 @@ def test_uploads_do_not_grow_with_the_history(store, monkeypatch):
     upload = callback._remote.upload
     monkeypatch.setattr(callback._remote, "upload", lambda path: [uploaded.append(0), upload(path)])
     trainer.run(callback, [0.5] * 33)
-    assert sum(uploaded[29:33]) <= 8 * len(line_of(trainer.history[-1]))  # 1, 2, 1 and 4 records
+    # Every other checkpoint shares files; in turn they have 2 new records, or merge 4.
+    assert sum(uploaded[29:33]) == 12 * len(line_of(trainer.history[-1]))
     with local_copy(store) as copy:
         assert read_latest_checkpoint(copy)[1]["history"] == trainer.history
 
