@@ -20,19 +20,22 @@ class Checkpoint(Callback):
 
     A checkpoint is a folder such as ``round-000012`` with the parameters, the optimizer and random states of each
     worker, the history and the states of callbacks, in safetensors and JSON. It is complete or does not exist, even
-    if the machine stops.
+    if the machine stops. Checkpoints share files of the history by hard links, where the file system has them, so
+    that one is written as fast after many rounds as after few; each can be copied, and resumed from, alone.
 
     Parameters
     ----------
     folder:
         The folder of checkpoints, created if it does not exist. Use one folder per run. A name such as
         ``"s3://bucket/run"`` is opened with ``fsspec``: each checkpoint is written to a temporary folder and
-        uploaded. If another program writes there at the same time, nothing detects it.
+        uploaded, but for what the store can copy from an earlier one. If another program writes there at the same
+        time, nothing detects it.
     every:
         Number of rounds between checkpoints, 1 by default. The last complete round is always written, also of a fit
         that is stopped (``max_time``, SIGTERM, a callback), and so is a new best round.
     keep:
-        Number of latest checkpoints to keep, 2 by default, in addition to the best one.
+        Number of latest checkpoints to keep, 2 by default, in addition to the best one. The last two share no file,
+        so that damage to one leaves the other.
     best:
         Field of the records, such as ``"val_loss"``, by which the best round of all fits of the run is kept;
         ``None`` keeps no best round.

@@ -1,11 +1,11 @@
 """The history in checkpoints: files of JSON lines that never change, which several checkpoints share.
 
 A checkpoint has all records in such files, but for the last one, which callbacks may still change: that is in its
-state. It gets the files of the checkpoint before as hard links, and its new records in one more, into which it
-merges the last files that are not longer, as a log-structured merge tree does (O'Neil et al., 1996). Of n records,
-each is therefore written ``1 + log2(LONGEST) / 2`` times on average, however large n is, and a checkpoint has at
-most ``log2(LONGEST) + n / LONGEST`` files. Each checkpoint is a whole without the others: any may be removed,
-copied, or resumed from.
+state. It gets the files of an earlier one as hard links, and its new records in one more, into which it merges the
+last files that are not longer, as a log-structured merge tree does (O'Neil et al., 1996). Of n records, each is
+therefore written ``1 + log2(LONGEST) / 2`` times on average, however large n is, and a checkpoint has about
+``log2(LONGEST) + n / LONGEST`` files. Each checkpoint is a whole without the others: any may be removed, copied, or
+resumed from. Where there are no hard links, each has files of its own.
 """
 
 import hashlib

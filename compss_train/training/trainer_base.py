@@ -170,9 +170,7 @@ class TrainerBase:
             raise TypeError(f"gradients={gradients!r}: give Gradients(...), such as Gradients(clip_norm=1.0)")
         weights = loss_weights.check_class_weight(class_weight)
         if weights is not None and loss is None:
-            raise ValueError(
-                "class_weight= belongs to loss=, which was not given; weight classes in the training step"
-            )
+            raise ValueError("class_weight= belongs to loss=, which was not given; weight classes in your step")
         if weights is not None:
             loss_weights.check_weightable(loss_function)
         if transform is not None and not callable(transform):
@@ -374,10 +372,7 @@ class TrainerBase:
         return self._model.resumed_from
 
     def snapshot(self) -> Snapshot:
-        """Return the state that a later fit can resume from.
-
-        In a callback it is the state after the last complete round; see ``Callback.needs_state``.
-        """
+        """Return the state to resume from; in callbacks that after the last round (``Callback.needs_state``)."""
         return resuming.snapshot_of(self._workplace)
 
     def checkpoint_bytes(self) -> int:
