@@ -21,6 +21,7 @@ from tests.helpers.cases import each_value, slow
 from tests.helpers.models import MODES, SGD, assert_same_bits, mlp
 from tests.helpers.processes import children, wait_until
 from tests.helpers.small_fits import X, Y, assert_alike, combined, fit, trainer_of
+from tests.training.checkpoints.trees import assert_same
 
 BLOCKS = {**MODES[3], "num_epochs": 2}
 
@@ -229,6 +230,19 @@ def test_processes_that_have_no_time_left_are_ended():
         assert 0.3 < time.monotonic() - started < 5
         assert trainer.stopped == "max_time"
         wait_until(lambda: not [process for process in children() if process not in before])
+
+
+def test_tasks_that_have_no_time_left_are_ended_in_a_given_engine(shared_local):
+    with DistributedTrainer(2, engine=shared_local, seed=0, threads=1) as trainer:
+        trainer.build(Slow(60), SGD, "cross_entropy")
+        trainer.evaluate(X, Y)
+        parameters, state = trainer.get_parameters(), trainer.snapshot().to_dict()["workers"]
+        assert_same_bits(fit(trainer, max_time=0.3), parameters)
+        assert trainer.stopped == "max_time"
+        started = time.monotonic()
+        trainer.evaluate(X, Y)  # all processes were busy for a minute a batch
+        assert time.monotonic() - started < 30
+        assert_same(trainer.snapshot().to_dict()["workers"], state)
 
 
 @pytest.mark.parametrize("progress", [True, False])
