@@ -148,6 +148,7 @@ class FileDataset:
             for number, (first, rows) in enumerate(zip(accumulate(sizes, initial=0), sizes, strict=False)):
                 self._blocks[name if len(sizes) == 1 else f"{name}#{number}"] = FileBlock(
                     path=self._paths[name],
+                    part=None if len(sizes) == 1 else number,
                     first=first,
                     rows=rows,
                     file_rows=each.rows,

@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 from compss_train.data import layout as layouts
 from compss_train.data.block import Block
@@ -89,6 +89,8 @@ class FileBlock:
     """Rows that are read together: a file, a row group of it, or some images of a folder."""
 
     path: str
+    part: int | None = None
+    """The number of this part of the file, if it has several."""
     first: int = 0
     """The block's first row in the file."""
     rows: int
@@ -97,11 +99,20 @@ class FileBlock:
     files: tuple[str, ...] = ()
     """In a folder, the file of each row."""
 
+    @property
+    def name(self) -> str:
+        """The path, and the number of the part."""
+        return self.path if self.part is None else f"{self.path}#{self.part}"
+
     def row_names(self) -> list[str]:
         """Return a name for each row: an image's path, or the file and the number of the row there."""
         if self.files:
             return [image_path(self.path, name) for name in self.files]
         return [f"{self.path}[{row}]" for row in range(self.first, self.first + self.rows)]
+
+
+_Read: TypeAlias = tuple[Arrays, int, Mapping[int, BadFileError]]
+"""Some rows, the number of rows of the file, and the errors of rows that cannot be read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,10 +159,40 @@ class FilePart:
         Raises ``BadFileError`` if the file has an unexpected number of rows, or a layout that differs from the
         reference file's, if that is known.
         """
+        return self._read(row_range, self._all_or_nothing)[0]
+
+    def read_good(self, row_range: RowRange) -> tuple[Arrays, Mapping[int, BadFileError]]:
+        """Return what ``read`` does, and the errors of rows that are skipped, by their place in the range.
+
+        Their values mean nothing. Raises ``BadFileError`` if no row can be read.
+        """
+        arrays, bad = self._read(row_range, self._row_by_row)
+        if len(bad) == len(row_range):
+            raise next(iter(bad.values()))
+        return arrays, bad
+
+    def _all_or_nothing(self, block: FileBlock, first: int, stop: int) -> _Read:
+        return *self._reader_of(block).read(block.path, first, stop, self.keys), {}
+
+    def _row_by_row(self, block: FileBlock, first: int, stop: int) -> _Read:
+        return self._reader_of(block).read_good(block.path, first, stop, self.keys, self.layout)
+
+    def _read(
+        self, row_range: RowRange, read: Callable[[FileBlock, int, int], _Read]
+    ) -> tuple[Arrays, Mapping[int, BadFileError]]:
         block = self.blocks[row_range.file]
-        with bad_file_errors(block.path):
-            first, stop = block.first + row_range.start, block.first + row_range.stop
-            arrays, rows = self._reader_of(block).read(block.path, first, stop, self.keys)
+        try:
+            with bad_file_errors(block.path):
+                return self._checked(block, row_range, read)
+        except BadFileError as error:
+            raise BadFileError(block.name, error.reason) from error.__cause__
+
+    def _checked(
+        self, block: FileBlock, row_range: RowRange, read: Callable[[FileBlock, int, int], _Read]
+    ) -> tuple[Arrays, Mapping[int, BadFileError]]:
+        first, stop = block.first + row_range.start, block.first + row_range.stop
+        arrays, rows, bad = read(block, first, stop)
+        if len(bad) < stop - first:
             for key, array in arrays.items():
                 if len(array) != min(rows, stop) - first:
                     raise layouts.FileContentError(
@@ -168,7 +209,7 @@ class FilePart:
                 )
             if self.layout is not None:
                 layouts.check_same_layout(layout_of(arrays), self.layout, self.reference)
-        return arrays
+        return arrays, bad
 
     def _reader_of(self, block: FileBlock) -> Reader:
         if not block.files:

@@ -5,7 +5,10 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.order import RowRange
@@ -15,7 +18,18 @@ from compss_train.exceptions import BadFileError
 
 _LOG = logging.getLogger(__name__)
 
-_Loaded: TypeAlias = tuple[Arrays | None, bool]
+NO_ROWS: NDArray[np.intp] = np.empty(0, np.intp)
+
+
+class FileRows(NamedTuple):
+    """Some rows of a file."""
+
+    arrays: Arrays
+    missing: NDArray[np.intp] = NO_ROWS
+    """The places of rows that could not be read, and are skipped; their values mean nothing."""
+
+
+_Loaded: TypeAlias = tuple[FileRows | None, bool]
 """The rows of a file (``None`` if it is skipped), and whether they came from the cache."""
 
 
@@ -39,7 +53,8 @@ class FileLoader:
     """Reads row ranges of files in ``part.threads`` threads, and holds at most ``file_buffer`` files in memory.
 
     An invalid file raises a ``BadFileError`` in place of its rows. If ``part.skip`` is set, ``None`` is yielded
-    instead, and ``skipped`` has the reason. With ``part.cache``, files are read whole and kept in the cache.
+    instead, or what can be read of it, such as other images of a folder, and ``skipped`` has the reasons. With
+    ``part.cache``, files are read whole and kept in the cache, unless some rows are skipped.
 
     Raises ``ValueError`` if there are too many threads for ``file_buffer``.
     """
@@ -54,7 +69,7 @@ class FileLoader:
         self.skipped: dict[str, str] = {}
 
     @contextmanager
-    def open(self, row_ranges: Sequence[RowRange]) -> Iterator[Iterator[Arrays | None]]:
+    def open(self, row_ranges: Sequence[RowRange]) -> Iterator[Iterator[FileRows | None]]:
         """Open an iterator over the rows of each range; the consumer must release rows before it takes the next."""
         self._held.clear()
         if self._file_buffer == 1:
@@ -65,21 +80,21 @@ class FileLoader:
 
     def _measured(
         self, loaded: Iterator[_Loaded], ahead: ReadAhead[_Loaded] | None = None
-    ) -> Iterator[Arrays | None]:
+    ) -> Iterator[FileRows | None]:
         """Iterate over loaded files; count those that were ready, and measure the time spent waiting."""
         while True:
             was_ready = ahead is not None and ahead.ready
             began = time.perf_counter()
             try:
-                arrays, cached = next(loaded)
+                rows, cached = next(loaded)
             except StopIteration:
                 return
             self.reads.seconds_waited += time.perf_counter() - began
             self.reads.files += 1
             self.reads.ahead += was_ready
             self.reads.cached += cached
-            yield arrays
-            del arrays
+            yield rows
+            del rows
             del self._held[-1:]  # which another iteration may have emptied
 
     def _load(self, item: RowRange) -> _Loaded:
@@ -91,17 +106,26 @@ class FileLoader:
         try:
             entry = self._part.cache_entry(item.file)
             if entry is None:
-                return self._part.read(item), False
-            arrays = kept = entry.load()
-            if arrays is None:
-                arrays = self._part.read(RowRange(item.file, 0, block.rows))
-                entry.store(arrays)
-            return {key: array[item.start : item.stop] for key, array in arrays.items()}, kept is not None
+                return self._read(item), False
+            kept = entry.load()
+            rows = self._read(RowRange(item.file, 0, block.rows)) if kept is None else FileRows(kept)
+            if kept is None and not len(rows.missing):
+                entry.store(rows.arrays)
+            own = rows.missing[(item.start <= rows.missing) & (rows.missing < item.stop)] - item.start
+            arrays = {key: array[item.start : item.stop] for key, array in rows.arrays.items()}
+            return FileRows(arrays, own), kept is not None
         except BadFileError as error:
             if not self._part.skip:
                 raise
             self.skipped[error.file] = error.reason
             return None, False
+
+    def _read(self, item: RowRange) -> FileRows:
+        if not self._part.skip:
+            return FileRows(self._part.read(item))
+        arrays, bad = self._part.read_good(item)
+        self.skipped |= {error.file: error.reason for error in bad.values()}
+        return FileRows(arrays, np.fromiter(bad, np.intp))
 
 
 def check_threads(threads: int, file_buffer: int) -> None:

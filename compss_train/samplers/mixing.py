@@ -20,8 +20,11 @@ from compss_train.samplers.pools import Numbers, Pools, SlotPlan
 Rows: TypeAlias = Any
 """Some samples: arrays or tensors with a row per sample, in a dict or tuple."""
 
-OpenChunks: TypeAlias = Callable[[Sequence[int]], AbstractContextManager[Iterator[Rows | None]]]
-"""Opens an iterator over the rows of the chunks with these numbers; ``None`` stands for an unreadable chunk."""
+Chunk: TypeAlias = tuple[Rows, Numbers]
+"""Rows, and the places of those among them that could not be read."""
+
+OpenChunks: TypeAlias = Callable[[Sequence[int]], AbstractContextManager[Iterator[Chunk | None]]]
+"""Opens an iterator over the chunks with these numbers; ``None`` stands for an unreadable chunk."""
 
 _REFILL = 1024  # samples copied into slots at a time; smaller copies cost more per sample
 
@@ -83,12 +86,13 @@ class _SlotFiller:
     """Reads samples chunk by chunk and writes them to slots."""
 
     def __init__(
-        self, bounds: Numbers, numbers: Iterator[int], chunks: Iterator[Rows | None], store: "SlotStore"
+        self, bounds: Numbers, numbers: Iterator[int], chunks: Iterator[Chunk | None], store: "SlotStore"
     ) -> None:
         self._bounds, self._store = bounds, store
         self._numbers = numbers
         self._chunks = chunks  # not zipped with the numbers: zip would keep a chunk alive while it reads the next
         self._chunk: SampleBatch | None = None
+        self._missing: Numbers = np.empty(0, np.intp)
         self._first = self._stop = 0  # samples in the chunk
 
     def put(self, samples: Numbers, slots: Numbers) -> None:
@@ -96,15 +100,19 @@ class _SlotFiller:
         while len(samples):
             while samples[0] >= self._stop:
                 self._chunk = None  # frees its memory before the next one is read
-                rows, number = next(self._chunks), next(self._numbers)
-                self._chunk = None if rows is None else SampleBatch.from_batch(rows)
-                del rows
+                chunk, number = next(self._chunks), next(self._numbers)
+                if chunk is not None:
+                    self._chunk, self._missing = SampleBatch.from_batch(chunk[0]), chunk[1]
+                del chunk
                 self._first, self._stop = self._bounds[number : number + 2].tolist()
             number = int(np.searchsorted(samples, self._stop))
             if self._chunk is None:
                 self._store.mark_missing(slots[:number])
             else:
-                self._store.write(slots[:number], self._chunk, samples[:number] - self._first)
+                rows = samples[:number] - self._first
+                self._store.write(slots[:number], self._chunk, rows)
+                if len(self._missing):
+                    self._store.mark_missing(slots[:number][np.isin(rows, self._missing)])
             samples, slots = samples[number:], slots[number:]
 
 

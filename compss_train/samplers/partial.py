@@ -23,8 +23,8 @@ from compss_train._utils.validation import check_choice, check_count, check_seed
 from compss_train.data.files import FileDataset
 from compss_train.data.order import RowRange, partial_shuffle_generator, rank_row_ranges, rows_of_rank
 from compss_train.data.readers import Arrays, CustomReader, Reader
-from compss_train.samplers.loader import FileLoader, FileReads
-from compss_train.samplers.mixing import SlotStore, shuffled_batches
+from compss_train.samplers.loader import FileLoader, FileReads, FileRows
+from compss_train.samplers.mixing import Chunk, SlotStore, shuffled_batches
 from compss_train.samplers.pools import PartialShuffle, Pools
 
 
@@ -264,7 +264,7 @@ class PartialShuffleSampler(Sampler[Any]):
         def open_chunks(numbers: Sequence[int]) -> Iterator[Iterator[Any]]:
             selected = [row_ranges[number] for number in numbers]
             with self._loader.open(selected) as arrays:
-                yield map(self._prepare, selected, arrays)
+                yield map(self._chunk, selected, arrays)
 
         first = min(start * self.batch_size, self.num_samples)
         starts = range(first, self.num_samples, self.batch_size)
@@ -278,7 +278,10 @@ class PartialShuffleSampler(Sampler[Any]):
             store=store,
         )
 
-    def _prepare(self, row_range: RowRange, arrays: Arrays | None) -> Any:
+    def _chunk(self, row_range: RowRange, rows: FileRows | None) -> Chunk | None:
+        return None if rows is None else (self._prepare(row_range, rows.arrays), rows.missing)
+
+    def _prepare(self, row_range: RowRange, arrays: Arrays) -> Any:
         """Return the arrays, or a tuple that includes them, to be shuffled for the rows of a range."""
         return arrays
 
@@ -372,8 +375,8 @@ class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
         """Return the number of samples of this rank."""
         return self.num_samples
 
-    def _prepare(self, row_range: RowRange, arrays: Arrays | None) -> Any:
-        return None if arrays is None else (arrays, np.full(len(row_range), row_range.file))
+    def _prepare(self, row_range: RowRange, arrays: Arrays) -> Any:
+        return arrays, np.full(len(row_range), row_range.file)
 
     def _converted(self, batch: Any) -> list[Any]:
         arrays, files = batch

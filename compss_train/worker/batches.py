@@ -110,7 +110,10 @@ def _block_by_block(work: Work, source: Source, device: str) -> Iterator[Batch]:
                 before = block_pass.first + block_pass.skip
                 place = block_pass.epoch, block_pass.block
                 for start, stop in batch_bounds(block_pass, work.options.batching):
-                    yield Batch(*place, before + start, *structure.parts(samples.cut(start, stop)))
+                    columns = samples.cut(start, stop)
+                    if len(columns[0]):  # or none of them could be read
+                        yield Batch(*place, before + start, *structure.parts(columns))
+                    del columns
             del samples  # free them before the next block is read
 
 
@@ -133,7 +136,7 @@ def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -
         position = first.first + first.skip
         batches = shuffled_batches(
             [block_pass.size for block_pass in block_passes],
-            lambda numbers: source.wholes(tuple([block_passes[each] for each in numbers])),  # noqa: B023
+            lambda numbers: source.pieces(tuple([block_passes[each] for each in numbers])),  # noqa: B023
             pools=pools,
             random=partial_shuffle_generator(work.options.seed, epoch, first.block, first.first),
             batch_sizes=batch_sizes(block_passes, work.options.batching),

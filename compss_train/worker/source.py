@@ -20,11 +20,11 @@ from compss_train.data.block import Block, as_tensor, gather, rows_of_bytes
 from compss_train.data.block_passes import BlockPass, WorkerAssignment
 from compss_train.data.order import RowRange, bucketed_order, row_order
 from compss_train.data.ragged import Ragged
-from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
 from compss_train.data.values import signed
 from compss_train.model.devices import CPU, is_gpu, to_device
-from compss_train.samplers.loader import FileLoader
+from compss_train.samplers.loader import NO_ROWS, FileLoader, FileRows
+from compss_train.samplers.mixing import Chunk
 from compss_train.worker.gpu_rows import Columns, rows_on_gpus
 from compss_train.worker.work import Work, WorkOptions
 
@@ -47,7 +47,8 @@ class PassSamples:
     """The samples of a pass, numbered from 0 in the order of training, to be cut into batches for a device.
 
     ``held`` are the rows in ``columns``: at least those that the pass needs; ``None`` if these are the samples of
-    the pass, in their order. Raises ``ValueError`` if rows are missing.
+    the pass, in their order. ``unread`` are the places of rows in the columns whose values mean nothing. Raises
+    ``ValueError`` if the columns lack rows.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class PassSamples:
         held: RowRange | None,
         columns: Sequence[Block],
         device: str = CPU,
+        unread: NDArray[np.intp] = NO_ROWS,
     ) -> None:
         self._columns, self._size, self._device = columns, block_pass.size, device
         on_gpu = isinstance(columns[0], torch.Tensor) and is_gpu(columns[0].device.type)
@@ -65,7 +67,9 @@ class PassSamples:
         self._first = 0
         """The place of the first sample of the pass among the rows, if they are in order."""
         self._order: torch.Tensor | None = None
-        """The rows of the samples, if they are shuffled."""
+        """The rows of the samples, if they are shuffled, or if some are missing."""
+        self.missing: NDArray[np.intp] = NO_ROWS
+        """The samples that could not be read, which batches leave out."""
         if held is None:
             return
         needed = rows_of(block_pass, options)
@@ -74,12 +78,16 @@ class PassSamples:
         self._first = needed.start - held.start
         if options.shuffle_seed is not None:
             order = _training_order(block_pass, options, columns, self._first)
-            self._order = torch.from_numpy(order)
-            if on_gpu:
-                (self._order,) = to_device([self._order], device)
+        elif len(unread):
+            order = np.arange(self._first, self._first + self._size)
+        else:
+            return
+        self._order, self.missing = torch.from_numpy(order), np.flatnonzero(np.isin(order, unread))
+        if on_gpu:
+            (self._order,) = to_device([self._order], device)
 
     def cut(self, start: int, stop: int) -> Columns:
-        """Return samples ``start`` to ``stop`` on the device.
+        """Return samples ``start`` to ``stop`` on the device, without those that are missing.
 
         They are copies, so that in-place operations of the network do not change the block. A copy also has the
         alignment of torch's own memory, wherever the block is; kernels may sum in another order for other
@@ -89,13 +97,21 @@ class PassSamples:
             rows = slice(self._first + start, self._first + stop)
             columns = tuple([as_tensor(part[rows]).clone() for part in self._columns])
         else:
-            columns = tuple([_taken(part, self._order[start:stop]) for part in self._columns])
+            taken = self._order[start:stop]
+            if len(self.missing):
+                places = np.setdiff1d(np.arange(start, stop), self.missing, assume_unique=True)
+                taken = self._order[torch.from_numpy(places).to(self._order.device)]
+            columns = tuple([_taken(part, taken) for part in self._columns])
         return columns if self._is_there else to_device(columns, self._device)
 
     def all(self) -> Columns:
-        """Return all samples; on the CPU, unless they are shuffled, they share the memory of the rows."""
+        """Return all samples that are not missing; unless they are shuffled, they share the memory of the rows."""
         if self._order is not None or not self._is_there:
             return self.cut(0, self._size)
+        return self.rows()
+
+    def rows(self) -> Columns:
+        """Return the rows of an unshuffled pass where they are, with those that are missing."""
         return tuple([as_tensor(part[self._first : self._first + self._size]) for part in self._columns])
 
 
@@ -123,6 +139,10 @@ def _all(samples: PassSamples | None) -> Columns | None:
     return None if samples is None else samples.all()
 
 
+def _chunk(samples: PassSamples | None) -> Chunk | None:
+    return None if samples is None else (samples.rows(), samples.missing)
+
+
 class Source(ABC):
     """Opens the passes of a task."""
 
@@ -143,6 +163,12 @@ class Source(ABC):
         """Provide an iterator over all samples of each pass, on the CPU, to be used like those of ``open``."""
         with self.open(block_passes) as opened:  # a loop would hold samples while the next ones are read
             yield map(_all, opened)
+
+    @contextmanager
+    def pieces(self, block_passes: WorkerAssignment) -> Iterator[Iterator[Chunk | None]]:
+        """Provide an iterator over the rows of unshuffled passes for pools, to be used like those of ``open``."""
+        with self.open(block_passes) as opened:
+            yield map(_chunk, opened)
 
     @abstractmethod
     def chunks(self, block_passes: WorkerAssignment) -> AbstractContextManager[Iterable[Columns]]:
@@ -267,25 +293,27 @@ class FileSource(Source):
         self._loader = FileLoader(part, part.file_buffer)
         self._keys = part.keys or ()
         self._left_out = 0
-        """Number of samples in skipped files."""
+        """Number of samples in skipped files and rows."""
 
     @contextmanager
     def open(self, block_passes: WorkerAssignment, device: str = CPU) -> Iterator[Iterator[PassSamples | None]]:
         """Provide the samples, file by file."""
         rows = [rows_of(block_pass, self._options) for block_pass in block_passes]
         opened = partial(self._open, device)
-        with self._loader.open(rows) as arrays:
-            yield map(opened, block_passes, rows, arrays)  # holds no reference while the next file is read
+        with self._loader.open(rows) as read:
+            yield map(opened, block_passes, rows, read)  # holds no reference while the next file is read
 
     def _open(
-        self, device: str, block_pass: BlockPass, rows: RowRange, arrays: Arrays | None
+        self, device: str, block_pass: BlockPass, rows: RowRange, read: FileRows | None
     ) -> PassSamples | None:
-        if arrays is None:
+        if read is None:
             self._left_out += block_pass.size
             return None
-        read = tuple([as_tensor(signed(arrays[key])) for key in self._keys])
-        columns = self._on_gpu(device, None, read) or read
-        return PassSamples(block_pass, self._options, rows, columns, device)
+        columns = tuple([as_tensor(signed(read.arrays[key])) for key in self._keys])
+        columns = self._on_gpu(device, None, columns) or columns
+        samples = PassSamples(block_pass, self._options, rows, columns, device, read.missing)
+        self._left_out += len(samples.missing)
+        return samples
 
     @contextmanager
     def chunks(self, block_passes: WorkerAssignment) -> Iterator[Iterable[Columns]]:

@@ -13,6 +13,7 @@ from torch import nn
 from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Callback
 from compss_train.data.block_passes import BlockPass
+from compss_train.data.order import RowRange
 from compss_train.training import fit as fits
 from compss_train.worker.gpu_rows import rows_on_gpus
 from compss_train.worker.source import source_of
@@ -185,17 +186,25 @@ def bytes_of_process():
 @pytest.mark.parametrize("how", HOWS, ids=repr)
 def test_a_fit_that_ends_early_leaves_nothing_in_other_processes(how, monkeypatch):
     monkeypatch.setattr(fits, "IDLE_SECONDS", 0.3)
-    x, y = classification(samples=200)
     engine = SharedEngine(1)
     try:
-        ended_early(engine, how, x, y)
-        seen = []
+        ended_early(engine, how, *classification(samples=200))
+        wait_until(lambda: engine.fetch([engine.submit(bytes_of_process)])[0][0] == 0)
+    finally:
+        engine.end()
 
-        def is_empty():
-            seen.extend(engine.fetch([engine.submit(bytes_of_process)]))
-            return seen[-1][0] == 0
 
-        wait_until(is_empty)
-        assert seen[-1][1] >= x.nbytes + y.nbytes
+def kept_rows():
+    """Keep rows of a fit that begins no other pass; return the bytes that they have; a task."""
+    resident = Residency(fit="ended", last_epoch=9, share=1.0, idle_seconds=0.3)
+    rows_on_gpus().moved(resident, GPU, RowRange(0, 0, 200), [torch.ones(200, 6)])
+    return torch.cuda.memory_allocated(GPU)
+
+
+def test_rows_leave_a_process_whose_fit_has_ended_elsewhere():
+    engine = SharedEngine(1)
+    try:
+        assert engine.fetch([engine.submit(kept_rows)])[0] >= 200 * 6 * 4
+        wait_until(lambda: engine.fetch([engine.submit(bytes_of_process)])[0][0] == 0)
     finally:
         engine.end()

@@ -50,7 +50,7 @@ def test_processes_that_others_could_have_reported_are_not_watched(folder, victi
         folder.symlink_to(place)
     elif how == "user":
         monkeypatch.setattr(os, "getuid", lambda: 12345)
-    watching = agent.Agent(False, None)
+    watching = agent.Agent()
     try:
         if how == "own":
             watching._look()

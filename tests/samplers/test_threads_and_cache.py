@@ -138,7 +138,7 @@ def test_no_file_is_skipped_for_an_error_of_the_machine(file_buffer):
 
     loader = loader_of([3] * 5, file_buffer, full, on_bad_file="skip")
     with loader.open(whole([3] * 5)) as arrays:
-        assert [next(arrays)["x"][0] for _ in range(2)] == [0, 3]
+        assert [next(arrays).arrays["x"][0] for _ in range(2)] == [0, 3]
         with pytest.raises(OSError, match="too many open files") as caught:
             next(arrays)
     assert caught.value.__notes__ == [f"while reading {names[2]}"]

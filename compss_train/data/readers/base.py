@@ -16,6 +16,7 @@ from compss_train.data.block import Block
 from compss_train.data.layout import Description, Field, FileContentError, Layout, common_length, quote_names
 from compss_train.data.locations import file_stamp, is_remote
 from compss_train.data.values import check_values
+from compss_train.exceptions import BadFileError
 
 Arrays = dict[str, Block]
 """Some rows of each array of a file, by name."""
@@ -37,6 +38,16 @@ class Reader(ABC):
     @abstractmethod
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return rows ``start`` to ``stop`` of these arrays, all by default, and the file's number of rows."""
+
+    def read_good(
+        self, path: str, start: int, stop: int, keys: Collection[str] | None, layout: Layout | None
+    ) -> tuple[Arrays, int, Mapping[int, BadFileError]]:
+        """Return what ``read`` does, and the errors of rows that cannot be read alone, by their place among these.
+
+        Their values mean nothing. Rows of another ``layout`` are such rows. Most formats are read whole or not at
+        all.
+        """
+        return *self.read(path, start, stop, keys), {}
 
     def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
         """Return the size and version of the file with these rows; ``None`` if its store does not have them.

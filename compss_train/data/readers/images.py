@@ -15,8 +15,9 @@ from numpy.typing import NDArray
 from compss_train._utils.imports import import_optional
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.data import locations, tables
-from compss_train.data.layout import CONTENT_ERRORS, Description, Field, FileContentError
+from compss_train.data.layout import CONTENT_ERRORS, Description, Field, FileContentError, Layout
 from compss_train.data.readers.base import Arrays, Reader, select_keys
+from compss_train.exceptions import BadFileError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 """The files that are images; others in the folders are ignored."""
@@ -100,7 +101,7 @@ class ImageFolderReader(Reader):
         """Return the number of images, their layout and the classes; reads one image unless a size is given."""
         images = self.images(path)
         classes = {"y": tuple(self.classes.get("y") or _classes_of(images))} if images[0] else {}
-        sides = self.size or self._decode(path, images[0]).shape[1:]
+        sides = self.size or self._first_size(path, images)
         layout = {"x": Field("uint8", (CHANNELS[self.mode], *sides))} | dict.fromkeys(classes, Field("int64", ()))
         bounds = [*range(0, len(images), self.rows), len(images)]
         return Description(
@@ -114,12 +115,40 @@ class ImageFolderReader(Reader):
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return the images of these rows, and their classes."""
+        arrays, number, bad = self.read_good(path, start, stop, keys, None)
+        for error in bad.values():
+            name = error.file.removeprefix(f"{path}/")
+            raise FileContentError(error.reason if error.file == path else f"holds {name}, which {error.reason}")
+        return arrays, number
+
+    def read_good(
+        self, path: str, start: int, stop: int, keys: Collection[str] | None, layout: Layout | None
+    ) -> tuple[Arrays, int, Mapping[int, BadFileError]]:
+        """Return the images, their classes, and the errors of images that are bad, or of another size."""
         number, images = self._listing(path)
         names = [images[row] for row in range(start, min(stop, number))]
+        chosen = select_keys(keys, ("x",) if names == [""] else ("x", "y"))
+        good, bad = [], {}
+        shape = None if layout is None else layout["x"].shape
+        for place, name in enumerate(names if "x" in chosen else ()):
+            try:
+                image = self._decode(path, name)
+                shape = shape or image.shape
+                if image.shape != shape:
+                    raise FileContentError(
+                        f"has the size {image.shape[1:]}, unlike others with {tuple(shape[1:])}: resize them with "
+                        "reader=ImageFolderReader(size=(height, width))"
+                    )
+                good.append(image)
+            except FileContentError as error:
+                bad[place] = BadFileError(image_path(path, name), str(error))
+                good.append(np.zeros(shape or (), np.uint8))
         arrays: Arrays = {}
-        for key in select_keys(keys, ("x",) if names == [""] else ("x", "y")):
-            arrays[key] = self._pixels(path, names) if key == "x" else self._codes(path, names, start)
-        return arrays, number
+        if "x" in chosen and shape is not None:
+            arrays["x"] = np.stack([np.broadcast_to(image, shape) for image in good])
+        if "y" in chosen:
+            arrays["y"] = self._codes(path, names, start)
+        return {key: arrays[key] for key in chosen if key in arrays}, number, bad
 
     def stamp(self, path: str, start: int, stop: int) -> list[int] | None:
         """Return a checksum of the sizes and versions of the images in these rows; ``None`` for no rows.
@@ -146,15 +175,15 @@ class ImageFolderReader(Reader):
         classes = self.classes.get("y") or _classes_of(self._listing(path)[1].values())
         return tables.class_codes("y", list(map(_class_of, names)), np.arange(len(names)), classes, start)
 
-    def _pixels(self, path: str, names: Sequence[str]) -> NDArray[np.uint8]:
-        images = [self._decode(path, name) for name in names]
-        for name, image in zip(names, images, strict=True):
-            if image.shape != images[0].shape:
-                raise FileContentError(
-                    f"holds images of different sizes, {images[0].shape[1:]} and {image.shape[1:]} in {name}: "
-                    "resize them with reader=ImageFolderReader(size=(height, width))"
-                )
-        return np.stack(images)
+    def _first_size(self, path: str, names: Sequence[str]) -> tuple[int, ...]:
+        """Return height and width of the first image that can be read."""
+        first: FileContentError | None = None
+        for name in names:
+            try:
+                return self._decode(path, name).shape[1:]
+            except FileContentError as error:
+                first = first or FileContentError(f"holds {name}, which {error}" if name else str(error))
+        raise first or FileContentError("holds no images")
 
     def _unread_frames(self, path: str, names: Sequence[str]) -> int:
         def count(name: str) -> int:
@@ -182,7 +211,7 @@ def _pillow() -> Any:
 
 @contextmanager
 def _opened(path: str, name: str) -> Iterator[Any]:
-    """Open an image; an error in reading it names it, unless the file system or the network fails."""
+    """Open an image; every error in reading it is a ``FileContentError``, unless file system or network fail."""
     module = _pillow()
     try:
         with locations.open_binary(image_path(path, name)) as file, module.open(file) as opened:
@@ -190,10 +219,9 @@ def _opened(path: str, name: str) -> Iterator[Any]:
     except (*CONTENT_ERRORS, OSError, SyntaxError, module.DecompressionBombError) as error:
         if isinstance(error, OSError) and (error.errno is not None or hasattr(error, "response")):
             raise
-        which = f"holds {name}, which " if name else ""
         if isinstance(error, FileContentError):
-            raise FileContentError(f"{which}{error}") from None
-        raise FileContentError(f"{which}cannot be read as an image: {error}") from error
+            raise
+        raise FileContentError(f"cannot be read as an image: {error}") from error
 
 
 def _of_bytes(image: Any) -> Any:

@@ -132,8 +132,8 @@ def in_every(formats):
 
 
 def names(path, reason=""):
-    """Expect an error that names the file."""
-    return pytest.raises(BadFileError, match=f"(?s)^{re.escape(str(path))} .*{reason}")
+    """Expect an error that names the file, or a part of it."""
+    return pytest.raises(BadFileError, match=f"(?s)^{re.escape(str(path))}(#\\d+)? .*{reason}")
 
 
 def filled(shape, dtype=np.float32):

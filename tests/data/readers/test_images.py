@@ -7,11 +7,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis.extra.numpy import arrays
+from torch import nn
 
-from compss_train import FileDataset
+from compss_train import (
+    BufferSpec,
+    DistributedTrainer,
+    FileDataset,
+    Merge,
+    PartialShuffle,
+    PartialShuffleSampler,
+)
 from compss_train.data.readers import ImageFolderReader
 from compss_train.exceptions import BadFileError
-from tests.data.readers.formats import names, same
+from tests.data.readers.formats import names, overwritten, same
+from tests.data.readers.table_files import pa, parquet
 from tests.data.readers.test_table import read_all
 
 Image = pytest.importorskip("PIL.Image")
@@ -79,7 +88,9 @@ def test_classes_that_are_given_are_those(folder):
 
 def test_the_error_of_different_sizes_says_how_to_resize(folder):
     save(folder / "cat" / "odd.png", pixels("odd", (5, 5, 3)))
-    with names(folder, r"images of different sizes, .*resize them with reader=ImageFolderReader\(size="):
+    with names(
+        folder, r"which has the size .*, unlike others .*: resize them with reader=ImageFolderReader\(size="
+    ):
         read_all(FileDataset(folder, ImageFolderReader()))
 
 
@@ -229,3 +240,90 @@ def test_every_error_in_reading_an_image_names_it(folder, error, monkeypatch):
     monkeypatch.setattr(Image, "open", Exploding(error))
     with names(folder, r"holds \w+/\d\.png, which cannot be read as an image: "):
         read_all(dataset)
+
+
+# Images that cannot be read are left out alone
+
+
+@pytest.fixture
+def damaged(folder):
+    """The folder with four bad images, and their paths."""
+    bad = [folder / "cat" / "2.png", folder / "dog" / "0.png", folder / "Zebra" / "1.png", folder / "cat" / "6.tif"]
+    bad[0].write_bytes(bad[0].read_bytes()[:60])
+    bad[1].write_bytes(b"no image")
+    save(bad[2], pixels("odd", (5, 5, 3)))
+    Image.fromarray(pixels("deep", (4, 6)).astype(np.float32)).save(bad[3])
+    return folder, sorted(map(str, bad))
+
+
+def expected_images(folder, bad):
+    names = [name for name in ImageFolderReader().images(str(folder)) if f"{folder}/{name}" not in bad]
+    return sorted((pixels(name).transpose(2, 0, 1).tobytes(), name.split("/")[0]) for name in names)
+
+
+def named(batches, dataset):
+    """Return the bytes and the class of each image, sorted."""
+    pairs = [pair for x, y in batches for pair in zip(np.asarray(x), np.asarray(y), strict=True)]
+    return sorted((image.tobytes(), dataset.classes["y"][label]) for image, label in pairs)
+
+
+WAYS = {
+    "block by block": {"shuffle": None, "shuffle_block_data": False},
+    "shuffled": {},
+    "pools": {"shuffle": PartialShuffle(pool_size=4)},
+    "two pools": {"shuffle": PartialShuffle(pool_size=3, pools=2)},
+    "a buffer": {"buffer": BufferSpec("fifo", capacity=6)},
+    "rounds inside epochs": {"merge": Merge(every=1, unit="batches"), "shuffle_block_data": False},
+}
+
+
+@pytest.mark.parametrize("cache", [None, "memory"])
+@pytest.mark.parametrize("options", WAYS.values(), ids=WAYS)
+@pytest.mark.parametrize("rows", [1, 4, 100])
+def test_only_images_that_cannot_be_read_are_left_out(damaged, rows, options, cache):
+    folder, bad = damaged
+    expected, seen = expected_images(folder, bad), []
+
+    def step(net, batch, context):
+        seen.append(batch)
+        return net(batch[0].flatten(1).float()).sum() * 0
+
+    dataset = FileDataset(folder, ImageFolderReader(rows=rows), on_bad_file="skip", cache=cache)
+    trainer = DistributedTrainer(2, engine="serial", seed=0)
+    trainer.build(nn.Linear(72, 1), {"optimizer": "sgd", "lr": 0.1}, training_step=step)
+    for _ in range(2):
+        seen.clear()
+        before = len(trainer.history)
+        with pytest.warns(UserWarning, match="skipped .*png (cannot be read|has the size)|6.tif has floating"):
+            trainer.fit(dataset, num_epochs=1, batch_size=3, progress=False, **options)
+        assert named(seen, dataset) == expected
+        assert sorted(trainer.history[-1]["skipped"]) == bad
+        assert sum(record["samples"] for record in trainer.history[before:]) == len(expected)
+
+
+@pytest.mark.parametrize("pools", [1, 2])
+def test_a_sampler_leaves_out_only_them_too(damaged, pools):
+    folder, bad = damaged
+    dataset = FileDataset(folder, ImageFolderReader(rows=5), on_bad_file="skip")
+    sampler = PartialShuffleSampler(dataset, shuffle_buffer=4, batch_size=2, pools=pools)
+    assert named([(batch["x"], batch["y"]) for batch in sampler], dataset) == expected_images(folder, bad)
+    assert sorted(sampler.skipped) == bad
+
+
+def test_the_first_image_need_not_be_good(folder):
+    names = ImageFolderReader().images(str(folder))
+    (folder / names[0]).write_bytes(b"no image")
+    dataset = FileDataset(folder, on_bad_file="skip")
+    assert (dataset.layout["x"].shape, dataset.skipped) == ((3, 4, 6), {})
+    with pytest.raises(BadFileError, match="cannot be read as an image"):
+        read_all(dataset)
+
+
+def test_only_row_groups_that_cannot_be_read_are_left_out_and_named(tmp_path):
+    path, numbers = tmp_path / "f.parquet", np.arange(20)
+    options = {"compression": "none", "use_dictionary": False, "write_page_checksum": True}
+    parquet.write_table(pa.table({"x": numbers * 1.0, "y": numbers}), path, row_group_size=6, **options)
+    overwritten(path, numbers[6:12] * 1.0)
+    sampler = PartialShuffleSampler(FileDataset(path, on_bad_file="skip"), batch_size=4)
+    assert sorted(y for batch in sampler for y in batch["y"]) == [*range(6), *range(12, 20)]
+    assert list(sampler.skipped) == [f"{path}#1"]
