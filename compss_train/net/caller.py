@@ -72,6 +72,8 @@ class Caller:
     connection breaks, the limit is halved: with a limit low enough, an answer arrives before it breaks again.
 
     ``greeting`` is the first message of each connection; ``farewell`` the last one, if all requests were answered.
+    A server may forget a client that has been away. One whose requests were all answered says so when it returns:
+    its greeting then has ``continues``, which the server chose.
     """
 
     def __init__(self, address: Address, greeting: Header, farewell: Header | None, timeout: float) -> None:
@@ -95,6 +97,7 @@ class Caller:
         """The process that may use it: sockets cannot be used, nor closed, in a fork of it."""
         self._turn = threading.Lock()
         self._closed = False
+        self.continues: str | None = None
 
     def call(
         self,
@@ -111,8 +114,8 @@ class Caller:
 
         ``changes`` says whether it changes the key. Without ``wait`` it returns an empty answer, and a later call
         raises the error, in place of its own answer. Raises ``ValueError`` for a key and for arrays that no server
-        accepts, ``TimeoutError`` if the server does not answer, and ``PermissionError`` for a wrong token. These
-        two and Ctrl-C close the client.
+        accepts, ``TimeoutError`` if the server does not answer, ``PermissionError`` for a wrong token, and
+        ``RuntimeError`` if the server has died or refuses this client. These three and Ctrl-C close the client.
         """
         if self._process != os.getpid():
             raise ParameterServerClosedError("the client is another process's; make one here with connect(...)")
@@ -130,6 +133,8 @@ class Caller:
             self._next_number, self._counts[key] = number + 1, count + changes
             if not self._sent and not self._waiting:
                 self._silent = 0.0
+                if self._connection is not None and self._connection.is_lost:
+                    self._disconnect()
             self._waiting[number] = request
             self._advance(lambda: request.answer is not None or not (wait or number in self._waiting))
             self._raise_failed()
@@ -159,8 +164,10 @@ class Caller:
     def _connect(self) -> Connection | None:
         """Connect; return ``None`` if that failed and may be tried again."""
         began = time.monotonic()
+        repeats = any(request.times_sent for request in self._waiting.values())
+        greeting = self._greeting if repeats else self._greeting | {"continues": self.continues}
         try:
-            connection = self._address.connect(self._greeting, timeout=min(self._timeout, _CONNECT_SECONDS))
+            connection = self._address.connect(greeting, timeout=min(self._timeout, _CONNECT_SECONDS))
             self._connection, self._refused = connection, False
         except OSError as error:
             if isinstance(error, PermissionError) and self._refused:
@@ -188,6 +195,8 @@ class Caller:
             connection.send_frames(request.frames)
         if (message := connection.receive(0.0 if done() else _POLL_SECONDS)) is not None:
             self._silent = 0.0
+            if "numbers" not in message[0]:  # no answer to a request: the server refuses this client, or ends
+                raise RuntimeError(f"{self._address.url}: {message[0].get('error')}")
             for number in message[0]["numbers"]:
                 self._answered(number, message)
         elif not done():

@@ -100,10 +100,7 @@ class Connection(Closable):
         return bool(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
-        """Send a copy of a message.
-
-        Raises ``ConnectionLostError``, and ``MessageError`` for a header that is too large.
-        """
+        """Send a copy of a message; raise ``ConnectionLostError``, and ``ValueError`` for too large a header."""
         self.send_frames(pack(header, arrays))
 
     def send_frames(self, frames: Sequence[Any]) -> None:
@@ -139,6 +136,12 @@ class Connection(Closable):
                 raise PermissionError(f"{self._url}: {sockets.WRONG_TOKEN}")
             if header:  # otherwise the server asked whether this client is still there
                 return header, arrays
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the connection is known to be lost; messages that arrived before may be left."""
+        self._lost = self._lost or bool(int(self._monitor.EVENTS) & zmq.POLLIN)
+        return self._lost
 
     def _wait(self, poller: zmq.Poller, milliseconds: float) -> bool:
         """Wait for what a poller finds; what has arrived before the connection was lost can still be received."""

@@ -4,6 +4,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -22,6 +23,11 @@ _DTYPES = {
 """The dtypes that can be sent, by name."""
 PIECE = 2**20
 """Maximum size of a frame in bytes, also of headers. Memory of this size is reused, larger memory is not."""
+MAX_TEXT = 2**15
+"""Maximum length of a text that quotes what others sent, in characters: in JSON each has up to 12 bytes, so that a
+header has room for two."""
+_MAX_DIMENSIONS = 64
+"""Those of an array in numpy and torch: what has more can be received, but neither added nor stacked."""
 
 Header: TypeAlias = dict[str, Any]
 """What a message says, in JSON."""
@@ -30,7 +36,28 @@ ArrayDescriptions: TypeAlias = list[tuple[str, list[int]]]
 
 
 class MessageError(ValueError):
-    """A message is malformed."""
+    """A message that was received is malformed."""
+
+
+@contextmanager
+def parsing() -> Iterator[None]:
+    """Raise whatever goes wrong in the block, which reads a received message, as ``MessageError``."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, MessageError):
+            raise
+        raise MessageError(f"malformed message: {type(error).__name__}: {error}") from error
+
+
+def shortened(text: str) -> str:
+    """Return a text that every header has room for and every program can print; the middle is left out if need be.
+
+    What clients send may be of any length, and have lone surrogates, which cannot be encoded: they are escaped.
+    """
+    if len(text) > MAX_TEXT:
+        text = f"{text[: MAX_TEXT // 4]} [...] {text[-MAX_TEXT // 2 :]}"
+    return text.encode(errors="backslashreplace").decode()
 
 
 def pack(header: Header, arrays: Sequence[Block] = ()) -> list[Any]:
@@ -40,10 +67,10 @@ def pack(header: Header, arrays: Sequence[Block] = ()) -> list[Any]:
 
 
 def pack_header(header: Header, descriptions: ArrayDescriptions) -> bytes:
-    """Return the first frame of a message; raise ``MessageError`` if it is too large."""
-    frame = json.dumps({**header, "arrays": descriptions}).encode()
+    """Return the first frame of a message; raise ``ValueError`` if it is too large."""
+    frame = json.dumps({**header, "arrays": descriptions}, separators=(",", ":")).encode()
     if len(frame) > PIECE:
-        raise MessageError(
+        raise ValueError(
             f"a message with {len(descriptions):,} arrays, whose header has {len(frame):,} bytes; the maximum is "
             f"{PIECE:,}: give fewer arrays, and shorter keys and texts"
         )
@@ -113,13 +140,13 @@ def unpack(frames: Sequence[Any]) -> Message:
 
     Raises ``MessageError`` for malformed frames.
     """
-    try:
-        header = dict(json.loads(bytes(_buffer(frames[0]))))
+    with parsing():
+        header = json.loads(bytes(_buffer(frames[0])))
+        if not isinstance(header, dict):
+            raise MessageError(f"a header is a JSON object, not a {type(header).__name__}")
         descriptions = header.pop("arrays")
         remaining = deque(_buffer(frame) for frame in frames[1:])
         arrays = [_received(name, shape, remaining) for name, shape in descriptions if remaining]
-    except (ValueError, TypeError, LookupError, AttributeError, RuntimeError) as error:
-        raise error if isinstance(error, MessageError) else MessageError(f"malformed message: {error}") from error
     if remaining or len(arrays) != len(descriptions):
         raise MessageError(
             f"the header announces {len(descriptions)} arrays, but {len(arrays)} arrived, "
@@ -130,6 +157,8 @@ def unpack(frames: Sequence[Any]) -> Message:
 
 def _received(name: str, shape: list[int], remaining: deque[memoryview]) -> ReceivedArray:
     dtype = _DTYPES[name]
+    if len(shape) > _MAX_DIMENSIONS:
+        raise MessageError(f"an array of {len(shape)} dimensions; the maximum is {_MAX_DIMENSIONS}")
     tensor = torch.empty(shape, dtype=dtype, device="meta")  # raises for an invalid shape
     size, pieces = tensor.numel() * dtype.itemsize, [remaining.popleft()]
     received = pieces[0].nbytes

@@ -1,6 +1,7 @@
 """A server of clients that each have one connection: their messages, and when they disconnect."""
 
 import hmac
+import logging
 import math
 import os
 import socket
@@ -9,8 +10,8 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Sequence
-from contextlib import suppress
-from typing import TypeAlias
+from contextlib import ExitStack, suppress
+from typing import Any, TypeAlias
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -19,13 +20,16 @@ from compss_train._utils import Closable, files
 from compss_train.data.block import Block
 from compss_train.net import sockets
 from compss_train.net.connection import Address
-from compss_train.net.messages import Header, MessageError, ReceivedArray, pack, unpack
+from compss_train.net.messages import Header, MessageError, ReceivedArray, pack, shortened, unpack
+
+_LOG = logging.getLogger(__name__)
 
 _MAX_PATH = 100
 """Maximum length of the path of a socket file; systems allow 104 to 108 characters."""
 _MAX_SILENT = 128
 _SUSPECT_SECONDS = 1.0
-"""Seconds after a connection closes during which its client may still appear to be connected."""
+"""Seconds after a connection closes during which its client may still appear to be connected, and those in which a
+client that is to be disconnected can read why."""
 _LINGER_MILLISECONDS = 1000
 
 
@@ -40,8 +44,18 @@ class Client:
         """Its first message, which says what it is."""
 
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> bool:
-        """Send a message; return False if the client has disconnected. Clients that do not read lose messages."""
+        """Send a message; return False if the client has disconnected. Clients that do not read lose messages.
+
+        Texts are shortened.
+        """
         return self._server.send(self._identity, header, arrays)
+
+    def refuse(self, error: Exception) -> None:
+        """Log an error in the handling of its message, send it, and disconnect the client.
+
+        The server then reports it as lost, and receives nothing else from it.
+        """
+        self._server.refuse(self._identity, self.descriptor, error)
 
 
 Received: TypeAlias = tuple[Client, Header | None, list[ReceivedArray]]
@@ -66,6 +80,10 @@ class MessageServer(Closable):
         self._folder = files.TemporaryFolder()
         self._clients: dict[bytes, Client] = {}
         self._lost: deque[bytes] = deque()
+        self._refused: dict[bytes, int] = {}
+        """Clients to which nobody listens any more, and their descriptors."""
+        self._refusals: deque[tuple[int, float]] = deque()
+        """The descriptors to close, and when their clients were refused."""
         try:
             url = self._bind_privately() if address is None else None
             self.address = Address(url or self._bind_tcp(address or sockets.LOOPBACK, token), token)
@@ -86,6 +104,7 @@ class MessageServer(Closable):
         except (OSError, zmq.ZMQError):  # a full disk, for example
             self._folder.remove()
             return None
+        self._connections.place = path
         return f"{sockets.PRIVATE}{path}"
 
     def _bind_tcp(self, address: str, token: str) -> str:
@@ -96,51 +115,76 @@ class MessageServer(Closable):
         except zmq.ZMQError as error:
             raise OSError(f"cannot listen at {address}: {error}") from error
         bound = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._connections.port = int(bound.rpartition(":")[2])
+        self._connections.place = int(bound.rpartition(":")[2])
         return bound
 
     def receive(self, timeout: float = 0.0) -> Received | None:
         """Return the next message, waiting up to ``timeout`` seconds for one.
 
-        A disconnected client is reported once, after all its messages. ``None`` if nothing has happened.
+        A client that has disconnected or was refused is reported once, after all its messages. ``None`` if nothing
+        has happened. No message raises an error: a client whose message is malformed is refused.
         """
+        self._connections.check()
+        while self._refusals and time.monotonic() - self._refusals[0][1] > _SUSPECT_SECONDS:
+            self._connections.end(*self._refusals.popleft())
         if not int(self.socket.EVENTS) & zmq.POLLIN and not (
             timeout and self.socket.poll(math.ceil(1000 * timeout))
         ):
             return self._next_lost()
         sender, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
-        identity = sender.bytes
-        self._connections.heard(frames[0])
+        identity, descriptor = sender.bytes, int(frames[0].get("__fd"))
+        self._connections.heard(descriptor)
+        if identity in self._refused:
+            return None
         try:
             header, arrays = unpack(frames)
             if (client := self._clients.get(identity)) is None:
-                proof = str(header.pop("proof", ""))  # of the token, at a socket file
-                if self._proof is not None and not hmac.compare_digest(proof.encode(), self._proof.encode()):
-                    raise PermissionError(sockets.WRONG_TOKEN)
-                client = self._clients[identity] = Client(self, identity, int(frames[0].get("__fd")), header)
+                self._check_proof(header.pop("proof", None))
+                client = self._clients[identity] = Client(self, identity, descriptor, header)
         except (MessageError, PermissionError) as error:
-            self.send(identity, {"error": str(error)})
-            dropped = self._clients.pop(identity, None)
-            return None if dropped is None else (dropped, None, [])
+            self.refuse(identity, descriptor, error)
+            return None
         return client, header, arrays
 
+    def _check_proof(self, proof: Any) -> None:
+        """Raise ``PermissionError`` unless the first message at a socket file proves knowledge of the token."""
+        if self._proof is None:
+            return
+        given = proof.encode(errors="surrogatepass") if isinstance(proof, str) else b""
+        if not hmac.compare_digest(given, self._proof.encode()):
+            raise PermissionError(sockets.WRONG_TOKEN)
+
+    def refuse(self, identity: bytes, descriptor: int, error: Exception) -> None:
+        """Disconnect the client with this identity; as ``Client.refuse``."""
+        expected = isinstance(error, MessageError | PermissionError)
+        text = shortened(str(error) if expected else f"{type(error).__name__}: {error}")
+        _LOG.warning("%s disconnects a client: %r", self.address.url, text, exc_info=None if expected else error)
+        if self.send(identity, {"error": text}) and identity not in self._refused:
+            self._refused[identity] = descriptor
+            self._refusals.append((descriptor, time.monotonic()))
+            if identity in self._clients:
+                self._lost.append(identity)
+
     def _next_lost(self) -> Received | None:
-        """Return a client that has disconnected; its messages have all been received."""
+        """Return a client that has disconnected or was refused; its messages have all been received."""
         while self._lost:
-            if (client := self._clients.pop(self._lost.popleft(), None)) is not None:
+            identity = self._lost.popleft()
+            if (client := self._clients.pop(identity, None)) is not None:
                 return client, None, []
+            self._refused.pop(identity, None)
         if closed := self._connections.closed:
-            now, descriptors = time.monotonic(), {descriptor for descriptor, _ in list(closed)}
-            suspects = [own for own, each in self._clients.items() if each.descriptor in descriptors]
+            now, descriptors = time.monotonic(), set(closed)
+            known = {**self._refused, **{own: each.descriptor for own, each in self._clients.items()}}
+            suspects = [own for own, descriptor in known.items() if descriptor in descriptors]
             self._lost.extend(each for each in suspects if not self.send(each, {}))  # their last messages first
-            while closed and now - closed[0][1] > _SUSPECT_SECONDS:
-                closed.popleft()
+            self._connections.forget_closed(now - _SUSPECT_SECONDS)
         return None
 
     def send(self, identity: bytes, header: Header, arrays: Sequence[Block] = ()) -> bool:
         """Send a message to the client with this identity; as ``Client.send``."""
+        frames = pack({name: _with_short_texts(value) for name, value in header.items()}, arrays)
         try:
-            self.socket.send_multipart([identity, *pack(header, arrays)], zmq.NOBLOCK)
+            self.socket.send_multipart([identity, *frames], zmq.NOBLOCK)
         except zmq.Again:
             return True
         except zmq.ZMQError:
@@ -154,6 +198,13 @@ class MessageServer(Closable):
             self._connections.join()
             sockets.end(self._context, _LINGER_MILLISECONDS)
             self._folder.remove()
+
+
+def _with_short_texts(value: Any) -> Any:
+    """Return a value of a header whose texts are shortened: they may quote what clients have sent."""
+    if isinstance(value, str):
+        return shortened(value)
+    return [_with_short_texts(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 class Connections:
@@ -172,18 +223,49 @@ class Connections:
         self._events.connect(name)
         self._silent: dict[int, None] = {}  # file descriptors, in the order of their connections
         self._lock = threading.Lock()
-        self.closed: deque[tuple[int, float]] = deque(maxlen=1000)
-        """The descriptors of the connections that were closed last, and when they were closed."""
-        self.port = 0
-        """The port that the socket listens at; 0 at a socket file, where there are no strangers."""
-        self._thread = threading.Thread(target=self._watch, name="connections", daemon=True)
+        self._closed: dict[int, float] = {}
+        self._failed: BaseException | None = None
+        self.place: int | str = 0
+        """The port that the socket listens at, or the path of its file; 0 until it listens."""
+        self._thread = threading.Thread(target=self._run, name="connections", daemon=True)
         self._thread.start()
 
-    def heard(self, frame: zmq.Frame) -> None:
+    def heard(self, descriptor: int) -> None:
         """Record a message: its sender has the token."""
         if self._silent:
             with self._lock:
-                self._silent.pop(int(frame.get("__fd")), None)
+                self._silent.pop(descriptor, None)
+
+    @property
+    def closed(self) -> list[int]:
+        """The descriptors of the connections that were closed a short while ago."""
+        with self._lock:
+            return list(self._closed)
+
+    def forget_closed(self, before: float) -> None:
+        """Forget those that were closed before this time."""
+        with self._lock:
+            self._closed = {each: when for each, when in self._closed.items() if when >= before}
+
+    def end(self, descriptor: int, since: float) -> None:
+        """Shut a connection down, unless it was closed since this time."""
+        with self._lock:
+            if self._closed.get(descriptor, 0.0) < since:
+                self._shut_down(descriptor)
+
+    def check(self) -> None:
+        """Raise ``RuntimeError`` if the thread has died: nobody would notice clients that disconnect."""
+        if self._failed is not None:
+            failed = f"{type(self._failed).__name__}: {self._failed}"
+            raise RuntimeError(f"the thread that watches connections has died: {failed}") from self._failed
+
+    def _run(self) -> None:
+        try:
+            self._watch()
+        except BaseException as error:
+            self._failed = error
+        finally:
+            self._events.close()
 
     def _watch(self) -> None:
         """Take note of new and closed connections, and close the oldest silent ones if they are too many."""
@@ -194,17 +276,22 @@ class Connections:
                 if event["event"] == zmq.EVENT_ACCEPTED:
                     self._silent[descriptor] = None
                 else:
-                    self.closed.append((descriptor, time.monotonic()))
-                if self.port and len(self._silent) > _MAX_SILENT:
+                    self._closed[descriptor] = time.monotonic()
+                # At a socket file there are no strangers.
+                if isinstance(self.place, int) and len(self._silent) > _MAX_SILENT:
                     oldest = next(iter(self._silent))
                     del self._silent[oldest]
-                    self._close(oldest)
-        self._events.close()
+                    self._shut_down(oldest)
 
-    def _close(self, descriptor: int) -> None:
+    def _shut_down(self, descriptor: int) -> None:
         """Shut a connection down, unless ZeroMQ has closed it and another file has its descriptor."""
-        with suppress(OSError), socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM) as connection:
-            if connection.getsockname()[1] == self.port:
+        with suppress(OSError), ExitStack() as stack:
+            copy = os.dup(descriptor)  # which stays the same file
+            stack.callback(os.close, copy)
+            connection = socket.socket(fileno=copy)  # raises for other files
+            stack.callback(connection.detach)
+            name = connection.getsockname()  # of other sockets it may be empty
+            if (name[1] if isinstance(name, tuple) else name) == self.place:
                 connection.shutdown(socket.SHUT_RDWR)
 
     def join(self) -> None:

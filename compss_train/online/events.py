@@ -13,7 +13,7 @@ import zmq
 from compss_train._utils import Closable
 from compss_train.data.block import Block
 from compss_train.engines import Engine, Ref, nodes
-from compss_train.net import Client, Header, MessageServer, Received, new_token
+from compss_train.net import Client, Header, MessageError, MessageServer, Received, new_token, parsing
 
 RECONNECT_SECONDS = 120.0
 """How long a task may take to reconnect after its process died, for engines that cannot report a lost task."""
@@ -55,20 +55,32 @@ class EventServer(Closable):
             while (received := server.receive()) is not None:
                 client, header, _ = received
                 if header is client.greeting:
-                    role = client.greeting.get("role")
-                    if isinstance(role, str) and (role == SENDER) != (server is self._tasks):
-                        same = (each for each in self._clients if role != SENDER and each.greeting == header)
-                        lost = [each for each in same if not each.send({})]
-                        self._clients.add(client)
-                        if lost:  # a fork takes a place within milliseconds
-                            self._held.extend([*((each, None, []) for each in lost), received])
-                            continue
-                    else:
-                        client.send({"error": f"role {role!r}; this address is for others"})
+                    try:
+                        with parsing():
+                            lost = self._replaced(header, tasks=server is self._tasks)
+                    except MessageError as error:
+                        client.refuse(error)
+                        continue
+                    self._clients.add(client)
+                    if lost:  # a fork takes a place within milliseconds
+                        self._held.extend([*((each, None, []) for each in lost), received])
+                        continue
                 if self._is_known(client, header):
                     return received
         held = (self._held.popleft() for _ in range(len(self._held)))
         return next((each for each in held if self._is_known(*each[:2])), None)
+
+    def _replaced(self, greeting: Header, *, tasks: bool) -> list[Client]:
+        """Return the lost clients whose place a new one takes; raise ``MessageError`` for another address's role."""
+        role, number = greeting.get("role"), greeting.get("number")
+        if not isinstance(role, str) or (role == SENDER) == tasks:
+            raise MessageError(f"role {role!r}; this address is for others")
+        if role == SENDER:
+            return []
+        if not isinstance(number, int | None):
+            raise MessageError(f"number {number!r} of a {role}; give an integer")
+        places = ((each, each.greeting["role"], each.greeting.get("number")) for each in self._clients)
+        return [each for each, *place in places if place == [role, number] and not each.send({})]
 
     def _is_known(self, client: Client, header: Header | None) -> bool:
         """Return whether a client has a role and is not lost; forget it with its loss."""

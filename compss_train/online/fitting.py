@@ -15,7 +15,7 @@ from compss_train._utils.files import TemporaryFolder
 from compss_train.engines.nodes import ONE_CPU
 from compss_train.exceptions import DivergedError
 from compss_train.model import parameters as params
-from compss_train.net import Received, new_token
+from compss_train.net import MessageError, Received, new_token
 from compss_train.online import events, records, sources, worker_task, workers
 from compss_train.online.options import OnlineOptions, Simulations
 from compss_train.training import build_arguments, description, planning, rounds
@@ -185,10 +185,17 @@ class OnlineFit:
         return time.monotonic() - self._urgent_since > GRACE
 
     def _handle(self, received: Received) -> None:
+        """Act on a message; refuse a client whose message is malformed. Other errors are those of the fit."""
+        try:
+            self._act_on(received)
+        except MessageError as error:
+            received[0].refuse(error)
+
+    def _act_on(self, received: Received) -> None:
         client, header, arrays = received
         match client.greeting["role"]:
             case "worker":
-                worker = self._workers.all[int(client.greeting["number"])]
+                worker = self._workers.of(client)
                 outcome = self._workers.handle(worker, client, header, arrays)
                 if outcome == "died":
                     self._senders.warn_lost_samples(worker, self._job)

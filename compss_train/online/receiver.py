@@ -1,6 +1,7 @@
 """The worker's side of streams: receives samples and puts them into the buffer."""
 
 import itertools
+import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -12,8 +13,10 @@ import torch
 
 from compss_train._utils import Closable
 from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError, TimeStep
-from compss_train.net import Client, Header, Message, MessageServer, ReceivedArray
+from compss_train.net import Client, Header, Message, MessageError, MessageServer, ReceivedArray
+from compss_train.online.stream import number_in
 
+_LOG = logging.getLogger(__name__)
 _TICK = 0.05
 """Seconds after which a wait for messages, or for room in the buffer, is interrupted by the other one."""
 _MESSAGES = 256
@@ -59,7 +62,7 @@ class Receiver(Closable):
         self._buffer, self._paired = buffer, paired
         self._offsets = dict(offsets or {})
         self.failed: Exception | None = None
-        """An error that no sample has caused."""
+        """An error that no sample has caused, such as one that has ended the thread."""
         self._putting, self._turn = threading.Lock(), threading.Lock()
         self._senders: dict[Client, _Sender] = {}
         self._ahead = 1  # until the size of a sample is known
@@ -74,17 +77,27 @@ class Receiver(Closable):
 
     def _run(self) -> None:
         with self._server:
-            while not self._closed.is_set():
-                is_idle = not any(sender.waiting for sender in self._senders.values())
-                for number in range(_MESSAGES):
-                    received = self._server.receive(_TICK if is_idle and not number else 0.0)
-                    if received is None:
-                        break
-                    self._handle(*received)
-                self._put_waiting()
-                if self._ending.is_set() and all(sender.ended for sender in self._senders.values()):
-                    self._ending.clear()
-                    self._buffer.signal_reception_over()
+            try:
+                while not self._closed.is_set():
+                    self._receive_and_put()
+            except BaseException as error:  # senders notice when their connections are closed
+                _LOG.critical("the thread that receives samples at %s has died", self.url, exc_info=error)
+                self.failed = RuntimeError(
+                    f"the thread that receives samples has died: {type(error).__name__}: {error}"
+                )
+                self.failed.__cause__ = error
+
+    def _receive_and_put(self) -> None:
+        is_idle = not any(sender.waiting for sender in self._senders.values())
+        for number in range(_MESSAGES):
+            received = self._server.receive(_TICK if is_idle and not number else 0.0)
+            if received is None:
+                break
+            self._handle(*received)
+        self._put_waiting()
+        if self._ending.is_set() and all(sender.ended for sender in self._senders.values()):
+            self._ending.clear()
+            self._buffer.signal_reception_over()
 
     def _handle(self, client: Client, header: Header | None, arrays: list[ReceivedArray]) -> None:
         sender = self._senders.get(client)
@@ -94,18 +107,22 @@ class Receiver(Closable):
             return
         try:
             self._receive(client, sender, header, arrays)
-        except (ValueError, TypeError, LookupError, OverflowError) as error:  # a malformed message
+        except Exception as error:
             self._reject(client, error)
 
     def _receive(self, client: Client, sender: _Sender | None, header: Header, arrays: list[ReceivedArray]) -> None:
         if sender is None:
-            sender = self._senders[client] = _Sender(int(header["stream"]))
+            sender = self._senders[client] = _Sender(number_in(header, "stream"))
             client.send({"next": self._offsets.get(sender.stream, 0), "credit": self._grant(sender)})
+        elif sender.waiting and "end" in sender.waiting[-1][0]:
+            raise MessageError("a message after the end of the stream, which was not answered yet")
         elif "end" in header:  # may be repeated
             sender.waiting.append((header, []))
         elif sender.ended or not sender.credit:
-            raise ValueError("a sample after the end of the stream, or without credit")
+            raise MessageError("a sample after the end of the stream, or without credit")
         else:
+            for name in ("sample", "step") if self._paired else ("sample",):
+                header[name] = number_in(header, name)
             sender.credit -= 1
             sender.waiting.append((header, arrays))
             self._ahead = max(2, min(_MAX_AHEAD, _BYTES_AHEAD // max(1, _size(arrays))))
@@ -117,8 +134,8 @@ class Receiver(Closable):
         return more
 
     def _reject(self, client: Client, error: Exception) -> None:
-        """Send an error to a sender, and forget it."""
-        client.send({"error": f"{type(error).__name__}: {error}"})
+        """Send an error to a sender, disconnect it, and forget it."""
+        client.refuse(error)
         self._senders.pop(client, None)
 
     def end_reception(self) -> None:
@@ -162,7 +179,7 @@ class Receiver(Closable):
     def _put(self, stream: int, burst: list[Message]) -> int:
         """Put samples, except those that an earlier connection has delivered; return how many are done with."""
         offset = self._offsets.get(stream, 0)
-        new = [message for message in burst if int(message[0]["sample"]) >= offset]
+        new = [message for message in burst if message[0]["sample"] >= offset]
         if self._discarding.is_set() or not new:
             return len(burst)
         samples, put = self._stack(stream, new), len(new)
@@ -180,7 +197,7 @@ class Receiver(Closable):
                     raise
             finally:
                 if put:
-                    self._offsets[stream] = int(new[put - 1][0]["sample"]) + 1
+                    self._offsets[stream] = new[put - 1][0]["sample"] + 1
         return len(burst) - len(new) + put
 
     def _stack(self, stream: int, messages: list[Message]) -> Any:
@@ -189,7 +206,7 @@ class Receiver(Closable):
         columns = tuple(torch.stack(column) for column in zip(*rows, strict=True))
         if not self._paired:
             return columns
-        steps = np.array([int(header["step"]) for header, _ in messages])
+        steps = np.array([header["step"] for header, _ in messages])
         return TimeStep(np.full(len(messages), stream), steps, columns)
 
     def snapshot(self) -> tuple[dict[str, Any], dict[int, int]]:

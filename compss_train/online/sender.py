@@ -14,7 +14,7 @@ import torch
 from compss_train._utils import Closable, validation
 from compss_train.data.values import check_parts, signed, tensor_of
 from compss_train.exceptions import TrainingEndedError
-from compss_train.net import Address, Header
+from compss_train.net import Address, Header, shortened
 from compss_train.online.stream import NameInUseError, Sample, Stream
 
 _RETRY_SECONDS = 0.2
@@ -76,7 +76,7 @@ class SampleSender(Closable):
             self._closed = True
             with self._stream, suppress(OSError):
                 if not self._stream.ended.is_set():
-                    self._stream.notify({"failed": "".join(traceback.format_exception(error))})
+                    self._stream.notify({"failed": shortened("".join(traceback.format_exception(error)))})
 
 
 def open_stream(

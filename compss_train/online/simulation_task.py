@@ -15,7 +15,7 @@ from typing import Any
 
 from compss_train._utils import Closable
 from compss_train.exceptions import TrainingEndedError
-from compss_train.net import Address
+from compss_train.net import Address, shortened
 from compss_train.online.sender import as_sample
 from compss_train.online.stream import Sample, Stream
 
@@ -52,8 +52,8 @@ def simulate_and_send(
                 return
             with suppress(OSError, ValueError, TrainingEndedError, SamplesLostError):
                 stream.flush()  # no other attempt may follow, so these samples count
-            text = "".join(traceback.format_exception(error))
-            stream.notify({"failed": f"{type(error).__name__}: {error}", "traceback": text})
+            failed, text = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+            stream.notify({"failed": shortened(failed), "traceback": shortened(text)})
 
 
 class SamplesLostError(Exception):
@@ -140,7 +140,8 @@ class Watchdog(Closable):
     def _report(self) -> None:
         frame = sys._current_frames().get(self._watched_thread)
         with suppress(OSError):
-            self._stream.notify({"timeout": self._limit, "stack": "".join(traceback.format_stack(frame))})
+            stack = shortened("".join(traceback.format_stack(frame)))
+            self._stream.notify({"timeout": self._limit, "stack": stack})
 
     def close(self) -> None:
         """Stop watching."""

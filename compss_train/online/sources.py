@@ -14,10 +14,11 @@ import cloudpickle
 from compss_train._utils.validation import warn_user
 from compss_train.engines import Engine, Ref, Resources
 from compss_train.exceptions import SimulationError, WorkerTraceback
-from compss_train.net import Client, Header
+from compss_train.net import Client, Header, MessageError, parsing, shortened
 from compss_train.online.events import ConnectedTask
 from compss_train.online.options import Simulations
 from compss_train.online.simulation_task import simulate_and_send
+from compss_train.online.stream import number_in
 from compss_train.online.worker_task import OnlineJob
 from compss_train.online.workers import StreamRouter, Worker
 
@@ -127,7 +128,7 @@ class SimulationRuns:
 
     def handle(self, client: Client, header: Header | None) -> None:
         """Process a message of a simulation's task."""
-        simulation = self._known.get(int(client.greeting["number"]))
+        simulation = self._known.get(client.greeting.get("number", -1))
         task = None if simulation is None else simulation.task
         if simulation is None or task is None:  # skipped, or a duplicate
             client.send({"accepted": False})
@@ -143,7 +144,9 @@ class SimulationRuns:
             if not self._may_run_again(simulation, reason):  # otherwise the engine restarts its task
                 simulation.task = None
         elif "timeout" in header:
-            simulation.timeout_report = f"no sample within {header['timeout']} s; it was here:\n{header['stack']}"
+            with parsing():
+                seconds, stack = float(header["timeout"]), shortened(str(header["stack"]))
+            simulation.timeout_report = f"no sample within {seconds} s; it was here:\n{stack}"
         else:
             self._ended(client, simulation, header)
 
@@ -157,14 +160,19 @@ class SimulationRuns:
         return False
 
     def _ended(self, client: Client, simulation: Simulation, header: Header) -> None:
+        interrupted = "interrupted" in header  # a worker has lost some of its samples
+        samples, reason, text = 0, "", ""
+        if "finished" in header:
+            samples = number_in(header, "finished")
+        elif not interrupted:
+            with parsing():
+                reason, text = (shortened(str(header[name])) for name in ("failed", "traceback"))
         lost_workers = self._router.unregister(client)
         simulation.task = None
         if "finished" in header:
-            repeat = self._finished(simulation, int(header["finished"]), lost_workers)
-        elif "interrupted" in header:  # a worker has lost some of its samples
-            repeat = True
+            repeat = self._finished(simulation, samples, lost_workers)
         else:
-            repeat = self._may_run_again(simulation, header["failed"], header["traceback"])
+            repeat = interrupted or self._may_run_again(simulation, reason, text)
         if repeat:
             self._repeat(simulation)
 
@@ -229,28 +237,27 @@ class ExternalSenders:
         return len(self._completed) >= self._expected and not self._active
 
     def handle(self, client: Client, header: Header | None) -> None:
-        """Process a message of a sender; a malformed message is answered with an error."""
-        try:
-            if header is client.greeting:
-                self._connect(client, client.greeting.get("name"))
-            elif client not in self._active:
-                return
-            elif header is None:
-                self._fail(client, "it disconnected without an error")
-            elif "finished" in header:
-                self._completed[self._active[client]] = int(header["finished"])
-                self._remove(client)
-            elif "failed" in header:
-                self._fail(client, str(header["failed"]))
-        except (ValueError, TypeError, OverflowError) as error:  # JSON has Infinity
-            client.send({"error": f"{type(error).__name__}: {error}"})
+        """Process a message of a sender; raise ``MessageError`` if it is malformed."""
+        if header is client.greeting:
+            self._connect(client, client.greeting.get("name"))
+        elif client not in self._active:
+            return
+        elif header is None:
+            self._fail(client, "it disconnected without an error")
+        elif "finished" in header:
+            self._completed[self._active[client]] = number_in(header, "finished")
+            self._remove(client)
+        elif "failed" in header:
+            with parsing():
+                reason = shortened(str(header["failed"]))
+            self._fail(client, reason)
 
     def _connect(self, client: Client, name: object) -> None:
         if self.closed:
             client.send({"accepted": False})
             return
         if not isinstance(name, str | None):
-            raise TypeError(f"name={name!r}: give a string, or null")
+            raise MessageError(f"a name of type {type(name).__name__}; give a string, or null")
         number = next(self._router.numbers) if name is None else self._streams.get(name)
         if number is None:
             number = self._streams[str(name)] = next(self._router.numbers)
@@ -271,7 +278,7 @@ class ExternalSenders:
             self._completed[number] = 0
             warn_user(f"a sender has failed: {reason}")
         else:
-            warn_user(f"sender {name!r} has failed and may reconnect: {reason}")
+            warn_user(f"sender {shortened(repr(name))} has failed and may reconnect: {reason}")
 
     def warn_lost_samples(self, worker: Worker, job: OnlineJob) -> None:
         """Warn of completed streams whose samples a dead worker had not checkpointed: none sends them again."""

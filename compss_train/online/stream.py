@@ -19,7 +19,7 @@ from compss_train._utils import Closable
 from compss_train.data.block import Block
 from compss_train.engines.nodes import is_loopback
 from compss_train.exceptions import TrainingEndedError
-from compss_train.net import Address, Connection, ConnectionLostError, Header, sockets
+from compss_train.net import Address, Connection, ConnectionLostError, Header, parsing, sockets
 
 Sample: TypeAlias = tuple[Block, ...]
 """x and y, or x alone."""
@@ -37,6 +37,17 @@ _TICK = 0.1
 def worker_of(stream: int, sample: int, workers: int, *, whole: bool) -> int:
     """Return the worker that gets a sample: round-robin, or one worker for all of a ``whole`` stream."""
     return (stream if whole else stream + sample) % workers
+
+
+def number_in(header: Header, name: str) -> int:
+    """Return a number of streams, samples or time steps from a header; raise ``MessageError`` for anything else.
+
+    It is at most 2**62, so that the next one also fits into the arrays of checkpoints.
+    """
+    with parsing():
+        if not 0 <= (number := int(header[name])) <= 2**62:
+            raise ValueError(f"{name}={number}: give an integer from 0 to 2**62")
+    return number
 
 
 class NameInUseError(PermissionError):

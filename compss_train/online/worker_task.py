@@ -24,7 +24,7 @@ from compss_train.exceptions import DivergedError
 from compss_train.model import devices, saved_state
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.net import Address, ConnectionLostError, Header, sockets
+from compss_train.net import Address, ConnectionLostError, Header, shortened, sockets
 from compss_train.online.options import OnlineOptions
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream import worker_of
@@ -34,8 +34,6 @@ from compss_train.worker.state import GroupState, WorkerState
 from compss_train.worker.work import Work, WorkOptions
 
 _ALL_ADDRESSES = "0.0.0.0"
-_MAX_TRACEBACK = 2**17
-"""Characters of a traceback that are sent, the last ones."""
 MAX_SKIPPED = 100
 """Maximum number of consecutive batches that are skipped because loss or gradients are not finite."""
 _TICK = 0.2
@@ -125,10 +123,11 @@ class CoordinatorConnection(Closable):
                 raise ConnectionLostError("the coordinator has ended this fit")
 
     def await_end(self) -> None:
-        """Stay connected until the coordinator ends the fit."""
+        """Stay connected until the coordinator ends the fit; raise an error of the receiver."""
         with suppress(ConnectionLostError):
-            while True:
-                self.update(None)
+            while self._receiver.failed is None:
+                self.update(_TICK)
+            raise self._receiver.failed
 
     def save(self, checkpoint: torch.Tensor, offsets: torch.Tensor) -> None:
         """Send a checkpoint, and wait a second at most until the coordinator has it.
@@ -173,10 +172,9 @@ def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob
             except ConnectionLostError:
                 raise
             except BaseException as error:  # which ends the fit; the engine has it when this task has ended
-                text = "".join(format_exception(error))[-_MAX_TRACEBACK:]
+                failed, text = f"{type(error).__name__}: {error}", "".join(format_exception(error))
                 with suppress(ConnectionLostError):
-                    failed = f"{type(error).__name__}: {error}"[:_MAX_TRACEBACK]
-                    coordinator.send({"failed": failed, "traceback": text})
+                    coordinator.send({"failed": shortened(failed), "traceback": shortened(text)})
                 raise
 
 

@@ -5,16 +5,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from compss_train._utils import files, validation
 from compss_train.engines import Engine, Ref, calls
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
 from compss_train.model import saved_state
-from compss_train.net import Client, ConnectionLostError, Header, ReceivedArray
+from compss_train.net import (
+    Address,
+    Client,
+    ConnectionLostError,
+    Header,
+    MessageError,
+    ReceivedArray,
+    parsing,
+    shortened,
+)
 from compss_train.online.events import ConnectedTask
 from compss_train.online.records import Progress, Report
 from compss_train.online.worker_task import OnlineJob, train_online
@@ -95,7 +105,7 @@ class Workers:
 
     def __init__(self, session: Session, job: OnlineJob, progress: Progress, folder: str) -> None:
         session.regroup([range(worker, worker + 1) for worker in range(job.num_workers)])
-        self._session, self._progress, self._folder = session, progress, Path(folder)
+        self._session, self._job, self._progress, self._folder = session, job, progress, Path(folder)
         self._warned = False
         resources = replace(session.resources, own_process=True)
         self.all: list[Worker] = []
@@ -128,10 +138,20 @@ class Workers:
             if worker.url is not None:  # otherwise the reply to its greeting must be the first message
                 worker.send({"forget": streams})
 
+    def of(self, client: Client) -> Worker:
+        """Return the worker that a client is; raise ``MessageError`` if it is none."""
+        number = client.greeting.get("number")
+        if number not in range(len(self.all)):
+            raise MessageError(f"worker {number}; there are {len(self.all)}")
+        return self.all[number]
+
     def handle(
         self, worker: Worker, client: Client, header: Header | None, arrays: Sequence[ReceivedArray]
     ) -> Literal["died", "restarted", "saved"] | None:
-        """Process a message of a worker; return what has become of it, if that matters to others."""
+        """Process a message of a worker; return what has become of it, if that matters to others.
+
+        Raises ``MessageError`` for a malformed message, before anything has changed.
+        """
         if header is client.greeting:
             return self._connect(worker, client)
         if worker.client is not client:
@@ -140,24 +160,33 @@ class Workers:
             worker.disconnect()
             return "died"
         if "url" in header:
-            worker.url = header["url"]
-        elif worker.done:
-            return None  # this attempt only receives, so that no stream waits for it
-        elif "report" in header:
-            self._progress.add(worker.number, Report(**saved_state.decode_value(arrays[0].tensor())))
-        elif "checkpoint" in header:
-            client.send({"received": True})
-            return self._save(worker, *(array.tensor() for array in arrays))
-        elif "done" in header:
-            worker.done, worker.repetitions = True, header["repetitions"]
-            state = worker_from_dict(saved_state.decode_value(arrays[0].tensor()))
-            worker.state = self._session.engine.publish((state,))
+            with parsing():
+                worker.url = Address(header["url"], self._job.key).url
         elif "failed" in header:
+            with parsing():
+                failed, trace = (shortened(str(header[name])) for name in ("failed", "traceback"))
             engine = self._session.engine
             if engine.wait([worker.ref], FAILURE_SECONDS):  # it has the exception, messages hold its text only
                 engine.fetch([worker.ref])
-            cause = WorkerTraceback(header["traceback"])
-            raise RuntimeError(f"worker {worker.number} failed: {header['failed']}") from cause
+            raise RuntimeError(f"worker {worker.number} failed: {failed}") from WorkerTraceback(trace)
+        elif worker.done:
+            return None  # this attempt only receives, so that no stream waits for it
+        elif "report" in header:
+            with parsing():
+                report = Report(**saved_state.decode_value(arrays[0].tensor()))
+            self._progress.add(worker.number, report)
+        elif "checkpoint" in header:
+            with parsing():
+                checkpoint, offsets = (array.tensor().numpy().reshape(-1) for array in arrays)
+                pairs = offsets.astype(np.int64, casting="safe").reshape(-1, 2)
+            client.send({"received": True})
+            return self._save(worker, checkpoint, dict(pairs.tolist()))
+        elif "done" in header:
+            with parsing():
+                repetitions = [int(number) for number in header["repetitions"]]
+                state = worker_from_dict(saved_state.decode_value(arrays[0].tensor()))
+            worker.done, worker.repetitions = True, repetitions
+            worker.state = self._session.engine.publish((state,))
         return None
 
     def _connect(self, worker: Worker, client: Client) -> Literal["restarted"] | None:
@@ -171,10 +200,10 @@ class Workers:
     def _checkpoint(self, worker: Worker) -> Path:
         return self._folder / f"{worker.number}.checkpoint"
 
-    def _save(self, worker: Worker, checkpoint: torch.Tensor, offsets: torch.Tensor) -> Literal["saved"] | None:
+    def _save(self, worker: Worker, checkpoint: NDArray[Any], offsets: dict[int, int]) -> Literal["saved"] | None:
         try:
             with files.atomic_path(self._checkpoint(worker)) as path:
-                path.write_bytes(checkpoint.numpy().data)
+                path.write_bytes(checkpoint.data)
         except OSError as error:  # the last ones that could be stored stay valid
             if not self._warned:
                 self._warned = True
@@ -185,7 +214,7 @@ class Workers:
                 )
             return None
         worker.losses = 0
-        worker.saved_offsets = dict(offsets.reshape(-1, 2).tolist())
+        worker.saved_offsets = offsets
         return "saved"
 
     def finish(self) -> None:

@@ -18,10 +18,12 @@ class RemoteParameterServer(ParameterServer):
 
     def __init__(self, address: Address, timeout: float, name: str | None, generation: int) -> None:
         self._known_specs: dict[str, ArraySpecs] = {}
-        own = f"unnamed {uuid.uuid4().hex}" if name is None else f"named {name}"
-        # A client with a name may come again; the server can forget others.
-        goodbye = {"call": "goodbye"} if name is None else None
-        self._caller = Caller(address, {"client": own, "generation": generation}, goodbye, timeout)
+        greeting = {"client": f"named {name}", "generation": generation}
+        goodbye = None
+        if name is None:  # the server can forget it: after its goodbye, or when it repeats no calls any more
+            greeting |= {"client": f"unnamed {uuid.uuid4().hex}", "timeout": timeout}
+            goodbye = {"call": "goodbye"}
+        self._caller = Caller(address, greeting, goodbye, timeout)
         self._finalizer = weakref.finalize(self, self._caller.close)
 
     def _init(self, key: str, value: Sequence[Block], optimized: bool) -> None:
@@ -84,7 +86,7 @@ def connect(
         raise ValueError(f"name={name!r}: give a string that is not empty, or None")
     server = RemoteParameterServer(Address(address, token), timeout, name, generation)
     try:
-        server._caller.call("hello", "")
+        server._caller.continues = server._caller.call("hello", "")[0].get("server")
     except BaseException:
         server._caller.close(wait=False)
         raise

@@ -1,7 +1,12 @@
 """The thread of a served parameter server, and the records by which it executes no call of a client twice."""
 
 import heapq
+import itertools
+import logging
+import math
+import secrets
 import threading
+import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,8 +16,10 @@ import numpy as np
 import torch
 
 from compss_train._utils import Closable
-from compss_train.net import Client, Header, MessageServer, ReceivedArray
+from compss_train.net import Client, Header, MessageServer, ReceivedArray, parsing, shortened
 from compss_train.parameter_server.local import LocalParameterServer, check_specs
+
+_LOG = logging.getLogger(__name__)
 
 CallError: TypeAlias = tuple[str, str]
 """The name of an exception's class, and its message."""
@@ -20,7 +27,8 @@ MAX_BACKLOG = 2**28
 """Bytes of pushes that may wait at the server; further pushes wait at the clients."""
 _MAX_BATCH = 32  # calls that are executed before pushes are answered, in one message
 _STOP_SECONDS = 0.05  # maximum delay until a stop is noticed
-_MAX_ERROR = 2**14  # characters of an error, which may name long keys
+_FORGET_SECONDS = 600.0
+"""How long a client without a name is remembered after its connection was lost, unless it waits longer itself."""
 
 
 @dataclass
@@ -41,8 +49,14 @@ class Records:
 
     name: str
     generation: int
+    continued: bool = False
+    """Whether its earlier calls, which were all answered, were forgotten: it may begin with any count."""
+    timeout: float | None = None
+    """Seconds that it waits for an answer; ``None`` for a client with a name, which is never forgotten."""
     connections: list[Client] = field(default_factory=list)
-    keys: defaultdict[str, KeyCalls] = field(default_factory=lambda: defaultdict(KeyCalls))
+    forget_at: float = math.inf
+    """When it will be forgotten, unless it connects again."""
+    keys: dict[str, KeyCalls] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +122,8 @@ class CallQueue:
 def _described(error: Exception) -> CallError:
     """Return an error as it is sent."""
     if isinstance(error, ValueError | TypeError | LookupError):
-        return "ValueError", str(error)[:_MAX_ERROR]
-    return "RuntimeError", f"{type(error).__name__}: {error}"[:_MAX_ERROR]
+        return "ValueError", shortened(str(error))
+    return "RuntimeError", shortened(f"{type(error).__name__}: {error}")
 
 
 class ServerLoop(Closable):
@@ -123,27 +137,49 @@ class ServerLoop(Closable):
         self._store = store
         self._clients: dict[str, Records] = {}
         self._connected: dict[Client, Records] = {}
+        self._absent: list[tuple[float, int, Records]] = []
+        """A heap of the clients to be forgotten, by the time."""
+        self._losses = itertools.count()
         self._executed: defaultdict[Records, list[int]] = defaultdict(list)
         """Numbers of executed pushes that were not answered yet."""
         self._memory: dict[int, torch.Tensor] = {}
         self._reuses_memory = store.optimizer is None
+        self._id = secrets.token_hex(8)
+        """By which clients notice that it is another server at the same address."""
+        self._failed: BaseException | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="parameter-server", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
-        """Execute all received calls, and end; may be called again."""
+        """Execute all received calls, and end; may be called again. Raises ``RuntimeError`` if the thread died."""
         self._stopped.set()
         self._thread.join()
+        failed, self._failed = self._failed, None
+        if failed is not None:
+            raise RuntimeError(self._end_of(failed)) from failed
+
+    def _end_of(self, error: BaseException) -> str:
+        return f"the thread of the parameter server at {self.address} has died: {type(error).__name__}: {error}"
 
     def _run(self) -> None:
         with self._server:
-            while (executed := self._execute()) or not self._stopped.is_set():
-                for records, numbers in self._executed.items():
-                    self._send(records, {"numbers": numbers})
-                self._executed.clear()
-                if not executed:
-                    self._receive(_STOP_SECONDS)
+            try:
+                self._serve()
+            except BaseException as error:
+                self._failed = error
+                _LOG.critical(self._end_of(error), exc_info=error)
+                for client in self._connected:
+                    client.send({"error": self._end_of(error)})
+
+    def _serve(self) -> None:
+        while (executed := self._execute()) or not self._stopped.is_set():
+            for records, numbers in self._executed.items():
+                self._send(records, {"numbers": numbers})
+            self._executed.clear()
+            if not executed:
+                self._forget_absent()
+                self._receive(_STOP_SECONDS)
 
     def _execute(self) -> bool:
         """Execute a batch of calls; return whether there were any."""
@@ -159,56 +195,78 @@ class ServerLoop(Closable):
         while self._queue.size < MAX_BACKLOG and (received := self._server.receive(timeout)) is not None:
             timeout = 0.0
             client, header, arrays = received
-            records = self._connected.get(client)
             try:
                 if header is None:
-                    self._connected.pop(client, None)
-                elif records is None:
+                    self._lost(client)
+                elif (records := self._connected.get(client)) is None:
                     self._greeted(client, header)
                 else:
                     self._call(records, header, arrays)
             except Exception as error:
-                number = (header or {}).get("number")
-                numbers = [number] if isinstance(number, int) else []  # other numbers are of no client of ours
-                client.send({"numbers": numbers, "error": _described(error)})
+                client.refuse(error)
 
     def _greeted(self, client: Client, greeting: Header) -> None:
         """Continue the records of a client; a later generation of its name forgets the earlier ones.
 
         The calls of an earlier generation are not executed any more.
         """
-        name, generation = str(greeting["client"]), int(greeting["generation"])
+        with parsing():
+            name, generation = str(greeting["client"]), int(greeting["generation"])
+            timeout, continued = greeting.get("timeout"), greeting.get("continues") == self._id
+            timeout = None if timeout is None else float(timeout)
         known = self._clients.get(name)
         if known is None or generation > known.generation:
-            self._clients[name] = known = Records(name, generation)
+            self._clients[name] = known = Records(name, generation, continued, timeout)
         elif generation < known.generation:
             known = Records(name, generation)
         self._connected[client] = known
         known.connections.append(client)
 
+    def _lost(self, client: Client) -> None:
+        """Take note of a lost connection; a client without a name and another one will be forgotten."""
+        if (records := self._connected.pop(client, None)) is None:
+            return
+        records.connections = [each for each in records.connections if each is not client]
+        if not records.connections and records.timeout is not None:
+            records.forget_at = time.monotonic() + max(_FORGET_SECONDS, records.timeout)
+            heapq.heappush(self._absent, (records.forget_at, next(self._losses), records))
+
+    def _forget_absent(self) -> None:
+        """Forget clients without a name that can no longer repeat a call: they died without a goodbye."""
+        while self._absent and self._absent[0][0] <= time.monotonic():
+            due, _, records = heapq.heappop(self._absent)
+            if due == records.forget_at and not records.connections and self._clients.get(records.name) is records:
+                del self._clients[records.name]
+
     def _call(self, records: Records, header: Header, arrays: list[ReceivedArray]) -> None:
         if header.get("call") == "goodbye":
             self._clients.pop(records.name, None)
             return
-        request = _Request(records=records, arrays=arrays, **header)
-        match request.call:
-            case "hello":
-                self._answer(request)
-            case "init" | "push":
-                self._change_once(request)
-            case "pull":  # answered after the client's earlier pushes have been executed
-                entry = self._store.entry(request.key)
-                self._enqueue(request, lambda: self._answer(request, arrays=entry.values))
-            case other:
-                raise ValueError(f"unknown call {other!r}; use hello, init, push, pull or goodbye")
+        with parsing():
+            request = _Request(records=records, arrays=arrays, **header)
+        try:
+            match request.call:
+                case "hello":
+                    self._answer(request, server=self._id)
+                case "init" | "push":
+                    self._change_once(request)
+                case "pull":  # answered after the client's earlier pushes have been executed
+                    entry = self._store.entry(request.key)
+                    self._enqueue(request, lambda: self._answer(request, arrays=entry.values))
+                case other:
+                    raise ValueError(f"unknown call {other!r}; use hello, init, push, pull or goodbye")
+        except ValueError as error:
+            self._answer(request, _described(error))
 
     def _change_once(self, request: _Request) -> None:
         """Execute a call unless it was executed before.
 
         A connection brings the calls of a key in order, beginning with the first one that has no answer.
         """
-        calls = request.records.keys[request.key]
-        if self._clients.get(request.records.name) is not request.records:  # of an earlier generation
+        records = request.records
+        if (calls := records.keys.get(request.key)) is None:
+            calls = records.keys[request.key] = KeyCalls(request.count if records.continued else 0)
+        if self._clients.get(records.name) is not records:  # of an earlier generation
             self._answer(request)
         elif request.count == calls.next:
             calls.next += 1
@@ -240,7 +298,7 @@ class ServerLoop(Closable):
             try:
                 entry.update([self._gradient(*numbered) for numbered in enumerate(request.arrays)])
             except Exception as error:
-                calls.errors[request.count] = "RuntimeError", f"{type(error).__name__}: {error}"[:_MAX_ERROR]
+                calls.errors[request.count] = "RuntimeError", shortened(f"{type(error).__name__}: {error}")
             number, call_error = calls.waiting.pop(request.count), calls.errors.get(request.count)
             if call_error is None:
                 self._executed[request.records].append(number)
@@ -259,15 +317,25 @@ class ServerLoop(Closable):
             memory = self._memory[place] = torch.from_numpy(np.empty(array.size, np.uint8))
         return array.tensor(memory[: array.size])
 
-    def _enqueue(self, request: _Request, run: Callable[[], None]) -> None:
+    def _enqueue(self, request: _Request, execute: Callable[[], None]) -> None:
+        def run() -> None:
+            try:
+                execute()
+            except Exception as error:  # an answer that is too large, for example
+                self._answer(request, _described(error))
+
         size = sum(array.size for array in request.arrays)
         self._queue.add(request.key, request.priority, size, run)
 
     def _answer(
-        self, request: _Request, error: CallError | None = None, arrays: Sequence[torch.Tensor] = ()
+        self,
+        request: _Request,
+        error: CallError | None = None,
+        arrays: Sequence[torch.Tensor] = (),
+        **fields: str,
     ) -> None:
         errors = {} if error is None else {"error": error}
-        self._send(request.records, {"numbers": [request.number], **errors}, arrays)
+        self._send(request.records, {"numbers": [request.number], **errors, **fields}, arrays)
 
     def _send(self, records: Records, header: Header, arrays: Sequence[torch.Tensor] = ()) -> None:
         """Send an answer over all connections of a client; at most one of them still works."""

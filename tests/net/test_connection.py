@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.net.connection import Address, ConnectionLostError
-from compss_train.net.messages import PIECE, MessageError
+from compss_train.net.messages import PIECE
 from compss_train.net.server import MessageServer
 from compss_train.net.sockets import LOOPBACK
 from tests.buffers.kinds import DEADLINE, Thread
@@ -156,7 +156,7 @@ def test_large_arrays_arrive_in_order_in_memory_of_the_receiver(echo):
 def test_unsupported_values_raise_before_anything_is_sent(echo, bad):
     with pytest.raises(TypeError):
         echo.client.send(*bad)
-    with pytest.raises(MessageError, match=r"header has 1,0.* bytes; the maximum is 1,048,576: give fewer arrays"):
+    with pytest.raises(ValueError, match=r"header has 1,0.* bytes; the maximum is 1,048,576: give fewer arrays"):
         echo.client.send({"text": "x" * 2**20})
     echo.client.send({"fine": 1})
     assert echo.answer() == [({"fine": 1}, [])]

@@ -5,6 +5,7 @@ import threading
 from contextlib import ExitStack, contextmanager
 from types import SimpleNamespace
 
+from compss_train.net import MessageError
 from compss_train.online.events import EventServer
 from compss_train.online.receiver import Receiver
 from compss_train.online.sources import ExternalSenders
@@ -50,6 +51,8 @@ class StubCoordinator:
                 self.router._active.pop(client, None)
         except UserWarning as warning:
             self.warnings.append(str(warning))
+        except MessageError as error:
+            client.refuse(error)
         self.events.append((client, header))
 
     def call(self, action):

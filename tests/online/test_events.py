@@ -54,7 +54,7 @@ def test_a_loss_is_reported_before_the_greeting_of_the_replacement(server):
             assert header is second.greeting  # the first one is still there
         assert next_event(server)[:2] == (second, None)
         one.close()
-        wait_until(lambda: first.descriptor in dict(server._tasks._connections.closed))
+        wait_until(lambda: first.descriptor in server._tasks._connections.closed)
         with server.address.connect({"role": "worker", "number": 4}):
             server._poller.poll(1000 * DEADLINE)
             assert next_event(server)[:2] == (first, None)
@@ -69,7 +69,7 @@ def test_a_replacement_is_reported_after_the_last_messages_of_the_lost(server):
         first = next_event(server)[0]
         for number in range(4):
             one.send({"report": number})
-    wait_until(lambda: first.descriptor in dict(server._tasks._connections.closed))
+    wait_until(lambda: first.descriptor in server._tasks._connections.closed)
     with server.address.connect(greeting) as two:
         wait_until(lambda: server._tasks._connections._silent)  # ZeroMQ may have the greeting between the messages
         events = [next_event(server) for _ in range(6)]
