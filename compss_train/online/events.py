@@ -71,7 +71,7 @@ class EventServer(Closable):
         return next((each for each in held if self._is_known(*each[:2])), None)
 
     def _replaced(self, greeting: Header, *, tasks: bool) -> list[Client]:
-        """Return the lost clients whose place a new one takes; raise ``MessageError`` for another address's role."""
+        """Return the lost clients whose place a new one takes; raise ``MessageError`` for roles of others."""
         role, number = greeting.get("role"), greeting.get("number")
         if not isinstance(role, str) or (role == SENDER) == tasks:
             raise MessageError(f"role {role!r}; this address is for others")

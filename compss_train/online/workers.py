@@ -141,7 +141,7 @@ class Workers:
     def of(self, client: Client) -> Worker:
         """Return the worker that a client is; raise ``MessageError`` if it is none."""
         number = client.greeting.get("number")
-        if number not in range(len(self.all)):
+        if not isinstance(number, int) or not 0 <= number < len(self.all):
             raise MessageError(f"worker {number}; there are {len(self.all)}")
         return self.all[number]
 
@@ -178,9 +178,9 @@ class Workers:
         elif "checkpoint" in header:
             with parsing():
                 checkpoint, offsets = (array.tensor().numpy().reshape(-1) for array in arrays)
-                pairs = offsets.astype(np.int64, casting="safe").reshape(-1, 2)
+                pairs: Any = offsets.astype(np.int64, casting="safe").reshape(-1, 2).tolist()
             client.send({"received": True})
-            return self._save(worker, checkpoint, dict(pairs.tolist()))
+            return self._save(worker, checkpoint, dict(pairs))
         elif "done" in header:
             with parsing():
                 repetitions = [int(number) for number in header["repetitions"]]

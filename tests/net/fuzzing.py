@@ -17,42 +17,20 @@ def nested(depth, inner="0"):
     return json.loads("[" * depth + inner + "]" * depth)
 
 
-VALUES = [
-    *(None, True, False, -1, 0, 1, 7, 255, 2**31, 2**53 + 1, 2**62, 2**63, -(2**63), 10**40, 10**4000, -(10**4000)),
-    *(0.5, 3.0, 1e300, -0.0, float("nan"), float("inf"), float("-inf")),
-    *(
-        "",
-        "0",
-        "w",
-        "x" * 10_000,
-        "é" * 5000,
-        "\ud800",
-        "\udfff" * 50,
-        "\x00\x1b[2J\n",
-        "tcp://127.0.0.1:1",
-        "uint8",
-    ),
-    *([], [[]], [0], [None], ["uint8", [1]], {}, {"a": {}}, {"\ud800": 1}, [1] * 1000, nested(DEEP), nested(40)),
-]
+NUMBERS = [-1, 0, 1, 7, 2**31, 2**53 + 1, 2**62, 2**63, -(2**63), 10**40, 10**4000, -(10**4000)]
+NUMBERS += [None, True, False, 0.5, 3.0, 1e300, -0.0, float("nan"), float("inf"), float("-inf")]
+TEXTS = ["", "0", "w", "uint8", "x" * 10_000, "é" * 5000, "\ud800", "\udfff" * 50, "\x00\x1b[2J\n"]
+TEXTS += ["tcp://127.0.0.1:1"]
+OTHERS = [[], [[]], [0], [None], ["uint8", [1]], {}, {"a": {}}, {"\ud800": 1}, [1] * 1000, nested(DEEP), nested(40)]
+VALUES = [*NUMBERS, *TEXTS, *OTHERS]
 LONG = ["é" * 400_000, "x" * 1_000_000, "\x01" * 170_000, "\ud800" * 170_000, [0] * 400_000]
 """Of almost a mebibyte as a client can send them; most are longer in JSON without other characters than ASCII."""
-NAMES = ["call", "key", "number", "count", "priority", "optimized", "records", "self", "arrays", "proof", "client"]
-NAMES += [
-    "generation",
-    "role",
-    "name",
-    "stream",
-    "sample",
-    "step",
-    "end",
-    "finished",
-    "failed",
-    "url",
-    "report",
-    "",
-    "é",
+NAMES = [
+    *("call", "key", "number", "count", "priority", "optimized", "records", "self", "arrays", "proof", "client"),
+    *("generation", "continues", "role", "name", "stream", "sample", "step", "end", "finished", "failed", "url"),
+    *("report", "traceback", "timeout", "stack", "interrupted", "checkpoint", "done", "repetitions", "error"),
+    *("", "é", "\ud800"),
 ]
-NAMES += ["traceback", "timeout", "stack", "interrupted", "checkpoint", "done", "repetitions", "error", "\ud800"]
 DESCRIPTIONS = [
     *(3, None, "ab", {"ab": 1}, {"uint8": [1]}, [[]], [[], {}], [["float32"]], [["object", [1]]], [[["x"], [1]]]),
     *([["uint8", [2**60]]], [["bool", [-1]]], [["half", [10**40]]], [["uint8", [2**31] * 3]], [["uint8", "a"]]),
@@ -148,6 +126,7 @@ class FuzzingClient:
         self.socket = client_socket(self.context, url, token)
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
         self.socket.connect(url)
+        self.connected = False
         self.proof = {"proof": proof_of(token)} if url.startswith("ipc") else {}
 
     def __enter__(self):
@@ -161,7 +140,8 @@ class FuzzingClient:
         with suppress(zmq.Again):
             while True:
                 self.socket.recv_multipart(zmq.NOBLOCK)
-        if not self.socket.poll(DEADLINE * 1000, zmq.POLLOUT):
+        if not self.socket.poll(0 if self.connected else 1000 * DEADLINE, zmq.POLLOUT):
             return False
+        self.connected = True
         self.socket.send_multipart(frames, zmq.NOBLOCK)
         return True

@@ -1,0 +1,209 @@
+"""Servers under messages that nobody should send: afterwards they serve clients as before, and no thread has died."""
+
+import logging
+import threading
+import warnings
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import BufferSpec, Simulations
+from compss_train.callbacks import Callback
+from compss_train.engines import Resources, Traits
+from compss_train.exceptions import SimulationError, WorkerLostError
+from compss_train.model.saved_state import encode_value
+from compss_train.net.sockets import LOOPBACK
+from compss_train.online import records, sources, worker_task, workers
+from compss_train.online.events import EventServer
+from compss_train.online.fitting import OnlineFit
+from compss_train.online.options import OnlineOptions, online_merge
+from compss_train.parameter_server import connect, serve
+from tests.buffers.kinds import DEADLINE, Thread, make, until
+from tests.net.fuzzing import Fuzzer, FuzzingClient
+from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
+from tests.online.conftest import local  # noqa: F401
+from tests.online.fits import build_trainer, online
+from tests.online.sample_streams import send_stream
+from tests.online.simulations import COUNTING_SGD, sum_loss
+from tests.online.stub_fits import StubWorker
+from tests.online.test_sender import free_port
+
+pytestmark = pytest.mark.parametrize(
+    ("seed", "messages"), [(1, 400), pytest.param(2, 20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
+
+SECONDS = 10.0
+"""How soon a client must be served."""
+PUSH = {"call": "push", "key": "w", "priority": 0, "number": 0, "count": 0}
+X = np.ones(3, np.float32)
+
+
+@dataclass
+class Door:
+    """Where a server listens, and valid messages to begin with: greetings, and what follows them."""
+
+    url: str
+    token: str
+    greetings: list[dict[str, Any]]
+    then: list[tuple[dict[str, Any], list[Any]]]
+
+
+@dataclass
+class Target:
+    """A server, and a check that it still serves; ``threads`` have these names."""
+
+    doors: list[Door]
+    check: Any
+    threads: set[str] = field(default_factory=lambda: {"connections"})
+
+
+def attack(target, seed, messages):
+    """Send so many messages over connections of a few each; return how many."""
+    fuzzer = Fuzzer(seed)
+    draw = fuzzer.random
+    alive = [each for each in threading.enumerate() if each.name in target.threads]
+    assert {each.name for each in alive} == target.threads
+    while fuzzer.messages < messages:
+        door = draw.choice(target.doors)
+        with FuzzingClient(door.url, door.token) as client:
+            proof = client.proof if draw.random() < 0.9 else {}
+            going = client.send(fuzzer.frames(draw.choice(door.greetings) | proof, changed=draw.random() < 0.3))
+            for number in range(draw.choice([0, 1, 2, 4, 8])):
+                header, arrays = draw.choice(door.then)
+                counted = {name: number for name in ("number", "count", "sample", "step") if name in header}
+                frames = fuzzer.frames({**header, **counted}, arrays, changed=draw.random() < 0.8)
+                going = going and client.send(frames)
+        if fuzzer.messages % 20 == 0:
+            served(target)
+    served(target)
+    assert all(each.is_alive() for each in alive)
+    return fuzzer.messages
+
+
+def served(target):
+    serving = Thread(target.check)
+    serving.join(SECONDS)
+    assert not serving.is_alive(), f"nobody was served within {SECONDS} s"
+    serving.result()
+
+
+@pytest.mark.parametrize("address", [None, LOOPBACK], ids=["socket file", "TCP"])
+def test_a_parameter_server(address, seed, messages, caplog):
+    with serve(address) as serving, connect(serving.address, serving.token) as client:
+        client.init("w", [np.zeros(2)])
+
+        def check():
+            with connect(serving.address, serving.token, timeout=SECONDS) as client:
+                client.pull("w")
+
+        greetings = [{"client": name, "generation": 0, "timeout": 5.0} for name in ("unnamed a", "named b")]
+        then = [(PUSH, [np.ones(2)]), (PUSH | {"call": "pull"}, []), (PUSH | {"call": "hello"}, [])]
+        then += [(PUSH | {"call": "init", "key": key, "optimized": 0}, [np.ones(2)]) for key in ("v", "w")]
+        door = Door(serving.address, serving.token, greetings, [*then, ({"call": "goodbye"}, [])])
+        attack(Target([door], check, {"parameter-server", "connections"}), seed, messages)
+    assert not [each for each in caplog.records if each.levelno >= logging.CRITICAL]
+
+
+@pytest.mark.parametrize("address", [None, LOOPBACK], ids=["socket file", "TCP"])
+@pytest.mark.parametrize("paired", [False, True])
+def test_a_worker_that_receives(address, paired, seed, messages):
+    buffer = make("SimPairedReservoir" if paired else "FIFO", 200, steps=100)
+    with no_threads_left(), ExitStack() as stack:
+        stub = StubWorker(buffer, paired=paired, address=address)
+        stack.callback(stub.close)
+        training = Thread(take_all, stub.receiver, buffer)
+        streams = iter(range(500, 1000))
+        send_stream(stub, next(streams), 2, paired=paired)  # what all samples look like
+
+        def check():
+            send_stream(stub, next(streams), 2, paired=paired)
+
+        greetings = [{"stream": number} for number in range(3)]
+        then = [({"sample": 0, **({"step": 0} if paired else {})}, [np.ones(1, np.float32)]), ({"end": True}, [])]
+        attack(Target([Door(stub.url, KEY, greetings, then)], check, {"receiver", "connections"}), seed, messages)
+        assert stub.receiver.failed is None
+        buffer.signal_reception_over()
+        training.result()
+
+
+def take_all(receiver, buffer):
+    """Train: take what comes, and make checkpoints, until the end of reception."""
+    while not buffer.reception_over:
+        with np.errstate(all="ignore"):
+            if buffer.is_ready():
+                buffer.get()
+        state, offsets = receiver.snapshot()
+        encode_value({"buffer": state, "offsets": offsets})
+        torch.tensor(list(offsets.items()), dtype=torch.int64)
+        threading.Event().wait(0.001)
+
+
+class Indifferent(nn.Linear):
+    """A network that no sample can harm."""
+
+    def __init__(self):
+        super().__init__(3, 1, bias=False)
+
+    def forward(self, x):
+        return self.weight.sum().expand(len(x))
+
+
+class StopAtLast(Callback):
+    """Stops a fit when it is told to."""
+
+    def __init__(self):
+        self.running, self.told = None, False
+
+    def on_round_start(self, trainer, number):
+        self.running = trainer._workplace.model.fit.running
+
+    def on_round_end(self, trainer, record):
+        if self.told:
+            trainer.stop("told")
+
+
+def test_the_coordinator_and_a_worker_of_a_fit(local, seed, messages):
+    stopping, address = StopAtLast(), f"tcp://{HERE}:{free_port()}"
+    trainer = build_trainer(local, 1, Indifferent(), COUNTING_SGD, sum_loss)
+    options = {"buffer": BufferSpec("FIFO", 50), "batch_size": 1, "record_every": 0.05, "checkpoint_every": 0.05}
+    options |= {"senders": 10**6, "address": address, "token": TOKEN, "progress": False}
+
+    def fit():
+        online(trainer, None, (), callbacks=[stopping], **options)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of senders that fail
+        fitting = Thread(fit)
+        until(lambda: stopping.running is not None)
+        running = stopping.running
+
+        def check():
+            from compss_train import SampleSender
+
+            with SampleSender(address, TOKEN) as sender:
+                sender.send(X)
+
+        check()
+        tasks, key = running._server.address, running._job.key
+        (worker,) = (each.url for each in running._workers.all)
+        senders = [{"role": "sender", "name": name} for name in ("a", "b", None)]
+        roles = [{"role": "worker", "number": 0}, {"role": "simulation", "number": 0}]
+        doors = [
+            Door(address, TOKEN, senders, [({"finished": 3}, []), ({"failed": "why"}, [])]),
+            Door(tasks.url, tasks.token, roles, [({"report": True}, [X]), ({"finished": 3}, [])]),
+            Door(
+                worker, key, [{"stream": 10**6 + n} for n in range(3)], [({"sample": 0}, [X]), ({"end": True}, [])]
+            ),
+        ]
+        attack(Target(doors, check), seed, messages)
+        stopping.told = True
+        fitting.join(DEADLINE)
+        fitting.result()
+    assert trainer.stopped == "told"
+    assert all(worker.losses == 0 for worker in running._workers.all)
