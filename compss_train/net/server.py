@@ -158,7 +158,8 @@ class MessageServer(Closable):
         """Disconnect the client with this identity; as ``Client.refuse``."""
         expected = isinstance(error, MessageError | PermissionError)
         text = shortened(str(error) if expected else f"{type(error).__name__}: {error}")
-        _LOG.warning("%s disconnects a client: %r", self.address.url, text, exc_info=None if expected else error)
+        shown = None if expected else error
+        _LOG.warning("%s disconnects a client: %.1000r", self.address.url, text, exc_info=shown)
         if self.send(identity, {"error": text}) and identity not in self._refused:
             self._refused[identity] = descriptor
             self._refusals.append((descriptor, time.monotonic()))
@@ -264,8 +265,8 @@ class Connections:
             self._watch()
         except BaseException as error:
             self._failed = error
-        finally:
-            self._events.close()
+        else:
+            self._events.close()  # otherwise ZeroMQ would wait for a reader of its events
 
     def _watch(self) -> None:
         """Take note of new and closed connections, and close the oldest silent ones if they are too many."""

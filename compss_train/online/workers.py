@@ -105,7 +105,7 @@ class Workers:
 
     def __init__(self, session: Session, job: OnlineJob, progress: Progress, folder: str) -> None:
         session.regroup([range(worker, worker + 1) for worker in range(job.num_workers)])
-        self._session, self._job, self._progress, self._folder = session, job, progress, Path(folder)
+        self._session, self._progress, self._folder = session, progress, Path(folder)
         self._warned = False
         resources = replace(session.resources, own_process=True)
         self.all: list[Worker] = []
@@ -161,7 +161,7 @@ class Workers:
             return "died"
         if "url" in header:
             with parsing():
-                worker.url = Address(header["url"], self._job.key).url
+                worker.url = Address(header["url"], token="").url
         elif "failed" in header:
             with parsing():
                 failed, trace = (shortened(str(header[name])) for name in ("failed", "traceback"))

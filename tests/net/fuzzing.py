@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import zmq
 
-from compss_train.net.sockets import client_socket, proof_of
+from compss_train.net import sockets
 from tests.buffers.kinds import DEADLINE
 
 DEEP = 900
@@ -123,22 +123,22 @@ class FuzzingClient:
 
     def __init__(self, url, token):
         self.context = zmq.Context()
-        self.socket = client_socket(self.context, url, token)
+        self.socket = sockets.client_socket(self.context, url, token)
         self.socket.setsockopt(zmq.IMMEDIATE, 1)
         self.socket.connect(url)
         self.connected = False
-        self.proof = {"proof": proof_of(token)} if url.startswith("ipc") else {}
+        self.proof = {"proof": sockets.proof_of(token)} if url.startswith("ipc") else {}
 
     def __enter__(self):
         return self
 
     def __exit__(self, *error):
-        self.context.destroy(200)
+        sockets.end(self.context, 200)
 
-    def send(self, frames):
+    def send(self, frames, *, keep_answers=False):
         """Send frames; return False if the server has ended the connection."""
         with suppress(zmq.Again):
-            while True:
+            while not keep_answers:
                 self.socket.recv_multipart(zmq.NOBLOCK)
         if not self.socket.poll(0 if self.connected else 1000 * DEADLINE, zmq.POLLOUT):
             return False

@@ -1,9 +1,9 @@
-"""Servers under messages that nobody should send: afterwards they serve clients as before, and no thread has died."""
+"""Servers under messages that nobody should send: afterwards they serve as before, and no thread has died."""
 
 import logging
 import threading
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -27,7 +27,6 @@ from compss_train.parameter_server import connect, serve
 from tests.buffers.kinds import DEADLINE, Thread, make, until
 from tests.net.fuzzing import Fuzzer, FuzzingClient
 from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
-from tests.online.conftest import local  # noqa: F401
 from tests.online.fits import build_trainer, online
 from tests.online.sample_streams import send_stream
 from tests.online.simulations import COUNTING_SGD, sum_loss
@@ -168,9 +167,10 @@ class StopAtLast(Callback):
             trainer.stop("told")
 
 
-def test_the_coordinator_and_a_worker_of_a_fit(local, seed, messages):
+def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages):
+    shared_local.reserve([Resources()] * 4)
     stopping, address = StopAtLast(), f"tcp://{HERE}:{free_port()}"
-    trainer = build_trainer(local, 1, Indifferent(), COUNTING_SGD, sum_loss)
+    trainer = build_trainer(shared_local, 1, Indifferent(), COUNTING_SGD, sum_loss)
     options = {"buffer": BufferSpec("FIFO", 50), "batch_size": 1, "record_every": 0.05, "checkpoint_every": 0.05}
     options |= {"senders": 10**6, "address": address, "token": TOKEN, "progress": False}
 
@@ -207,3 +207,117 @@ def test_the_coordinator_and_a_worker_of_a_fit(local, seed, messages):
         fitting.result()
     assert trainer.stopped == "told"
     assert all(worker.losses == 0 for worker in running._workers.all)
+
+
+class AcceptedTasks:
+    """A coordinator whose tasks run nowhere, so that whoever connects is accepted as one of them.
+
+    It ends where a task may end a fit: if it reports an error, and if it dies too often.
+    """
+
+    def __init__(self, folder):
+        self._engine = SimpleNamespace(
+            traits=Traits(interruptible=False),
+            submit=lambda *args, resources: None,
+            arrived=lambda refs: [],
+            wait=lambda refs, seconds: [],
+            publish=lambda value: value,
+        )
+        self._folder = folder
+        self.server = EventServer(HERE)
+        self.server.listen_for_senders(f"tcp://{HERE}:*", TOKEN)
+        self.errors = []
+        self._closed = threading.Event()
+        self._running = Thread(self._run)
+
+    def _fit(self):
+        """Return a new fit with two workers and three simulations."""
+        session = SimpleNamespace(
+            engine=self._engine,
+            regroup=lambda groups: None,
+            training_spec=None,
+            states=[(), ()],
+            devices=["cpu", "cpu"],
+            resources=Resources(),
+        )
+        options = OnlineOptions(buffer=BufferSpec("FIFO", 9), batch_size=1, merge=online_merge("parameter_server"))
+        shared = {"host": None, "server_address": None, "num_workers": 2, "options": options, "seed": 0}
+        job = worker_task.OnlineJob(coordinator=self.server.address, key=KEY, **shared)
+        fit = object.__new__(OnlineFit)
+        progress = records.Progress(2, None)
+        fit._recorder, fit._job = SimpleNamespace(progress=progress, complete=lambda: None), job
+        fit._workers = workers.Workers(session, job, progress, self._folder)
+        fit._router = workers.StreamRouter(fit._workers.all, KEY, paired=False)
+        simulations = Simulations(print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN)
+        fit._runs = sources.SimulationRuns(simulations, self._engine, fit._router, job)
+        fit._senders = sources.ExternalSenders(10**6, fit._router)
+        return fit
+
+    def _run(self):
+        fit = self._fit()
+        with self.server:
+            while not self._closed.is_set():
+                try:
+                    fit._runs.start()
+                    if (received := self.server.next(0.02)) is not None:
+                        fit._handle(received)
+                    fit._runs.check(1)
+                except (WorkerLostError, SimulationError) as error:
+                    self.errors.append(error)
+                    fit = self._fit()
+                except RuntimeError as error:
+                    if not str(error).startswith("worker "):
+                        raise
+                    self.errors.append(error)
+                    fit = self._fit()
+
+    def close(self):
+        self._closed.set()
+        self._running.result()
+
+
+def test_a_coordinator_with_tasks_that_it_has_accepted(tmp_path, seed, messages):
+    with warnings.catch_warnings(), ExitStack() as stack:
+        warnings.simplefilter("ignore")  # of simulations and senders that fail
+        coordinator = AcceptedTasks(str(tmp_path))
+        stack.callback(coordinator.close)
+        tasks, senders = (each.address for each in coordinator.server._servers)
+
+        def check():
+            with senders.connect({"role": "sender", "name": None}) as client:
+                assert client.receive(SECONDS)[0]["accepted"]
+
+        state = [encode_value({"random": 1, "optimizer": None}).numpy()]
+        report = [encode_value({"samples": 1, "batches": 1, "loss": 0.5}).numpy()]
+        doors = [
+            Door(
+                tasks.url,
+                tasks.token,
+                [{"role": "worker", "number": number} for number in (0, 1)],
+                [
+                    ({"url": "tcp://127.0.0.1:5"}, []),
+                    ({"report": True}, report),
+                    ({"checkpoint": True}, [X, np.array([[1, 5], [2, 7]])]),
+                    ({"done": True, "repetitions": [0, 3]}, state),
+                    ({"failed": "why", "traceback": "where"}, []),
+                ],
+            ),
+            Door(
+                tasks.url,
+                tasks.token,
+                [*({"role": "simulation", "number": number} for number in range(20)), {"role": "evaluation"}],
+                [
+                    ({"finished": 3}, []),
+                    ({"interrupted": "lost"}, []),
+                    ({"failed": "why", "traceback": "where"}, []),
+                    ({"timeout": 3.0, "stack": "where"}, []),
+                ],
+            ),
+            Door(
+                senders.url,
+                senders.token,
+                [{"role": "sender", "name": name} for name in ("a", "b", None)],
+                [({"finished": 3}, []), ({"failed": "why"}, [])],
+            ),
+        ]
+        attack(Target(doors, check), seed, messages)
