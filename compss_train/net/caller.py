@@ -133,8 +133,8 @@ class Caller:
             self._next_number, self._counts[key] = number + 1, count + changes
             if not self._sent and not self._waiting:
                 self._silent = 0.0
-                if self._connection is not None and self._connection.is_lost:
-                    self._disconnect()
+            if self._connection is not None and self._connection.is_lost:
+                self._disconnect()  # so that what is sent over it need not be sent again
             self._waiting[number] = request
             self._advance(lambda: request.answer is not None or not (wait or number in self._waiting))
             self._raise_failed()
@@ -179,6 +179,9 @@ class Caller:
     def _disconnect(self) -> None:
         """Close a connection; its requests without an answer are sent over the next one."""
         if self._connection is not None:
+            with suppress(ConnectionLostError):
+                while self._receive(self._connection, 0.0):  # answers that arrived before it was lost
+                    pass
             self._connection.close()
             self._connection = None
         if self._sent:
@@ -188,19 +191,24 @@ class Caller:
     def _exchange(self, connection: Connection, done: Callable[[], bool]) -> None:
         """Send what may be sent, and receive an answer; wait for it only if that is not all to be ``done``."""
         while self._waiting and len(self._sent) < self._limit and self._bytes < _MAX_BYTES_IN_FLIGHT:
-            number = next(iter(self._waiting))
-            request = self._sent[number] = self._waiting.pop(number)
+            number, request = next(iter(self._waiting.items()))
+            connection.send_frames(request.frames)
+            self._sent[number] = self._waiting.pop(number)
             request.times_sent += 1
             self._bytes += request.size
-            connection.send_frames(request.frames)
-        if (message := connection.receive(0.0 if done() else _POLL_SECONDS)) is not None:
-            self._silent = 0.0
-            if "numbers" not in message[0]:  # no answer to a request: the server refuses this client, or ends
-                raise RuntimeError(f"{self._address.url}: {message[0].get('error')}")
-            for number in message[0]["numbers"]:
-                self._answered(number, message)
-        elif not done():
+        if not self._receive(connection, 0.0 if done() else _POLL_SECONDS) and not done():
             self._waited(_POLL_SECONDS)
+
+    def _receive(self, connection: Connection, timeout: float) -> bool:
+        """Process a message; return whether there was one. Raises ``RuntimeError`` if it refuses this client."""
+        if (message := connection.receive(timeout)) is None:
+            return False
+        self._silent = 0.0
+        if "numbers" not in message[0]:  # the server refuses this client, or ends
+            raise RuntimeError(f"{self._address.url}: {message[0].get('error')}")
+        for number in message[0]["numbers"]:
+            self._answered(number, message)
+        return True
 
     def _waited(self, seconds: float) -> None:
         """Record a wait; raise ``TimeoutError`` if no answer has come for too long."""

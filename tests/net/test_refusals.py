@@ -12,6 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compss_train.net import messages, sockets
+from compss_train.net.connection import ConnectionLostError
 from compss_train.net.messages import MessageError, pack, parsing, shortened, unpack
 from compss_train.net.server import MessageServer
 from compss_train.net.sockets import LOOPBACK
@@ -164,15 +165,12 @@ def test_a_refused_client_is_disconnected_and_another_is_not(address, caplog):
         assert header["error"].startswith("ValueError: éé")
         client.send({"ignored": 2})
 
-        def is_lost():
-            assert server.receive(0.01) is None
-            return client.is_lost
-
-        until(is_lost)
+        until(lambda: server.receive() is None and not server._refused)
+        with pytest.raises(ConnectionLostError):
+            client.receive(DEADLINE)
         other.send({"n": 3})
         assert received_from(server)[:2] == (peers[1], {"n": 3})
-        assert not other.is_lost
-        until(lambda: server.receive() is None and not server._refused)
+        assert other.receive(0.05) is None
     (logged,) = caplog.records
     assert (logged.levelno, logged.name) == (logging.WARNING, "compss_train.net.server")
     assert logged.exc_info[0] is ValueError

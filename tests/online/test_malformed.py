@@ -1,0 +1,117 @@
+"""What is malformed ends the connection of its sender, and neither a fit nor a worker of it."""
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+
+from compss_train.model.saved_state import encode_value
+from compss_train.net import Address
+from tests.buffers.kinds import DEADLINE, until
+from tests.net.fuzzing import nested
+from tests.net.plain_clients import TOKEN, no_open_connections
+from tests.net.test_fuzz import AcceptedTasks
+from tests.online.sample_streams import connect_sender, send_all
+from tests.online.stub_fits import stub_fit
+
+pytestmark = pytest.mark.usefixtures("short_waits")
+
+
+@pytest.fixture(autouse=True)
+def _short_grace(monkeypatch):
+    """Those who are refused read at once why."""
+    monkeypatch.setattr("compss_train.net.server._SUSPECT_SECONDS", 0.1)
+
+
+@pytest.fixture
+def coordinator(tmp_path):
+    """A coordinator that accepts a worker and a simulation, and serves a sender afterwards."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        coordinator = AcceptedTasks(str(tmp_path))
+        yield coordinator
+        with coordinator.server._servers[1].address.connect({"role": "sender", "name": "a"}) as sender:
+            assert sender.receive(DEADLINE)[0]["accepted"]
+        coordinator.close()
+        assert coordinator.errors == []
+
+
+NUMBERS = ["0", "\ud800", 2, -1, 10**40, float("nan"), float("inf"), None, [], nested(900)]
+
+
+@pytest.mark.parametrize("number", NUMBERS, ids=lambda number: repr(number)[:9])
+@pytest.mark.parametrize("role", ["worker", "simulation"])
+def test_a_task_with_a_number_that_is_none(coordinator, role, number):
+    number = 10**6 if (role, number) == ("simulation", 2) else number
+    with coordinator.server.address.connect({"role": role, "number": number}) as client:
+        header, _ = client.receive(DEADLINE)
+        assert "error" in header or header == {"accepted": False}
+
+
+GARBAGE = np.arange(100.0)
+STATE = encode_value({"random": "no state"})
+FROM_WORKERS = [
+    ({"url": 5}, []),
+    ({"url": "\ud800" * 1000}, []),
+    ({"report": True}, []),
+    ({"report": True}, [GARBAGE]),
+    ({"report": True}, [encode_value([1])]),
+    ({"report": True}, [encode_value({"no field": 1})]),
+    ({"checkpoint": True}, [GARBAGE]),
+    ({"checkpoint": True}, [GARBAGE, GARBAGE]),
+    ({"checkpoint": True}, [GARBAGE, np.arange(3)]),
+    ({"checkpoint": True}, [torch.zeros(2, dtype=torch.bfloat16), np.arange(2)]),
+    ({"done": True}, [STATE]),
+    ({"done": True, "repetitions": ["\ud800"]}, [STATE]),
+    ({"done": True, "repetitions": []}, [STATE]),
+    ({"failed": "why"}, []),
+]
+FROM_SIMULATIONS = [
+    *({"finished": samples} for samples in ("\ud800", -1, 10**40, float("nan"), None, nested(900))),
+    *({"failed": "why"}, {"timeout": 1}, {"timeout": [], "stack": ""}, {"what": "is this"}),
+]
+
+
+@pytest.mark.parametrize(
+    ("role", "header", "arrays"),
+    [("worker", *message) for message in FROM_WORKERS] + [("simulation", each, []) for each in FROM_SIMULATIONS],
+    ids=lambda value: repr(value)[:30] if isinstance(value, dict) else "",
+)
+def test_a_task_with_a_malformed_message(coordinator, role, header, arrays):
+    with coordinator.server.address.connect({"role": role, "number": 0}) as client:
+        assert client.receive(DEADLINE)[0]["accepted"]
+        client.send(header, arrays)
+        answer, _ = client.receive(DEADLINE)
+        assert answer["error"].startswith("malformed message: ")
+        with pytest.raises(OSError, match="is lost"):
+            client.receive(DEADLINE)
+
+
+@pytest.mark.parametrize("samples", [-1, 10**40, float("inf"), "\ud800", None], ids=lambda each: repr(each)[:9])
+def test_a_sender_with_a_number_of_samples_that_is_none(samples):
+    with stub_fit() as running:
+        address = Address(running.coordinator.url, TOKEN)
+        with address.connect({"role": "sender", "name": "solver"}) as sender:
+            assert sender.receive(DEADLINE)[0]["accepted"]
+            sender.send({"finished": samples})
+            assert sender.receive(DEADLINE)[0]["error"].startswith("malformed message: ")
+            with pytest.raises(OSError, match="is lost"):
+                sender.receive(DEADLINE)
+        until(lambda: running.coordinator.warnings)
+        assert "sender 'solver' has failed and may reconnect" in running.coordinator.warnings[0]
+        with connect_sender(running, "solver") as sender:
+            send_all(sender, range(2))
+
+
+def test_texts_of_senders_can_be_printed_and_their_errors_are_reported_whatever_their_length():
+    with no_open_connections(), stub_fit(senders=2) as running:
+        sender = connect_sender(running, "\ud800")
+        send_all(sender, range(2))
+        error = ValueError("é\ud800" * 10**6)
+        sender.__exit__(ValueError, error, None)
+        (failed,) = running.coordinator.wait_for("failed")
+        until(lambda: running.coordinator.warnings)
+        assert "ValueError: é" in failed
+        assert "sender '\\ud800' has failed" in running.coordinator.warnings[0].encode().decode()
+        sender._stream.close()
