@@ -103,7 +103,7 @@ def test_its_counts_hold():
     files = list(PACKAGE.rglob("*.py"))
     small = [path for path in files if path.name != "__init__.py" and path.read_text().count("\n") < 50]
     assert (len(doors), len(files) <= 300, len(small) <= 28) == (17, True, True)
-    assert max(path.read_text().count("\n") for path in files) <= 400
+    assert max(path.read_text().count("\n") for path in files) <= 600
 
 
 def test_its_program_counts_lines_of_code_and_of_imports():
