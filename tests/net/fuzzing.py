@@ -143,5 +143,8 @@ class FuzzingClient:
         if not self.socket.poll(0 if self.connected else 1000 * DEADLINE, zmq.POLLOUT):
             return False
         self.connected = True
-        self.socket.send_multipart(frames, zmq.NOBLOCK)
+        try:
+            self.socket.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:  # it was ended a moment ago
+            return False
         return True
