@@ -4,7 +4,6 @@ import csv
 import gzip
 import io
 import itertools
-import json
 import os
 import time
 from collections.abc import Sequence
@@ -12,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compss_train._utils import files, validation
+from compss_train._utils import files, strict_json, validation
 from compss_train.reports import history, html, records
 from compss_train.training.callback import Callback
 from compss_train.training.stopping import TERMINATED
@@ -118,7 +117,7 @@ class JsonLines(_HistoryFile):
             file.write(history.line_of(record))
 
     def _parsed(self, line: str, first: str) -> dict[str, Any]:
-        return dict(json.loads(line))
+        return dict(strict_json.loads(line))
 
 
 class Csv(_HistoryFile):
@@ -139,7 +138,7 @@ class Csv(_HistoryFile):
 
     def _append(self, record: dict[str, Any]) -> None:
         cells = {
-            name: json.dumps(value)
+            name: strict_json.dumps(value)
             if isinstance(value, list | tuple) or (isinstance(value, str) and not value.isprintable())
             else value
             for name, value in records.flatten(record).items()

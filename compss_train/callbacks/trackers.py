@@ -1,6 +1,5 @@
 """Callbacks that log the rounds of a fit to trackers of experiments: MLflow, W&B and TensorBoard."""
 
-import json
 import tempfile
 from abc import abstractmethod
 from collections.abc import Callable
@@ -8,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, ClassVar
 
-from compss_train._utils import imports, validation
+from compss_train._utils import imports, strict_json, validation
 from compss_train.callbacks.loggers import status_of
 from compss_train.reports import html
 from compss_train.reports.records import flatten, measured_numbers
@@ -234,7 +233,7 @@ class TensorBoard(_Tracker):
         module = self._import("torch.utils.tensorboard")
         self.folder.mkdir(parents=True, exist_ok=True)
         self._writer = module.SummaryWriter(str(self.folder), purge_step=rounds or None)
-        text = json.dumps(configuration, indent=4)
+        text = strict_json.dumps(configuration, indent=4)
         self._writer.add_text("configuration", "".join(f"    {line}\n" for line in text.splitlines()), rounds)
         self._writer.flush()
         return str(self.folder)

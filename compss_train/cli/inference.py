@@ -2,7 +2,6 @@
 
 import argparse
 import csv
-import json
 import os
 import warnings
 from collections.abc import Iterator, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from compss_train._utils import strict_json
 from compss_train._utils.files import atomic_path, check_folder
 from compss_train.cli import fit, run_files
 from compss_train.cli.run_files import data, objects, training, trust
@@ -33,7 +33,7 @@ def evaluate(options: argparse.Namespace) -> int:
         samples = read_pair(files, file) if files else _validation_data(file, trainer)
         with _rejected_samples("evaluated"):
             result = trainer.evaluate(samples.x, samples.y)
-    print(json.dumps(result) if options.json else fit.format_metrics(result))
+    print(strict_json.dumps(result) if options.json else fit.format_metrics(result))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, overload
 
 import numpy as np
 
-from compss_train._utils import files, imports, validation
+from compss_train._utils import files, imports, strict_json, validation
 from compss_train.exceptions import BadFileError
 from compss_train.reports import formatting, timeline
 from compss_train.reports.records import Record, is_record, measured_numbers
@@ -96,7 +95,10 @@ class History(list[Record]):
         return figure
 
     def save(self, path: str | Path) -> None:
-        """Write the records to a file as JSON lines, as the callback ``JsonLines`` does during a fit."""
+        """Write the records to a file as JSON lines, as the callback ``JsonLines`` does during a fit.
+
+        JSON has no NaN and no infinities: they are the texts ``"NaN"``, ``"Infinity"`` and ``"-Infinity"``.
+        """
         Path(path).write_text("".join(map(line_of, self)), encoding="utf-8")
 
     @classmethod
@@ -119,8 +121,11 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 
 def line_of(record: Record) -> str:
-    """Return a record as a line of JSON, with NumPy numbers as numbers and arrays as lists."""
-    return json.dumps(record, default=_plain) + "\n"
+    """Return a record as a line of JSON, with NumPy numbers as numbers and arrays as lists.
+
+    NaN and infinities are the texts "NaN", "Infinity" and "-Infinity", which ``History.load`` makes numbers again.
+    """
+    return strict_json.dumps(record, _plain) + "\n"
 
 
 def _plain(value: object) -> Any:
@@ -134,7 +139,7 @@ def _records(path: Path) -> Iterator[Record]:
     for number, line in enumerate(lines, 1):
         record = None
         with suppress(ValueError, RecursionError):
-            record = json.loads(line)
+            record = strict_json.loads(line)
         if is_record(record):
             yield record
         elif number == len(lines) and not line.endswith(b"\n"):

@@ -9,12 +9,12 @@ resumed from. Where there are no hard links, each has files of its own.
 """
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from compss_train._utils import strict_json
 from compss_train._utils.files import DISK, Disk
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model.saved_state import STATE
@@ -70,7 +70,7 @@ class SharedHistory:
         self._emptied = 0 if source is None else self._emptied
         while self._emptied < end and not history[self._emptied].get("workers"):
             self._emptied += 1
-        rest = [json.loads(line_of(record)) for record in history[end:]]
+        rest = [strict_json.loads(line_of(record)) for record in history[end:]]
         return {"files": [file.sha256 for file in self._files], "emptied": self._emptied, "rest": rest}
 
     def completed(self, folder: Path) -> None:
@@ -122,7 +122,7 @@ def read_history(folder: Path, saved: Mapping[str, Any]) -> list[Record]:
             data = (folder / name).read_bytes()
             if hashlib.sha256(data).hexdigest() != sha256:
                 raise BadCheckpointError(folder, f"{name} is damaged: its checksum is not the one in {STATE}")
-            for record in map(json.loads, data.splitlines()):
+            for record in map(strict_json.loads, data.splitlines()):
                 emptied = len(history) < saved["emptied"] and record.get("workers")
                 history.append({**record, "workers": []} if emptied else record)
         return [*history, *saved["rest"]]

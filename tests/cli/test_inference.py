@@ -23,6 +23,12 @@ def parsed(done):
     return json.loads(done.out)
 
 
+def test_what_is_no_number_is_printed_as_text(fitted, command):
+    np.savez("nan.npz", x=np.full((4, 6), np.nan, np.float32), y=np.zeros(4, np.int64))
+    printed = command("evaluate", fitted, "--json", "--data", "nan.npz").out
+    assert json.loads(printed, parse_constant=pytest.fail)["loss"] == "NaN"
+
+
 def test_the_default_data_are_the_runs_validation_data(fitted, command):
     result = parsed(command("evaluate", fitted, "--json"))
     record = history(fitted)[-1]

@@ -152,6 +152,8 @@ def test_saved_histories_are_loaded_unchanged(history, tmp_path_factory):
     path = tmp_path_factory.mktemp("saved") / "history.jsonl"
     History(history).save(path)
     assert str(History.load(path)) == str(History(history))  # NaN is no equal of itself
+    for line in path.read_text().splitlines():
+        json.loads(line, parse_constant=pytest.fail)  # as parsers do that know JSON's numbers only
 
 
 def test_errors_name_damaged_files(trainer, tmp_path):

@@ -1,6 +1,5 @@
 """``TrainingRun``: what a run file describes, checked and ready to start, and its training."""
 
-import json
 import os
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, fields
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from compss_train import callbacks
-from compss_train._utils import files, validation
+from compss_train._utils import files, strict_json, validation
 from compss_train.callbacks import checks, loggers
 from compss_train.cli import run_files
 from compss_train.cli.run_files import Errors, RunFile, RunFileError, RunFolder, Table, data, objects
@@ -280,7 +279,7 @@ class _RunFiles(callbacks.JsonLines):
         super().on_fit_start(trainer, total_samples)
         folder = self._run.folder
         files.write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
-        files.write_atomic(folder.configuration, json.dumps(trainer.configuration, indent=1))
+        files.write_atomic(folder.configuration, strict_json.dumps(trainer.configuration, indent=1))
         folder.parameters.unlink(missing_ok=True)
         trainer.history.save(folder.history)
         folder.write_state(run_files.RUNNING)
