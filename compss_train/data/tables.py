@@ -181,7 +181,7 @@ def is_frame(value: Any) -> bool:
 
 
 Coding: TypeAlias = dict[str, tuple[Any, ...]]
-"""What the numbers of data mean: the order of a frame's columns, and the categories that became codes."""
+"""What the numbers of data mean: the order of the columns that form x or y, and the classes that became codes."""
 
 
 def frame_as_array(value: Any, name: str, floats: str | None) -> tuple[NDArray[Any], list[str], Coding]:
@@ -199,7 +199,7 @@ def frame_as_array(value: Any, name: str, floats: str | None) -> tuple[NDArray[A
             if len(set(names)) < len(names) or not names:
                 raise FileContentError("has no columns, or several of one name: give each a name of its own")
             series = {each: value[key] for each, key in zip(names, value.columns, strict=True)}
-            coding: Coding = {f"the columns of {name}": tuple(names)}
+            coding: Coding = {columns_of(name): tuple(names)}
         else:
             series, coding = {str(getattr(value, "name", None) or name): value}, {}
         columns = [_frame_column(each, own) for each, own in series.items()]
@@ -211,8 +211,18 @@ def frame_as_array(value: Any, name: str, floats: str | None) -> tuple[NDArray[A
     for each, own in series.items():
         if _is_category(own):
             values = own.cat.categories if hasattr(own.cat, "categories") else own.cat.get_categories()
-            coding[f"the categories of {each!r} in {name}"] = tuple(values)
+            coding[classes_of(name, each if coding else None)] = tuple(values)
     return array, [conversion_note("float64", str(dtype))] if is_changed else [], coding
+
+
+def columns_of(name: str) -> str:
+    """Return what a ``Coding`` calls the order of the columns of x or y."""
+    return f"the columns of {name}"
+
+
+def classes_of(name: str, column: str | None = None) -> str:
+    """Return what a ``Coding`` calls the classes of x or y, or of one of several columns there."""
+    return f"the classes of {name}" if column is None else f"the classes of {column!r} in {name}"
 
 
 def _is_category(series: Any) -> bool:

@@ -280,10 +280,20 @@ def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> D
     own, now = dataset.layout or {}, converted.layout or {}
     changed = [key for key in keys if own[key] != now[key]]
     notes = [tables.conversion_note(own[changed[0]].dtype, now[changed[0]].dtype)] if changed else []
-    groups = getattr(dataset.reader, "groups", {})
-    used = {*keys, *chain.from_iterable(groups.get(key, ()) for key in keys)}
-    coding = {f"the classes of {name!r}": tuple(dataset.classes[name]) for name in used & dataset.classes.keys()}
-    return DataSource(dataset=converted, keys=keys, notes=tuple(notes), coding=coding)
+    return DataSource(dataset=converted, keys=keys, notes=tuple(notes), coding=_coding_of_files(dataset, keys))
+
+
+def _coding_of_files(dataset: FileDataset, keys: Sequence[str]) -> tables.Coding:
+    """Return what the numbers in files mean, in the words for frames: either may be compared with the other."""
+    coding = tables.Coding()
+    for name, key in zip(("x", "y"), keys, strict=False):
+        columns = getattr(dataset.reader, "groups", {}).get(key)
+        if columns is not None:
+            coding[tables.columns_of(name)] = tuple(columns)
+        for column in (key,) if columns is None else columns:
+            if (classes := dataset.classes.get(column)) is not None:
+                coding[tables.classes_of(name, None if columns is None else column)] = tuple(classes)
+    return coding
 
 
 def check_same_coding(training: tables.Coding, data: DataSource, name: str) -> None:
@@ -294,7 +304,7 @@ def check_same_coding(training: tables.Coding, data: DataSource, name: str) -> N
     for what, values in data.coding.items():
         if values != (own := training.get(what, values)):
             advice = (
-                "give FileDataset(..., classes=train.classes) for the former"
+                "give both data sets the same x=, y= and classes=, as in FileDataset(..., classes=train.classes)"
                 if data.dataset is not None
                 else "give both the same columns and dtypes, frame[train.columns].astype(train.dtypes)"
             )

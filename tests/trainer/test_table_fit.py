@@ -102,7 +102,7 @@ def test_validation_data_with_other_classes_are_an_error(tmp_path):
     path = saved(form, tmp_path, "v", np.where(KINDS == "ant", "bee", KINDS))
     options = {"x": ["a", "b", "c"], "y": "kind"}
     validation = FileDataset(path, **options)
-    with pytest.raises(ValueError, match=r"the classes of 'kind' are \['bee', 'cow'\] in the validation data"):
+    with pytest.raises(ValueError, match=r"the classes of y are \['bee', 'cow'\] in the validation data"):
         trainer_of().fit(train, **FIT, validation_data=validation)
     with pytest.warns(UserWarning, match="float64 becomes float32"):
         trainer_of().fit(train, **FIT, validation_data=FileDataset(path, **options, classes=train.classes))
@@ -183,11 +183,33 @@ def test_frames_whose_numbers_mean_other_things_are_an_error(change):
             use()
     with pytest.raises(ValueError, match=message):
         trainer.fit(other, labels, **FIT)
-    with pytest.raises(ValueError, match="the categories of 'y' in y are"):
+    with pytest.raises(ValueError, match="the classes of y are"):
         trainer.evaluate(frame, labels.cat.set_categories(["cow", "ant", "bee", "dog"]))
     trainer.predict(frame)
     trainer.build(nn.Linear(3, 3), ADAM, "cross_entropy")
     trainer.fit(other, labels, **FIT)
+
+
+@pytest.mark.filterwarnings(NOTE)
+@pytest.mark.parametrize("first", ["frame", "files"])
+@pytest.mark.parametrize("second", ["frame", "files"])
+def test_frames_and_files_are_compared_with_each_other(tmp_path, first, second):
+    pandas = pytest.importorskip("pandas")
+
+    def data(kind, name, columns, order=("ant", "bee", "cow")):
+        if kind == "files":
+            path = saved(TABLES["parquet"], tmp_path, name, KINDS)
+            return (FileDataset(path, x=columns, y="kind", classes={"kind": list(order)}),)
+        frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "c": X[:, 2]})[columns]
+        return frame, pandas.Series(pandas.Categorical(KINDS, order))
+
+    trainer = trainer_of()
+    trainer.fit(*data(first, "f", ["a", "b", "c"]), **FIT)
+    trainer.evaluate(*data(second, "g", ["a", "b", "c"]))
+    with pytest.raises(ValueError, match=r"the columns of x are \['b', 'a', 'c'\] in the data, but \['a', 'b', 'c'\]"):
+        trainer.evaluate(*data(second, "h", ["b", "a", "c"]))
+    with pytest.raises(ValueError, match=r"the classes of y are \['bee', 'ant', 'cow'\] in the data, but \['ant', "):
+        trainer.evaluate(*data(second, "i", ["a", "b", "c"], ["bee", "ant", "cow"]))
 
 
 @pytest.mark.filterwarnings(NOTE)
@@ -198,7 +220,7 @@ def test_data_sets_with_other_classes_are_an_error_after_a_fit_too(tmp_path):
     train = table(form, tmp_path)
     trainer.fit(train, **FIT)
     other = FileDataset(saved(form, tmp_path, "v", np.where(KINDS == "ant", "bee", KINDS)), **options)
-    with pytest.raises(ValueError, match=r"the classes of 'kind' are \['bee', 'cow'\] in the data, but \['ant', "):
+    with pytest.raises(ValueError, match=r"the classes of y are \['bee', 'cow'\] in the data, but \['ant', "):
         trainer.evaluate(other)
     assert trainer.predict(other).shape == (ROWS, 3)  # targets are left out
     trainer.evaluate(train)
