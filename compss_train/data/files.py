@@ -19,6 +19,7 @@ from compss_train.data import layout as layouts
 from compss_train.data.locations import FileNames, absolute, file_names
 from compss_train.data.order import RowRange
 from compss_train.data.readers import Reader, TableReader, as_reader
+from compss_train.data.readers import images as image_files
 from compss_train.data.readers.base import reader_id
 from compss_train.data.reading import FileBlock, FilePart, bad_file_errors, layout_of
 from compss_train.data.tables import column_groups, find_classes
@@ -166,6 +167,12 @@ class FileDataset:
                 f"{sum(unread.values())} frames or pages of images are not read, the first of them in "
                 f"{next(iter(unread))}: only the first frame of an image is a sample"
             )
+        for name, each in described.items():
+            if left_out := each.unread_files:
+                warn_user(
+                    f"{len(left_out)} images in {name} are no samples, the first of them {left_out[0]}: only those "
+                    f"in subfolders, one a class, are read, and of the formats {', '.join(image_files.SUFFIXES)}"
+                )
 
     def _describe(
         self, names: list[str], files_len: Mapping[str, int] | None, index: str | os.PathLike[str] | None

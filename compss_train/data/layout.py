@@ -60,6 +60,8 @@ class Description:
     """For a folder of files, the name of each row's file."""
     unread_frames: int = 0
     """Number of frames of images after their first ones, which are no samples."""
+    unread_files: tuple[str, ...] = ()
+    """In a folder, images that are no samples because of their format or their place."""
 
 
 def field_of(block: Block) -> Field:

@@ -88,7 +88,8 @@ def is_folder(name: str) -> bool:
 
 def is_hidden(name: str) -> bool:
     """Return whether a file or a folder in its path is hidden, or belongs to a system rather than to the data."""
-    return any(part.startswith(".") or part in ("__MACOSX", "@eaDir") for part in name.split("/"))
+    parts = (part for part in name.split("/") if part not in (".", ".."))
+    return any(part.startswith(".") or part in ("__MACOSX", "@eaDir") for part in parts)
 
 
 def files_below(folder: str) -> list[str]:
@@ -98,7 +99,7 @@ def files_below(folder: str) -> list[str]:
     """
     if is_remote(folder):
         system, path = file_system(folder)
-        prefix = path.rstrip("/") + "/"
+        prefix = path.rstrip("/") + "/" if path else ""  # which an archive's root lacks
         names = [found.removeprefix(prefix) for found in system.find(path) if found.startswith(prefix)]
         return [name for name in names if not is_hidden(name)]
     names, listed, left = [], set[tuple[int, int]](), deque([""])

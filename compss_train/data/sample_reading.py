@@ -17,6 +17,7 @@ from torch.utils.data import ConcatDataset, Subset
 
 from compss_train._utils.nested import map_leaves
 from compss_train.data.block import as_tensor
+from compss_train.data.layout import quote_names
 from compss_train.data.ragged import Ragged
 from compss_train.data.values import check_dtype, check_values, signed, tensor_of
 
@@ -164,6 +165,11 @@ def batch_of(samples: list[Any], roles: Roles, own: Collate | None, collate: Col
     if own is not None:
         return roles.split(own(samples))
     pairs = [roles.split(sample) for sample in samples]
+    if len({y is None for _, y in pairs}) > 1:
+        raise ValueError(
+            "some samples of a batch have a target and others none: give one to each, or leave samples out, or "
+            "name the inputs alone with Samples(dataset, x=...)"
+        )
     if collate is not None:
         return collate_pairs(collate, pairs)
     xs, ys = zip(*pairs, strict=True)
@@ -224,6 +230,12 @@ def stacked(values: Sequence[Any]) -> Any:
     """
     first = values[0]
     if isinstance(first, Mapping):
+        for value in values:
+            if value.keys() != first.keys():
+                raise ValueError(
+                    f"samples of a batch have different parts, {quote_names(first)} and {quote_names(value)}: give "
+                    "each the same, or name those to use with Samples(dataset, x=..., y=...)"
+                )
         return {name: stacked([value[name] for value in values]) for name in first}
     if isinstance(first, tuple | list) and not _holds_numbers(first):
         columns = [stacked(column) for column in zip(*values, strict=True)]

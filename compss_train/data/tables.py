@@ -88,9 +88,12 @@ def find_classes(name: str, values: Iterable[Any]) -> tuple[Any, ...]:
 
 
 _LIKE_A_NUMBER = re.compile(
-    r"[+-]?[$€£]?(\d{1,3}([,. '\u00a0\u202f]\d{3})+([.,]\d+)?|\d*[.,]?\d+|\d+[.,])([eE][+-]?\d+)?\s*[%$€£]?"
+    r"\(?[-+−–]?[$€£]?"  # noqa: RUF001 (minus signs and dashes)
+    r"(\d{1,3}([,. '’_\u00a0\u202f]\d{3})+([.,]\d+)?|\d*[.,]?\d+|\d+[.,])([eEdD][-+−]?\d+)?"  # noqa: RUF001
+    r"\s*[%$€£]?\)?"
 )
-"""What spreadsheets write for a number, with separators of thousands, decimal commas and percent signs."""
+"""What programs write for a number: separators of thousands, decimal commas, percent signs, typographic minus
+signs, the exponents of Fortran (``1D+03``), and parentheses for negative numbers."""
 
 _MISSING = {"", "?", "-", "--", ".", "na", "n/a", "nan", "nil", "none", "null", "missing", "unknown", "#n/a"}
 """What stands for a missing number, in lower case."""
@@ -256,10 +259,12 @@ def import_pyarrow(module: str = "pyarrow") -> Any:
 
 @cache  # of a few types, asked for each of many columns
 def is_text(kind: Any) -> bool:
-    """Return whether columns of this Arrow type are strings, or categories with values of any type."""
+    """Return whether columns of this Arrow type are strings, or categories that are strings or numbers."""
     types = import_pyarrow().types
-    accepted = (types.is_string, types.is_large_string, types.is_string_view, types.is_dictionary)
-    return any(is_kind(kind) for is_kind in accepted)
+    if types.is_dictionary(kind):
+        dtype, sizes = number_type(kind.value_type)
+        return is_text(kind.value_type) or (dtype is not None and not sizes)
+    return any(is_kind(kind) for is_kind in (types.is_string, types.is_large_string, types.is_string_view))
 
 
 @cache
@@ -270,6 +275,8 @@ def number_type(kind: Any) -> tuple[np.dtype[Any] | None, tuple[int | None, ...]
     """
     types, sizes = import_pyarrow().types, []
     if isinstance(kind, import_pyarrow().FixedShapeTensorType):
+        if kind.permutation not in (None, sorted(kind.permutation or ())):
+            return None, ()  # its numbers are in another order
         kind, sizes = kind.value_type, list(kind.shape)
     while (kind := getattr(kind, "storage_type", kind)) and _is_list(kind):
         sizes.append(getattr(kind, "list_size", None))
@@ -285,7 +292,7 @@ def _is_list(kind: Any) -> bool:
 
 def check_no_nulls(name: str, column: Any, first: int = 0) -> None:
     """Raise ``FileContentError`` for missing values in an Arrow column whose first row has the number ``first``."""
-    if import_pyarrow().types.is_dictionary(column.type):  # whose dictionary may have a missing value
+    if is_text(column.type) and hasattr(column.type, "value_type"):  # a dictionary may have a missing value
         column = column.cast(column.type.value_type)
     if column.null_count:
         check_complete(name, np.asarray(column.is_null()), first)

@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from compss_train import BlockedTensor, DistributedTrainer, FileDataset, Ragged, write_files
+from compss_train.data.sample_reading import Roles, batch_of
 from compss_train.data.samples import Samples
 from compss_train.data.values import signed
 from compss_train.online.sender import as_sample
@@ -134,3 +135,25 @@ def test_arrays_with_no_masked_value_are_arrays():
     whole = np.ma.array(np.ones((8, 2), "f4"), mask=False)
     fit(whole, Y)
     assert len(Ragged([whole, whole[:2]])) == 2
+
+
+NO_TARGET, OTHER_PARTS = (
+    "some samples of a batch have a target and others none",
+    "samples of a batch have different parts",
+)
+UNLIKE = {
+    "none": (NO_TARGET, [(1, 2), (1, None), (1, 2)]),
+    "no part": (NO_TARGET, [{"x": 1}, {"x": 1, "y": 2}]),
+    "other name": (OTHER_PARTS, [{"a": 1, "b": 2, "y": 0}, {"a": 1, "c": 2, "y": 0}]),
+    "further part": (OTHER_PARTS, [{"a": 1, "b": 2, "y": 0}, {"a": 1, "b": 2, "c": 3, "y": 0}]),
+}
+
+
+@pytest.mark.parametrize(("message", "samples"), UNLIKE.values(), ids=UNLIKE)
+def test_no_part_of_a_sample_is_left_out_without_a_word(message, samples):
+    for each in (samples, samples[::-1]):
+        with pytest.raises(ValueError, match=message):
+            batch_of(each, Roles(), None, None)
+    if message == NO_TARGET:
+        with pytest.raises(ValueError, match=message):
+            batch_of(samples, Roles(), None, list)

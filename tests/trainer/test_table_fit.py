@@ -206,9 +206,13 @@ def test_frames_and_files_are_compared_with_each_other(tmp_path, first, second):
     trainer = trainer_of()
     trainer.fit(*data(first, "f", ["a", "b", "c"]), **FIT)
     trainer.evaluate(*data(second, "g", ["a", "b", "c"]))
-    with pytest.raises(ValueError, match=r"the columns of x are \['b', 'a', 'c'\] in the data, but \['a', 'b', 'c'\]"):
+    with pytest.raises(
+        ValueError, match=r"the columns of x are \['b', 'a', 'c'\] in the data, but \['a', 'b', 'c'\]"
+    ):
         trainer.evaluate(*data(second, "h", ["b", "a", "c"]))
-    with pytest.raises(ValueError, match=r"the classes of y are \['bee', 'ant', 'cow'\] in the data, but \['ant', "):
+    with pytest.raises(
+        ValueError, match=r"the classes of y are \['bee', 'ant', 'cow'\] in the data, but \['ant', "
+    ):
         trainer.evaluate(*data(second, "i", ["a", "b", "c"], ["bee", "ant", "cow"]))
 
 

@@ -159,7 +159,7 @@ class TorchReader(ArraysReader):
     """Reads a dict of tensors, a tensor (x), or a tuple or list of one or two (x, y), saved by ``torch.save``.
 
     Only tensors are unpickled (``weights_only``). The file is memory-mapped: only the requested rows are read.
-    Remote files are read whole.
+    Remote files, and those of torch before version 1.6, are read whole.
     """
 
     @contextmanager
@@ -179,7 +179,8 @@ class TorchReader(ArraysReader):
 def _load(path: str) -> Any:
     try:
         with openable(path) as file:
-            return torch.load(file, map_location="cpu", weights_only=True, mmap=not is_remote(path))
+            mapped = not is_remote(path) and zipfile.is_zipfile(path)
+            return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError:
         raise FileContentError(
             "holds other objects than tensors; they are pickled and therefore not read"

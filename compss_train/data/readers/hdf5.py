@@ -14,6 +14,16 @@ from compss_train.data.readers.arrays import ArraysReader
 from compss_train.data.readers.base import select_keys
 from compss_train.data.tables import check_complete
 
+_ATTRIBUTES = {
+    "scale_factor": 1,
+    "add_offset": 1,
+    "_FillValue": None,
+    "missing_value": None,
+    "valid_min": 1,
+    "valid_max": 1,
+    "valid_range": 2,
+}
+"""The attributes of numbers that say how they are packed and which are missing, and how many numbers they have."""
 _NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 """In the attribute ``NAME`` of a dimension without values, in NetCDF-4 files."""
 
@@ -24,8 +34,9 @@ class Hdf5Reader(ArraysReader):
     Soft and external links are not followed: data must not choose which of the reader's files are read.
 
     Numbers that are packed by the attributes ``scale_factor``, ``add_offset`` and ``_Unsigned`` are unpacked, and
-    those that equal ``_FillValue`` or ``missing_value`` are missing, which is an error: NetCDF-4 files have these
-    attributes (CF Metadata Conventions 1.11, sections 2.5.1 and 8.1). Other attributes are not looked at.
+    those that equal ``_FillValue`` or ``missing_value``, or are outside ``valid_min``, ``valid_max`` or
+    ``valid_range``, are missing, which is an error: NetCDF-4 files have these attributes (CF Metadata Conventions
+    1.11, sections 2.5.1 and 8.1). Other attributes are not looked at.
 
     Each call opens and closes the file.
     """
@@ -87,34 +98,73 @@ class _Unpacked:
         self._data, self._name, attributes = data, name, data.attrs
         stored, inner = data.dtype.subdtype or (data.dtype, ())
         self.shape = (*data.shape, *inner)
-        packed = {key: np.asarray(attributes[key]) for key in ("scale_factor", "add_offset") if key in attributes}
-        if any(value.size != 1 or value.dtype.kind not in "iuf" for value in packed.values()):
-            raise FileContentError(f"has {name!r} with a scale_factor or an add_offset that is no number")
+        _check_filters(data, name)
+        keys = [
+            key for key in _ATTRIBUTES if key in attributes and stored.kind in "iuf"
+        ]  # text has a _FillValue, too
+        found = {key: np.ravel(attributes[key]) for key in keys}
+        for key, value in found.items():
+            if value.dtype.kind not in "iuf" or _ATTRIBUTES[key] not in (None, value.size):
+                raise FileContentError(f"has {name!r} with a {key} of {value.tolist()}, which is no number")
+        packed = {key: found[key].reshape(()) for key in ("scale_factor", "add_offset") if key in found}
         self._scale, self._offset = packed.get("scale_factor"), packed.get("add_offset")
         unsigned = str(np.asarray(attributes.get("_Unsigned", b"false")).astype(str)).lower() == "true"
         self._stored = np.dtype(f"u{stored.itemsize}") if unsigned and stored.kind == "i" else stored
         self.dtype = np.result_type(*packed.values()) if packed else self._stored
         if packed and self.dtype.kind != "f":  # of attributes that are integers
             self.dtype = np.dtype(np.float64)
-        filled = [attributes[key] for key in ("_FillValue", "missing_value") if key in attributes]
-        if not filled and stored.kind in "iuf" and stored.itemsize > 1 and np.any(data.fillvalue != 0):
-            filled = [data.fillvalue]  # of values that were never written
-        self._missing = np.concatenate([np.ravel(value) for value in filled]) if filled else None
+        self._marks = [self._mark(found[key]) for key in ("_FillValue", "missing_value") if key in found]
+        if not self._marks and stored.kind in "iuf" and stored.itemsize > 1 and np.any(data.fillvalue != 0):
+            self._marks = [self._mark(np.ravel(data.fillvalue))]  # of values that were never written
+        least, *_, largest = found.get("valid_range", (None, None))
+        bounds = (found.get("valid_min", least), found.get("valid_max", largest))
+        self._bounds = [None if bound is None else self._mark(np.ravel(bound)) for bound in bounds]
+
+    def _mark(self, numbers: NDArray[Any]) -> NDArray[Any]:
+        """Return numbers of an attribute as they are compared with stored ones."""
+        if (
+            numbers.dtype.kind == "i"
+            and numbers.dtype.itemsize == self._stored.itemsize
+            and self._stored.kind == "u"
+        ):
+            return numbers.view(self._stored)
+        return numbers.astype(self._stored) if self._stored.kind == "f" else numbers
 
     def __getitem__(self, rows: slice) -> NDArray[Any]:
         values: NDArray[Any] = self._data[rows]
-        if self._missing is not None:
-            marks = self._missing.astype(values.dtype)
-            absent: Any = np.isin(values, marks) | (np.isnan(values) if _has_nan(marks) else np.False_)
-            check_complete(self._name, absent.reshape(len(values), -1).any(axis=1), rows.start or 0)
         if values.dtype != self._stored:
             values = values.view(self._stored)
+        stored = values
         if self._scale is not None or self._offset is not None:
             values = values.astype(self.dtype)
-            values *= 1 if self._scale is None else self._scale.reshape(())
-            values += 0 if self._offset is None else self._offset.reshape(())
+            values *= 1 if self._scale is None else self._scale
+            values += 0 if self._offset is None else self._offset
+        if self._marks or any(bound is not None for bound in self._bounds):
+            absent = self._absent(stored, values)
+            check_complete(self._name, absent.reshape(len(values), -1).any(axis=1), rows.start or 0)
         return values
 
+    def _absent(self, stored: NDArray[Any], values: NDArray[Any]) -> NDArray[np.bool_]:
+        absent = np.zeros(stored.shape, np.bool_)
+        for marks in self._marks:
+            absent |= np.isin(stored, marks)
+            if stored.dtype.kind == "f" and np.isnan(marks).any():
+                absent |= np.isnan(stored)
+        for bound, is_outside in zip(self._bounds, (np.less, np.greater), strict=True):
+            if bound is not None:  # of packed numbers, unless only unpacked ones can have its type
+                is_unpacked = bound.dtype.kind == "f" and stored.dtype.kind != "f"
+                absent |= is_outside(values if is_unpacked else stored, bound)
+        return absent
 
-def _has_nan(marks: NDArray[Any]) -> bool:
-    return marks.dtype.kind == "f" and bool(np.isnan(marks).any())
+
+def _check_filters(data: Any, name: str) -> None:
+    """Raise ``FileContentError`` for a filter of HDF5, such as a compression, that is not installed."""
+    filters = data.id.get_create_plist()
+    for number in range(filters.get_nfilters()):
+        code, _, _, label = filters.get_filter(number)
+        if not import_h5py().h5z.filter_avail(code):
+            raise FileContentError(
+                f"has {name!r}, compressed with HDF5's filter {code} ({label.decode(errors='replace')}), which is "
+                "not installed: set HDF5_PLUGIN_PATH to a folder with it, such as hdf5plugin.PLUGIN_PATH, or "
+                "compress it with gzip"
+            )

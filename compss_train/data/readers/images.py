@@ -21,6 +21,8 @@ from compss_train.exceptions import BadFileError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 """The files that are images; others in the folders are ignored."""
+_OTHER_SUFFIXES = (".jfif", ".jpe", ".jp2", ".j2k", ".jxl", ".avif", ".heic", ".heif", ".tga", ".apng", ".svg")
+"""Images that are not read."""
 _WITH_FRAMES = (".tif", ".tiff", ".webp", ".gif")
 """The images that may have several frames or pages."""
 CHANNELS = {"RGB": 3, "L": 1, "RGBA": 4}
@@ -37,8 +39,10 @@ class ImageFolderReader(Reader):
     block has images of all classes; ``images`` returns this order. A file that is an image is one row, without y.
 
     Hidden files and folders are no samples, and neither are further frames of an image: their number is in a
-    warning when a data set is opened. Values of 16 bits are scaled to 8; integers of 32 bits and floating-point
-    numbers are an error, because their range is unknown.
+    warning when a data set is opened, and so are images of other formats and images beside the subfolders. Images
+    are turned as their EXIF orientation says. Values of 16 bits are scaled to 8; signed integers, those of 32 bits
+    and floating-point numbers are an error, because their range is unknown. Without the mode ``"RGBA"``,
+    transparency is left out.
 
     Parameters
     ----------
@@ -86,20 +90,27 @@ class ImageFolderReader(Reader):
 
         The folder may be an image itself, whose name from there is empty.
         """
+        return self._images(folder)[0]
+
+    def _images(self, folder: str) -> tuple[list[str], list[str]]:
+        """Return the images in a folder in the order of their rows, and those that are no samples."""
         if folder.lower().endswith(SUFFIXES) and not locations.is_folder(folder):
-            return [""]
-        names = locations.files_below(folder)
+            return [""], []
+        names = [
+            name for name in locations.files_below(folder) if name.lower().endswith(SUFFIXES + _OTHER_SUFFIXES)
+        ]
         found = sorted(name for name in names if name.count("/") and name.lower().endswith(SUFFIXES))
         if not found:
             raise FileContentError(
                 f"is a folder without images in subfolders, one a class ({', '.join(SUFFIXES)}); give its files, "
                 "for example '*.npz' or '*.png'"
             )
-        return [found[place] for place in np.random.default_rng(0).permutation(len(found))]
+        order = np.random.default_rng(0).permutation(len(found))
+        return [found[place] for place in order], sorted({*names} - {*found})
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the number of images, their layout and the classes; reads one image unless a size is given."""
-        images = self.images(path)
+        images, others = self._images(path)
         classes = {"y": tuple(self.classes.get("y") or _classes_of(images))} if images[0] else {}
         sides = self.size or self._first_size(path, images)
         layout = {"x": Field("uint8", (CHANNELS[self.mode], *sides))} | dict.fromkeys(classes, Field("int64", ()))
@@ -111,6 +122,7 @@ class ImageFolderReader(Reader):
             classes=classes,
             files=tuple(images),
             unread_frames=self._unread_frames(path, images),
+            unread_files=tuple(others),
         )
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
@@ -198,6 +210,9 @@ class ImageFolderReader(Reader):
     def _decode(self, path: str, name: str) -> NDArray[np.uint8]:
         """Return an image, shape (channels, height, width)."""
         with _opened(path, name) as opened:
+            opened.load()
+            with suppress(*CONTENT_ERRORS, SyntaxError):  # of damaged EXIF data; the pixels have been read
+                _pillow("PIL.ImageOps").exif_transpose(opened, in_place=True)
             image = _of_bytes(opened).convert(self.mode)
             if self.size is not None and image.size != self.size[::-1]:
                 image = image.resize(self.size[::-1], _pillow().Resampling.BILINEAR)
@@ -205,8 +220,8 @@ class ImageFolderReader(Reader):
         return np.ascontiguousarray(pixels.transpose(2, 0, 1))
 
 
-def _pillow() -> Any:
-    return import_optional("PIL.Image", extra="images", needed_by="folders of images", package="Pillow")
+def _pillow(module: str = "PIL.Image") -> Any:
+    return import_optional(module, extra="images", needed_by="folders of images", package="Pillow")
 
 
 @contextmanager
@@ -226,25 +241,31 @@ def _opened(path: str, name: str) -> Iterator[Any]:
 
 def _of_bytes(image: Any) -> Any:
     """Return an image with values from 0 to 255; conversions of Pillow would cut off what is larger."""
+    tags = image.tag_v2 if image.format == "TIFF" else {}
+    is_signed = _SIGNED in np.atleast_1d(tags.get(_SAMPLE_FORMAT, 1))
     sixteen = image.mode.startswith("I;16") or (image.mode == "I" and image.format in ("PNG", "PPM"))
-    if sixteen:
-        bits = image.tag_v2.get(_BITS_PER_SAMPLE, (16,))[0] if image.format == "TIFF" else 16
+    if sixteen and not is_signed:
+        bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
         # The upper bits, as Pillow takes of colours with 16 bits.
-        return _pillow().fromarray((np.asarray(image) >> (bits - 8)).astype(np.uint8))
-    if image.mode in ("I", "F"):
-        kind = "integers of 32 bits" if image.mode == "I" else "floating-point numbers"
+        upper = (np.asarray(image) >> (bits - 8)).astype(np.uint8)
+        return _pillow().fromarray(255 - upper if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO else upper)
+    if is_signed or image.mode in ("I", "F"):
+        wide = "integers of 32 bits" if image.mode == "I" else "floating-point numbers"
+        kind = "signed integers" if is_signed else wide
         raise FileContentError(
-            f"has {kind}, whose range its format does not say: save it with 8 or 16 bits, or as arrays (.npy)"
+            f"has {kind}, whose range is unknown: save it with 8 or 16 bits, or as arrays (.npy)"
         )
     return image
 
 
-_BITS_PER_SAMPLE = 258  # tag of TIFF
+_BITS_PER_SAMPLE, _PHOTOMETRIC, _SAMPLE_FORMAT = 258, 262, 339  # tags of TIFF
+_WHITE_IS_ZERO, _SIGNED = 0, 2
 
 
 def image_path(folder: str, name: str) -> str:
     """Return the path of an image by its name from a folder, or from itself."""
-    return f"{folder}/{name}" if name else folder
+    inside, chained, archive = folder.partition("::")
+    return f"{inside.removesuffix('/')}/{name}{chained}{archive}" if name else folder
 
 
 def _class_of(image: str) -> str:

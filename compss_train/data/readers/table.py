@@ -2,12 +2,14 @@
 
 import codecs
 import copy
+import json
 import os
+import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -314,7 +316,8 @@ class CsvReader(TableReader):
     encoding:
         The encoding of the text, such as ``"latin-1"``.
 
-    A column is classes if it holds strings in any file of a data set: then its numbers are strings, too.
+    A column is classes if it holds strings in any file of a data set: then its numbers are strings, too. Empty
+    cells, NA, NaN, null and the like are missing, unless they are among the classes that are given.
     """
 
     widest = (np.float64,)
@@ -346,7 +349,10 @@ class CsvReader(TableReader):
             "read_options": csv.ReadOptions(use_threads=False, column_names=self.names, encoding=self.encoding),
             "parse_options": csv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
             "convert_options": csv.ConvertOptions(
-                column_types=types, strings_can_be_null=True, decimal_point=self.decimal
+                column_types=types,
+                strings_can_be_null=True,
+                decimal_point=self.decimal,
+                null_values=sorted({*csv.ConvertOptions().null_values} - {*chain(*self.classes.values())}),
             ),
         }
         with open_binary(path) as source:
@@ -362,6 +368,13 @@ class CsvReader(TableReader):
             table = csv.read_csv(source, **options)
             if not len(table):
                 raise FileContentError("holds no samples")
+            for name, rows in _large(table, {*self.dtypes, *self.classes}):
+                source.seek(0)
+                options["convert_options"].include_columns, column_types = [name], {name: pyarrow.string()}
+                options["convert_options"].column_types = column_types
+                texts = csv.read_csv(source, **options)[name].to_pylist()
+                if (row := next((row for row in rows if texts[row].strip(" +-").isdecimal()), None)) is not None:
+                    raise _rounding_error(name, row, texts[row], f"CsvReader(dtypes={{{name!r}: 'float64'}})")
             if other := [field.name for field in table.schema if pyarrow.types.is_binary(field.type)]:
                 raise FileContentError(
                     f"is no text in UTF-8, in {quote_names(other)}: give CsvReader(encoding='latin-1'), or the "
@@ -370,16 +383,45 @@ class CsvReader(TableReader):
             yield Table(table.schema, (len(table),), lambda _, names: table.select(names))
 
 
+def _large(table: Any, names: Collection[str]) -> Iterator[tuple[str, list[int]]]:
+    """Iterate over the columns, except these, that were inferred as floats, and their rows with 2**63 and more."""
+    for number, field in enumerate(table.schema):
+        if field.name not in names and tables.import_pyarrow().types.is_floating(field.type):
+            values = table.column(number).to_numpy()
+            if len(rows := np.flatnonzero((values >= 2.0**63) | (values < -(2.0**63)))):
+                yield field.name, rows.tolist()
+
+
+def _rounding_error(name: str, row: int, text: str, advice: str) -> FileContentError:
+    return FileContentError(
+        f"holds {text} in {name!r}, in row {row}, and the largest integer of a tensor is 2**63 - 1: give {advice}, "
+        "if it may be rounded to a float"
+    )
+
+
+def _objects(text: str) -> Iterator[Any]:
+    """Iterate over the values in a text of JSON."""
+    decoder, place = json.JSONDecoder(), 0
+    while found := re.compile(r"\S").search(text, place):
+        value, place = decoder.raw_decode(text, found.start())
+        yield value
+
+
 class JsonReader(TableReader):
     """Reads JSON lines: an object a row, whose items are columns; a file is one block and is parsed whole."""
 
     @contextmanager
     def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
         """Read a file."""
-        json = tables.import_pyarrow("pyarrow.json")
+        reader = tables.import_pyarrow("pyarrow.json")
         with open_binary(path) as source:
             # In one block: types are inferred block by block, and a line may not be longer than a block.
             size = min(2**31 - 1, source.seek(0, os.SEEK_END) + 1)
             source.seek(0)
-            table = json.read_json(source, json.ReadOptions(use_threads=False, block_size=size))
+            table = reader.read_json(source, reader.ReadOptions(use_threads=False, block_size=size))
+            for name, rows in _large(table, ()):
+                source.seek(0)
+                values = [each.get(name) for each in _objects(source.read().decode("utf-8-sig"))]
+                if (row := next((row for row in rows if isinstance(values[row], int)), None)) is not None:
+                    raise _rounding_error(name, row, str(values[row]), "a number with an exponent")
             yield Table(table.schema, (len(table),), lambda _, names: table.select(names))

@@ -143,11 +143,12 @@ def test_an_array_of_objects_is_an_error_that_says_which(tmp_path, name):
     same(read_file(tmp_path / name, keys=["x"])["x"], np.arange(3))
 
 
+@pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("of", [tuple, list])
-def test_a_tensor_is_x_and_a_pair_x_and_y(tmp_path, of):
+def test_a_tensor_is_x_and_a_pair_x_and_y(tmp_path, of, zipped):
     x, y = torch.arange(6.0).reshape(3, 2), torch.arange(3)
     for number, (saved, keys) in enumerate(((x, ["x"]), (of((x,)), ["x"]), (of((x, y)), ["x", "y"]))):
-        torch.save(saved, path := tmp_path / f"{number}.pt")
+        torch.save(saved, path := tmp_path / f"{number}.pt", _use_new_zipfile_serialization=zipped)
         arrays = read_file(path)
         assert list(arrays) == keys
         assert torch.equal(arrays["x"], x)

@@ -70,6 +70,60 @@ def test_numbers_that_are_missing_are_no_numbers(tmp_path):
     assert read_all(FileDataset(path)[:2])["x"].tolist() == [0, 1]
 
 
+BOUNDS = {
+    "valid_min": (np.float32(1), [0]),
+    "valid_max": (np.float32(2), [3]),
+    "valid_range": (np.array([1, 2], "f4"), [0, 3]),
+}
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("key", BOUNDS)
+def test_numbers_outside_their_valid_range_are_missing(tmp_path, key, packed):
+    bound, rows = BOUNDS[key]
+    values = np.arange(4, dtype="i2" if packed else "f4")
+    for number, limit in enumerate((bound.astype(values.dtype), bound * np.float32(0.1))[: 1 + packed]):
+        scale = {"scale_factor": np.float32(0.1)} if packed else {}
+        path = saved(tmp_path / f"{number}.nc", values, **scale, **{key: limit})
+        with names(path, f"lacks .* in 'x', the first in row {rows[0]}"):
+            read_all(FileDataset(path))
+        assert read_all(FileDataset(path)[1:3])["x"].shape == (2,)
+    path = saved(tmp_path / "u.nc", np.array([0, 127, -1, -128], "i1"), _Unsigned="true", valid_max=np.int8(-128))
+    with names(path, "lacks a value in 'x', the first in row 2"):
+        read_all(FileDataset(path))
+
+
+def test_bounds_are_rounded_as_the_numbers_are(tmp_path):
+    path = saved(tmp_path / "f.nc", np.array([0.1, 0.3], "f4"), valid_range=[0.1, 0.3], missing_value=0.7)
+    same(read_all(FileDataset(path))["x"], np.array([0.1, 0.3], "f4"))
+
+
+def test_marks_that_no_stored_number_can_have_mark_none(tmp_path):
+    path = saved(
+        tmp_path / "f.nc", np.array([0, 1, -128], "i1"), missing_value=np.float32("nan"), _FillValue=-999.0
+    )
+    same(read_all(FileDataset(path))["x"], np.array([0, 1, -128], "i1"))
+
+
+@pytest.mark.parametrize(("key", "value"), [("missing_value", "n/a"), ("scale_factor", "0.1"), ("valid_range", 1)])
+def test_attributes_that_are_no_numbers_are_named(tmp_path, key, value):
+    path = saved(tmp_path / "f.nc", np.arange(3), **{key: value})
+    with names(path, f"has 'x' with a {key} of .*, which is no number"):
+        FileDataset(path)
+
+
+def test_a_filter_that_is_not_installed_is_named(tmp_path):
+    with h5py.File(tmp_path / "f.h5", "w") as file:
+        file.create_dataset("x", data=np.arange(9), chunks=(9,), compression="gzip")
+    content = (tmp_path / "f.h5").read_bytes()
+    start = content.index(b"deflate") - 8
+    (tmp_path / "f.h5").write_bytes(content[:start] + (32015).to_bytes(2, "little") + content[start + 2 :])
+    with names(
+        tmp_path / "f.h5", "has 'x', compressed with HDF5's filter 32015 .*, which is not installed: set HDF5"
+    ):
+        FileDataset(tmp_path / "f.h5")
+
+
 def test_values_that_were_never_written_are_missing_if_there_is_a_mark_for_them(tmp_path):
     for fill, dtype in ((9.969209968386869e36, "f4"), (-32767, "i2")):
         with h5py.File(tmp_path / "f.nc", "w") as file:

@@ -1,6 +1,7 @@
 """Folders of images."""
 
 import struct
+import zipfile
 from collections import Counter
 
 import numpy as np
@@ -189,11 +190,99 @@ def test_twelve_bits_are_scaled_too(tmp_path):
     same(x, np.array([[[[255, 0, 128, 127]]]], np.uint8))
 
 
+def tiff(path, values, **tags):
+    """Write one row of gray values in TIFF, uncompressed."""
+    own = {"bits": (258, values.dtype.itemsize * 8), "white": (262, 1), "format": (339, 1)}
+    own |= {name: (own[name][0], value) for name, value in tags.items()}
+    entries = [(256, len(values)), (257, 1), (259, 1), (273, 8), (277, 1), (278, 1), (279, values.nbytes)]
+    entries = sorted([*entries, *own.values()])
+    content = (
+        struct.pack("<2sHI", b"II", 42, 8 + values.nbytes) + values.tobytes() + struct.pack("<H", len(entries))
+    )
+    path.write_bytes(
+        content + b"".join(struct.pack("<HHII", tag, 3, 1, value) for tag, value in entries) + bytes(4)
+    )
+
+
+@pytest.mark.parametrize("dtype", ["<u1", "<u2"])
+@given(values=arrays(np.uint16, 4))
+def test_zero_is_white_where_the_image_says_so(tmp_path_factory, dtype, values):
+    path, values = tmp_path_factory.getbasetemp() / "white.tif", values.astype(dtype)
+    for white, scaled in ((1, values), (0, np.iinfo(dtype).max - values)):
+        tiff(path, values, white=white)
+        same(
+            read_all(FileDataset(path, ImageFolderReader(mode="L")))["x"][0, 0, 0],
+            (scaled >> values.itemsize * 8 - 8).astype("u1"),
+        )
+
+
+@pytest.mark.parametrize("dtype", ["<i1", "<i2", "<i4"])
+def test_signed_integers_are_refused(tmp_path, dtype):
+    tiff(tmp_path / "x.tif", np.array([-1, 0, 1, 2], dtype), format=2)
+    with names(tmp_path / "x.tif", "has signed integers, whose range is unknown"):
+        FileDataset(tmp_path / "x.tif")
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "webp", "tif"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_images_are_turned_as_they_say(tmp_path, suffix, orientation):
+    image, exif = Image.fromarray(np.arange(24, dtype=np.uint8).reshape(4, 6) * 10), Image.Exif()
+    exif[274] = orientation
+    options = {"lossless": True} if suffix == "webp" else {}
+    image.save(tmp_path / f"plain.{suffix}", **options)
+    image.save(tmp_path / f"turned.{suffix}", exif=exif, **options)
+    plain, turned = (
+        read_all(FileDataset(tmp_path / f"{name}.{suffix}", ImageFolderReader(mode="L")))["x"][0, 0]
+        for name in ("plain", "turned")
+    )
+    turns = [
+        plain,
+        plain[:, ::-1],
+        plain[::-1, ::-1],
+        plain[::-1],
+        plain.T,
+        np.rot90(plain, -1),
+        plain.T[::-1, ::-1],
+    ]
+    same(turned, [*turns, np.rot90(plain)][orientation - 1])
+
+
+@pytest.mark.filterwarnings("ignore:Corrupt EXIF data")  # of Pillow
+def test_damaged_exif_data_leave_the_pixels(tmp_path):
+    Image.new("L", (4, 6), 7).save(tmp_path / "x.jpg", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x01\x01")
+    same(
+        read_all(FileDataset(tmp_path / "x.jpg", ImageFolderReader(mode="L")))["x"], np.full((1, 1, 6, 4), 7, "u1")
+    )
+
+
+def test_images_that_are_no_samples_are_counted(folder):
+    expected = FileDataset(folder)
+    save(folder / "beside.png", pixels("beside"))
+    (folder / "bird").mkdir()
+    for name in ("bird/0.heic", "cat/1.JFIF"):
+        (folder / name).write_bytes(b"an image")
+    with pytest.warns(
+        UserWarning, match=rf"^3 images in {folder} are no samples, .* beside\.png: only those in sub"
+    ):
+        dataset = FileDataset(folder)
+    assert (dataset.classes, dataset.number_samples) == (expected.classes, expected.number_samples)
+
+
+def test_images_in_an_archive_are_those_of_its_folders(folder, tmp_path_factory):
+    pytest.importorskip("fsspec")
+    path = tmp_path_factory.mktemp("archive") / "images.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in FileDataset(folder).reader.images(str(folder)):
+            archive.write(folder / name, name)
+            archive.write(folder / name, f"__MACOSX/{name}")
+    same(read_all(FileDataset(f"zip://::{path}"))["x"], read_all(FileDataset(folder))["x"])
+
+
 @pytest.mark.parametrize("dtype", [np.int32, np.float32])
 @pytest.mark.parametrize("mode", ["L", "RGB"])
 def test_values_of_unknown_range_are_refused(folder, dtype, mode):
     Image.fromarray(pixels("deep", (4, 6)).astype(dtype)).save(folder / "dog" / "deep.tif")
-    with names(folder, r"holds dog/deep\.tif, which has .*, whose range its format does not say"):
+    with names(folder, r"holds dog/deep\.tif, which has .*, whose range is unknown"):
         read_all(FileDataset(folder, ImageFolderReader((4, 6), mode)))
 
 

@@ -71,6 +71,15 @@ def test_lists_of_a_fixed_size_are_rows(tmp_path, form):
 
 
 @in_every(TYPED)
+def test_tensors_with_permuted_dimensions_are_refused(tmp_path, form):
+    kind = pa.fixed_shape_tensor(pa.int32(), (2, 3), permutation=(1, 0))
+    values = pa.ExtensionArray.from_storage(kind, pa.array([[1, 2, 3, 4, 5, 6]], pa.list_(pa.int32(), 6)))
+    path = form.saved(tmp_path, x=values, y=[1])
+    with names(path, r"holds .*permutation=\[1,0\].* in 'x', which are no numbers"):
+        read_all(FileDataset(path))
+
+
+@in_every(TYPED)
 def test_dictionaries_of_arrow_are_classes_whatever_their_order(tmp_path, form):
     first = form.saved(tmp_path, "1", x=np.arange(3), y=pa.array(["b", "c", "b"]).dictionary_encode())
     second = form.saved(tmp_path, "2", x=np.arange(2), y=pa.array(["c", "a"]).dictionary_encode())

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from compss_train import BadFileError, FileDataset
 from compss_train.data import tables
 from compss_train.data.readers import CsvReader
-from tests.data.readers.formats import in_every, names
+from tests.data.readers.formats import in_every, names, same
 from tests.data.readers.table_files import TABLES, TYPED, pa
 from tests.data.readers.test_table import read_all
 
@@ -86,6 +86,10 @@ NUMBERS = {
     "thousands with spaces": (["900", "1 200 000.5"], "'1 200 000.5' in 'x', in row 1"),
     "percentages": (["12.5%", "100 %"], "'100 %' in 'x', in row 1"),
     "money": (["$5", "7€"], "'\\$5' in 'x', in row 0"),
+    "typographic minus signs": (["−1.5", "−2"], "'−1.5' in 'x', in row 0"),  # noqa: RUF001
+    "exponents of Fortran": (["1.5D+03", "2.5d-01"], "'1.5D\\+03' in 'x', in row 0"),
+    "negative numbers of accountants": (["(5.50)", "7"], "'\\(5.50\\)' in 'x', in row 0"),
+    "digits in groups": (["1_000", "2’000"], "'1_000' in 'x', in row 0"),  # noqa: RUF001
     "a comment": (["1.5", "2.5", "see below"], "'see below' in 'x', in row 2"),
 }
 
@@ -135,6 +139,35 @@ def test_files_that_were_counted_beforehand_are_checked_when_they_are_read(tmp_p
             read_all(dataset)
 
 
+@pytest.mark.parametrize("given", [None, ["EU", "NA"], ["null", "NA", "EU"]])
+def test_words_for_missing_values_may_be_given_as_classes(tmp_path, given):
+    paths = written(tmp_path, [["EU", "NA"], ["NA"]])
+    if given is None:
+        with names(paths[0], "lacks a value in 'y', the first in row 1"):
+            FileDataset(paths)
+        return
+    codes = read_all(FileDataset(paths, classes={"y": given}))["y"]
+    assert [given[code] for code in codes] == ["EU", "NA", "NA"]
+
+
+@given(values=st.lists(st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False), min_size=1))
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_integers_are_not_rounded_without_a_word(folder, suffix, values):
+    path = folder / f"large.{suffix}"
+    with open(path, "w") as file:
+        file.writelines(["x\n" if suffix == "csv" else ""])
+        file.writelines(f'{{"x": {value}}}\n' if suffix == "jsonl" else f"{value}\n" for value in values)
+    large = [value for value in values if isinstance(value, int) and not -(2**63) <= value < 2**63]
+    if large:
+        with names(path, f"holds {large[0]} in 'x', in row {values.index(large[0])}, and the largest integer"):
+            FileDataset(path, y=None)
+    else:
+        same(read_all(FileDataset(path, y=None))["x"], np.array(values))
+    if suffix == "csv":
+        rounded = read_all(FileDataset(path, CsvReader(dtypes={"x": "float64"}), y=None))["x"]
+        same(rounded, np.array(list(map(float, values))))
+
+
 WRONG_CLASSES = {
     "give a list of its classes": "ab",
     "make all strings, or all numbers": ["1", 2],
@@ -165,6 +198,22 @@ def test_a_dictionary_with_a_missing_value_lacks_values(tmp_path, form):
     path = form.saved(tmp_path, x=np.arange(3), y=values)
     with names(path, "lacks a value in 'y', the first in row 1"):
         FileDataset(path)
+
+
+OTHER_CATEGORIES = {
+    "dates": pa.array([1, 2], pa.date32()),
+    "bytes": pa.array([b"a", b"b"]),
+    "lists": pa.array([[1], [2]]),
+}
+
+
+@in_every({"arrow": TABLES["arrow"], "arrow stream": TABLES["arrow stream"]})
+@pytest.mark.parametrize("kind", ["dates", "bytes", "lists"])
+def test_categories_are_words_or_numbers(tmp_path, form, kind):
+    values = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), OTHER_CATEGORIES[kind])
+    path = form.saved(tmp_path, x=np.arange(3), y=values)
+    with names(path, "holds dictionary.* in 'y', which are no numbers"):
+        read_all(FileDataset(path, index=tmp_path / "index.json"))
 
 
 CONTENT = {
