@@ -14,6 +14,7 @@ from compss_train.data.block import Block, checksum, gather
 from compss_train.data.layout import FileContentError
 from compss_train.data.ragged import Ragged
 from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, Roles, SampleReader, collate_batch
+from compss_train.data.values import signed
 
 
 class ArrowRows(SampleReader):
@@ -60,6 +61,8 @@ class ArrowRows(SampleReader):
         blocks, starts = self._columns[name]
         needed = np.unique(starts.searchsorted(rows, side="right") - 1)
         taken: Ragged | torch.Tensor = gather(rows, starts[needed].tolist(), [blocks[number] for number in needed])
+        if not isinstance(taken, Ragged):
+            taken = signed(taken)
         convert = self._floats is not None and taken.dtype.is_floating_point
         return taken.to(getattr(torch, str(self._floats))) if convert else taken
 

@@ -45,7 +45,12 @@ def _as_array(value: Any) -> NDArray[Any]:
     if isinstance(value, list | tuple):
         check_parts("a part of a block", value)
     try:
-        return np.asarray(value) if isinstance(value, np.ma.MaskedArray) else np.asanyarray(value)
+        array: NDArray[Any] = np.asarray(value) if isinstance(value, np.ma.MaskedArray) else np.asanyarray(value)
+        if isinstance(value, list | tuple) and array.dtype.kind == "f" and (np.abs(array) >= 2.0**63).any():
+            for item in np.asarray(value, object).flat:  # numpy makes floats of integers of both signs
+                if isinstance(item, int) and not -(2**63) <= item < 2**63:
+                    raise ValueError(f"it holds {item}, and the largest integer of a tensor is 2**63 - 1")
+        return array
     except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"cannot make an array of this {type(value).__name__}: {error}; all samples must have the same shape: "

@@ -137,6 +137,13 @@ def test_arrays_with_no_masked_value_are_arrays():
     assert len(Ragged([whole, whole[:2]])) == 2
 
 
+@pytest.mark.parametrize("values", [[2**63, 1], [2**63, -1], [1.5, 2**64 + 1], [[-(2**63) - 1, 2.0]]])
+def test_integers_in_lists_are_not_rounded_without_a_word(values):
+    with pytest.raises((TypeError, ValueError), match=r"the largest integer of a tensor is 2\*\*63 - 1|object"):
+        BlockedTensor.from_array(values, 1)
+    assert BlockedTensor.from_array([2.0**63, 1], 1).tensors[0][0].tolist() == [2.0**63, 1.0]
+
+
 NO_TARGET, OTHER_PARTS = (
     "some samples of a batch have a target and others none",
     "samples of a batch have different parts",

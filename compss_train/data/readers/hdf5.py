@@ -140,8 +140,8 @@ class _Unpacked:
             values *= 1 if self._scale is None else self._scale
             values += 0 if self._offset is None else self._offset
         if self._marks or any(bound is not None for bound in self._bounds):
-            absent = self._absent(stored, values)
-            check_complete(self._name, absent.reshape(len(values), -1).any(axis=1), rows.start or 0)
+            absent: Any = self._absent(stored, values).reshape(len(values), -1)
+            check_complete(self._name, absent.any(axis=1), rows.start or 0)
         return values
 
     def _absent(self, stored: NDArray[Any], values: NDArray[Any]) -> NDArray[np.bool_]:
