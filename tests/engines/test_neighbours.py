@@ -249,6 +249,11 @@ def test_serial_fits_in_threads_draw_the_numbers_of_fits_alone(shared, monkeypat
         assert_same_bits(result, fit(alone, num_epochs=1))
 
 
+def test_a_task_of_the_serial_engine_may_run_others():
+    engine, inner = SerialEngine(), SerialEngine()
+    assert fetch(engine, engine.submit(lambda: fetch(inner, inner.submit(tasks.add, 1, 2)) + 1)) == 4
+
+
 def test_a_hanging_task_is_ended_though_a_fit_beside_it_has_ended(engine, tmp_path):
     if not with_processes(engine):
         pytest.skip("tasks are not watched")
