@@ -181,18 +181,22 @@ class FileDataset:
 
         With ``files_len``, only one valid file is opened, for its layout.
         """
-        options, paths = (self.reader, self.keys, index), list(self._paths.values())
+        reader, options, paths = self.reader, (self.keys, index), list(self._paths.values())
+
+        def described(paths: Sequence[str]) -> tuple[Reader, list[layouts.Description | BadFileError]]:
+            if isinstance(reader, TableReader):
+                return file_index.describe_tables(paths, reader, *options)
+            return reader, file_index.describe_files(paths, reader, *options)
+
         found: Iterable[layouts.Description | BadFileError]
-        if files_len is None and isinstance(self.reader, TableReader):
-            self.reader, found = file_index.describe_tables(paths, self.reader, self.keys, index)
-        elif files_len is None:
-            found = file_index.describe_files(paths, *options)
+        if files_len is None:
+            self.reader, found = described(paths)
         else:
             for name in names:
                 if name not in files_len:
                     raise ValueError(f"files_len lacks {name}; give a number of samples for each file")
                 check_count(f"files_len[{name!r}]", files_len[name])
-            found = (file_index.describe_files([path], *options)[0] for path in paths)
+            found = (described([path])[1][0] for path in paths)
         good: dict[str, layouts.Description] = {}
         for name, path, each in zip(names, paths, found, strict=False):
             try:

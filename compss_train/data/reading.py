@@ -164,12 +164,9 @@ class FilePart:
     def read_good(self, row_range: RowRange) -> tuple[Arrays, Mapping[int, BadFileError]]:
         """Return what ``read`` does, and the errors of rows that are skipped, by their place in the range.
 
-        Their values mean nothing. Raises ``BadFileError`` if no row can be read.
+        Their values mean nothing; if these are all rows, arrays may be missing.
         """
-        arrays, bad = self._read(row_range, self._row_by_row)
-        if len(bad) == len(row_range):
-            raise next(iter(bad.values()))
-        return arrays, bad
+        return self._read(row_range, self._row_by_row)
 
     def _all_or_nothing(self, block: FileBlock, first: int, stop: int) -> _Read:
         return *self._reader_of(block).read(block.path, first, stop, self.keys), {}

@@ -109,6 +109,8 @@ class FileLoader:
                 return self._read(item), False
             kept = entry.load()
             rows = self._read(RowRange(item.file, 0, block.rows)) if kept is None else FileRows(kept)
+            if rows is None:
+                return None, False
             if kept is None and not len(rows.missing):
                 entry.store(rows.arrays)
             own = rows.missing[(item.start <= rows.missing) & (rows.missing < item.stop)] - item.start
@@ -120,12 +122,12 @@ class FileLoader:
             self.skipped[error.file] = error.reason
             return None, False
 
-    def _read(self, item: RowRange) -> FileRows:
+    def _read(self, item: RowRange) -> FileRows | None:
         if not self._part.skip:
             return FileRows(self._part.read(item))
         arrays, bad = self._part.read_good(item)
         self.skipped |= {error.file: error.reason for error in bad.values()}
-        return FileRows(arrays, np.fromiter(bad, np.intp))
+        return FileRows(arrays, np.fromiter(bad, np.intp)) if len(bad) < len(item) else None
 
 
 def check_threads(threads: int, file_buffer: int) -> None:

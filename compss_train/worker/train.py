@@ -99,6 +99,8 @@ def train_on(batches: Iterator[Batch], learner: Learner, work: Work) -> int:
     each epoch.
     """
     drawn = 0
+    # Blocks that begin here, of which no batch was trained: the first ones are left out if nothing can be read.
+    unbegun = {(each.epoch, each.block) for each in work.block_passes if each.first + each.skip == 0}
     learner.callbacks.round_start()
     with learner.tracer:
         for epoch, epoch_batches in groupby(batches, lambda batch: batch.epoch):
@@ -109,7 +111,8 @@ def train_on(batches: Iterator[Batch], learner: Learner, work: Work) -> int:
             before = drawn
             for number, batch in enumerate(epoch_batches):
                 current = changes.get(number, current)
-                if work.options.optimizer_state == "reset_blocks" and batch.position == 0:
+                if work.options.optimizer_state == "reset_blocks" and (epoch, batch.block) in unbegun:
+                    unbegun.remove((epoch, batch.block))
                     learner.renew_optimizer(current)
                 elif number in changes:
                     learner.set_hyperparameters(changes[number])

@@ -141,7 +141,7 @@ class ImageFolderReader(Reader):
         names = [images[row] for row in range(start, min(stop, number))]
         chosen = select_keys(keys, ("x",) if names == [""] else ("x", "y"))
         good, bad = [], {}
-        shape = None if layout is None else layout["x"].shape
+        shape = layout["x"].shape if layout is not None and "x" in chosen else None
         for place, name in enumerate(names if "x" in chosen else ()):
             try:
                 image = self._decode(path, name)

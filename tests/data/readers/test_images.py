@@ -3,9 +3,11 @@
 import struct
 import zipfile
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis.extra.numpy import arrays
 from torch import nn
@@ -18,8 +20,10 @@ from compss_train import (
     PartialShuffle,
     PartialShuffleSampler,
 )
+from compss_train.data import file_cache
 from compss_train.data.readers import ImageFolderReader
 from compss_train.exceptions import BadFileError
+from compss_train.worker.learner import Learner
 from tests.data.readers.formats import names, overwritten, same
 from tests.data.readers.table_files import pa, parquet
 from tests.data.readers.test_table import read_all
@@ -388,6 +392,41 @@ def test_only_images_that_cannot_be_read_are_left_out(damaged, rows, options, ca
         assert named(seen, dataset) == expected
         assert sorted(trainer.history[-1]["skipped"]) == bad
         assert sum(record["samples"] for record in trainer.history[before:]) == len(expected)
+
+
+def test_all_images_of_a_part_that_cannot_be_read_are_named(folder):
+    bad = [f"{folder}/{name}" for name in ImageFolderReader().images(str(folder))[:3]]
+    for path in bad:
+        Path(path).write_bytes(b"no image")
+    dataset = FileDataset(folder, ImageFolderReader(rows=3), on_bad_file="skip")
+    for cache in (None, file_cache.make_cache("memory", None)):
+        dataset.cache = cache
+        sampler = PartialShuffleSampler(dataset, batch_size=2)
+        assert sum(len(batch["y"]) for batch in sampler) == len(dataset) - 3
+        assert sorted(sampler.skipped) == sorted(bad)
+
+
+def test_classes_are_read_without_their_images(damaged):
+    folder, _ = damaged
+    dataset = FileDataset(folder, ImageFolderReader(rows=5), keys=["y"], on_bad_file="skip")
+    sampler = PartialShuffleSampler(dataset, batch_size=2)
+    assert sum(len(batch["y"]) for batch in sampler) == len(dataset)
+    assert sampler.skipped == {}
+
+
+def test_optimizers_are_renewed_in_blocks_whose_first_images_cannot_be_read(folder, monkeypatch):
+    for name in ImageFolderReader().images(str(folder))[:2]:
+        (folder / name).write_bytes(b"no image")
+    renewed, renew = [], Learner.renew_optimizer
+    monkeypatch.setattr(Learner, "renew_optimizer", lambda *args: (renewed.append(1), renew(*args)))
+    dataset = FileDataset(folder, ImageFolderReader(rows=4), on_bad_file="skip")
+    trainer = DistributedTrainer(1, engine="serial", seed=0)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(72, 3))
+    trainer.build(net, {"optimizer": "adam", "lr": 0.1}, "cross_entropy", transform=torch.Tensor.float)
+    options = {"num_epochs": 1, "shuffle_block_data": False, "progress": False}
+    with pytest.warns(UserWarning, match="skipped"):
+        trainer.fit(dataset, batch_size=2, merge=Merge(optimizer_state="reset_blocks"), **options)
+    assert len(renewed) == len(dataset.files)
 
 
 @pytest.mark.parametrize("pools", [1, 2])

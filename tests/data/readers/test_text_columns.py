@@ -131,6 +131,12 @@ def test_a_value_is_named_with_its_file_and_row(tmp_path):
         FileDataset(paths)
 
 
+def test_no_number_is_named_in_the_file_that_is_opened_of_those_counted_beforehand(tmp_path):
+    paths = written(tmp_path, [["1.5", "2.5", "?"], ["1", "2", "3"]])
+    with names(paths[0], r"holds '\?' in 'y', in row 2, where most values are numbers"):
+        FileDataset(paths, files_len=dict.fromkeys(paths, 3))
+
+
 def test_files_that_were_counted_beforehand_are_checked_when_they_are_read(tmp_path):
     paths = written(tmp_path, [["B", "1"], ["1", "2"]])
     for order in (paths, paths[::-1]):
