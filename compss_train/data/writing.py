@@ -95,7 +95,12 @@ def _write(path: Path, part: Part, format: str) -> None:
     if format == "pt":  # copies, as torch would save the whole array of a slice
         torch.save({name: copy_block(as_tensor(block)) for name, block in part.items()}, path)
         return
-    arrays = {name: as_tensor(block).numpy() for name, block in part.items()}
+    arrays = {}
+    for name, block in part.items():
+        try:
+            arrays[name] = as_tensor(block).resolve_conj().resolve_neg().numpy()
+        except TypeError:  # numpy has no bfloat16
+            raise ValueError(f"{name!r} holds {block.dtype}, which only the format pt can hold") from None
     if format == "npy":
         if list(part) != [ARRAY_NAME]:
             raise ValueError(

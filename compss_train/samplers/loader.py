@@ -14,6 +14,7 @@ from compss_train.buffers.reading_ahead import ReadAhead
 from compss_train.data.order import RowRange
 from compss_train.data.readers import Arrays
 from compss_train.data.reading import FilePart
+from compss_train.data.values import signed
 from compss_train.exceptions import BadFileError
 
 _LOG = logging.getLogger(__name__)
@@ -93,6 +94,8 @@ class FileLoader:
             self.reads.files += 1
             self.reads.ahead += was_ready
             self.reads.cached += cached
+            if rows is not None:
+                rows = rows._replace(arrays={key: signed(array) for key, array in rows.arrays.items()})
             yield rows
             del rows
             del self._held[-1:]  # which another iteration may have emptied

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from compss_train import BlockedTensor, DistributedTrainer, FileDataset, Ragged, write_files
+from compss_train import BlockedTensor, DistributedTrainer, FileDataset, PartialShuffleSampler, Ragged, write_files
 from compss_train.data.sample_reading import Roles, batch_of
 from compss_train.data.samples import Samples
 from compss_train.data.values import signed
@@ -164,3 +164,21 @@ def test_no_part_of_a_sample_is_left_out_without_a_word(message, samples):
     if message == NO_TARGET:
         with pytest.raises(ValueError, match=message):
             batch_of(samples, Roles(), None, list)
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "uint32", "uint64"])
+def test_files_of_unsigned_integers_are_sampled_as_signed_ones(tmp_path, dtype):
+    x = np.array([0, 2**16 - 1, 3], dtype)
+    np.savez(tmp_path / "f.npz", x=x)
+    sampler = PartialShuffleSampler(FileDataset(tmp_path / "f.npz"), batch_size=3)
+    (batch,) = sampler
+    assert sorted(batch["x"].tolist()) == sorted(x.tolist())
+
+
+def test_numbers_that_a_format_cannot_hold_are_named(tmp_path):
+    values = torch.complex(torch.ones(3), torch.ones(3)).conj()
+    (path,) = write_files(tmp_path / "c", {"x": values}, rows=3)
+    assert np.load(path)["x"].tolist() == [1 - 1j] * 3
+    for format in ("npz", "npy", "h5"):
+        with pytest.raises(ValueError, match=r"'x' holds torch\.bfloat16, which only the format pt can hold"):
+            write_files(tmp_path / format, {"x": torch.ones(3, dtype=torch.bfloat16)}, rows=3, format=format)
