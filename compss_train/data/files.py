@@ -71,8 +71,8 @@ class FileDataset:
     index:
         Name of a small JSON file that caches headers while a file's size and modification time stay the same.
     on_bad_file:
-        ``"raise"`` (default) raises a ``BadFileError``, ``"skip"`` skips the file with a warning; both here and
-        when it is read.
+        ``"raise"`` (default) raises a ``BadFileError``, ``"skip"`` leaves out what cannot be read (a file, a row
+        group, an image) with a warning; both here and when it is read.
     threads:
         Number of files that each worker, or sampler, reads at the same time; 1 by default. The order of samples
         does not depend on it. Of the ``file_buffer`` each thread needs one file, and the file in use another.
