@@ -7,7 +7,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 from compss_train.data import layout as layouts
 from compss_train.data.block import Block
@@ -111,10 +111,6 @@ class FileBlock:
         return [f"{self.path}[{row}]" for row in range(self.first, self.first + self.rows)]
 
 
-_Read: TypeAlias = tuple[Arrays, int, Mapping[int, BadFileError]]
-"""Some rows, the number of rows of the file, and the errors of rows that cannot be read."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class FilePart:
     """Some files of a ``FileDataset``, by number: everything that a task needs to read them."""
@@ -159,54 +155,49 @@ class FilePart:
         Raises ``BadFileError`` if the file has an unexpected number of rows, or a layout that differs from the
         reference file's, if that is known.
         """
-        return self._read(row_range, self._all_or_nothing)[0]
+        return self._read(row_range, row_by_row=False)[0]
 
     def read_good(self, row_range: RowRange) -> tuple[Arrays, Mapping[int, BadFileError]]:
         """Return what ``read`` does, and the errors of rows that are skipped, by their place in the range.
 
         Their values mean nothing; if these are all rows, arrays may be missing.
         """
-        return self._read(row_range, self._row_by_row)
+        return self._read(row_range, row_by_row=True)
 
-    def _all_or_nothing(self, block: FileBlock, first: int, stop: int) -> _Read:
-        return *self._reader_of(block).read(block.path, first, stop, self.keys), {}
-
-    def _row_by_row(self, block: FileBlock, first: int, stop: int) -> _Read:
-        return self._reader_of(block).read_good(block.path, first, stop, self.keys, self.layout)
-
-    def _read(
-        self, row_range: RowRange, read: Callable[[FileBlock, int, int], _Read]
-    ) -> tuple[Arrays, Mapping[int, BadFileError]]:
+    def _read(self, row_range: RowRange, *, row_by_row: bool) -> tuple[Arrays, Mapping[int, BadFileError]]:
         block = self.blocks[row_range.file]
+        reader, rows = self._reader_of(block), (block.first + row_range.start, block.first + row_range.stop)
         try:
             with bad_file_errors(block.path):
-                return self._checked(block, row_range, read)
+                if row_by_row:
+                    arrays, number, bad = reader.read_good(block.path, *rows, self.keys, self.layout)
+                else:
+                    arrays, number = reader.read(block.path, *rows, self.keys)
+                    bad = {}
+                if len(bad) < len(row_range):
+                    self._check(block, arrays, number, *rows)
+                return arrays, bad
         except BadFileError as error:
             raise BadFileError(block.name, error.reason) from error.__cause__
 
-    def _checked(
-        self, block: FileBlock, row_range: RowRange, read: Callable[[FileBlock, int, int], _Read]
-    ) -> tuple[Arrays, Mapping[int, BadFileError]]:
-        first, stop = block.first + row_range.start, block.first + row_range.stop
-        arrays, rows, bad = read(block, first, stop)
-        if len(bad) < stop - first:
-            for key, array in arrays.items():
-                if len(array) != min(rows, stop) - first:
-                    raise layouts.FileContentError(
-                        f"was read incorrectly: {key!r} lacks some of the rows {first} to {stop}"
-                    )
-                if not layouts.is_supported(field := layouts.field_of(array)):
-                    raise layouts.FileContentError(f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}")
-                if field.dtype.endswith("uint64"):
-                    signed(array)  # raises an error for what is too large
-            if rows != block.file_rows:
+    def _check(self, block: FileBlock, arrays: Arrays, rows: int, first: int, stop: int) -> None:
+        """Raise ``FileContentError`` unless these are rows ``first`` to ``stop`` of a file as it was described."""
+        for key, array in arrays.items():
+            if len(array) != min(rows, stop) - first:
                 raise layouts.FileContentError(
-                    f"has {rows} samples, but {block.file_rows} were expected: check whether it changed, or "
-                    "files_len is wrong"
+                    f"was read incorrectly: {key!r} lacks some of the rows {first} to {stop}"
                 )
-            if self.layout is not None:
-                layouts.check_same_layout(layout_of(arrays), self.layout, self.reference)
-        return arrays, bad
+            if not layouts.is_supported(field := layouts.field_of(array)):
+                raise layouts.FileContentError(f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}")
+            if field.dtype.endswith("uint64"):
+                signed(array)  # raises an error for what is too large
+        if rows != block.file_rows:
+            raise layouts.FileContentError(
+                f"has {rows} samples, but {block.file_rows} were expected: check whether it changed, or "
+                "files_len is wrong"
+            )
+        if self.layout is not None:
+            layouts.check_same_layout(layout_of(arrays), self.layout, self.reference)
 
     def _reader_of(self, block: FileBlock) -> Reader:
         if not block.files:

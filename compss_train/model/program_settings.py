@@ -79,7 +79,7 @@ class ProgramSettings:
         if self.matmul_precision not in (None, _matmul_precision()):
             torch.set_float32_matmul_precision(self.matmul_precision)
         for path, value in self.flags.items():
-            if value != _flags().get(path, value):
+            if value != _flags(path).get(path, value):
                 module, _, name = f"backends.{path}".rpartition(".")
                 setattr(attrgetter(module)(torch), name, value)
         torch.use_deterministic_algorithms(self.deterministic, warn_only=self.warn_only)
@@ -94,11 +94,12 @@ def _matmul_precision() -> str | None:
     return None  # it was set in two ways
 
 
-def _flags() -> dict[str, Any]:
+def _flags(*paths: str) -> dict[str, Any]:
+    """Return these flags, all by default."""
     found = {}
-    for path, get in _FLAGS.items():
+    for path in paths or _FLAGS:
         with suppress(AttributeError, RuntimeError):  # another release has it; or it was set in two ways
-            found[path] = get(torch.backends)
+            found[path] = _FLAGS[path](torch.backends)
     return found
 
 

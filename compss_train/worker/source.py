@@ -21,7 +21,6 @@ from compss_train.data.block_passes import BlockPass, WorkerAssignment
 from compss_train.data.order import RowRange, bucketed_order, row_order
 from compss_train.data.ragged import Ragged
 from compss_train.data.reading import FilePart
-from compss_train.data.values import signed
 from compss_train.model.devices import CPU, is_gpu, to_device
 from compss_train.samplers.loader import NO_ROWS, FileLoader, FileRows
 from compss_train.samplers.mixing import Chunk
@@ -309,7 +308,7 @@ class FileSource(Source):
         if read is None:
             self._left_out += block_pass.size
             return None
-        columns = tuple([as_tensor(signed(read.arrays[key])) for key in self._keys])
+        columns = tuple([as_tensor(read.arrays[key]) for key in self._keys])
         columns = self._on_gpu(device, None, columns) or columns
         samples = PassSamples(block_pass, self._options, rows, columns, device, read.missing)
         self._left_out += len(samples.missing)
