@@ -23,7 +23,7 @@ from torch import nn
 from compss_train._utils.validation import check_count, warn_user
 from compss_train.engines import Engine, engine_class
 from compss_train.exceptions import NotBuiltError
-from compss_train.model import losses, metrics
+from compss_train.model import losses, metrics, optimizers
 from compss_train.model import parameters as params
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.merge import Merge
@@ -281,7 +281,11 @@ class EncapsulatedFunctionsDistributedEddl(Encapsulated[Layers]):
         function = losses.resolve_function("loss", loss, EDDL_LOSSES)
         if not isinstance(optimizer, Mapping):
             raise TypeError(f'optimizer={optimizer!r}: give a dict, for example {{"optimizer": "sgd", "lr": 0.01}}')
-        spec = {**OPTIMIZER_DEFAULTS.get(str(optimizer.get("optimizer")), {}), **optimizer}
+        name = str(optimizer.get("optimizer"))  # in one spelling: either replaces a default
+        spec = {
+            **optimizers.in_torch(name, OPTIMIZER_DEFAULTS.get(name, {})),
+            **optimizers.in_torch(name, optimizer),
+        }
         options = {"transform": scaled, **options}
         self._build(net, spec, function, metric, num_gpu=num_gpu, num_nodes=num_nodes, **options)
         if "schedule" not in options and (decay := optimizer.get("weight_decay")):

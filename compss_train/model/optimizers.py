@@ -1,10 +1,10 @@
-"""How gradients become steps: ``Gradients``, and optimizers by EDDL's names, by torch class, or as a callable.
+"""How gradients become steps: ``Gradients``, and optimizers by name, by torch class, or as a callable.
 
 A network may have several optimizers, for GANs and other steps that take turns.
 """
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -22,24 +22,21 @@ OptimizerFactory: TypeAlias = Callable[[Iterable[nn.Parameter]], torch.optim.Opt
 OptimizerSpec: TypeAlias = Mapping[str, Any] | OptimizerFactory | torch.optim.Optimizer
 """What ``build(optimizer=...)`` takes for a network, or for one of its modules."""
 
-_TORCH_NAMES = {"epsilon": "eps", "schedule_decay": "momentum_decay"}
-"""EDDL's names of parameters that have other names in torch."""
-_ALIASES = {"learning_rate": "lr", "eps": "epsilon", "betas": "beta_1", "alpha": "rho"}
-"""Names of parameters in other libraries, and EDDL's names of them."""
-_BETAS = ("beta_1", "beta_2")
-_ADAM = (*_BETAS, "epsilon", "weight_decay")
-
-# `fused` is an option of torch: one kernel for the whole update, faster and with slightly different rounding.
-_NAMED: dict[str, tuple[type[torch.optim.Optimizer], tuple[str, ...]]] = {
-    "adam": (torch.optim.Adam, (*_ADAM, "amsgrad", "fused")),
-    "sgd": (torch.optim.SGD, ("momentum", "weight_decay", "nesterov", "fused")),
-    "rmsprop": (torch.optim.RMSprop, ("rho", "epsilon", "weight_decay", "momentum")),
-    "adagrad": (torch.optim.Adagrad, ("epsilon", "weight_decay", "fused")),
-    "adamax": (torch.optim.Adamax, _ADAM),
-    "adadelta": (torch.optim.Adadelta, ("rho", "epsilon", "weight_decay")),
-    "nadam": (torch.optim.NAdam, (*_ADAM, "schedule_decay")),
+_NAMED: dict[str, type[torch.optim.Optimizer]] = {
+    each.__name__.lower(): each
+    for each in vars(torch.optim).values()
+    if isinstance(each, type) and issubclass(each, torch.optim.Optimizer) and each is not torch.optim.Optimizer
 }
-"""Torch's optimizers by EDDL's names, and the parameters besides ``lr`` that EDDL has for each."""
+"""Torch's optimizers by their names in lower case, which EDDL has too."""
+_EDDLS = {
+    "beta_1": "betas",
+    "beta_2": "betas",
+    "epsilon": "eps",
+    "rho": "alpha",
+    "schedule_decay": "momentum_decay",
+}
+"""EDDL's names of parameters that have other names in torch, unless torch's class has EDDL's name, too."""
+_BETAS = (0.9, 0.999)
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +79,12 @@ class Gradients:
 def optimizer_factory(spec: OptimizerSpec) -> OptimizerFactory:
     """Return a factory of the optimizer, which takes a network's parameters.
 
-    ``spec`` is a dict with ``"optimizer"`` (an EDDL name or a torch optimizer class) and its parameters, or
-    any callable that takes parameters and returns an optimizer. For a name, ``lr`` is required and the other
-    defaults are torch's; for a class, the parameters are the class's own.
+    ``spec`` is a dict with ``"optimizer"`` (a name or a torch optimizer class) and its parameters, or any callable
+    that takes parameters and returns an optimizer. For a name, parameters have torch's names or EDDL's, ``lr`` is
+    required and the other defaults are torch's; for a class, the parameters are the class's own.
 
-    Raises ``ValueError`` for an unknown name or parameter and for a missing ``lr``, ``TypeError`` for anything
-    that is neither dict nor callable.
+    Raises ``ValueError`` for an unknown name or parameter, for both names of one and for a missing ``lr``,
+    ``TypeError`` for anything that is neither dict nor callable.
     """
     if not isinstance(spec, Mapping):
         if callable(spec):
@@ -109,26 +106,40 @@ def optimizer_factory(spec: OptimizerSpec) -> OptimizerFactory:
 
 
 def _from_name(name: str, arguments: dict[str, Any]) -> OptimizerFactory:
-    torch_class, others = _NAMED[name]
-    accepted = ("lr", *others)
+    torch_class = _NAMED[name]
+    defaults = {key: each.default for key, each in inspect.signature(torch_class).parameters.items()}
+    del defaults["params"]
+    accepted = [*defaults, *(eddl for eddl, own in _EDDLS.items() if own in defaults and eddl not in defaults)]
     if unknown := [key for key in arguments if key not in accepted]:
-        hint = suggestion(_ALIASES.get(unknown[0], unknown[0]), accepted)
+        hint = suggestion({"learning_rate": "lr"}.get(unknown[0], unknown[0]), accepted)
         raise ValueError(f"optimizer {name!r} has no parameter {unknown}; it takes {', '.join(accepted)}{hint}")
-    if strings := [f"{key}={value!r}" for key, value in arguments.items() if isinstance(value, str)]:
-        raise ValueError(f"optimizer {name!r} takes numbers, and {', '.join(strings)} is a string")
     if "lr" not in arguments:
         raise ValueError(f"optimizer {name!r} needs a learning rate: add 'lr' to the dict")
-    return partial(torch_class, **_in_torch(name, arguments))
+    translated = in_torch(name, arguments)
+    for key, value in translated.items():
+        if isinstance(value, str) and not key.endswith("_fn"):
+            raise ValueError(f"optimizer {name!r} takes numbers, and {key}={value!r} is a string")
+        pair = defaults[key]
+        if isinstance(pair, tuple) and not (isinstance(value, list | tuple) and len(value) == len(pair)):
+            raise ValueError(f"optimizer {name!r} has {key}={value!r}; give {len(pair)} numbers, such as {pair}")
+    return partial(torch_class, **translated)
 
 
-def _in_torch(name: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return parameters with torch's names, if ``name`` is one of EDDL's."""
-    if not isinstance(name, str):
+def in_torch(name: Any, arguments: Mapping[str, Any], betas: Sequence[float] = _BETAS) -> dict[str, Any]:
+    """Return parameters by torch's names, if ``name`` is one of an optimizer.
+
+    ``betas`` are those of which only one may be given. Raises ``ValueError`` for both names of one parameter.
+    """
+    if not isinstance(name, str) or name not in _NAMED:
         return dict(arguments)
-    names = _TORCH_NAMES | ({"rho": "alpha"} if name == "rmsprop" else {})
-    translated = {names.get(key, key): value for key, value in arguments.items() if key not in _BETAS}
-    if any(key in arguments for key in _BETAS):
-        translated["betas"] = (arguments.get("beta_1", 0.9), arguments.get("beta_2", 0.999))
+    own, translated = inspect.signature(_NAMED[name]).parameters, dict[str, Any]()
+    for key, value in arguments.items():
+        renamed = key if key in own else _EDDLS.get(key, key)
+        if renamed != key and renamed in arguments:
+            raise ValueError(f"optimizer {name!r} has {key} and {renamed}, two names of the same; give one of them")
+        translated[renamed] = tuple(value) if isinstance(value, list) else value
+    if "betas" in translated and "betas" not in arguments:
+        translated["betas"] = arguments.get("beta_1", betas[0]), arguments.get("beta_2", betas[1])
     return translated
 
 
@@ -290,7 +301,8 @@ def _from_dict(spec: Mapping[str, Any], net: nn.Module) -> NetOptimizer:
             f"groups={groups!r}: give a dict from patterns of parameters' names to options, such as "
             '{"layer4.*": {"lr": 0.01}}'
         )
-    options = {pattern: _in_torch(spec["optimizer"], given) for pattern, given in groups.items()}
+    betas = getattr(factory, "keywords", {}).get("betas", _BETAS)
+    options = {pattern: in_torch(spec["optimizer"], given, betas) for pattern, given in groups.items()}
     return GroupedOptimizer(factory, options)
 
 

@@ -96,11 +96,12 @@ class TrainerBase:
             evaluation mode, such as a frozen BatchNorm, stays in it, unless the whole network is in evaluation
             mode. For a training step also a dict of modules, which it receives as an ``nn.ModuleDict``.
         optimizer:
-            A dict such as ``{"optimizer": "adam", "lr": 1e-3}`` with EDDL's names (adam, sgd, rmsprop, adagrad,
-            adamax, adadelta, nadam) or a torch optimizer class, in which ``"groups"`` may set options of parameters
-            by patterns of names; or a torch optimizer over the parameters of ``net``; or a callable that takes
-            ``parameters`` or ``named_parameters`` and returns one. Frozen parameters are left out. For a training
-            step that updates several optimizers, a dict from names of submodules to optimizers: docs/models.md.
+            A dict such as ``{"optimizer": "adamw", "lr": 1e-3}`` with the lower-case name of one of torch's
+            optimizers and its arguments (EDDL's names of them, such as ``epsilon``, are accepted, too), or with a
+            torch optimizer class, in which ``"groups"`` may set options of parameters by patterns of names; or a
+            torch optimizer over the parameters of ``net``; or a callable that takes ``parameters`` or
+            ``named_parameters`` and returns one. Frozen parameters are left out. For a training step that updates
+            several optimizers, a dict from names of submodules to optimizers: docs/models.md.
         loss:
             One of EDDL's names, or a callable of (output, target) that returns a mean over the batch.
             ``cross_entropy`` and ``softmax_cross_entropy`` take logits, ``categorical_cross_entropy`` takes

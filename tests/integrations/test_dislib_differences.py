@@ -17,6 +17,7 @@ from compss_train.integrations.dislib import (
     EncapsulatedFunctionsDistributedEddl,
     EncapsulatedFunctionsDistributedPytorch,
 )
+from compss_train.model.optimizers import in_torch
 from tests.helpers.cases import each_value
 from tests.helpers.models import FITS, assert_same_bits, awkward_net, mlp, state_arrays
 from tests.helpers.small_fits import numbers_of
@@ -228,6 +229,11 @@ def test_optimizers_have_the_numbers_of_dislib(name, optimizer, number):
     assert_same_bits(
         fitted(built({**spec, **other})), fitted(of_trainer({**spec, **own, **other}, transform=by_255))
     )
+    torchs = in_torch(optimizer, other)
+    assert_same_bits(fitted(built({**spec, **other})), fitted(built({**spec, **torchs})))
+    if torchs != other:
+        with pytest.raises(ValueError, match=f"{name} and {next(iter(torchs))}, two names of the same"):
+            built({**spec, **other, **torchs})
 
 
 def test_the_class_for_torch_leaves_the_numbers_to_torch():

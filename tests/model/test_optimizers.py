@@ -14,6 +14,8 @@ DEFAULTS = {
     "adamax": torch.optim.Adamax,
     "adadelta": torch.optim.Adadelta,
     "nadam": torch.optim.NAdam,
+    "adamw": torch.optim.AdamW,
+    "radam": torch.optim.RAdam,
 }
 GIVEN = [
     ("sgd", {"momentum": 0.9, "weight_decay": 0.1, "nesterov": True}, {}),
@@ -24,6 +26,11 @@ GIVEN = [
     ("adadelta", {"rho": 0.7, "epsilon": 0.1}, {"eps": 0.1}),
     ("nadam", {"schedule_decay": 0.01, "beta_2": 0.7}, {"momentum_decay": 0.01, "betas": (0.9, 0.7)}),
     ("adagrad", {"epsilon": 0.3}, {"eps": 0.3}),
+    ("adam", {"betas": [0.5, 0.9], "eps": 0.1}, {"betas": (0.5, 0.9)}),
+    ("adamw", {"beta_1": 0.5, "eps": 0.1, "weight_decay": 0.2}, {"betas": (0.5, 0.999)}),
+    ("rmsprop", {"alpha": 0.7, "centered": True}, {}),
+    ("sgd", {"momentum": 0.9, "dampening": 0.1}, {}),
+    ("lbfgs", {"line_search_fn": "strong_wolfe"}, {}),
 ]
 RENAMED = {"epsilon", "beta_1", "beta_2", "schedule_decay"}
 
@@ -36,9 +43,9 @@ def test_names_stand_for_torch_classes_with_their_defaults(name):
 
 
 @pytest.mark.parametrize(("name", "given", "torchs"), GIVEN)
-def test_parameters_have_eddls_names(name, given, torchs):
+def test_parameters_have_torchs_names_or_eddls(name, given, torchs):
     made = optimizer_factory({"optimizer": name, "lr": 0.03, **given})(mlp().parameters())
-    same = {key: value for key, value in given.items() if key not in RENAMED and key in made.defaults}
+    same = {key: value for key, value in given.items() if key not in {*RENAMED, *torchs} and key in made.defaults}
     for key, value in {**same, **torchs}.items():
         assert made.defaults[key] == value
 
@@ -58,10 +65,21 @@ def test_classes_and_callables_are_accepted_and_can_be_pickled():
 @pytest.mark.parametrize(
     ("spec", "error", "message"),
     [
-        ({"optimizer": "sdg", "lr": 0.1}, ValueError, "unknown optimizer 'sdg'; choose one of adam, sgd"),
+        ({"optimizer": "sdg", "lr": 0.1}, ValueError, "unknown optimizer 'sdg'; choose one of .*adamw, .*sgd"),
         ({"optimizer": "adamm", "lr": 0.1}, ValueError, r"Optimizer class; did you mean adam\?"),
         ({"optimizer": "sgd", "learning_rate": 0.1}, ValueError, r"it takes lr, .*; did you mean lr\?"),
-        ({"optimizer": "adam", "lr": 0.1, "eps": 1}, ValueError, r"did you mean epsilon\?"),
+        ({"optimizer": "adamw", "lr": 0.1, "epsilom": 1}, ValueError, r"did you mean epsilon\?"),
+        (
+            {"optimizer": "adam", "lr": 0.1, "eps": 1, "epsilon": 1},
+            ValueError,
+            "epsilon and eps, two names of the same",
+        ),
+        (
+            {"optimizer": "adam", "lr": 0.1, "beta_2": 0.9, "betas": (0.9, 0.99)},
+            ValueError,
+            "beta_2 and betas, two",
+        ),
+        ({"optimizer": "adam", "lr": 0.1, "betas": 0.9}, ValueError, r"betas=0.9; give 2 numbers, such as \(0.9, "),
         ({"optimizer": ["sgd"], "lr": 0.1}, ValueError, "unknown optimizer"),
         ({"lr": 0.1}, ValueError, "no 'optimizer' in the dict"),
         ({"optimizer": "sgd"}, ValueError, "'sgd' needs a learning rate"),

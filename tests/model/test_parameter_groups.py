@@ -67,16 +67,16 @@ def test_every_form_is_a_plain_loop(form):
 def test_options_of_overlapping_patterns_are_merged_in_order():
     net = mlp()
     groups = {"0.*": {"lr": 0.2, "beta_1": 0.5}, "*.bias": {"weight_decay": 0.0, "lr": 0.3}}
-    spec = {"optimizer": "adam", "lr": 0.1, "weight_decay": 0.01, "groups": groups}
+    spec = {"optimizer": "adam", "lr": 0.1, "beta_2": 0.8, "weight_decay": 0.01, "groups": groups}
     found = {
-        group.get("name"): (group["lr"], group["weight_decay"], group["betas"][0], len(group["params"]))
+        group.get("name"): (group["lr"], group["weight_decay"], group["betas"], len(group["params"]))
         for group in make_optimizer(net_optimizer(spec, net), net).param_groups
     }
     assert found == {
-        None: (0.1, 0.01, 0.9, 1),
-        "0": (0.2, 0.01, 0.5, 1),
-        "bias": (0.3, 0.0, 0.9, 1),
-        "0+bias": (0.3, 0.0, 0.5, 1),
+        None: (0.1, 0.01, (0.9, 0.8), 1),
+        "0": (0.2, 0.01, (0.5, 0.8), 1),
+        "bias": (0.3, 0.0, (0.9, 0.8), 1),
+        "0+bias": (0.3, 0.0, (0.5, 0.8), 1),
     }
     schedule = make_schedule(lambda epoch: 0.5**epoch, net, net_optimizer(spec, net))
     assert schedule.rates(1) == pytest.approx({"lr": 0.05, "lr/0": 0.1, "lr/bias": 0.15, "lr/0+bias": 0.15})
