@@ -156,8 +156,10 @@ class Engine(ABC):
         Returns a reference to its result, or with ``returns=n`` a list of n references to the items of the
         tuple that it returns. ``priority`` is a hint: engines that support it run the task before tasks without.
 
-        Raises ``ValueError`` if the task needs more than the engine ever has, since it could never run.
+        Raises ``ValueError`` if the task needs more than the engine ever has, since it could never run, and for a
+        function of this package that the table of tasks in ``calls`` lacks, where COMPSs would not find it.
         """
+        calls.task_name(function)
         refs = self._submit(function, args, returns, resources, priority)
         return refs[0] if returns == 1 else refs
 

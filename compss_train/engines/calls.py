@@ -24,6 +24,29 @@ from compss_train.model.program_settings import ProgramSettings
 MAX_RUNS = 4
 """Maximum number of attempts to run a task whose process dies each time, the same number as COMPSs's."""
 
+FIRST = (
+    "partial_sum",
+    "merge_results",
+    "rebased",
+    "read_parameters",
+    "notify_evaluated",
+    "copy_value",
+    "gather_values",
+)
+"""Functions of this package that are tasks with priority. COMPSs finds a task by its name, so all have one here."""
+ON_GPUS = (
+    "train_group",
+    "train_alone",
+    "train_apart",
+    "train_and_exchange",
+    "train_online",
+    "evaluate",
+    "predict",
+    "run",
+)
+"""Those that may use a GPU; ``run`` stands for the functions of programs."""
+OTHERS = ("simulate_and_send", "split_rows", "describe")
+
 # Parameters of mallopt: number, environment variable, and value in bytes.
 _MALLOC_PARAMETERS = ((-1, "MALLOC_TRIM_THRESHOLD_", 2**30), (-3, "MALLOC_MMAP_THRESHOLD_", 2**25))
 
@@ -132,6 +155,21 @@ def select_gpu(devices: str, runtime: str) -> None:
 def name_of(function: Callable[..., Any]) -> str:
     """Return the name of a task's function."""
     return getattr(function, "__name__", repr(function))
+
+
+def task_name(function: Callable[..., Any]) -> str:
+    """Return the name of a function's tasks: its own for this package's functions, ``run`` for those of programs.
+
+    Raises ``ValueError`` for a function of this package that the table of tasks lacks.
+    """
+    if not (getattr(function, "__module__", None) or "").startswith("compss_train."):
+        return "run"
+    if function.__name__ not in {*FIRST, *ON_GPUS, *OTHERS}:
+        raise ValueError(
+            f"{function.__module__}.{name_of(function)} is no task: add its name to FIRST, ON_GPUS or OTHERS in "
+            "compss_train.engines.calls, by which COMPSs finds the tasks of this package"
+        )
+    return function.__name__
 
 
 def exited(error: SystemExit) -> RuntimeError:

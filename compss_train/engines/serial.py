@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from compss_train.engines import calls, liveness
 from compss_train.engines.base import Engine, Ref, Traits, map_refs
-from compss_train.engines.nodes import Resources
+from compss_train.engines.nodes import ONE_CPU, Resources
 from compss_train.exceptions import EngineClosedError, TaskCancelledError
 from compss_train.model.devices import IN_PROCESS
 
@@ -52,7 +52,8 @@ class SerialEngine(Engine):
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
         """Update immediately, in the order of submission."""
-        _serial(target).value = self.submit(function, target, *args).value
+        [updated] = self._submit(function, (target, *args), 1, ONE_CPU, True)
+        _serial(target).value = _serial(updated).value
         return self._made(_SerialRef(_serial(target).value))
 
     def fetch(self, refs: Sequence[Ref], *, small: bool = False) -> list[Any]:

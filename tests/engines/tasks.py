@@ -10,6 +10,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from compss_train.model.program_settings import ProgramSettings
+
 
 def add(*numbers):
     return sum(numbers)
@@ -29,6 +31,10 @@ def split(array):
 
 def threads():
     return torch.get_num_threads()
+
+
+def program_settings():
+    return ProgramSettings()
 
 
 def scribble(array):

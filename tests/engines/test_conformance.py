@@ -12,7 +12,7 @@ import torch
 
 from compss_train import EngineClosedError, LocalEngine, SerialEngine
 from compss_train._utils.validation import warn_once
-from compss_train.engines import RayEngine, Resources, liveness
+from compss_train.engines import RayEngine, Resources, calls, liveness
 from compss_train.engines.liveness import Heartbeat
 from compss_train.model.program_settings import ProgramSettings
 from tests.engines import tasks
@@ -212,6 +212,13 @@ def test_values_without_references_are_available_to_tasks_submitted_before(engin
     assert all(value.sum() == 40_000 for value in engine.fetch(refs))
 
 
+def test_a_function_of_the_package_that_is_no_task_is_an_error(engine):
+    """COMPSs finds tasks by the names in one table, and would run others under the name of a program's function."""
+    for function, name in ((calls.name_of, "name_of"), (calls.Failure.of, "of")):
+        with pytest.raises(ValueError, match=f"^compss_train.engines.calls.{name} is no task: add .* OTHERS in "):
+            engine.submit(function, tasks.add)
+
+
 def test_closures_and_lambdas_run(engine):
     factor = 3
     assert fetch(engine, engine.submit(lambda value: value * factor, 14)) == 42
@@ -315,10 +322,10 @@ def test_tasks_report_to_the_heartbeat_of_their_process_only(tmp_path):
 
 def test_tasks_have_the_settings_that_the_program_has_when_their_scope_begins(engine):
     with changed(TOGETHER) as given, engine.scope():
-        refs = [engine.submit(ProgramSettings), engine.submit(ProgramSettings)]
+        refs = [engine.submit(tasks.program_settings), engine.submit(tasks.program_settings)]
         assert engine.fetch(refs) == [given, given]
     with engine.scope():
-        assert fetch(engine, engine.submit(ProgramSettings)) == ProgramSettings()
+        assert fetch(engine, engine.submit(tasks.program_settings)) == ProgramSettings()
 
 
 def test_settings_that_cannot_be_sent_are_named_in_one_line(engine):

@@ -73,11 +73,8 @@ def _prepare_worker() -> None:
 
 def _run(results: int, cpus: int, call: Call, inputs: Sequence[Any]) -> list[SerializedValue]:
     values = [_load_input(item) for item in inputs]
-    args = calls.map_args(
-        call.args, lambda value: values[value.index] if isinstance(value, calls.Placeholder) else value
-    )
     with bound_resources(cpus, call.gpu):
-        made = calls.results_of(call.function, args, results, call.settings)
+        made = calls.results_of(call.function, calls.filled(call.args, values), results, call.settings)
     return [SerializedValue.of(item) for item in made]
 
 
@@ -98,18 +95,6 @@ def _load_input(item: Any) -> Any:
     return value
 
 
-FIRST = ("partial_sum", "merge_results", "copy_value", "gather_values")
-"""Tasks with priority."""
-ON_GPUS = ("train_group", "train_alone", "train_and_exchange", "train_online", "evaluate", "predict", "run")
-OTHERS = ("simulate_and_send", "split_rows", "describe")
-
-
-def task_name(function: Callable[..., Any]) -> str:
-    """Return the name under which COMPSs shows a function's tasks: its own for this package's, else ``run``."""
-    own = getattr(function, "__module__", "").startswith("compss_train.")
-    return function.__name__ if own and function.__name__ in (*FIRST, *ON_GPUS, *OTHERS) else "run"
-
-
 @contextmanager
 def bound_resources(cpus: int, gpu: bool) -> Iterator[None]:
     """Use ``cpus`` intra-op threads on the cores that COMPSs has bound, and the bound GPU if ``gpu`` is true.
@@ -122,8 +107,6 @@ def bound_resources(cpus: int, gpu: bool) -> Iterator[None]:
         with suppress(OSError):  # the thread has just ended
             os.sched_setaffinity(int(thread), cores)
     if gpu and (devices := os.environ.get("COMPSS_BINDED_GPUS")) is not None:
-        calls.select_gpu(
-            devices, "COMPSs"
-        )  # else the runtime binds nothing: the user's CUDA_VISIBLE_DEVICES applies
+        calls.select_gpu(devices, "COMPSs")  # else it binds nothing, and the user's CUDA_VISIBLE_DEVICES applies
     with calls.intra_op_threads(cpus):
         yield

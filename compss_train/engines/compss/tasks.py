@@ -16,8 +16,9 @@ from pycompss.api.on_failure import on_failure
 from pycompss.api.parameter import COLLECTION_IN, COMMUTATIVE, IN_DELETE
 from pycompss.api.task import task
 
+from compss_train.engines.calls import FIRST, ON_GPUS, OTHERS, task_name
 from compss_train.engines.codec import SerializedValue
-from compss_train.engines.compss.task_body import FIRST, ON_GPUS, OTHERS, run_task, run_update, task_name
+from compss_train.engines.compss.task_body import run_task, run_update
 
 Task = Callable[..., Any]
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import compss_train
+from compss_train.engines import calls
 from compss_train.engines.calls import Failure, Placeholder
 from compss_train.engines.codec import SerializedValue
 from compss_train.engines.compss import configuration, task_body
@@ -199,9 +200,9 @@ def test_tasks_are_named_by_functions_of_the_package():
     package = Path(inspect.getfile(compss_train)).parent
     sources = "\n".join(path.read_text() for path in package.rglob("*.py"))
     defined = set(re.findall(r"^def (\w+)\(", sources, re.MULTILINE))
-    assert {*task_body.FIRST, *task_body.ON_GPUS, *task_body.OTHERS} - {"run"} <= defined
-    assert task_body.task_name(train_group) == "train_group"
-    assert task_body.task_name(tasks.total) == "run"
+    assert {*calls.FIRST, *calls.ON_GPUS, *calls.OTHERS} - {"run"} <= defined
+    assert calls.task_name(train_group) == "train_group"
+    assert calls.task_name(tasks.total) == "run"
 
 
 def test_all_threads_move_to_the_cores_that_were_bound(monkeypatch):
