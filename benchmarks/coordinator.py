@@ -101,8 +101,7 @@ def _evaluated(returns: int, *args: Any) -> list[Any]:
 
 RESULTS: dict[str, Callable[..., list[Any]]] = {
     "train_group": _trained,
-    "train_alone": _trained,
-    "train_and_exchange": _trained,
+    "train_worker": _trained,
     "partial_sum": _added_up,
     "merge_results": _finished,
     "evaluate": _evaluated,

@@ -36,9 +36,7 @@ FIRST = (
 """Functions of this package that are tasks with priority. COMPSs finds a task by its name, so all have one here."""
 ON_GPUS = (
     "train_group",
-    "train_alone",
-    "train_apart",
-    "train_and_exchange",
+    "train_worker",
     "train_online",
     "evaluate",
     "predict",

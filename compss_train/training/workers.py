@@ -13,7 +13,7 @@ from compss_train.training.total_shuffle import samples_of, submit_cuts
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.workplace import Session
 from compss_train.worker.gpu_rows import rows_on_gpus
-from compss_train.worker.train import train_group
+from compss_train.worker.train import train_group, train_worker
 from compss_train.worker.work import Work
 
 
@@ -67,22 +67,29 @@ class Workers:
             self._pieces = submit_cuts(self.data, shares, self._work)
 
     def train(
-        self,
-        group: int,
-        parameters: Ref,
-        moments: Ref | None,
-        *more: Any,
-        task: Callable[..., Any] = train_group,
-        returns: int = 2,
-    ) -> list[Ref]:
-        """Submit the training of a group, and keep the states that it returns; return its other results.
+        self, group: int, parameters: Ref, moments: Ref | None, *, measured_apart: bool = False
+    ) -> Sequence[Ref]:
+        """Submit the training of a group; return the sum of its results, and with ``measured_apart`` measurements.
 
-        ``moments`` are the optimizer moments that a worker without a state starts from. ``task`` is the function
-        that trains, and takes ``more`` arguments; for a group's only active worker it also returns measurements.
+        ``moments`` are the optimizer moments that a worker without a state starts from.
         """
+        if measured_apart:
+            return self._submit(train_group, group, parameters, moments, True)
+        return self._submit(train_group, group, parameters, moments, returns=2)
+
+    def train_worker(
+        self, group: int, parameters: Ref, moments: Ref | None, server_address: Ref | None = None, samples: int = 0
+    ) -> Sequence[Ref]:
+        """Submit the training of a group's only active worker; return its result and its measurements."""
+        return self._submit(train_worker, group, parameters, moments, server_address, samples)
+
+    def _submit(
+        self, task: Callable[..., Any], group: int, parameters: Ref, *more: Any, returns: int = 3
+    ) -> Sequence[Ref]:
+        """Submit a task of a group, and keep the states that it returns; return its other results."""
         values, works = self._task_of(group)
         states, resources = self._session.states, self._session.resources
-        args = self.data.training_spec, parameters, states[group], values, works, moments, *more
+        args = self.data.training_spec, parameters, states[group], values, works, *more
         result, states[group], *others = self._engine.submit(task, *args, returns=returns, resources=resources)
         if self._pieces:  # used by this task only
             self._pieces[group] = [], []

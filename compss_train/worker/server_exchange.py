@@ -16,14 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train import parameter_server
-from compss_train.data.block import Block
-from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters, check_outer_step
-from compss_train.model.training_spec import TensorNames, TrainingSpec
+from compss_train.model.training_spec import TensorNames
 from compss_train.parameter_server import ParameterServer
-from compss_train.worker.state import GroupState
-from compss_train.worker.train import train_alone
-from compss_train.worker.work import Work
 
 
 @dataclass(frozen=True)
@@ -173,29 +168,6 @@ class ServerAddress:
     def connect(self, name: str | None = None, *, generation: int = 0, timeout: float = 60.0) -> ParameterServer:
         """Return a client; repeated calls of a client that reconnects under the same name are executed once."""
         return parameter_server.connect(self.address, self.token, name=name, generation=generation, timeout=timeout)
-
-
-def train_and_exchange(
-    training_spec: TrainingSpec,
-    parameters: Parameters,
-    state: GroupState,
-    values: Sequence[Block],
-    works: Sequence[Work],
-    moments: Parameters | None,
-    server_address: ServerAddress,
-    samples: int,
-) -> tuple[Parameters, GroupState, list[Measured]]:
-    """Train a worker alone, push its change, and return the global parameters instead of its own.
-
-    ``samples`` is the number of samples of all workers in the round. A task that runs again after its process died
-    connects as the same client, so that changes that had already arrived are not added twice.
-    """
-    trained, after, measured = train_alone(training_spec, parameters, state, values, works, moments)
-    (work,) = works
-    with server_address.connect(f"worker {work.worker}", generation=work.round) as server:
-        share = measured[0].given / samples
-        server_address.exchange.push_change(server, work.worker, parameters, trained, share)  # type: ignore[arg-type]
-        return server_address.exchange.pull(server), after, measured
 
 
 def read_parameters(server_address: ServerAddress, measured: Sequence[Any]) -> Parameters:

@@ -24,6 +24,7 @@ from compss_train.model.weighted_mean import PartialSum, partial_sum
 from compss_train.worker.batches import Batch, batches_in_epoch, cut_batches, prepared
 from compss_train.worker.gpu_rows import repeated_without_rows
 from compss_train.worker.learner import Learner
+from compss_train.worker.server_exchange import ServerAddress
 from compss_train.worker.source import source_of
 from compss_train.worker.state import CarriedBuffer, GroupState, WorkerState, moments_of, split_moments
 from compss_train.worker.work import Work
@@ -159,47 +160,55 @@ def _given(work: Work, drawn: int, left_out: int) -> int:
 def train_group(
     training_spec: TrainingSpec,
     parameters: Parameters,
-    state: GroupState,
+    states: GroupState,
     values: Sequence[Any],
     works: Sequence[Work],
     moments: Parameters | None = None,
-) -> tuple[PartialSum, GroupState]:
+    measured_apart: bool = False,
+) -> tuple[PartialSum, GroupState] | tuple[PartialSum, GroupState, list[Measured]]:
     """Train workers one after another, each from ``parameters``; the other arguments are as in ``train``.
 
     ``values`` are the blocks of all workers. Returns the sum of their results, with their measurements, and the new
-    states of the group.
+    states of the group; with ``measured_apart`` also the measurements, which may be read before the sum is merged.
     """
     sums: list[PartialSum] = []
-    after = [*state]
+    after = [*states]
     for work in works:
         trained, after[work.index_in_group], own = train(
             training_spec, parameters, after[work.index_in_group], work, values, moments
         )
         count = own.given if work.options.may_skip else work.samples
         sums = _with_complete_nodes([*sums, PartialSum.of_worker(trained, count, work.worker, own)], work.worker)
-    return partial_sum(sums), tuple(after)
+    total = partial_sum(sums)
+    return (total, tuple(after), [*total.measured]) if measured_apart else (total, tuple(after))
 
 
-def train_apart(*args: Any) -> tuple[PartialSum, GroupState, list[Measured]]:
-    """Train as ``train_group``; return the measurements as well, for a worker that merges when it arrives."""
-    total, after = train_group(*args)
-    return total, after, [*total.measured]
-
-
-def train_alone(
+def train_worker(
     training_spec: TrainingSpec,
     parameters: Parameters,
-    state: GroupState,
+    states: GroupState,
     values: Sequence[Any],
     works: Sequence[Work],
     moments: Parameters | None = None,
+    server_address: ServerAddress | None = None,
+    samples: int = 0,
 ) -> tuple[Contribution, GroupState, list[Measured]]:
-    """Train the only worker that has samples; return its result, the states of the group and its measurements."""
+    """Train the only worker of a group that has samples, and return its own result, to be merged with no others.
+
+    With ``server_address`` it pushes its change to a parameter server, and returns the global parameters instead;
+    ``samples`` is then the number of samples of all workers in the round. A task that runs again after its process
+    died connects as the same client, so that changes that had already arrived are not added twice.
+    """
     (work,) = works
-    after = [*state]
+    after = [*states]
     trained, after[work.index_in_group], own = train(
         training_spec, parameters, after[work.index_in_group], work, values, moments
     )
+    if server_address is not None:
+        with server_address.connect(f"worker {work.worker}", generation=work.round) as server:
+            exchange, share = server_address.exchange, own.given / samples
+            exchange.push_change(server, work.worker, parameters, trained, share)  # type: ignore[arg-type]
+            trained = dict(exchange.pull(server))
     return trained, tuple(after), [own]
 
 

@@ -46,7 +46,7 @@ def test_a_fit_has_a_training_task_per_group_and_epoch(run, tmp_path):
 def test_each_kind_of_task_has_its_name(run, tmp_path):
     options = ("workers=3", "blocks=4", "num_epochs=2", "merge=commutative", "quorum=0", "shuffles=total")
     _, done = fitted(run, tmp_path, *options)
-    assert tasks(done) == {"train_alone": 6, "commute": 6, "split_rows": 8, "copy_value": 1, "evaluate": 2}
+    assert tasks(done) == {"train_worker": 6, "commute": 6, "split_rows": 8, "copy_value": 1, "evaluate": 2}
 
 
 def accuracy(done):

@@ -19,8 +19,7 @@ from compss_train.training.merge import Merge
 from compss_train.training.merging import Merger, SubmittedRound
 from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session
-from compss_train.worker.server_exchange import Exchange, ServerAddress, read_parameters, train_and_exchange
-from compss_train.worker.train import train_alone
+from compss_train.worker.server_exchange import Exchange, ServerAddress, read_parameters
 
 
 class ArrivalMerger(Merger):
@@ -66,7 +65,7 @@ class CommutativeMerger(ArrivalMerger):
         self.parameters = self.engine.publish(initial)
 
     def _train(self, workers: Workers, worker: int, base: Ref, total: int) -> Ref:
-        trained, measured = workers.train(worker, base, self._moments, task=train_alone, returns=3)
+        trained, measured = workers.train_worker(worker, base, self._moments)
         count = measured if workers.data.source.may_skip else workers.round.counts[worker]
         update: tuple[Any, ...] = params.apply_delta, base, trained, count, total, self._buffers
         if self._rule == "halving":
@@ -133,10 +132,7 @@ class ServerMerger(ArrivalMerger):
             raise
 
     def _train(self, workers: Workers, worker: int, base: Ref, total: int) -> Ref:
-        more = self._address, total
-        self.bases[worker], measured = workers.train(
-            worker, base, self._moments, *more, task=train_and_exchange, returns=3
-        )
+        self.bases[worker], measured = workers.train_worker(worker, base, self._moments, self._address, total)
         return measured
 
     def train_and_merge(self, workers: Workers) -> SubmittedRound:

@@ -22,7 +22,6 @@ from compss_train.training.merging.synchronous import SynchronousMerger
 from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session
 from compss_train.worker.merge import rebased
-from compss_train.worker.train import train_apart
 
 SHARE = 0.75
 """The default of ``Merge(quorum=...)``."""
@@ -128,7 +127,7 @@ class QuorumMerger(SynchronousMerger):
             workers, submitted = waiting.popleft()
             if workers.round.counts[worker]:
                 start = self.parameters, self.state.moments
-                trained, measured = workers.train(worker, *start, task=train_apart, returns=3)
+                trained, measured = workers.train(worker, *start, measured_apart=True)
                 submitted.tasks.append([worker])
                 submitted.measured["workers"].append(measured)
                 began, last = time.monotonic(), self._seconds.get(worker, 0.0)

@@ -14,7 +14,6 @@ from compss_train.training.training_state import MergeState
 from compss_train.training.workers import Workers
 from compss_train.training.workplace import Session
 from compss_train.worker.merge import MergeRule, merge_results
-from compss_train.worker.train import train_alone
 
 EMA_DECAY = 0.8
 """The decay of ``Merge(averaging="ema")``: the average reaches back about five merges."""
@@ -52,7 +51,7 @@ class SynchronousMerger(Merger):
         start = self.parameters, self.state.moments
         merged: Mapping[str, Ref]
         if alone:
-            trained, measured = workers.train(next(iter(tasks)), *start, task=train_alone, returns=3)
+            trained, measured = workers.train_worker(next(iter(tasks)), *start)
             merged = {"parameters": trained, "measured": measured}
         else:
             merged = self._merge({self.session.groups[g].start: workers.train(g, *start)[0] for g in tasks})
