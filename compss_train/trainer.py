@@ -1,6 +1,5 @@
 """``DistributedTrainer``: builds a model, fits it on many workers, evaluates it, predicts with it."""
 
-import inspect
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -16,7 +15,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.online.options import OnlineOptions, Simulations, online_merge
 from compss_train.training import description, planning, resuming, rounds
 from compss_train.training.callback import AnyCallback
-from compss_train.training.fit import FitOfEpochs, ShuffleLike
+from compss_train.training.fit import FitOfEpochs, FitOptions, ShuffleLike
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.named_fits import NamedFits
 from compss_train.training.stopping import Stopping
@@ -142,8 +141,22 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         those of the last complete round. With commutative merging they include later changes; on COMPSs they are
         then those before the fit.
         """
-        arguments = {name: value for name, value in locals().items() if name != "self"}
-        fit = self._planned("fit", arguments)
+        options = FitOptions(
+            num_epochs=num_epochs,
+            batch_size=batch_size,
+            num_batches_per_worker=num_batches_per_worker,
+            merge=Merge.of(merge),
+            shuffle=shuffle,
+            shuffle_block_data=shuffle_block_data,
+            buffer=buffer,
+            sample_weight=sample_weight,
+            validation_data=validation_data,
+            callbacks=callbacks,
+            progress=progress,
+            resume=resume,
+            max_time=max_time,
+        )
+        fit = self._plan("fit", x, y, options)
         resuming.prepare(fit, self._workplace)
         traces = [str(each.path) for each in fit.callbacks.callbacks if isinstance(each, Profile)]
         read = {"data": fit.data, "validation_data": fit.validation, "profile": next(iter(traces), None)}
@@ -152,7 +165,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         rounds.run_rounds(fit, self._workplace)
         return self.get_parameters()
 
-    def check_fit(self, x: Any, y: Any = None, **options: Any) -> None:
+    def check_fit(self, x: Any, y: Any = None, *, num_epochs: int, **options: Any) -> None:
         """Check the arguments of a fit without running it: everything that ``fit`` checks, and one batch.
 
         Takes the arguments of ``fit``, and raises the same errors and warnings. The first batch is trained in this
@@ -161,17 +174,17 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         operations need a GPU. No worker is started, no file is written, and the trainer is unchanged.
         """
         check_keywords(self.fit, options)
-        bound = inspect.signature(self.fit).bind(x, y, **options)
-        bound.apply_defaults()
-        planning.try_fit(self._planned("check_fit", dict(bound.arguments)), self._model)
+        options["merge"] = Merge.of(options.get("merge", "synchronous"))
+        fit = self._plan("check_fit", x, y, FitOptions(num_epochs=num_epochs, **options))
+        planning.try_fit(fit, self._model)
 
-    def _planned(self, method: str, arguments: dict[str, Any]) -> FitOfEpochs:
-        """Check the arguments of ``fit``; changes nothing but ``arguments``."""
+    def _plan(self, method: str, x: Any, y: Any, options: FitOptions) -> FitOfEpochs:
+        """Return the fit with these options, which ``method`` needs, after all checks that need no task."""
         self._model.ready(method)
-        arguments["merge"] = merge = Merge.of(arguments["merge"])
-        measured = {"validated": arguments["validation_data"] is not None, "averaged": merge.averaging is not None}
-        called = callback_list(self, arguments.pop("callbacks"), arguments.pop("progress"), **measured)
-        return planning.planned_fit(self._workplace, called, self._clock, **arguments)
+        records = {"validated": options.validation_data is not None, "averaged": bool(options.merge.averaging)}
+        called = callback_list(self, options.callbacks, options.progress, **records)
+        stopping = Stopping(options.max_time, self._clock, self._workplace.engine_class.time_left())
+        return planning.plan_fit(self._workplace, x, y, options, called, stopping)
 
     @suggests_keywords
     def fit_online(

@@ -209,6 +209,7 @@ def as_data_source(x: Any, y: Any, blocks: int, *, targets: bool = True, floats:
     """
     if isinstance(x, FileDataset):
         return _files(x, y, targets, floats)
+    batch_size = None
     if (samples := as_samples(x)) is not None:
         if y is not None:
             raise TypeError(
@@ -217,7 +218,7 @@ def as_data_source(x: Any, y: Any, blocks: int, *, targets: bool = True, floats:
             )
         if samples.tensors is None:
             return _read(samples, blocks if targets or not samples.is_stream else 1, floats)
-        x, y = samples.tensors
+        (x, y), batch_size = samples.tensors, samples.batch_size
     both, notes, coding = (structured(x), None if y is None else structured(y)), [], tables.Coding()
     named = [*named_columns(both[0], "x"), *([] if y is None else named_columns(both[1], "y"))]
     for place, (name, value) in enumerate(named):
@@ -229,7 +230,8 @@ def as_data_source(x: Any, y: Any, blocks: int, *, targets: bool = True, floats:
     blocked = _blocked_columns(named, blocks)
     own = len(leaves(both[0]))
     ys = None if y is None else rebuilt(both[1], blocked[own:])
-    return DataSource(x=rebuilt(both[0], blocked[:own]), y=ys, notes=tuple(notes), coding=coding)
+    xs = rebuilt(both[0], blocked[:own])
+    return DataSource(x=xs, y=ys, batch_size=batch_size, notes=tuple(notes), coding=coding)
 
 
 def holds_targets(value: Any) -> bool:

@@ -1,21 +1,23 @@
 """A fit: ``FitOptions``, checked before any task starts, and ``Fit``, what it trains on and how far it is."""
 
+import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
 from pathlib import Path
-from typing import Literal, Protocol, Self, TypeAlias
+from typing import Any, Literal, Protocol, Self, TypeAlias
 
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
-from compss_train.data import partitioning
+from compss_train.data import FileDataset, partitioning
 from compss_train.data.block_passes import Batching
 from compss_train.model import parameters as params
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.samplers import PartialShuffle
 from compss_train.samplers.loader import check_threads
 from compss_train.training import merge as merges
-from compss_train.training.callback import CallbackList
+from compss_train.training.callback import AnyCallback, CallbackList
 from compss_train.training.data_source import DataSource
 from compss_train.training.stopping import Stopping
 from compss_train.training.training_state import Snapshot, TrainingState
@@ -40,12 +42,14 @@ IDLE_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class FitOptions:
-    """The options of a fit, from ``DistributedTrainer.fit``, which documents them, to the workers' tasks."""
+    """The keywords of ``DistributedTrainer.fit``, which documents them, checked before anything starts.
+
+    Those with a ``repr`` determine the parameters: they are in ``trainer.configuration`` and in checkpoints.
+    """
 
     num_epochs: int
     num_batches_per_worker: int | None = None
     batch_size: int | None = None
-    """Left open only before the preset ``"auto"`` is applied."""
     merge: merges.Merge = merges.DEFAULTS
     """The merge with every option set, unless it is a preset that has not been applied."""
     preset: merges.Preset | None = None
@@ -53,21 +57,24 @@ class FitOptions:
     shuffle: ShuffleLike = "blocks"
     shuffle_block_data: bool = True
     buffer: BufferSpec | None = None
+    sample_weight: Any = field(default=None, repr=False, compare=False)
+    validation_data: tuple[Any, Any] | FileDataset | None = field(default=None, repr=False, compare=False)
+    callbacks: Sequence[AnyCallback] = field(default=(), repr=False)
+    progress: bool = field(default=True, repr=False)
+    resume: str | os.PathLike[str] | bool = field(default=False, repr=False)
+    max_time: float | timedelta | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if check_count("num_epochs", self.num_epochs) > MAX_EPOCHS:
             raise ValueError(f"num_epochs={self.num_epochs}: give at most {MAX_EPOCHS} epochs, and max_time=")
-        for name in ("num_batches_per_worker", "batch_size"):
-            if (value := getattr(self, name)) is not None:
+        given = {"num_batches_per_worker": self.num_batches_per_worker, "batch_size": self.batch_size}
+        for name, value in given.items():
+            if value is not None:
                 check_count(name, value)
+        if None not in given.values():
+            raise self._batching_error
         if self.merge.preset is None:
             object.__setattr__(self, "merge", self.merge.filled())
-        left_out = [self.num_batches_per_worker, self.batch_size].count(None)
-        if left_out == 0 or (left_out == 2 and self.merge.preset != "auto"):
-            raise ValueError(
-                f"num_batches_per_worker={self.num_batches_per_worker} and batch_size={self.batch_size}: "
-                "give exactly one of them, batches a block or samples a batch"
-            )
         check_choice("shuffle_block_data", self.shuffle_block_data, (True, False))
         self._check_shuffle()
         self._check_buffer()
@@ -77,6 +84,26 @@ class FitOptions:
                 f"optimizer_state='reset_blocks' makes a new optimizer for each block, and {mixing} mixes blocks: "
                 "use 'reset', which makes one for each round"
             )
+
+    @property
+    def _batching_error(self) -> ValueError:
+        return ValueError(
+            f"num_batches_per_worker={self.num_batches_per_worker} and batch_size={self.batch_size}: "
+            "give exactly one of them, batches a block or samples a batch"
+        )
+
+    def with_batch_size(self, default: int | None = None) -> Self:
+        """Return these options with a batch size, if they leave it open: the ``default``, or that of a preset.
+
+        Raises ``ValueError`` if there is none.
+        """
+        if self.batch_size is not None or self.num_batches_per_worker is not None:
+            return self
+        if default is not None:
+            return replace(self, batch_size=default)
+        if self.merge.preset != "auto":
+            raise self._batching_error
+        return self
 
     def _check_shuffle(self) -> None:
         given: object = self.shuffle

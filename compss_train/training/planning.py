@@ -1,14 +1,11 @@
 """Planning a fit: checks of its arguments against each other, the data, the network and the checkpoint."""
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 from compss_train._utils.validation import warn_once, warn_user
 from compss_train.data import FileDataset, partitioning
-from compss_train.data.samples import as_samples
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices, loss_weights
 from compss_train.model import parameters as params
@@ -24,40 +21,24 @@ from compss_train.worker.state import WorkerState, check_averageable
 from compss_train.worker.train import train
 
 
-def planned_fit(
-    workplace: Workplace,
-    callbacks: CallbackList,
-    clock: Callable[[], float],
-    *,
-    x: Any,
-    y: Any,
-    sample_weight: Any,
-    validation_data: Any,
-    resume: Any,
-    max_time: float | timedelta | None,
-    **options: Any,
+def plan_fit(
+    workplace: Workplace, x: Any, y: Any, options: FitOptions, callbacks: CallbackList, stopping: Stopping
 ) -> FitOfEpochs:
-    """Check the arguments of a fit against each other, the data and the checkpoint; changes nothing.
-
-    ``options`` are those of ``FitOptions``.
-    """
+    """Return the fit with these options; check them against the data, the network and the checkpoint."""
     model, workers = workplace.model, workplace.num_workers
     spec, schedule = model.built.training_spec, model.built.schedule
-    stopping = Stopping(max_time, clock, workplace.engine_class.time_left())
-    if options["batch_size"] is None and options["num_batches_per_worker"] is None:
-        options["batch_size"] = getattr(as_samples(x), "batch_size", None)  # of a DataLoader
-    asked = FitOptions(**options)
-    checkpoint = resuming.find_checkpoint(resume, callbacks.callbacks)
+    checkpoint = resuming.find_checkpoint(options.resume, callbacks.callbacks)
     progress = None if checkpoint is None else checkpoint[1].progress
     blocks = workers if progress is None else len(progress.sizes)  # as in the fit to resume
-    if isinstance(x, FileDataset) and asked.order != "partial":
+    if isinstance(x, FileDataset) and options.order != "partial":
         x = x.cut(blocks)
-    data = data_source.as_data_source(x, y, blocks, floats=spec.float_dtype).weighted(sample_weight)
+    data = data_source.as_data_source(x, y, blocks, floats=spec.float_dtype).weighted(options.sample_weight)
     data_source.check_same_coding(model.coding, data, "this fit's data")
-    chosen = asked.with_preset(data.sizes, workers, spec, schedule is not None)
+    asked = options.with_batch_size(data.batch_size)
+    chosen = asked.with_preset(data.sizes, workers, spec, scheduled=schedule is not None)
     if data.structure.weighted and spec.training_step is None:
         loss_weights.check_weightable(spec.loss)
-    validation = validation_source(workplace, validation_data)
+    validation = validation_source(workplace, options.validation_data)
     if validation is not None:
         data_source.check_same_coding(data.coding, validation, "the validation data")
         _evaluate_first_batch(validation, model)

@@ -2,7 +2,7 @@
 
 import os
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import Parameter
 from pathlib import Path
@@ -96,10 +96,8 @@ def read_trainer(run_file: RunFile, errors: Errors) -> DistributedTrainer:
 def read_fit(section: Table) -> dict[str, Any]:
     """Return the keywords of ``fit`` with a list of callbacks, checked as far as possible without the data."""
     options = objects.keywords_of(section, FIT)
-    merge = Merge.of(options.get("merge", "synchronous"))
-    if merge.preset is None:  # a preset chooses its options once network and data are known
-        given = {field.name: options[field.name] for field in fields(FitOptions) if field.name in options}
-        FitOptions(**{**given, "merge": merge})
+    given = {name: value for name, value in options.items() if name != "early_stopping"}
+    FitOptions(**{**given, "merge": Merge.of(options.get("merge", "synchronous"))}).with_batch_size()
     return {**options, "callbacks": checks.check_callbacks(options.get("callbacks", ()))}
 
 
