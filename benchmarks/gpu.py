@@ -158,7 +158,7 @@ def run_loop(task: Task) -> Outcome:
     device = torch.device("cuda", task.rank)
     torch.cuda.set_device(device)
     torch.cuda.reset_peak_memory_stats()
-    torch._dynamo.reset()  # an earlier task's
+    torch.compiler.reset()  # an earlier task's
     x, y = (each[task.rank :: task.ranks].contiguous().pin_memory() for each in samples_of(task))
     torch.manual_seed(0)
     net: nn.Module = NETWORKS[task.network]().to(device)

@@ -52,7 +52,7 @@ def measure(images: Images, workers: int, slots: int, epochs: int, kind: MergeKi
     with LocalEngine(slots) as engine, DistributedTrainer(workers, engine=engine, seed=0) as trainer:
         trainer.build(network("MLP", 0), {"optimizer": "sgd", "lr": 0.05}, "cross_entropy")
         trainer.fit(x, y, num_epochs=1, batch_size=100, progress=False)
-        with slowed(engine._processes[0].pid) if slow else nullcontext():
+        with slowed(engine.pids[0]) if slow else nullcontext():
             began = time.perf_counter()
             trainer.fit(x, y, num_epochs=epochs, batch_size=100, merge=kind, progress=False)
             return len(images.x) * epochs / (time.perf_counter() - began)

@@ -74,9 +74,13 @@ class ReadAhead(Iterator[Result], Generic[Result]):
         """Whether the next result is available without waiting."""
         return self._queue.is_ready()
 
+    def stop(self) -> None:
+        """End the iteration, and let the threads end without waiting for them."""
+        self._queue.stop()
+
     def close(self) -> None:
         """Stop the threads and end the iteration."""
-        self._queue.stop()
+        self.stop()
         until = time.monotonic() + _JOIN_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -172,7 +176,7 @@ class _LoadQueue(Generic[Item, Result]):
             self._results.clear()
             self._changed.notify_all()
         if isinstance(self._source, ReadAhead):
-            self._source._queue.stop()
+            self._source.stop()
 
     def close_items(self) -> None:
         """Close the iterator of items, which may be a generator with open files."""

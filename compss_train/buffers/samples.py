@@ -120,7 +120,7 @@ class SampleBatch:
     @classmethod
     def from_sample(cls, sample: Any, like: "SampleBatch | None" = None) -> Self:
         """Return a batch of one sample, in a third of the time if it is ``like`` earlier ones."""
-        if like is not None and (known := like._rows_like(sample, stacked=False)):
+        if like is not None and (known := like.rows_like(sample, stacked=False)):
             return cls(like.template, known, leaves=like.leaves)
         rows = {path: row[None] for path, row in _dense(sample).items()}
         return cls(template_of(sample), rows) if rows else cls(None, {}, [sample])
@@ -131,7 +131,7 @@ class SampleBatch:
 
         Stacked samples ``like`` earlier ones take half of the time.
         """
-        if like is not None and (known := like._rows_like(samples, stacked=True)):
+        if like is not None and (known := like.rows_like(samples, stacked=True)):
             return cls(like.template, known, leaves=like.leaves)
         if isinstance(samples, list):
             parts = [cls.from_sample(sample, like) for sample in samples]
@@ -151,7 +151,7 @@ class SampleBatch:
             raise ValueError(f"stacked samples need the same first dimension in every part, not {shapes}")
         return cls(template_of(samples), rows)
 
-    def _rows_like(self, sample: Any, *, stacked: bool) -> dict[Path, Block]:
+    def rows_like(self, sample: Any, *, stacked: bool) -> dict[Path, Block]:
         """Return the rows of each leaf, or nothing for another structure, shape or dtype, or number of rows."""
         rows: dict[Path, Block] = {}
         for path, leaf in self.leaves.items():

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, map_leaves
+from compss_train._utils.private_names import row_numbers
 from compss_train.data import tables
 from compss_train.data.block import Block, checksum, gather
 from compss_train.data.layout import FileContentError
@@ -90,7 +91,7 @@ class ArrowRows(SampleReader):
     @cached_property
     def _indices(self) -> NDArray[np.int64] | None:
         """The table's row numbers in the order of a data set that was shuffled or selected from, or ``None``."""
-        indices = self._dataset._indices
+        indices = row_numbers(self._dataset)
         return None if indices is None else indices.column(0).to_numpy().astype(np.int64)
 
     def __getstate__(self) -> dict[str, Any]:

@@ -143,11 +143,11 @@ class FileDataset:
         self.classes = {name: find_classes(name, values) for name, values in found.items()} | dict(classes or {})
         if found:
             self.reader = self.reader.with_columns({}, (), self.classes)
-        self._blocks: dict[str, FileBlock] = {}
+        self.blocks: dict[str, FileBlock] = {}
         for name, each in described.items():
             sizes = each.blocks or (each.rows,)
             for number, (first, rows) in enumerate(zip(accumulate(sizes, initial=0), sizes, strict=False)):
-                self._blocks[name if len(sizes) == 1 else f"{name}#{number}"] = FileBlock(
+                self.blocks[name if len(sizes) == 1 else f"{name}#{number}"] = FileBlock(
                     path=self._paths[name],
                     part=None if len(sizes) == 1 else number,
                     first=first,
@@ -155,8 +155,8 @@ class FileDataset:
                     file_rows=each.rows,
                     files=each.files[first : first + rows],
                 )
-        self.files = list(self._blocks)
-        self.files_len = {name: block.rows for name, block in self._blocks.items()}
+        self.files = list(self.blocks)
+        self.files_len = {name: block.rows for name, block in self.blocks.items()}
         self.reference = self.files[0]
         if (layout := next(iter(described.values())).layout) is not None:
             self.layout = layout
@@ -226,7 +226,7 @@ class FileDataset:
     def layout(self) -> layouts.Layout:
         """Dtypes and shapes of the arrays; reads the first valid file if the reader can only count samples."""
         for number, name in enumerate(self.files):
-            block = self._blocks[name]
+            block = self.blocks[name]
             part = FilePart(reader=self.reader, blocks={number: block}, keys=self.keys, layout=None, reference=name)
             try:
                 arrays = part.read(RowRange(number, 0, block.rows))
@@ -276,20 +276,22 @@ class FileDataset:
         Fewer than 20 files are cut into ranges of their rows first. Raises ``ValueError`` if one would be empty.
         """
         check_fraction("fraction", fraction)
-        cut = self.cut(SPLIT_PARTS)
-        parts = [(name, 0, rows) for name, rows in cut.files_len.items()]
+        parts = self._ranges(SPLIT_PARTS)
         count = round(len(parts) * fraction)
         if not 0 < count < len(parts):
             raise ValueError(f"fraction={fraction} of {len(parts)} parts is {count}; give another fraction")
         order = np.random.default_rng(seed).permutation(len(parts))
-        own, others = (cut._of([parts[n] for n in sorted(each)]) for each in (order[count:], order[:count]))
+        own, others = (self._of([parts[n] for n in sorted(each)]) for each in (order[count:], order[:count]))
         return own, others
 
     def cut(self, parts: int) -> Self:
         """Return a data set of at least this many parts: ranges of rows if there are fewer files."""
-        if (pieces := math.ceil(parts / len(self.files))) == 1:
-            return self
-        if isinstance(self.reader, TableReader):
+        return self if parts <= len(self.files) else self._of(self._ranges(parts))
+
+    def _ranges(self, parts: int) -> list[tuple[str, int, int]]:
+        """Return at least this many ranges of rows if there are fewer files: a file's name, first row, and end."""
+        pieces = math.ceil(parts / len(self.files))
+        if pieces > 1 and isinstance(self.reader, TableReader):
             warn_once(
                 "there are too few Parquet row groups or CSV files to share: each is read whole for some of its "
                 "rows; write Parquet with a smaller row_group_size, or more files with compss-train shard"
@@ -298,7 +300,7 @@ class FileDataset:
         for name, rows in self.files_len.items():
             bounds = np.linspace(0, rows, min(pieces, rows) + 1, dtype=int).tolist()
             ranges += [(name, start, stop) for start, stop in pairwise(bounds)]
-        return self._of(ranges)
+        return ranges
 
     def _of(self, ranges: Sequence[tuple[str, int, int]]) -> Self:
         """Return a data set of these rows: names of files or of their parts, first rows, and ends."""
@@ -306,10 +308,10 @@ class FileDataset:
             raise ValueError(f"none of the {self.number_samples} rows are left; choose others")
         dataset, dataset_blocks = copy.copy(self), {}
         for name, start, stop in ranges:
-            block = self._blocks[name]
+            block = self.blocks[name]
             part = replace(block, first=block.first + start, rows=stop - start, files=block.files[start:stop])
             dataset_blocks[name if part == block else f"{name}[{start}:{stop}]"] = part
-        dataset._blocks, dataset.files = dataset_blocks, list(dataset_blocks)
+        dataset.blocks, dataset.files = dataset_blocks, list(dataset_blocks)
         dataset.files_len = {name: block.rows for name, block in dataset_blocks.items()}
         dataset.reference = dataset.files[0]
         return dataset
@@ -341,7 +343,7 @@ class FileDataset:
         keys = self.keys if keys is None else keys
         return FilePart(
             reader=self.reader,
-            blocks={number: self._blocks[self.files[number]] for number in numbers},
+            blocks={number: self.blocks[self.files[number]] for number in numbers},
             keys=keys,
             layout={key: self.layout[key] for key in keys or self.layout},
             reference=self.reference,
@@ -354,7 +356,7 @@ class FileDataset:
 
     def fingerprint(self) -> int | None:
         """Return a checksum of some bytes of some files, to detect other data; ``None`` if they are not here."""
-        blocks, checksum = list(self._blocks.values()), 0
+        blocks, checksum = list(self.blocks.values()), 0
         for block in blocks[:: math.ceil(len(blocks) / FINGERPRINT_FILES)]:
             try:
                 with open(os.path.join(block.path, *block.files[:1]), "rb") as file:
@@ -403,7 +405,7 @@ class FileDataset:
         for key, field in self.layout.items():
             if (keys is None or key in keys) and not layouts.is_supported(field):
                 raise BadFileError(
-                    self._blocks[self.reference].path, f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}"
+                    self.blocks[self.reference].path, f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}"
                 )
 
     def __repr__(self) -> str:

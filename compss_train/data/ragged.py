@@ -126,10 +126,6 @@ class Ragged:
         """Bytes of a number."""
         return self.values.element_size()
 
-    @property
-    def _version(self) -> int:
-        return self.values._version
-
     def padded(self, value: float) -> torch.Tensor:
         """Return the sequences as one tensor, padded with ``value`` to the length of the longest."""
         lengths = self.lengths

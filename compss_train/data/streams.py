@@ -7,10 +7,10 @@ from itertools import islice
 from typing import Any, ClassVar
 
 import numpy as np
-import torch.utils.data._utils.worker as torch_worker
 from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
+from compss_train._utils.private_names import WorkerInfo, worker_info
 from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, Roles, SampleReader, batch_of
 
 _END = object()
@@ -22,7 +22,7 @@ class _Iteration:
 
     seed: int
     epoch: int
-    worker: torch_worker.WorkerInfo
+    worker: WorkerInfo
     initialize: Callable[[int], None] | None
     position: int = 0
     """Number of samples that have been read."""
@@ -92,12 +92,9 @@ class StreamReader(SampleReader):
             worker = self._worker(shard, seed, epoch)
             iteration = _Iteration(seed, epoch, worker, self.initialize)
             self._iterations[shard] = iteration
-        before, torch_worker._worker_info = torch_worker._worker_info, iteration.worker
-        try:
+        with worker_info(iteration.worker):
             following = iteration.samples(first + len(numbers), reseed)
             samples = list(islice(following, max(0, first - iteration.position), None))
-        finally:
-            torch_worker._worker_info = before
         if not samples or (self.drop_last and len(samples) < len(numbers)):
             return ReadBatch(None, None, 0)
         return ReadBatch(*batch_of(samples, self.roles, self.collate, collate), len(samples))
@@ -107,12 +104,12 @@ class StreamReader(SampleReader):
         iteration = self._iterations.get(shard)
         return iteration is not None and iteration.epoch == epoch and iteration.ended
 
-    def _worker(self, shard: int, seed: int, epoch: int) -> torch_worker.WorkerInfo:
+    def _worker(self, shard: int, seed: int, epoch: int) -> WorkerInfo:
         # Several workers may share this process, and modify the data set that they iterate over.
         dataset = copy.copy(self.dataset)
         if hasattr(dataset, "set_epoch"):
             dataset.set_epoch(epoch)
-        return torch_worker.WorkerInfo(id=shard, num_workers=self.shards, seed=seed, dataset=dataset)
+        return WorkerInfo(id=shard, num_workers=self.shards, seed=seed, dataset=dataset)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_iterations": {}}

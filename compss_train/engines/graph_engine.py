@@ -96,7 +96,7 @@ class GraphRef(Ref):
 
     def __del__(self, is_ending: Callable[[], bool] = sys.is_finalizing) -> None:
         if not is_ending():  # else the engine has ended, and the names of modules are gone
-            self.engine._free(self)
+            self.engine.release(self)
 
 
 class GraphEngine(Engine):
@@ -188,7 +188,7 @@ class GraphEngine(Engine):
     def free(self, refs: Sequence[Ref]) -> None:
         """Free the values once all submitted tasks have read them."""
         for own in map(self._own, refs):
-            self._free(own)
+            self.release(own)
             own.value, own.updates = Value(), None
             own.value.future.set_exception(TaskCancelledError())
 
@@ -203,7 +203,7 @@ class GraphEngine(Engine):
         while not scope.ended.wait(_CHECK_SECONDS):
             self._check_open()
 
-    def _free(self, ref: GraphRef) -> None:
+    def release(self, ref: GraphRef) -> None:
         """Free a value once all submitted tasks have read it. Any thread may call this, also after the end."""
         self._post(self._graph.delete, self._settled_value(ref))
 

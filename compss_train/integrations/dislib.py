@@ -54,6 +54,12 @@ EDDL_LOSSES: Mapping[str, losses.BatchFunction] = {
 """The losses by name, all cross entropies of probabilities: in EDDL the network applies the softmax."""
 
 
+def _in_one_block(num_batches: int, shuffle_block_data: bool) -> dict[str, Any]:
+    """Return the arguments of a fit that trains on the batches of one block once."""
+    order = {"shuffle": None, "shuffle_block_data": shuffle_block_data}
+    return {"num_batches_per_worker": num_batches, "num_epochs": 1, "progress": False, **order}
+
+
 class PytorchDistributed:
     """What one worker trains with in ``dislib.pytorch``: an entry of ``compss_object``.
 
@@ -79,7 +85,7 @@ class PytorchDistributed:
         """Return a copy of the module after training on the batches of one block."""
         alone = EncapsulatedFunctionsDistributedPytorch(1, engine="serial")
         alone.build(model_parameters, self.optimizer, self.loss, self.optimizer_parameters, **self.options)
-        return alone._fit_block(x_train, y_train, num_batches, shuffle_block_data)
+        return alone.fit(x_train, y_train, **_in_one_block(num_batches, shuffle_block_data))
 
     def aggregate_parameters_async(self, model_params: nn.Module, parameters_to_aggregate: nn.Module) -> nn.Module:
         """Set the parameters of the first module to the mean of the two, and return it."""
@@ -118,7 +124,7 @@ class EddlDistributedConmutativo:
         alone = EncapsulatedFunctionsDistributedEddl(1, engine="serial")
         alone.build(self.model, self.optimizer, self.loss, self.metric, **self.options)
         alone.model_parameters = initial_parameters
-        return alone._fit_block(x_train, y_train, num_batches, shuffle_block_data)
+        return alone.fit(x_train, y_train, **_in_one_block(num_batches, shuffle_block_data))
 
     def aggregate_parameters_async(self, model_params: Layers, parameters_to_aggregate: Layers) -> Layers:
         """Set the first parameters to the mean of the two, and return them."""
@@ -184,11 +190,6 @@ class Encapsulated(NamedFits[Fitted]):
         finally:
             self.model_parameters = trained = self._result(self.trainer.model())
         return trained
-
-    def _fit_block(self, x_train: Any, y_train: Any, num_batches: int, shuffle_block_data: bool) -> Fitted:
-        """Train on the batches of one block."""
-        order = {"shuffle": None, "shuffle_block_data": shuffle_block_data}
-        return self.fit(x_train, y_train, num_batches_per_worker=num_batches, num_epochs=1, progress=False, **order)
 
     @abstractmethod
     def _module(self, parameters: Fitted) -> nn.Module:

@@ -1,7 +1,6 @@
 """``Compilation``: forward passes that ``torch.compile`` compiles in the process that trains them."""
 
 import copy
-import sys
 import weakref
 from collections.abc import Callable, Mapping
 from types import FunctionType
@@ -11,6 +10,7 @@ import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves
+from compss_train._utils.private_names import allow_any_length, call_by, call_uncompiled, is_compiled
 
 
 class Compilation:
@@ -51,7 +51,7 @@ class Compilation:
         """Run the network compiled, and its children where a training step calls them."""
         for name, module in [("", net), *net.named_children()]:
             if has_forward(module):
-                module._compiled_call_impl = _CompiledCall(self, name, module)
+                call_by(module, _CompiledCall(self, name, module))
 
     def compiled(self, name: str) -> Callable[..., Any]:
         """Return the compiled call of the module with this name; its first argument is the module."""
@@ -63,7 +63,7 @@ class Compilation:
 
 
 def _call(*args: Any, **kwargs: Any) -> Any:
-    return args[0]._call_impl(*args[1:], **kwargs)
+    return call_uncompiled(*args, **kwargs)
 
 
 class _CompiledCall:
@@ -78,7 +78,7 @@ class _CompiledCall:
             # One compilation for all batch sizes: which of two a batch met would depend on the batches before it.
             for tensor in leaves((args, kwargs)):
                 if isinstance(tensor, torch.Tensor) and tensor.dim():
-                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+                    allow_any_length(tensor)
         return self._compilation.compiled(self._name)(self._module(), *args, **kwargs)
 
 
@@ -89,8 +89,7 @@ def has_forward(module: nn.Module) -> bool:
 
 def check_not_compiled(net: nn.Module) -> None:
     """Raise ``ValueError`` for a network that ``torch.compile`` has wrapped, which renames its parameters."""
-    wrapper = sys.modules.get("torch._dynamo.eval_frame")
-    if wrapper is not None and any(isinstance(module, wrapper.OptimizedModule) for module in net.modules()):
+    if any(map(is_compiled, net.modules())):
         raise ValueError(
             "net has been compiled by torch.compile, whose parameters are called _orig_mod.*; give the network "
             "itself and build(compile=True), so that workers compile it"

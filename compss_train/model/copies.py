@@ -11,18 +11,19 @@ import io
 import pickle
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
+from itertools import chain
 from types import BuiltinFunctionType, CodeType, FunctionType, MethodType
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, parametrize
-from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils import parametrize
 
+from compss_train._utils.private_names import parametrized, spectral_vectors
 from compss_train.model.devices import CPU
 
 
@@ -85,10 +86,10 @@ def _unset(tensor: torch.Tensor, device: str) -> torch.Tensor:
     return nn.Parameter(new, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else new
 
 
-def _picklable(parametrized: type) -> type:
+def _picklable(kind: type) -> type:
     """Return a class like that of a parametrized module, but with picklable objects."""
-    members = {name: value for name, value in vars(parametrized).items() if name != "__getstate__"}
-    return type(parametrized.__name__, parametrized.__bases__, {**members, "__reduce_ex__": _reduce})
+    members = {name: value for name, value in vars(kind).items() if name != "__getstate__"}
+    return type(kind.__name__, kind.__bases__, {**members, "__reduce_ex__": _reduce})
 
 
 def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
@@ -99,10 +100,7 @@ def _reduce(module: nn.Module, protocol: int) -> tuple[Any, ...]:
 
 def _new_parametrized(plain: type[nn.Module], names: Sequence[str]) -> nn.Module:
     """Return an object of a parametrized module's class without attributes, for unpickling."""
-    module = plain.__new__(plain)
-    parametrize._inject_new_class(module)
-    for name in names:
-        parametrize._inject_property(module, name)
+    module = parametrized(plain, names)
     module.__class__ = _picklable(type(module))
     return module
 
@@ -118,19 +116,10 @@ def normalize_spectral_vectors(net: nn.Module) -> None:
     In training, the power iteration normalizes them; evaluation uses them unchanged, and would divide weights by a
     norm that is too small by both lengths. Vectors whose length is already about 1 keep their bits.
     """
-    for vector in _spectral_vectors(net):
+    for vector in chain.from_iterable(map(spectral_vectors, net.modules())):
         length = torch.linalg.vector_norm(vector)
         if length > 0 and abs(length - 1) > max(_SAME_LENGTH, torch.finfo(vector.dtype).eps):
             vector.div_(length)
-
-
-def _spectral_vectors(net: nn.Module) -> Iterator[torch.Tensor]:
-    for module in net.modules():
-        if isinstance(module, parametrizations._SpectralNorm):
-            yield from module.buffers()
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, SpectralNorm):
-                yield from (getattr(module, f"{hook.name}_{side}") for side in "uv")
 
 
 _SHARED = (type, FunctionType, BuiltinFunctionType, CodeType, property, bytes, weakref.ref, Enum)

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from compss_train._utils.private_names import reductions, set_merged
 from compss_train.model.losses import full_precision
 
 Value: TypeAlias = float | list[Any] | dict[str, Any]
@@ -56,7 +57,7 @@ class TorchMetric:
         return [
             (
                 part.update_count,
-                {name: _copy_state(getattr(part, name), how) for name, how in part._reductions.items()},
+                {name: _copy_state(getattr(part, name), how) for name, how in reductions(part).items()},
             )
             for part in _with_inner(self.metric)
         ]
@@ -115,11 +116,10 @@ def _load(metric: Any, states: list[MetricState]) -> None:
     if not states:
         return
     updates = [batches for batches, _ in states]
-    for name, reduction in metric._reductions.items():
+    for name, reduction in reductions(metric).items():
         values = [state[name] for _, state in states]
         setattr(metric, name, values[0] if len(values) == 1 else _merge(values, updates, reduction))
-    metric._update_count = sum(updates)
-    metric._to_sync = False  # all states are merged, even if this process belongs to a torch.distributed group
+    set_merged(metric, updates)
 
 
 def _merge(values: list[Any], updates: list[int], reduction: Any) -> Any:

@@ -24,6 +24,11 @@ class RemoteParameterServer(ParameterServer):
             greeting |= {"client": f"unnamed {uuid.uuid4().hex}", "timeout": timeout}
             goodbye = {"call": "goodbye"}
         self._caller = Caller(address, greeting, goodbye, timeout)
+        try:
+            self._caller.continues = self._caller.call("hello", "")[0].get("server")
+        except BaseException:
+            self._caller.close(wait=False)
+            raise
         self._finalizer = weakref.finalize(self, self._caller.close)
 
     def _init(self, key: str, value: Sequence[Block], optimized: bool) -> None:
@@ -84,10 +89,4 @@ def connect(
     check_count("generation", generation, least=0)
     if name is not None and not (isinstance(name, str) and name):
         raise ValueError(f"name={name!r}: give a string that is not empty, or None")
-    server = RemoteParameterServer(Address(address, token), timeout, name, generation)
-    try:
-        server._caller.continues = server._caller.call("hello", "")[0].get("server")
-    except BaseException:
-        server._caller.close(wait=False)
-        raise
-    return server
+    return RemoteParameterServer(Address(address, token), timeout, name, generation)

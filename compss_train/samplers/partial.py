@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from compss_train._utils.private_names import fetched_ahead
 from compss_train._utils.validation import check_choice, check_count, check_seed, warn_user
 from compss_train.data.files import FileDataset
 from compss_train.data.order import RowRange, partial_shuffle_generator, rank_row_ranges, rows_of_rank
@@ -308,12 +308,12 @@ class _Steps:
     def of_loader(cls, frame: FrameType) -> "_Steps":
         """Return the steps of an iteration that a frame, perhaps a ``DataLoader``'s, begins."""
         is_direct, caller = True, frame
-        while not isinstance(loader := caller.f_locals.get("self"), _BaseDataLoaderIter):
+        while (loader := fetched_ahead(caller.f_locals.get("self"))) is None:
             if caller.f_back is None:
                 return cls(0)
             is_direct, caller = False, caller.f_back
-        ahead = loader._num_workers * (getattr(loader, "_prefetch_factor", None) or 0)
-        is_known = is_direct and getattr(loader, "_in_order", True)
+        ahead, in_order = loader
+        is_known = is_direct and in_order
         return cls(0, ahead if is_known else 0, is_uncertain=ahead > 0 and not is_known)
 
     def begin(self, start: int) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves
+from compss_train._utils.private_names import own_tensors
 from compss_train.data.block import flat_bytes
 
 Plain: TypeAlias = bool | int | float | str | None
@@ -110,9 +111,7 @@ class _Collector:
         plain = {key: value for key, value in own.items() if key not in computed}
         found = {name: _full_name(type(module)), **self._limited(name, plain, depth)}
         if self._tensors:
-            kept = {**module._parameters, **module._buffers}
-            stored = {key: value for key, value in kept.items() if key not in module._non_persistent_buffers_set}
-            found |= self._limited(name, stored, depth)
+            found |= self._limited(name, own_tensors(module), depth)
         for key, child in module.named_children():
             found |= self.of(f"{name}.{key}", child, depth)
         return found

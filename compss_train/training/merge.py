@@ -10,8 +10,8 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 import torch
 from torch import nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
+from compss_train._utils.private_names import is_batch_norm
 from compss_train._utils.validation import check_at_least_0, check_choice, check_count, check_fraction
 from compss_train.data.partitioning import MergeEvery, MergeUnit
 from compss_train.model.compression import MergeDtype
@@ -263,7 +263,7 @@ def published_merge(preset: Preset, num_epochs: int) -> Merge:
 
 def has_batch_norm(net: nn.Module) -> bool:
     """Return whether a network has layers of BatchNorm."""
-    return any(isinstance(module, _BatchNorm) for module in net.modules())
+    return any(map(is_batch_norm, net.modules()))
 
 
 def auto_batch(num_workers: int, net: nn.Module, scheduled: bool) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from compss_train._utils.private_names import let_scaler_skip, norms
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices, losses, metrics, schedule
 from compss_train.model import parameters as params
@@ -347,8 +348,7 @@ def _scaler_of(
     if scaler.is_enabled():
         parts = optimizer.optimizers.values() if isinstance(optimizer, JoinedOptimizer) else [optimizer]
         for part in parts:
-            # The scaler itself skips steps: torch's fused SGD would otherwise start with uninitialized momentum.
-            part._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+            let_scaler_skip(part)  # torch's fused SGD would otherwise start with uninitialized momentum
         if state is not None:
             scaler.load_state_dict(dict(state))
     return scaler
@@ -378,4 +378,4 @@ def _gradients(parameters: Iterable[nn.Parameter]) -> list[torch.Tensor]:
 def _largest_norm(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
     """Return the largest of the tensors' norms, which is finite only if all numbers are, on their device."""
     dense = [tensor.coalesce().values() if tensor.is_sparse else tensor for tensor in tensors]
-    return torch.stack(torch._foreach_norm(dense)).amax()  # half the time of get_total_norm and isfinite
+    return torch.stack(norms(dense)).amax()

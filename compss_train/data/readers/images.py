@@ -64,7 +64,7 @@ class ImageFolderReader(Reader):
         self.mode = mode
         self.rows = check_count("rows", rows)
         self.classes: Mapping[str, Sequence[Any]] = {}
-        self._listed: tuple[int, Mapping[int, str]] | None = None
+        self.listed: tuple[int, Mapping[int, str]] | None = None
         """Number of images in the folder, and the names, by row, of the ones that a task reads."""
 
     def with_columns(
@@ -82,7 +82,7 @@ class ImageFolderReader(Reader):
         It does not list the folder again.
         """
         changed = copy.copy(self)
-        changed._listed = number, names
+        changed.listed = number, names
         return changed
 
     def images(self, folder: str) -> list[str]:
@@ -178,8 +178,8 @@ class ImageFolderReader(Reader):
         return [int(hashlib.sha256(json.dumps([names, stamps]).encode()).hexdigest()[:15], 16)]
 
     def _listing(self, path: str) -> tuple[int, Mapping[int, str]]:
-        if self._listed is not None:
-            return self._listed
+        if self.listed is not None:
+            return self.listed
         images = self.images(path)
         return len(images), dict(enumerate(images))
 

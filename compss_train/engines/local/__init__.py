@@ -102,6 +102,16 @@ class LocalEngine(GraphEngine):
                 self._post(self._scheduler.remove_workers, -added, self.cpus - cpus)
                 self.processes, self.cpus = processes, cpus
 
+    @property
+    def pids(self) -> list[int]:
+        """Process IDs of the worker processes, in the order of their start; waits until they have started."""
+        return [process.ready.result() for process in list(self._processes)]
+
+    @property
+    def folders(self) -> list[str]:
+        """The folders, most of them in memory, with the files of its values and of its processes' heartbeats."""
+        return self._folders.paths
+
     def trained_samples(self) -> int:
         """Return what the processes have reported."""
         return self._scheduler.samples + sum(process.heartbeat.samples for process in list(self._processes))

@@ -58,7 +58,7 @@ class RayEngine(GraphEngine):
         self._graph = self._scheduler.graph
         self._numbers = itertools.count()
         RayEngine._engines += 1
-        self._close = weakref.finalize(self, _shut_down, self._scheduler, os.getpid())
+        self._close = weakref.finalize(self, self._shut_down, self._scheduler, os.getpid())
 
     @classmethod
     def nodes(cls) -> Sequence[Node]:
@@ -122,19 +122,19 @@ class RayEngine(GraphEngine):
         if not (self._close.alive and self._scheduler.alive):
             raise EngineClosedError("this Ray engine was shut down; make a new one")
 
-
-def _shut_down(submitter: "Submitter", owner: int) -> None:
-    if os.getpid() != owner:  # a forked child of the program does not own its copy of the engine
-        return
-    ray = cluster.import_ray()
-    submitter.stop()
-    RayEngine._engines -= 1
-    if ray.is_initialized():
-        submitter.cancel_running()
-        with suppress(ray.exceptions.RayError):
-            submitter.ask_agents("close", _END_SECONDS)
-        submitter.agents.clear()
-    leave = None if RayEngine._engines else RayEngine._leave
-    if leave is not None:
-        RayEngine._leave = None
-        leave()
+    @staticmethod
+    def _shut_down(submitter: "Submitter", owner: int) -> None:
+        if os.getpid() != owner:  # a forked child of the program does not own its copy of the engine
+            return
+        ray = cluster.import_ray()
+        submitter.stop()
+        RayEngine._engines -= 1
+        if ray.is_initialized():
+            submitter.cancel_running()
+            with suppress(ray.exceptions.RayError):
+                submitter.ask_agents("close", _END_SECONDS)
+            submitter.agents.clear()
+        leave = None if RayEngine._engines else RayEngine._leave
+        if leave is not None:
+            RayEngine._leave = None
+            leave()

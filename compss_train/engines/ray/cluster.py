@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 from compss_train._utils.imports import FOLDER_MODULES, import_optional
+from compss_train._utils.private_names import forget_last_cluster
 from compss_train.engines.nodes import Node, cores
 
 ADDRESS = "RAY_ADDRESS"
@@ -65,9 +66,7 @@ def join(modules: Sequence[str | ModuleType] = ()) -> Callable[[], None] | None:
     options = {"runtime_env": environment or None, "logging_level": "ERROR"}
     if address:
         _check_reachable(address)
-    # Otherwise Ray keeps the settings and the token of the last cluster that this program has tried to join.
-    ray._raylet.Config.initialize("")
-    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
+    forget_last_cluster(ray)
     if not address:
         return _start(ray, options)
     try:

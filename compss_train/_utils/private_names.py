@@ -1,0 +1,128 @@
+"""What the package does with private names of torch, torchmetrics, datasets and Ray: there are no public ones.
+
+A release of theirs may change them: ``tests/_utils/test_private_names.py`` lists them, and is what fails then.
+"""
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.utils import parametrizations, parametrize
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.utils.data._utils import worker as torch_worker
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Return whether a module normalizes by the statistics of batches, and keeps averages of them."""
+    return isinstance(module, _BatchNorm)
+
+
+def own_tensors(module: nn.Module) -> dict[str, torch.Tensor | None]:
+    """Return the parameters and persistent buffers of a module itself, and ``None`` for those that it lacks."""
+    kept = {**module._parameters, **module._buffers}
+    return {name: kept[name] for name in kept if name not in module._non_persistent_buffers_set}
+
+
+def spectral_vectors(module: nn.Module) -> Iterator[torch.Tensor]:
+    """Return the singular vectors by which a module normalizes weights, in the new and in the old way of torch."""
+    if isinstance(module, parametrizations._SpectralNorm):
+        yield from module.buffers()
+    for hook in module._forward_pre_hooks.values():
+        if isinstance(hook, SpectralNorm):
+            yield from (getattr(module, f"{hook.name}_{side}") for side in "uv")
+
+
+def parametrized(plain: type[nn.Module], names: Sequence[str]) -> nn.Module:
+    """Return an object of a class with parametrizations of these names, without attributes."""
+    module = plain.__new__(plain)
+    parametrize._inject_new_class(module)
+    for name in names:
+        parametrize._inject_property(module, name)
+    return module
+
+
+def call_by(module: nn.Module, call: Callable[..., Any]) -> None:
+    """Have calls of a module, hooks included, made by a function; a copy of the module does not have it."""
+    module._compiled_call_impl = call
+
+
+def call_uncompiled(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    """Call a module and its hooks, whatever ``call_by`` has set."""
+    return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]
+
+
+def allow_any_length(tensor: torch.Tensor) -> None:
+    """Let what is compiled for this tensor serve those with another first dimension, too."""
+    torch._dynamo.maybe_mark_dynamic(tensor, 0)
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Return whether ``torch.compile`` has wrapped a module; does not import the compiler."""
+    wrapper = sys.modules.get("torch._dynamo.eval_frame")
+    return wrapper is not None and isinstance(module, wrapper.OptimizedModule)
+
+
+def norms(tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """Return the norm of each tensor, in half the time that ``get_total_norm`` takes."""
+    return torch._foreach_norm(tensors)
+
+
+def let_scaler_skip(optimizer: torch.optim.Optimizer) -> None:
+    """Have a ``GradScaler`` skip the steps of an optimizer that would skip them itself."""
+    optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+
+
+WorkerInfo = torch_worker.WorkerInfo
+"""What ``torch.utils.data.get_worker_info`` returns."""
+
+
+@contextmanager
+def worker_info(info: WorkerInfo) -> Iterator[None]:
+    """Have ``torch.utils.data.get_worker_info`` return this."""
+    before, torch_worker._worker_info = torch_worker._worker_info, info
+    try:
+        yield
+    finally:
+        torch_worker._worker_info = before
+
+
+def fetched_ahead(value: object) -> tuple[int, bool] | None:
+    """Return how many batches an iteration of a ``DataLoader`` fetches ahead, and whether it keeps their order.
+
+    ``None`` for all other objects.
+    """
+    if not isinstance(value, _BaseDataLoaderIter):
+        return None
+    if value._num_workers == 0:
+        return 0, True
+    with_processes: Any = value
+    return with_processes._num_workers * with_processes._prefetch_factor, with_processes._in_order
+
+
+def reductions(metric: Any) -> Mapping[str, Any]:
+    """Return by name how states of a torchmetrics metric are merged."""
+    found: Mapping[str, Any] = metric._reductions
+    return found
+
+
+def set_merged(metric: Any, updates: Iterable[int]) -> None:
+    """Tell a torchmetrics metric that its states are merged from copies with these numbers of updates."""
+    metric._update_count = sum(updates)
+    metric._to_sync = False  # even if this process belongs to a torch.distributed group
+
+
+def row_numbers(dataset: Any) -> Any:
+    """Return the table of row numbers of a Hugging Face data set in another order, or ``None``."""
+    return dataset._indices
+
+
+def forget_last_cluster(ray: ModuleType) -> None:
+    """Have Ray forget the settings and the token of the last cluster that this program has tried to join."""
+    ray._raylet.Config.initialize("")
+    ray._raylet.AuthenticationTokenLoader.instance().reset_cache()
