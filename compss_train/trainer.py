@@ -157,12 +157,12 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
             max_time=max_time,
         )
         fit = self._plan("fit", x, y, options)
-        resuming.prepare(fit, self._workplace)
+        resuming.prepare(fit, self._session)
         traces = [str(each.path) for each in fit.callbacks.callbacks if isinstance(each, Profile)]
         read = {"data": fit.data, "validation_data": fit.validation, "profile": next(iter(traces), None)}
         self._model.last_fit = description.described_fit("fit", fit.options, fit.callbacks.all, **read)
         self._model.coding = fit.data.coding
-        rounds.run_rounds(fit, self._workplace)
+        rounds.run_rounds(fit, self._session)
         return self.get_parameters()
 
     def check_fit(self, x: Any, y: Any = None, *, num_epochs: int, **options: Any) -> None:
@@ -183,8 +183,8 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         self._model.ready(method)
         records = {"validated": options.validation_data is not None, "averaged": bool(options.merge.averaging)}
         called = callback_list(self, options.callbacks, options.progress, **records)
-        stopping = Stopping(options.max_time, self._clock, self._workplace.engine_class.time_left())
-        return planning.plan_fit(self._workplace, x, y, options, called, stopping)
+        stopping = Stopping(options.max_time, self._clock, self._session.engine_class.time_left())
+        return planning.plan_fit(self._session, x, y, options, called, stopping)
 
     @suggests_keywords
     def fit_online(
@@ -252,8 +252,8 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         )
         self._model.ready("fit_online")
         called = callback_list(self, callbacks, progress, validated=validation_data is not None, online=True)
-        stopping = Stopping(max_time, self._clock, self._workplace.engine_class.time_left())
-        train_online(self._workplace, simulations, options, called, validation_data, stopping)
+        stopping = Stopping(max_time, self._clock, self._session.engine_class.time_left())
+        train_online(self._session, simulations, options, called, validation_data, stopping)
         return self.get_parameters()
 
     def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
@@ -268,4 +268,4 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         network, optimizer or seed than the trainer's.
         """
         self._model.ready("restore")
-        resuming.restore(self._workplace, folder, best=best)
+        resuming.restore(self._session, folder, best=best)

@@ -24,10 +24,10 @@ from compss_train.training.data_source import DataSource
 from compss_train.training.fit import Fit
 from compss_train.training.inference import VALIDATION, Inference
 from compss_train.training.merging.on_arrival import GlobalParameters
+from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState
-from compss_train.training.workplace import Session, Workplace
 
 _TICK = 0.1
 """Seconds between checks for changes that cause no message."""
@@ -37,7 +37,7 @@ GRACE = 5.0
 
 
 def train_online(
-    workplace: Workplace,
+    session: Session,
     simulations: Simulations,
     options: OnlineOptions,
     callbacks: CallbackList,
@@ -45,20 +45,20 @@ def train_online(
     stopping: Stopping,
 ) -> None:
     """Check what depends on the model and the data, and train; ``fit_online`` documents the options."""
-    model, built = workplace.model, workplace.model.built
+    model, built = session.model, session.model.built
     if built.lr_schedule is not None:
         raise ValueError(
             "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
             "learning rate"
         )
-    validation = planning.validation_source(workplace, validation_data)
+    validation = planning.validation_source(session, validation_data)
     build_arguments.check_outer_optimizer(options.merge.outer_optimizer, built.training_spec.net)
     params.check_finite(model.parameters)
     model.resumed_from = None
     data = {"simulations": simulations, "validation_data": validation}
     model.last_fit = description.described_fit("fit_online", options, callbacks.callbacks, **data)
     fit = Fit(callbacks=callbacks, stopping=stopping, validation=validation)
-    with workplace.fitting(fit, None) as session, ExitStack() as stack:
+    with session.fitting(fit, None), ExitStack() as stack:
         model.averaged = None
         online = OnlineFit(model, session, simulations, options, fit, stack)
         fit.running = online
@@ -66,7 +66,7 @@ def train_online(
             online.run()
             model.parameters = online.current()
             model.stopped = online.stopped
-            session.merge_state = NOTHING_KEPT  # which belongs to other parameters
+            session.keep(session.states, NOTHING_KEPT)  # what is kept belongs to other parameters
         except BaseException:
             with suppress(OSError, RuntimeError, DivergedError):  # the error to raise is that of the fit
                 model.parameters = online.newest()
@@ -110,11 +110,11 @@ class OnlineFit:
             key=new_token(),
             host=simulations.host,
             server_address=shared.server_address,
-            num_workers=len(session.devices),
+            num_workers=session.num_workers,
             options=options,
             seed=model.seed + len(model.history),
         )
-        progress = records.Progress(len(session.devices), measures)
+        progress = records.Progress(session.num_workers, measures)
         self._recorder = records.Recorder(
             model, fit.callbacks, progress, evaluation, shared.pull, options.record_every
         )
@@ -132,7 +132,7 @@ class OnlineFit:
         Without resources of its own an evaluation runs when a simulation has ended.
         """
         session = self._session
-        tasks = [session.resources] * len(session.devices) + [ONE_CPU] * simulations.slots
+        tasks = [session.resources] * session.num_workers + [ONE_CPU] * simulations.slots
         session.engine.reserve(tasks)
         if validation is not None:
             with suppress(ValueError):

@@ -28,8 +28,8 @@ from compss_train.net import (
 from compss_train.online.events import ConnectedTask
 from compss_train.online.records import Progress, Report
 from compss_train.online.worker_task import OnlineJob, train_online
-from compss_train.training.training_state import worker_from_dict
-from compss_train.training.workplace import Session
+from compss_train.training.session import Session
+from compss_train.training.training_state import NOTHING_KEPT, worker_from_dict
 
 FAILURE_SECONDS = 10.0
 """How long the task of a worker may take to end after it has reported an exception."""
@@ -221,8 +221,8 @@ class Workers:
         """End the tasks, and keep the workers' states in the session."""
         for worker in self.all:
             worker.send({"shutdown": True})
-            if worker.state is not None:
-                self._session.states[worker.number] = worker.state
+        before = zip(self.all, self._session.states, strict=True)
+        self._session.keep([worker.state or state for worker, state in before], NOTHING_KEPT)
 
     def repetitions(self) -> list[int]:
         """Return at index n how many samples were trained on n times."""

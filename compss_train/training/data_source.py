@@ -20,6 +20,7 @@ from compss_train.data.columns import ColumnStructure, named_columns, structured
 from compss_train.data.partitioning import Shuffle
 from compss_train.data.ragged import Ragged
 from compss_train.data.readers import CustomReader
+from compss_train.data.reading import FilePart
 from compss_train.data.sample_reading import SampleReader
 from compss_train.data.samples import Samples, as_samples
 from compss_train.engines import Engine, Ref
@@ -29,7 +30,6 @@ from compss_train.model.devices import IN_PROCESS, random_state
 from compss_train.model.metrics import Measured
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.build_arguments import check_picklable
-from compss_train.worker.work import Work
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -135,10 +135,9 @@ class DataSource:
         dataset.check_dtypes(keys)
         return replace(self, keys=keys, weight=weight)
 
-    def work_on(self, numbers: Sequence[int], work: Work) -> Work:
-        """Return ``work`` in a task on these blocks or files."""
-        files = None if self.dataset is None else self.dataset.part(numbers, self.keys)
-        return work._replace(blocks=tuple(numbers), files=files)
+    def files_of(self, numbers: Sequence[int]) -> FilePart | None:
+        """Return what a task on these files needs to read them, or ``None`` for blocks."""
+        return None if self.dataset is None else self.dataset.part(numbers, self.keys)
 
     def load(self, number: int) -> list[Block]:
         """Return the columns of a block, for a task in this process; none for files."""

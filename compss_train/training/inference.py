@@ -17,12 +17,13 @@ from compss_train.data.order import even_parts
 from compss_train.data.tables import conversion_note
 from compss_train.engines.base import Ref
 from compss_train.engines.nodes import ONE_CPU
+from compss_train.model.devices import CPU
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.model.weighted_mean import ranges_for_costs
 from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.data_source import DataSource
-from compss_train.training.workplace import Session, Workplace
+from compss_train.training.session import Session
 from compss_train.worker.inference import evaluate, predict
 from compss_train.worker.work import Work, WorkOptions
 
@@ -54,7 +55,7 @@ class Inference:
     ) -> None:
         self.engine, self.data = session.engine, session.publish(source)
         self._resources = ONE_CPU if on_cpu else session.resources
-        devices = ["cpu"] if on_cpu else session.devices
+        devices = [CPU] if on_cpu else session.devices
         blocks, self._sizes = len(source.sizes), source.sizes
         bounds = even_parts(blocks, min(len(devices), blocks))
         self._parts = [(device, range(*part)) for device, part in zip(devices, bounds, strict=False)]
@@ -63,7 +64,7 @@ class Inference:
         """Rough estimate of the time, in seconds, that a core needs to evaluate all samples."""
         size = batch_size or batch_size_for(source)
         structure = replace(source.structure, bucketed=False)
-        self._work = Work(WorkOptions(batching=Batching(size=size), structure=structure), task=task)
+        self._options, self._task = WorkOptions(batching=Batching(size=size), structure=structure), task
         self._tasks: dict[int, list[tuple[Any, ...]]] = {}
         """The values and the work of each evaluation task, with the number of slots that they were made for."""
 
@@ -80,13 +81,17 @@ class Inference:
     def _task_on(self, parts: Sequence[tuple[str, range]], **reading: Any) -> tuple[list[Ref], list[Work]]:
         """Return the values of a task on the blocks or files of several workers, and the work for each of them."""
         blocks = [number for _, numbers in parts for number in numbers]
-        work = self.data.source.work_on(blocks, self._work)
-        if (files := work.files) is not None:  # a reading thread holds one each
-            most = max(INFERENCE_FILES, files.threads + 1)
-            work = work._replace(files=replace(files, file_buffer=most, **reading))
+        files = self.data.source.files_of(blocks)
+        if files is not None:  # a reading thread holds one each
+            files = replace(files, file_buffer=max(INFERENCE_FILES, files.threads + 1), **reading)
         return self.data.values(blocks), [
-            work._replace(
-                block_passes=tuple(BlockPass(number, 0, self._sizes[number]) for number in numbers), device=device
+            Work(
+                options=self._options,
+                block_passes=tuple(BlockPass(number, 0, self._sizes[number]) for number in numbers),
+                device=device,
+                blocks=tuple(blocks),
+                files=files,
+                task=self._task,
             )
             for device, numbers in parts
         ]
@@ -94,7 +99,7 @@ class Inference:
     def try_first_batch(self, parameters: Parameters) -> None:
         """Wait for a task that evaluates these parameters on one batch of samples, and raise its errors."""
         source, device = self.data.source, self._parts[0][0]
-        works = [first_batch(source, 0, batch_size_for(source), self._work.task)._replace(device=device)]
+        works = [first_batch(source, 0, batch_size_for(source), task=self._task, device=device)]
         first = self.data.training_spec, self.engine.publish(parameters)
         ref = self.engine.submit(evaluate, *first, self.data.values([0]), works, resources=self._resources)
         self.engine.fetch([ref])
@@ -119,11 +124,25 @@ def batch_size_for(source: DataSource) -> int:
     return source.batch_size or EVALUATION_BATCH
 
 
-def first_batch(source: DataSource, number: int, size: int, task: str | None) -> Work:
+def first_batch(
+    source: DataSource,
+    number: int,
+    size: int,
+    *,
+    task: str | None,
+    device: str = CPU,
+    check_outputs: bool = False,
+) -> Work:
     """Return the work on the first samples of a block or file, ``size`` at most, as one batch."""
-    options = WorkOptions(batching=Batching(1), structure=source.structure)
-    first = BlockPass(number, 0, min(size, source.sizes[number]))
-    return source.work_on([number], Work(options, (first,), task=task))
+    return Work(
+        options=WorkOptions(batching=Batching(1), structure=source.structure),
+        block_passes=(BlockPass(number, 0, min(size, source.sizes[number])),),
+        device=device,
+        blocks=(number,),
+        files=source.files_of([number]),
+        check_outputs=check_outputs,
+        task=task,
+    )
 
 
 def is_for_tasks(source: DataSource, built: BuildArguments) -> bool:
@@ -133,13 +152,13 @@ def is_for_tasks(source: DataSource, built: BuildArguments) -> bool:
 
 
 @contextmanager
-def inference(workplace: Workplace, data: DataSource, batch_size: int | None) -> Iterator[tuple[Inference, Ref]]:
+def inference(session: Session, data: DataSource, batch_size: int | None) -> Iterator[tuple[Inference, Ref]]:
     """Provide the inference tasks on these samples, and the current parameters, published."""
     if batch_size is not None:
         check_count("batch_size", batch_size)
-    with workplace.working() as session:
+    with session.working():
         tasks = Inference(session, data, batch_size)
-        yield tasks, session.engine.publish(workplace.model.current())
+        yield tasks, session.engine.publish(session.model.current())
         tasks.data.warn_of_changes()
 
 

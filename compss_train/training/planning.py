@@ -13,19 +13,19 @@ from compss_train.model.schedule import make_schedule
 from compss_train.training import build_arguments, data_source, inference, resuming
 from compss_train.training.callback import CallbackList
 from compss_train.training.fit import FitOfEpochs, FitOptions
+from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
 from compss_train.training.trained_model import TrainedModel
-from compss_train.training.workplace import Workplace
 from compss_train.worker.inference import evaluate
 from compss_train.worker.state import WorkerState, check_averageable
 from compss_train.worker.train import train
 
 
 def plan_fit(
-    workplace: Workplace, x: Any, y: Any, options: FitOptions, callbacks: CallbackList, stopping: Stopping
+    session: Session, x: Any, y: Any, options: FitOptions, callbacks: CallbackList, stopping: Stopping
 ) -> FitOfEpochs:
     """Return the fit with these options; check them against the data, the network and the checkpoint."""
-    model, workers = workplace.model, workplace.num_workers
+    model, workers = session.model, session.num_workers
     spec, schedule = model.built.training_spec, model.built.schedule
     checkpoint = resuming.find_checkpoint(options.resume, callbacks.callbacks)
     progress = None if checkpoint is None else checkpoint[1].progress
@@ -38,7 +38,7 @@ def plan_fit(
     chosen = asked.with_preset(data.sizes, workers, spec, scheduled=schedule is not None)
     if data.structure.weighted and spec.training_step is None:
         loss_weights.check_weightable(spec.loss)
-    validation = validation_source(workplace, options.validation_data)
+    validation = validation_source(session, options.validation_data)
     if validation is not None:
         data_source.check_same_coding(data.coding, validation, "the validation data")
         _evaluate_first_batch(validation, model)
@@ -58,7 +58,7 @@ def plan_fit(
         reached=partitioning.ResumePoint(model.epochs),
         checkpoint=checkpoint,
     )
-    fit = resuming.resumed(start, workplace)
+    fit = resuming.resumed(start, session)
     chosen.check_epochs(fit.epochs, blocks=len(data.sizes))
     params.check_finite(model.parameters if checkpoint is None else checkpoint[1].parameters)
     data.warn_of_idle_workers(workers, chosen.order)
@@ -67,11 +67,11 @@ def plan_fit(
     return fit
 
 
-def validation_source(workplace: Workplace, validation_data: Any) -> data_source.DataSource | None:
+def validation_source(session: Session, validation_data: Any) -> data_source.DataSource | None:
     """Return the source of ``validation_data``; ``TypeError`` unless it is (x, y), files, a data set or None."""
     if validation_data is None:
         return None
-    spec = workplace.model.built.training_spec
+    spec = session.model.built.training_spec
     spec.check_evaluable()
     pair = (validation_data, None) if data_source.holds_targets(validation_data) else validation_data
     if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -79,7 +79,7 @@ def validation_source(workplace: Workplace, validation_data: Any) -> data_source
             f"validation_data={type(validation_data).__name__}: give a pair (x, y), with y=None if x is its "
             "own target, a FileDataset, a data set or a DataLoader"
         )
-    return data_source.as_data_source(pair[0], pair[1], workplace.num_workers, floats=spec.float_dtype)
+    return data_source.as_data_source(pair[0], pair[1], session.num_workers, floats=spec.float_dtype)
 
 
 def try_fit(fit: FitOfEpochs, model: TrainedModel) -> None:
@@ -112,7 +112,7 @@ def _evaluate_first_batch(data: data_source.DataSource, model: TrainedModel) -> 
     """
     if data.is_stream or inference.is_for_tasks(data, model.built):
         return
-    work = inference.first_batch(data, 0, inference.batch_size_for(data), inference.VALIDATION)
+    work = inference.first_batch(data, 0, inference.batch_size_for(data), task=inference.VALIDATION)
     spec = replace(model.built.training_spec, sample_reader=data.reader)
     with devices.IN_PROCESS:
         evaluate(spec, model.parameters, data.load(0), [work])
@@ -126,8 +126,8 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
     skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]
-        work = inference.first_batch(data, number, size, "the first batch")
-        work = work._replace(check_outputs=True, device=device)
+        task = "the first batch"
+        work = inference.first_batch(data, number, size, task=task, device=device, check_outputs=True)
         with suppress(*skipped_errors), data.named_nan(), devices.IN_PROCESS:
             measured = train(
                 spec, model.parameters, WorkerState(None, model.seed), work, data.load(number)

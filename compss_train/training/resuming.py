@@ -20,21 +20,21 @@ from compss_train.reports.history import line_of
 from compss_train.training import checkpoints, description
 from compss_train.training.callback import Callback
 from compss_train.training.fit import Checkpoint, FitOfEpochs, FitOptions
+from compss_train.training.session import Session
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import MergeState, Progress, Snapshot, TrainingState
-from compss_train.training.workplace import Workplace
 from compss_train.worker.state import optimizer_bytes
 
 
-def snapshot_of(workplace: Workplace) -> Snapshot:
+def snapshot_of(session: Session) -> Snapshot:
     """Return the state that a later fit can resume from; in a callback, the state after the last complete round."""
-    model = workplace.model
+    model = session.model
     fit, schedule = model.fit, model.built.lr_schedule
     if fit is not None and fit.running is not None:
         settled, state = fit.running.settled()
         parameters = model.parameters if settled is None else settled
     else:
-        parameters, state = model.current(), workplace.state()
+        parameters, state = model.current(), session.state()
     progress = None
     if isinstance(fit, FitOfEpochs):
         progress = Progress(
@@ -50,32 +50,32 @@ def snapshot_of(workplace: Workplace) -> Snapshot:
         merge=vars(state.merge),
         epoch=model.epochs,
         history=list(model.history),
-        setting=_setting(workplace),
+        setting=_setting(session),
         progress=progress,
         callbacks={} if fit is None else fit.callbacks.states(),
         schedule={} if schedule is None else schedule.state_dict(),
     )
 
 
-def checkpoint_bytes(workplace: Workplace) -> int:
+def checkpoint_bytes(session: Session) -> int:
     """Return about how many bytes a checkpoint takes after the next round, if it shares none with an earlier one.
 
     Workers without a state get that of their optimizer, if ``optimizer_bytes`` knows it, and of random generators.
     """
-    snapshot, training_spec = snapshot_of(workplace), workplace.model.built.training_spec
+    snapshot, training_spec = snapshot_of(session), session.model.built.training_spec
     history, states = snapshot.history, leaves(replace(snapshot, history=[]).to_dict())
     held = sum(value.nbytes for value in states if isinstance(value, np.ndarray | torch.Tensor))
     options = {} if snapshot.progress is None else snapshot.progress.options
     if options.get("merge.optimizer_state") == "average":
         new = int(snapshot.merge["moments"] is None)
     else:
-        new = workplace.num_workers - sum(worker.optimizer is not None for worker in snapshot.workers)
+        new = session.num_workers - sum(worker.optimizer is not None for worker in snapshot.workers)
     added = new * optimizer_bytes(training_spec.net, training_spec.optimizer) if new > 0 else 0
     records = len(history) * len(line_of(history[-1])) if history else 0
-    return held + added + records + (workplace.num_workers + 4) * 2**14
+    return held + added + records + (session.num_workers + 4) * 2**14
 
 
-def restore(workplace: Workplace, folder: str | os.PathLike[str], *, best: bool = False) -> None:
+def restore(session: Session, folder: str | os.PathLike[str], *, best: bool = False) -> None:
     """Load the newest good checkpoint of a folder, or the best; ``DistributedTrainer.restore`` lists the errors."""
     with checkpoints.local_copy(folder) as local:
         path, content = checkpoints.read_latest_checkpoint(local, warn=True)
@@ -83,9 +83,9 @@ def restore(workplace: Workplace, folder: str | os.PathLike[str], *, best: bool 
             path = checkpoints.checkpoint_path(path.parent, _best_round(path, content))
             content = checkpoints.read_checkpoint(path)
     snapshot = Snapshot.from_dict(content, path)
-    check_trainer((path, snapshot), workplace)
-    warn_of_differences((path, snapshot), workplace, fit="fits continue")
-    load(snapshot, workplace)
+    check_trainer((path, snapshot), session)
+    warn_of_differences((path, snapshot), session, fit="fits continue")
+    load(snapshot, session)
 
 
 def find_checkpoint(resume: str | os.PathLike[str] | bool, callbacks: Sequence[Callback]) -> Checkpoint | None:
@@ -104,14 +104,14 @@ def find_checkpoint(resume: str | os.PathLike[str] | bool, callbacks: Sequence[C
     return path, Snapshot.from_dict(content, path)
 
 
-def resumed(fit: FitOfEpochs, workplace: Workplace) -> FitOfEpochs:
+def resumed(fit: FitOfEpochs, session: Session) -> FitOfEpochs:
     """Return the fit starting from its checkpoint, if any; check that the checkpoint is of the same fit."""
     if fit.checkpoint is None:
         return fit
-    model, (path, snapshot) = workplace.model, fit.checkpoint
-    check_trainer(fit.checkpoint, workplace)
-    saved = check_same_fit(fit.checkpoint, fit, workplace)
-    warn_of_differences(fit.checkpoint, workplace, fit="the fit resumes")
+    model, (path, snapshot) = session.model, fit.checkpoint
+    check_trainer(fit.checkpoint, session)
+    saved = check_same_fit(fit.checkpoint, fit, session)
+    warn_of_differences(fit.checkpoint, session, fit="the fit resumes")
     last = snapshot.history[-1] if snapshot.history else {}
     own = bool(model.history) and model.history[-1]["ended"] == last.get("ended")
     check_end(path, saved, fit.options, own=own)
@@ -119,21 +119,21 @@ def resumed(fit: FitOfEpochs, workplace: Workplace) -> FitOfEpochs:
     return replace(fit, first_epoch=saved.first_epoch, reached=saved.reached, skipped=skipped)
 
 
-def prepare(fit: FitOfEpochs, workplace: Workplace) -> None:
+def prepare(fit: FitOfEpochs, session: Session) -> None:
     """Load the checkpoint that the fit starts from, if any; check that the schedule reaches the end of the fit."""
-    model = workplace.model
+    model = session.model
     model.resumed_from = None
     if fit.checkpoint is not None:
         model.resumed_from, snapshot = fit.checkpoint
-        load(snapshot, workplace)
+        load(snapshot, session)
         fit.callbacks.saved = snapshot.callbacks
     if model.built.lr_schedule is not None:
         model.built.lr_schedule.prepare(fit.epochs.stop, fit.batches)
 
 
-def load(snapshot: Snapshot, workplace: Workplace) -> None:
+def load(snapshot: Snapshot, session: Session) -> None:
     """Continue from the state of a checkpoint that has been checked."""
-    model = workplace.model
+    model = session.model
     model.parameters = params.copy_of({name: snapshot.parameters[name] for name in model.parameters})
     model.epochs = snapshot.epoch
     model.history[:] = snapshot.history
@@ -146,12 +146,12 @@ def load(snapshot: Snapshot, workplace: Workplace) -> None:
     ]
     workers = tuple(state.with_options(changed) for state in snapshot.workers)
     model.averaged = snapshot.merge.get("averaged")
-    workplace.set_state(TrainingState(workers, MergeState(**snapshot.merge)))
+    session.set_state(TrainingState(workers, MergeState(**snapshot.merge)))
 
 
-def _setting(workplace: Workplace) -> dict[str, Any]:
+def _setting(session: Session) -> dict[str, Any]:
     """Return the settings that results depend on, besides the data and the options of a fit."""
-    model, built = workplace.model, workplace.model.built
+    model, built = session.model, session.model.built
     training_spec = built.training_spec
     optimizer, groups = _optimizer(model)
     compared = "precision", "memory_format", "compile"
@@ -159,8 +159,8 @@ def _setting(workplace: Workplace) -> dict[str, Any]:
         "optimizer": optimizer,
         "optimizer_options": [{name: _plain(value) for name, value in group.items()} for group in groups],
         "seed": model.seed,
-        "num_workers": workplace.num_workers,
-        "threads": workplace.threads,
+        "num_workers": session.num_workers,
+        "threads": session.threads,
         "num_gpu": built.num_gpu,
         **{name: description.described(getattr(training_spec, name)) for name in compared},
         **built.surroundings,
@@ -216,11 +216,11 @@ CHANGEABLE_OPTIONS = ("num_epochs", "preset")
 """Options of ``fit`` that may change when it is resumed; the options that a preset chooses may not."""
 
 
-def check_trainer(checkpoint: Checkpoint, workplace: Workplace) -> None:
+def check_trainer(checkpoint: Checkpoint, session: Session) -> None:
     """Raise ``ValueError`` for another network, optimizer or seed."""
-    (path, snapshot), seed = checkpoint, workplace.model.given_seed
-    saved, setting = snapshot.setting, _setting(workplace)
-    layouts = [_layout(snapshot.parameters), _layout(workplace.model.parameters)]
+    (path, snapshot), seed = checkpoint, session.model.given_seed
+    saved, setting = snapshot.setting, _setting(session)
+    layouts = [_layout(snapshot.parameters), _layout(session.model.parameters)]
     differences = [
         *(f"it has no {name!r}" for name in layouts[1] if name not in layouts[0]),
         *(f"it has {name!r}, which the network lacks" for name in layouts[0] if name not in layouts[1]),
@@ -237,10 +237,10 @@ def check_trainer(checkpoint: Checkpoint, workplace: Workplace) -> None:
         raise ValueError(f"{path} is of a fit with seed={saved['seed']}, and this trainer has seed={seed}")
 
 
-def warn_of_differences(checkpoint: Checkpoint, workplace: Workplace, *, fit: str) -> None:
+def warn_of_differences(checkpoint: Checkpoint, session: Session, *, fit: str) -> None:
     """Warn of settings that change results."""
     path, snapshot = checkpoint
-    saved, setting = snapshot.setting, _setting(workplace)
+    saved, setting = snapshot.setting, _setting(session)
     others = {name: value for name, value in saved.items() if name not in ("optimizer_options", "seed")}
     groups = zip(saved["optimizer_options"], setting["optimizer_options"], strict=True)
     differences = [
@@ -253,7 +253,7 @@ def warn_of_differences(checkpoint: Checkpoint, workplace: Workplace, *, fit: st
         warn_user(f"{fit} from {path}, but not bit for bit as without interruption: {_join_first(differences)}")
 
 
-def check_same_fit(checkpoint: Checkpoint, fit: FitOfEpochs, workplace: Workplace) -> Progress:
+def check_same_fit(checkpoint: Checkpoint, fit: FitOfEpochs, session: Session) -> Progress:
     """Return the progress of the fit; warn if some rows show that data of the same sizes have other values.
 
     Raises ``ValueError`` if it had other options or block sizes, or another number of workers with filled buffers.
@@ -262,13 +262,13 @@ def check_same_fit(checkpoint: Checkpoint, fit: FitOfEpochs, workplace: Workplac
     if progress is None:
         raise ValueError(f"{path} was not written during fit, so it cannot be resumed; use trainer.restore")
     saved = {name: value for name, value in progress.options.items() if name not in CHANGEABLE_OPTIONS}
-    differences = _differences(saved, _described(fit, workplace.model))
+    differences = _differences(saved, _described(fit, session.model))
     if differences := [*differences, *_data_differences(progress.sizes, fit.data.sizes)]:
         raise ValueError(
             f"{path} is the checkpoint of another fit: {_join_first(differences)}. Give the same options and data "
             "to resume it, or begin a new fit with its parameters by trainer.restore"
         )
-    reached, workers = progress.reached, workplace.num_workers
+    reached, workers = progress.reached, session.num_workers
     if fit.options.carries_buffers and reached.units and reached.cut_for != workers:
         raise ValueError(
             f"{path} was written inside an epoch by {reached.cut_for} workers, whose buffers hold samples of it, "

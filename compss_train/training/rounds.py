@@ -14,6 +14,7 @@ from compss_train.engines import Engine, Ref
 from compss_train.exceptions import EngineClosedError
 from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured
+from compss_train.model.weighted_mean import ranges_for_costs
 from compss_train.reports.records import Record, per_second
 from compss_train.training.fit import FitOfEpochs
 from compss_train.training.inference import VALIDATION, Inference, is_for_tasks, skipped_batches, warn_of_problems
@@ -22,11 +23,12 @@ from compss_train.training.merging import Merger, SubmittedRound
 from compss_train.training.merging.on_arrival import CommutativeMerger, ServerMerger
 from compss_train.training.merging.quorum import QuorumMerger
 from compss_train.training.merging.synchronous import SynchronousMerger
+from compss_train.training.session import Session
 from compss_train.training.stopping import TICK
 from compss_train.training.trained_model import TrainedModel
-from compss_train.training.training_state import States, TrainingState, fetch_states, state_refs
-from compss_train.training.workers import Workers
-from compss_train.training.workplace import Session, Workplace
+from compss_train.training.training_state import TrainingState, fetch_states, state_refs
+from compss_train.training.workers import RoundWorkers
+from compss_train.worker.gpu_rows import rows_on_gpus
 
 _LOG = logging.getLogger(__name__)
 
@@ -44,7 +46,10 @@ class RoundRunner:
         self._fit, self._model, self._session, self._engine = fit, model, session, session.engine
         self._schedule = model.built.lr_schedule
         self._constant_rates = {} if len(model.built.rates) == 1 else model.built.rates
-        self._workers = Workers(session, fit, model)
+        self._regroup()
+        self._data = session.publish(fit.data)
+        last, gpus = fit.epochs.stop - 1, session.resources.gpus
+        self._options = fit.options.for_workers(fit.data, model.seed, last, gpus, fit.callbacks.in_workers)
         self._validation: Inference | None = None
         if fit.validation is not None:
             self._validation = Inference(session, fit.validation, task=VALIDATION)
@@ -55,7 +60,7 @@ class RoundRunner:
         self._measures = model.built.training_spec.measures
         self.stopped: str | None = None
         """Why the fit ended before its last round."""
-        self._states: States = tuple(session.states)
+        self._states = session.states
         """The states of each group of workers after the last complete round."""
         self.merge_state = self._merger.state
         """What merges keep besides the parameters, after the last complete round."""
@@ -67,6 +72,19 @@ class RoundRunner:
         self._unread = 0
         """Samples of files that could not be read since the last round that trained on any samples."""
         self._began, self._last_end = time.time(), fit.stopping.clock()
+
+    def _regroup(self) -> None:
+        """Let several workers share a task if a task costs more time than a worker trains."""
+        source, options, session = self._fit.data, self._fit.options, self._session
+        workers, resources = session.num_workers, session.resources
+        sharing = min(source.shares(options.order), workers)
+        # Each worker has its own task if it merges by itself, if sums would have more bytes than compressed
+        # changes, and on GPUs, which workers share in another order.
+        may_share = options.merge.kind == "synchronous" and options.merge.dtype is None and not resources.gpus
+        slots = self._engine.slots(resources) if may_share else 0
+        seconds = session.sample_seconds * options.worker_samples(source.sizes, sharing)
+        active = ranges_for_costs(sharing, slots, seconds, self._engine.traits.task_seconds)
+        session.regroup([*active, *(range(n, n + 1) for n in range(sharing, workers))])
 
     def run(self, rounds: Iterable[Round]) -> params.Parameters | None:
         """Submit and collect rounds until the last one, or until the fit must stop.
@@ -86,7 +104,7 @@ class RoundRunner:
         if self.stopped is not None:  # cancel the submitted rounds, unless their changes have been merged
             while self._pending and not (self._merger.by_rounds or self._fit.stopping.urgent):
                 self._collect()
-            self._session.states = [*self._states]
+            self._session.keep(self._states, self.merge_state)
             self._pending.clear()
         waits = self.stopped is None or not self._fit.stopping.urgent
         return self._merger.settled(self._complete[-1]) if self._complete and waits else self.current()
@@ -137,8 +155,16 @@ class RoundRunner:
         return len(self._pending) <= self._merger.rounds_ahead
 
     def _submit(self, round_: Round) -> None:
-        self._workers.set_round(round_)
-        submitted = self._merger.train_and_merge(self._workers)
+        workers = RoundWorkers(
+            session=self._session,
+            data=self._data,
+            options=self._options,
+            round=round_,
+            schedule=self._schedule,
+            check_outputs=not (self._pending or self._complete),
+            traced=frozenset(self._fit.callbacks.traced(round_.number)),
+        )
+        submitted = self._merger.train_and_merge(workers)
         if not submitted.unmerged:
             self._evaluate(submitted)
         self._pending.append(submitted)
@@ -156,11 +182,12 @@ class RoundRunner:
     def stop(self) -> None:
         """End processes other than tasks, and release GPUs; called at the end of every fit."""
         self._merger.stop()
-        self._workers.release()
+        if (resident := self._options.resident) is not None:  # other processes release them when they are idle
+            rows_on_gpus().release(resident.fit)
 
     def warn_of_changes(self) -> None:
         """Warn of files that have changed during the fit."""
-        self._workers.data.warn_of_changes()
+        self._data.warn_of_changes()
         if self._validation is not None:
             self._validation.data.warn_of_changes()
 
@@ -256,13 +283,12 @@ def merger_for(merge: Merge, engine: Engine) -> type[Merger]:
     return next(merger for merger in mergers if merger.name == merge.kind)
 
 
-def run_rounds(fit: FitOfEpochs, workplace: Workplace) -> None:
+def run_rounds(fit: FitOfEpochs, session: Session) -> None:
     """Run the rounds of a fit; set the model's parameters and history, and the reason why the fit stopped."""
-    model = workplace.model
-    options = fit.options
+    model, options = session.model, fit.options
     plan = RoundPlan(
         sizes=fit.data.sizes,
-        num_workers=workplace.num_workers,
+        num_workers=session.num_workers,
         num_epochs=options.num_epochs,
         seed=model.seed,
         shuffle=options.order,
@@ -275,9 +301,9 @@ def run_rounds(fit: FitOfEpochs, workplace: Workplace) -> None:
         put_counts=options.buffer.put_counts if options.buffer and options.carries_buffers else None,
     )
     begin = f"from {fit.checkpoint[0]}" if fit.checkpoint else f"at epoch {fit.first_epoch}"
-    where = workplace.num_workers, workplace.engine_class.name, begin
+    where = session.num_workers, session.engine_class.name, begin
     _LOG.info("a fit of %d epochs with %d workers on %s begins %s", options.num_epochs, *where)
-    with workplace.fitting(fit, plan.samples if fit.data.counted else None) as session:
+    with session.fitting(fit, plan.samples if fit.data.counted else None):
         rounds = fit.running = RoundRunner(fit, model, session)
         try:
             with fit.data.named_nan():
@@ -292,6 +318,6 @@ def run_rounds(fit: FitOfEpochs, workplace: Workplace) -> None:
             fit.running = None
             rounds.stop()
         _LOG.info("the fit has ended (%s)", model.stopped or "complete")
-        session.merge_state = rounds.merge_state
+        session.keep(session.states, rounds.merge_state)
         model.averaged = rounds.averaged()
         rounds.warn_of_changes()

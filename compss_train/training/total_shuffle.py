@@ -17,7 +17,6 @@ from compss_train.engines.base import Ref
 from compss_train.engines.nodes import Resources
 from compss_train.training.data_source import PublishedData
 from compss_train.worker.source import split_rows
-from compss_train.worker.work import Work
 
 LEAST_CHUNKS = 16
 """Minimum number of tasks that cut blocks, so that each holds at most a sixteenth of the data in memory."""
@@ -41,14 +40,25 @@ class Pieces:
     """The group of workers that needs each piece, in ascending order."""
 
 
-def submit_cuts(
-    data: PublishedData, shares: Sequence[Sequence[WorkerAssignment]], work: Work
-) -> list[tuple[list[Ref], list[Work]]]:
-    """Submit tasks that cut blocks into pieces; return the pieces of each group, and its workers' works on them.
+@dataclass(frozen=True, eq=False)
+class GroupSamples:
+    """The samples of a group of workers in a round."""
 
-    ``shares`` are the assignments of the workers of each group, ``work`` is what the works have in common. Nothing
-    is cut, and nothing returned, if the groups need more than half of all samples, as in a round of several epochs:
-    the pieces would be many copies of the data.
+    values: list[Ref]
+    """The blocks that hold them, or pieces of blocks with all columns."""
+    assignments: Sequence[WorkerAssignment]
+    """One for each worker."""
+    blocks: tuple[int, ...] = ()
+    """The numbers of the blocks; empty for pieces."""
+    starts: tuple[int, ...] = ()
+    """Number of the first sample of each block or piece if passes list their samples; else empty."""
+
+
+def cut_blocks(data: PublishedData, shares: Sequence[Sequence[WorkerAssignment]]) -> list[GroupSamples]:
+    """Submit tasks that cut blocks into pieces; return the pieces of each group.
+
+    ``shares`` are the assignments of the workers of each group. Nothing is cut, and nothing returned, if the groups
+    need more than half of all samples, as in a round of several epochs: pieces would be many copies of the data.
     """
     samples = [samples_of(share) for share in shares]
     blocks, slots = len(data.starts), data.engine.slots(Resources())
@@ -66,11 +76,14 @@ def submit_cuts(
         for group, ref, size in zip(pieces.groups, made, np.diff(pieces.bounds).tolist(), strict=True):
             refs[group].append(ref)
             sizes[group].append(size)
-    inputs = []
-    for share, numbers, values, lengths in zip(shares, numbers_of_groups, refs, sizes, strict=True):
-        common = work._replace(starts=tuple(accumulate(lengths[:-1], initial=0)) if lengths else ())
-        inputs.append((values, [common._replace(block_passes=own) for own in _renumbered(share, numbers)]))
-    return inputs
+    return [
+        GroupSamples(
+            values,
+            _renumbered(share, numbers),
+            starts=tuple(accumulate(lengths[:-1], initial=0)) if lengths else (),
+        )
+        for share, numbers, values, lengths in zip(shares, numbers_of_groups, refs, sizes, strict=True)
+    ]
 
 
 def _split(data: PublishedData, chunk: range, pieces: Pieces) -> list[Ref]:

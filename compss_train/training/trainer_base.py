@@ -30,9 +30,9 @@ from compss_train.reports.history import History
 from compss_train.training import build_arguments as arguments
 from compss_train.training import data_source, description, resuming
 from compss_train.training.inference import inference, warn_of_problems
+from compss_train.training.session import Session
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import Snapshot, TrainingState
-from compss_train.training.workplace import Workplace
 
 PICKLED = ("net", "optimizer", "loss", "transform", "collate", "compile", "training_step", "validation_step")
 """Arguments that are sent to workers, and that may be impossible to pickle."""
@@ -55,11 +55,11 @@ class TrainerBase:
         worker_timeout: float | None = None,
     ) -> None:
         self._model = TrainedModel(seed)
-        self._workplace = Workplace(self._model, num_workers, engine, threads, worker_timeout)
-        self.num_workers, self.threads = self._workplace.num_workers, self._workplace.threads
+        self._session = Session(self._model, num_workers, engine, threads, worker_timeout)
+        self.num_workers, self.threads = self._session.num_workers, self._session.threads
 
     def __repr__(self) -> str:
-        own = f"num_workers={self.num_workers}, engine={self._workplace.engine_class.name!r}, seed={self.seed}"
+        own = f"num_workers={self.num_workers}, engine={self._session.engine_class.name!r}, seed={self.seed}"
         return f"{type(self).__name__}({own}), {self.history!r}"
 
     def _repr_html_(self) -> str:
@@ -222,11 +222,11 @@ class TrainerBase:
         arguments.check_optimizer(own, factory, next(iter(unsupported), ""))
         chosen = configured_schedule(own, factory) if schedule is None else Schedule.of(schedule)
         lr_schedule = None if chosen is None else make_schedule(chosen, own, factory)
-        self._workplace.engine_class.check_gpus(num_gpu)
+        self._session.engine_class.check_gpus(num_gpu)
         if num_gpu and gpu() == "mps" and any(each.dtype == torch.float64 for each in own.parameters()):
             raise ValueError("num_gpu: the network is in float64, which Apple's MPS lacks; give net.float()")
         self._model.build(arguments.BuildArguments(spec, num_gpu, chosen, lr_schedule))
-        self._workplace.set_state(TrainingState())
+        self._session.set_state(TrainingState())
 
     @property
     def seed(self) -> int:
@@ -261,7 +261,7 @@ class TrainerBase:
         return {
             "trainer": {
                 "num_workers": self.num_workers,
-                "engine": self._workplace.engine_class.name,
+                "engine": self._session.engine_class.name,
                 "seed": self.seed,
                 "threads": self.threads,
             },
@@ -282,7 +282,7 @@ class TrainerBase:
         self._model.require_workers("evaluate")
         data = data_source.as_data_source(x, y, self.num_workers, floats=built.training_spec.float_dtype)
         data_source.check_same_coding(self._model.coding, data, "the data")
-        with inference(self._workplace, data, batch_size) as (tasks, parameters):
+        with inference(self._session, data, batch_size) as (tasks, parameters):
             refs = tasks.evaluate(parameters)
             measured = [*chain.from_iterable(tasks.engine.fetch(refs, small=True))]
         warn_of_problems(measured, set())
@@ -304,7 +304,7 @@ class TrainerBase:
         floats = built.training_spec.float_dtype
         data = data_source.as_data_source(x, None, self.num_workers, targets=False, floats=floats)
         data_source.check_same_coding(self._model.coding, data, "the data")
-        with inference(self._workplace, data, batch_size) as (tasks, parameters):
+        with inference(self._session, data, batch_size) as (tasks, parameters):
             return tasks.predict(parameters)
 
     def model(self, *, averaged: bool = False) -> nn.Module:
@@ -344,8 +344,7 @@ class TrainerBase:
 
         Repeated tasks count again. Returns ``None`` if the engine does not know, as on COMPSs.
         """
-        session = self._workplace.session
-        return None if session is None else session.engine.trained_samples()
+        return self._session.trained_samples()
 
     def stop(self, reason: str) -> None:
         """End the fit after the current round; for callbacks. ``reason`` becomes the value of ``stopped``.
@@ -374,11 +373,11 @@ class TrainerBase:
 
     def snapshot(self) -> Snapshot:
         """Return the state to resume from; in callbacks that after the last round (``Callback.needs_state``)."""
-        return resuming.snapshot_of(self._workplace)
+        return resuming.snapshot_of(self._session)
 
     def checkpoint_bytes(self) -> int:
         """Return about how many bytes a checkpoint of the fit takes: arrays, optimizer states and the history."""
-        return resuming.checkpoint_bytes(self._workplace)
+        return resuming.checkpoint_bytes(self._session)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the global parameters to a ``.safetensors`` or ``.npz`` file.
@@ -393,10 +392,10 @@ class TrainerBase:
 
     def close(self) -> None:
         """End the worker processes. The trainer can still be used, and then starts new ones."""
-        self._workplace.end(kill=False)
+        self._session.end(kill=False)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
-        self._workplace.end(kill=kind is not None)
+        self._session.end(kill=kind is not None)

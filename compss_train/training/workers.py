@@ -1,70 +1,41 @@
-"""``Workers``: the workers of a fit, and the tasks that train them in its rounds."""
+"""``RoundWorkers``: the workers of one round, and the tasks that train them."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from compss_train.data.block_passes import WorkerAssignment, blocks_of
+from compss_train.data.block_passes import blocks_of
 from compss_train.data.partitioning import Round
 from compss_train.engines import Ref
-from compss_train.model.schedule import TimedHyperparameters
-from compss_train.model.weighted_mean import ranges_for_costs
-from compss_train.training.fit import FitOfEpochs
-from compss_train.training.total_shuffle import samples_of, submit_cuts
-from compss_train.training.trained_model import TrainedModel
-from compss_train.training.workplace import Session
-from compss_train.worker.gpu_rows import rows_on_gpus
+from compss_train.model.schedule import LrSchedule, TimedHyperparameters
+from compss_train.training.data_source import PublishedData
+from compss_train.training.session import Session
+from compss_train.training.total_shuffle import GroupSamples, cut_blocks, samples_of
 from compss_train.worker.train import train_group, train_worker
-from compss_train.worker.work import Work
+from compss_train.worker.work import Work, WorkOptions
 
 
-class Workers:
-    """The workers of one fit; submits the tasks that train them.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class RoundWorkers:
+    """The workers of one round; submits the tasks that train them, in a session.
 
-    Parameters
-    ----------
-    session:
-        Holds the workers' devices and states. Whenever a group of workers trains, its state is replaced by a
-        reference to a new one.
-    fit, model:
-        What is trained on which samples, which are published.
+    In a total shuffle, tasks may cut the blocks before: their pieces serve this round only.
     """
 
-    def __init__(self, session: Session, fit: FitOfEpochs, model: TrainedModel) -> None:
-        self._session, self._engine = session, session.engine
-        self._regroup(fit)
-        self._schedule, self._callbacks = model.built.lr_schedule, fit.callbacks
-        self.data = session.publish(fit.data)
-        last, gpus = fit.epochs.stop - 1, session.resources.gpus
-        self._work = Work(fit.options.for_workers(fit.data, model.seed, last, gpus, fit.callbacks.in_workers))
-        """What the workers have in common in the round."""
-        self._is_first = True
+    session: Session
+    data: PublishedData
+    options: WorkOptions
+    round: Round
+    schedule: LrSchedule | None = None
+    check_outputs: bool = False
+    """Whether to check the outputs of the first batches against the loss, as in the first round of a fit."""
+    traced: frozenset[int] = frozenset()
+    """The workers that ``torch.profiler`` traces."""
 
-    def _regroup(self, fit: FitOfEpochs) -> None:
-        """Let several workers share a task if a task costs more time than a worker trains."""
-        source, options = fit.data, fit.options
-        workers, resources, engine = len(self._session.devices), self._session.resources, self._engine
-        sharing = min(source.shares(options.order), workers)
-        # Each worker has its own task if it merges by itself, if sums would have more bytes than compressed
-        # changes, and on GPUs, which workers share in another order.
-        may_share = options.merge.kind == "synchronous" and options.merge.dtype is None and not resources.gpus
-        slots = engine.slots(resources) if may_share else 0
-        seconds = self._session.sample_seconds * options.worker_samples(source.sizes, sharing)
-        active = ranges_for_costs(sharing, slots, seconds, engine.traits.task_seconds)
-        self._session.regroup([*active, *(range(n, n + 1) for n in range(sharing, workers))])
-
-    def set_round(self, round_: Round) -> None:
-        """Note the round that ``train`` submits next; in a total shuffle submit the tasks that cut blocks."""
-        self._work = self._work._replace(round=round_.number, check_outputs=self._is_first)
-        self.round, self._is_first = round_, False
-        self._traced = frozenset(self._callbacks.traced(round_.number))
-        self._hyperparameters: dict[Any, dict[int, TimedHyperparameters]] = {}
-        first = next(filter(None, round_.assignments), ())
-        self._shuffled = bool(first) and first[0].sample_numbers is not None
-        self._pieces: list[tuple[list[Ref], list[Work]]] = []
-        """In a total shuffle, the pieces of each group, which serve this round only, and its workers' works."""
-        if self._shuffled and not self.data.mapped:
-            shares = [self._share(group) for group in range(len(self._session.groups))]
-            self._pieces = submit_cuts(self.data, shares, self._work)
+    def active(self, group: int) -> list[int]:
+        """Return the workers of a group that have samples in the round."""
+        return [worker for worker in self.session.groups[group] if self.round.counts[worker]]
 
     def train(
         self, group: int, parameters: Ref, moments: Ref | None, *, measured_apart: bool = False
@@ -86,67 +57,74 @@ class Workers:
     def _submit(
         self, task: Callable[..., Any], group: int, parameters: Ref, *more: Any, returns: int = 3
     ) -> Sequence[Ref]:
-        """Submit a task of a group, and keep the states that it returns; return its other results."""
-        values, works = self._task_of(group)
-        states, resources = self._session.states, self._session.resources
-        args = self.data.training_spec, parameters, states[group], values, works, *more
-        result, states[group], *others = self._engine.submit(task, *args, returns=returns, resources=resources)
-        if self._pieces:  # used by this task only
-            self._pieces[group] = [], []
-        return [result, *others]
+        """Submit a task that trains a group on its samples; return its results besides the workers' states."""
+        samples = self._samples(group)
+        args = samples.values, self._works(group, samples), *more
+        return self.session.train(group, task, self.data.training_spec, parameters, *args, returns=returns)
 
-    def active(self, group: int) -> list[int]:
-        """Return the workers of a group that have samples in the round."""
-        return [worker for worker in self._session.groups[group] if self.round.counts[worker]]
-
-    def release(self) -> None:
-        """Release what the tasks of the fit keep on GPUs in this process; other processes do when they are idle."""
-        if (resident := self._work.options.resident) is not None:
-            rows_on_gpus().release(resident.fit)
-
-    def _task_of(self, group: int) -> tuple[Sequence[Ref], list[Work]]:
-        """Return the values that the task of a group receives, and the work of its workers."""
-        active = self.active(group)
-        values, works = self._inputs(group)
-        first = self._session.groups[group].start
-        return values, [
-            works[worker - first]._replace(
+    def _works(self, group: int, samples: GroupSamples) -> list[Work]:
+        """Return the works of the active workers of a group on these samples."""
+        first, devices = self.session.groups[group].start, self.session.devices
+        files = self.data.source.files_of(samples.blocks)
+        return [
+            Work(
+                options=self.options,
+                block_passes=samples.assignments[worker - first],
+                round=self.round.number,
                 worker=worker,
                 index_in_group=worker - first,
-                device=self._session.devices[worker],
+                device=devices[worker],
+                blocks=samples.blocks,
+                starts=samples.starts,
+                files=files,
                 draws=self.round.draws[worker] if self.round.draws else None,
-                hyperparameters=self._timed(worker),
-                traced=worker in self._traced,
+                hyperparameters=self._hyperparameters(worker),
+                check_outputs=self.check_outputs,
+                traced=worker in self.traced,
             )
-            for worker in active
+            for worker in self.active(group)
         ]
 
-    def _timed(self, worker: int) -> dict[int, TimedHyperparameters] | None:
-        """Return the hyperparameters of a worker by epoch, shared by many workers; ``None`` without a schedule."""
-        if self._schedule is None:
+    def _hyperparameters(self, worker: int) -> dict[int, TimedHyperparameters] | None:
+        """Return the hyperparameters of a worker by epoch; ``None`` without a schedule."""
+        if self.schedule is None:
             return None
         epochs = {block_pass.epoch for block_pass in self.round.assignments[worker]} or {self.round.last_epoch}
         span = self.round.span(worker)
         key = frozenset(epochs), span
-        if key not in self._hyperparameters:
-            self._hyperparameters[key] = {epoch: self._schedule.during(epoch, *span) for epoch in sorted(epochs)}
-        return self._hyperparameters[key]
+        if key not in self._timed:
+            self._timed[key] = {epoch: self.schedule.during(epoch, *span) for epoch in sorted(epochs)}
+        return self._timed[key]
 
-    def _inputs(self, group: int) -> tuple[list[Ref], list[Work]]:
-        """Return the values of a group's task, and the works of its workers on them."""
+    @cached_property
+    def _timed(self) -> dict[Any, dict[int, TimedHyperparameters]]:
+        """The hyperparameters by epoch, which many workers share."""
+        return {}
+
+    def _samples(self, group: int) -> GroupSamples:
+        """Return the samples of a group, as values of the engine."""
         if self._pieces:
-            return self._pieces[group]
-        assignments = self._share(group)
-        numbers = (
-            self.data.holding(samples_of(assignments))
-            if self._shuffled
-            else blocks_of(block_pass for own in assignments for block_pass in own)
-        )
-        work = self.data.source.work_on(numbers, self._work)
-        if self._shuffled:
-            work = work._replace(starts=tuple([self.data.starts[number] for number in numbers]))
-        return self.data.values(numbers), [work._replace(block_passes=own) for own in assignments]
+            return self._pieces.pop(group)  # used by this task only
+        assignments = self._share(self.session.groups[group])
+        if not self._is_total:
+            numbers = blocks_of(block_pass for own in assignments for block_pass in own)
+            return GroupSamples(self.data.values(numbers), assignments, numbers)
+        numbers = self.data.holding(samples_of(assignments))
+        starts = tuple([self.data.starts[number] for number in numbers])
+        return GroupSamples(self.data.values(numbers), assignments, numbers, starts)
 
-    def _share(self, group: int) -> Sequence[WorkerAssignment]:
-        workers = self._session.groups[group]
+    @property
+    def _is_total(self) -> bool:
+        """Whether the shuffle is total, so that passes list their samples."""
+        first = next(filter(None, self.round.assignments), ())
+        return bool(first) and first[0].sample_numbers is not None
+
+    @cached_property
+    def _pieces(self) -> dict[int, GroupSamples]:
+        """The pieces of blocks for each group, in a total shuffle that cuts them."""
+        if not self._is_total or self.data.mapped:
+            return {}
+        return dict(enumerate(cut_blocks(self.data, [self._share(group) for group in self.session.groups])))
+
+    def _share(self, workers: range) -> Sequence[Any]:
         return self.round.assignments[workers.start : workers.stop]

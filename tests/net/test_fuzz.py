@@ -160,7 +160,7 @@ class StopAtLast(Callback):
         self.running, self.told = None, False
 
     def on_round_start(self, trainer, number):
-        self.running = trainer._workplace.model.fit.running
+        self.running = trainer._session.model.fit.running
 
     def on_round_end(self, trainer, record):
         if self.told:

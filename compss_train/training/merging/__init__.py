@@ -18,9 +18,9 @@ from compss_train.engines import Engine, Ref
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.training.merge import Merge, MergeKind
+from compss_train.training.session import Session
 from compss_train.training.training_state import NOTHING_KEPT, MergeState
-from compss_train.training.workers import Workers
-from compss_train.training.workplace import Session
+from compss_train.training.workers import RoundWorkers
 from compss_train.worker.state import GroupState
 
 
@@ -74,8 +74,8 @@ class Merger(ABC):
         """What each worker starts from, where that is not the global parameters."""
 
     @abstractmethod
-    def train_and_merge(self, workers: Workers) -> SubmittedRound:
-        """Submit the training and merging of the round that has been set for the workers."""
+    def train_and_merge(self, workers: RoundWorkers) -> SubmittedRound:
+        """Submit the training and merging of a round."""
 
     def wait(self, submitted: SubmittedRound, timeout: float, evaluate: Callable[[SubmittedRound], None]) -> bool:
         """Wait for a round at most ``timeout`` seconds; return whether it is complete, with its measurements.

@@ -17,8 +17,8 @@ from compss_train.model import parameters as params
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.training.merge import Merge
 from compss_train.training.merging import Merger, SubmittedRound
-from compss_train.training.workers import Workers
-from compss_train.training.workplace import Session
+from compss_train.training.session import Session
+from compss_train.training.workers import RoundWorkers
 from compss_train.worker.server_exchange import Exchange, ServerAddress, read_parameters
 
 
@@ -32,7 +32,7 @@ class ArrivalMerger(Merger):
         super().__init__(session, merge, initial)
         self._initial, self._moments = self.parameters, self.state.moments
 
-    def train_and_merge(self, workers: Workers) -> SubmittedRound:
+    def train_and_merge(self, workers: RoundWorkers) -> SubmittedRound:
         """Train each worker from its own base, and merge it."""
         counts = workers.round.counts
         total, active = sum(counts), [worker for worker, count in enumerate(counts) if count]
@@ -47,7 +47,7 @@ class ArrivalMerger(Merger):
         )
 
     @abstractmethod
-    def _train(self, workers: Workers, worker: int, base: Ref, total: int) -> Ref:
+    def _train(self, workers: RoundWorkers, worker: int, base: Ref, total: int) -> Ref:
         """Train one of the workers, which have ``total`` samples in all, and set its next base.
 
         Returns a reference to its measurements.
@@ -64,7 +64,7 @@ class CommutativeMerger(ArrivalMerger):
         self._rule, self._buffers = merge.rule, session.names.buffers
         self.parameters = self.engine.publish(initial)
 
-    def _train(self, workers: Workers, worker: int, base: Ref, total: int) -> Ref:
+    def _train(self, workers: RoundWorkers, worker: int, base: Ref, total: int) -> Ref:
         trained, measured = workers.train_worker(worker, base, self._moments)
         count = measured if workers.data.source.may_skip else workers.round.counts[worker]
         update: tuple[Any, ...] = params.apply_delta, base, trained, count, total, self._buffers
@@ -87,7 +87,7 @@ class GlobalParameters(Closable):
     """
 
     def __init__(self, session: Session, initial: params.Parameters, optimizer: OptimizerSpec | None) -> None:
-        engine, workers = session.engine, len(session.devices)
+        engine, workers = session.engine, session.num_workers
         exchange = Exchange.of(initial, session.names, workers, stepped=optimizer is not None)
         serve = parameter_server.serve_apart if not engine.traits.interruptible else parameter_server.serve
         host = engine.host()
@@ -131,11 +131,11 @@ class ServerMerger(ArrivalMerger):
             self.stop()
             raise
 
-    def _train(self, workers: Workers, worker: int, base: Ref, total: int) -> Ref:
+    def _train(self, workers: RoundWorkers, worker: int, base: Ref, total: int) -> Ref:
         self.bases[worker], measured = workers.train_worker(worker, base, self._moments, self._address, total)
         return measured
 
-    def train_and_merge(self, workers: Workers) -> SubmittedRound:
+    def train_and_merge(self, workers: RoundWorkers) -> SubmittedRound:
         """Train each worker from its own base, and read the parameters once all have pushed their changes."""
         submitted = super().train_and_merge(workers)
         measured = submitted.measured["workers"]

@@ -6,7 +6,6 @@ late, the bits are those of synchronous merging. The grace period, a short wait 
 that of Liu et al. 2024 (arXiv 2401.09135).
 """
 
-import copy
 import math
 import time
 from collections import deque
@@ -19,8 +18,8 @@ from compss_train.model.parameters import Parameters
 from compss_train.training.merge import Merge
 from compss_train.training.merging import SubmittedRound
 from compss_train.training.merging.synchronous import SynchronousMerger
-from compss_train.training.workers import Workers
-from compss_train.training.workplace import Session
+from compss_train.training.session import Session
+from compss_train.training.workers import RoundWorkers
 from compss_train.worker.merge import rebased
 
 SHARE = 0.75
@@ -98,13 +97,13 @@ class QuorumMerger(SynchronousMerger):
         super().__init__(session, merge, initial)
         grace = GRACE if merge.grace is None or merge.grace == "auto" else merge.grace
         self._quorum = Quorum(SHARE if merge.quorum is None else merge.quorum, grace)
-        self._waiting: list[deque[tuple[Workers, SubmittedRound]]] = [deque() for _ in session.devices]
+        self._waiting: list[deque[tuple[RoundWorkers, SubmittedRound]]] = [deque() for _ in session.groups]
         """The rounds of each worker that have not begun."""
         self._running: dict[int, _Running] = {}
         self._seconds: dict[int, float] = {}
         """How long each worker took in its last round."""
 
-    def train_and_merge(self, workers: Workers) -> SubmittedRound:
+    def train_and_merge(self, workers: RoundWorkers) -> SubmittedRound:
         """Start the workers that wait for a round; the others start when they have been merged."""
         submitted = SubmittedRound(
             round=workers.round,
@@ -114,9 +113,8 @@ class QuorumMerger(SynchronousMerger):
             states=[() for _ in self.session.states],
             unmerged=sum(map(bool, workers.round.counts)),
         )
-        of_round = copy.copy(workers)
         for worker, waiting in enumerate(self._waiting):
-            waiting.append((of_round, submitted))
+            waiting.append((workers, submitted))
             self._start(worker)
         return submitted
 

@@ -10,9 +10,9 @@ from compss_train.model.parameters import Parameters
 from compss_train.model.weighted_mean import partial_sum
 from compss_train.training.merge import Merge, MergeKind
 from compss_train.training.merging import Merger, SubmittedRound
+from compss_train.training.session import Session
 from compss_train.training.training_state import MergeState
-from compss_train.training.workers import Workers
-from compss_train.training.workplace import Session
+from compss_train.training.workers import RoundWorkers
 from compss_train.worker.merge import MergeRule, merge_results
 
 EMA_DECAY = 0.8
@@ -43,7 +43,7 @@ class SynchronousMerger(Merger):
         self._published_rule = self.engine.publish(self._rule)
         self._arity = best_arity(self.engine.traits.task_seconds, sum(array.nbytes for array in initial.values()))
 
-    def train_and_merge(self, workers: Workers) -> SubmittedRound:
+    def train_and_merge(self, workers: RoundWorkers) -> SubmittedRound:
         """Train from the global parameters and average; a worker without samples does not count."""
         active = {group: workers.active(group) for group in range(len(self.session.groups))}
         tasks = {group: members for group, members in active.items() if members}

@@ -87,7 +87,7 @@ def main():
         )
     counts = (-workers * torch.from_numpy(parameters["weight"][0])).round().int().tolist()
     result = {
-        "engine": trainer._workplace.engine.name,
+        "engine": trainer._session.engine.name,
         "counts": counts,
         "warnings": [str(w.message) for w in caught],
     }

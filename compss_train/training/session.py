@@ -1,0 +1,232 @@
+"""``Session``: the engine of a trainer, started on first use, and what it holds for the built model."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from compss_train import worker
+from compss_train._utils.validation import check_count, check_seconds
+from compss_train.data.order import worker_seed
+from compss_train.engines import Engine, Ref, Resources, engine_class
+from compss_train.exceptions import EngineClosedError
+from compss_train.model.training_spec import TensorNames
+from compss_train.training.data_source import DataSource, PublishedData
+from compss_train.training.fit import Fit
+from compss_train.training.stopping import SIGTERM
+from compss_train.training.trained_model import TrainedModel
+from compss_train.training.training_state import (
+    NOTHING_KEPT,
+    MergeState,
+    States,
+    TrainingState,
+    fetch_states,
+    state_refs,
+)
+from compss_train.worker.state import GroupState, WorkerState
+
+FLOPS_OF_WEIGHT = 6
+"""Operations of a training step per weight and sample: two each for the forward pass and its two gradients."""
+
+FLOPS_PER_SECOND = 1e10
+"""Rough speed of a core; the training time decides how many workers share a task."""
+
+
+class Session:
+    """Where the workers of a trainer work, and what they keep; ``DistributedTrainer`` documents the arguments.
+
+    Each group of workers trains in one task, one worker after another. Its states are one value: what the group's
+    last task returned.
+    """
+
+    def __init__(
+        self,
+        model: TrainedModel,
+        num_workers: int | None,
+        engine: str | Engine,
+        threads: int | None,
+        worker_timeout: float | None,
+    ) -> None:
+        self.model = model
+        """What the workers train."""
+        self._given = engine if isinstance(engine, Engine) else None
+        self._engine = self._given
+        self.engine_class = type(engine) if isinstance(engine, Engine) else engine_class(engine)
+        own = None if self._engine is None else self._engine.threads
+        fixed = own if threads is None else check_count("threads", threads)
+        if num_workers is None:
+            slots = 0 if self._engine is None else self._engine.slots(Resources(fixed or 1))
+            num_workers = slots or self.engine_class.default_workers(fixed or 1)
+        self.num_workers = check_count("num_workers", num_workers)
+        self.threads = fixed or self.engine_class.thread_share(self.num_workers)
+        self.worker_timeout = None if worker_timeout is None else check_seconds("worker_timeout", worker_timeout)
+        self._training_spec: Ref | None = None
+        self.groups: list[range] = []
+        """The groups of workers."""
+        self._states: list[GroupState | Ref] = []
+        self.merge_state = NOTHING_KEPT
+        """What merges keep besides the parameters."""
+        self.set_state(TrainingState())
+
+    @property
+    def engine(self) -> Engine:
+        """The engine, started on first use."""
+        if self._engine is None:
+            self._engine = self.engine_class.start(self.num_workers, self.threads, [worker.__name__])
+        return self._engine
+
+    @property
+    def training_spec(self) -> Ref:
+        """The published training spec of the model."""
+        if self._training_spec is None:
+            with self.engine.scope():  # of its own: it stays when this call, or one around it, fails
+                self._training_spec = self.engine.publish(self.model.built.training_spec.without_weights())
+        return self._training_spec
+
+    @property
+    def names(self) -> TensorNames:
+        """The names of the network's tensors."""
+        return self.model.built.training_spec.names
+
+    @property
+    def devices(self) -> list[str]:
+        """The device of each worker."""
+        num_gpu = self.model.built.num_gpu
+        return [self.engine_class.device(worker, num_gpu) for worker in range(self.num_workers)]
+
+    @property
+    def resources(self) -> Resources:
+        """What the task of a group needs."""
+        num_gpu = self.model.built.num_gpu
+        return Resources(cpus=self.threads, gpus=1 / -(-self.num_workers // num_gpu) if num_gpu else 0)
+
+    @property
+    def sample_seconds(self) -> float:
+        """Rough estimate of the time, in seconds, that a core trains on a sample."""
+        weights = sum(parameter.numel() for parameter in self.model.built.training_spec.net.parameters())
+        return FLOPS_OF_WEIGHT / FLOPS_PER_SECOND * weights
+
+    @contextmanager
+    def working(self, *, fitting: bool = False) -> Iterator[None]:
+        """Start the engine if necessary, and provide a scope of it, whose tasks end with an exception.
+
+        The tasks of a fit are watched. Its exceptions end the session, as do those of a dead engine. An exception
+        in ``evaluate`` or ``predict`` does not, since the session holds the workers' states.
+        """
+        errors = BaseException if fitting else EngineClosedError
+        timeout = self.worker_timeout if fitting else None
+        # An engine of our own is shut down inside its scope, which then has nothing to wait for.
+        with self._ended_by(errors), self.engine.scope(watched=fitting, timeout=timeout), self._ended_by(errors):
+            yield
+
+    @contextmanager
+    def _ended_by(self, errors: type[BaseException]) -> Iterator[None]:
+        """End the session if such an exception leaves the block."""
+        try:
+            yield
+        except errors:
+            self.end(kill=True)
+            raise
+
+    @contextmanager
+    def fitting(self, fit: Fit, samples: int | None) -> Iterator[None]:
+        """Work on a fit, which callbacks, Ctrl-C and SIGTERM can stop; call its callbacks.
+
+        ``samples`` is the number to train on, if known. Afterwards, the tasks of a fit that was stopped at once are
+        ended, and after SIGTERM the process.
+        """
+        model = self.model
+        with self.working(fitting=True):
+            model.stopped, model.fit = None, fit
+            try:
+                with fit.stopping.on_sigterm():
+                    with fit.callbacks.fit(samples):
+                        yield
+                    if fit.stopping.reason == SIGTERM:  # the end of the block raises ``SystemExit``
+                        _report_end(SIGTERM, model)
+                    elif fit.stopping.urgent:
+                        self._end_tasks()
+            except KeyboardInterrupt:
+                _report_end("Ctrl-C", model)
+                raise
+            finally:
+                model.fit = None
+
+    def publish(self, source: DataSource) -> PublishedData:
+        """Make samples available to tasks."""
+        return PublishedData(
+            self.engine, source, self.model.built.training_spec.without_weights(), self.training_spec
+        )
+
+    def regroup(self, groups: Sequence[range]) -> None:
+        """Make the states of each group one value; waits for the states if workers were grouped differently."""
+        if list(groups) != self.groups:
+            states = fetch_states(self.engine, self._states)
+            self.groups = [*groups]
+            self._states = [tuple(states[worker] for worker in group) for group in groups]
+
+    def train(
+        self, group: int, task: Callable[..., Any], training_spec: Ref, parameters: Ref, *args: Any, returns: int
+    ) -> list[Ref]:
+        """Submit a task that trains a group, and keep the states that it returns; return its other results."""
+        given = training_spec, parameters, self._states[group], *args
+        result, self._states[group], *others = self.engine.submit(
+            task, *given, returns=returns, resources=self.resources
+        )
+        return [result, *others]
+
+    @property
+    def states(self) -> States:
+        """The states of each group, after the tasks that were submitted."""
+        return (*self._states,)
+
+    def keep(self, states: States, merge_state: MergeState) -> None:
+        """Keep these states of the groups, and of their merges, for the next fit."""
+        self._states, self.merge_state = [*states], merge_state
+
+    def state(self) -> TrainingState:
+        """Return what workers and merges keep from fit to fit, waiting for the tasks that compute it."""
+        if self._engine is None:  # these are values, as nothing was trained
+            workers = [each for states in self._states if not isinstance(states, Ref) for each in states]
+            return TrainingState(tuple(workers), self.merge_state)
+        return TrainingState(tuple(fetch_states(self.engine, self._states)), self.merge_state.fetched(self.engine))
+
+    def set_state(self, state: TrainingState) -> None:
+        """Continue from this state, in the same engine; workers without one in it start fresh."""
+        if self._engine is not None:
+            held = [*state_refs(self._states), *self.merge_state.refs()]
+            with suppress(EngineClosedError):
+                self._engine.free(held if self._training_spec is None else [self._training_spec, *held])
+        self._training_spec = None
+        self.groups = [range(worker, worker + 1) for worker in range(self.num_workers)]
+        seeds = [worker_seed(self.model.seed, worker) for worker in range(self.num_workers)]
+        new = [WorkerState(None, seed) for seed in seeds[len(state.workers) :]]
+        self._states = [(each,) for each in (*state.workers[: self.num_workers], *new)]
+        self.merge_state = state.merge
+
+    def trained_samples(self) -> int | None:
+        """Return how many samples the engine's workers have reported, if it has started and knows."""
+        return None if self._engine is None else self._engine.trained_samples()
+
+    def end(self, *, kill: bool) -> None:
+        """Drop what the engine holds, and end the engine unless the caller made it."""
+        if self._training_spec is not None:
+            self.set_state(TrainingState())
+        if self._engine is not self._given and self._engine is not None:
+            self._engine.shutdown(kill=kill)
+        self._engine = self._given
+
+    def _end_tasks(self) -> None:
+        """End tasks that were left running, and our own processes; the states of the workers are kept."""
+        if self.engine.traits.interruptible:
+            state = self.state()  # waits for a merge that still runs
+            if self._given is not None:
+                self._given.cancel()
+            else:
+                self.end(kill=True)
+                self.set_state(state)
+
+
+def _report_end(how: str, model: TrainedModel) -> None:
+    last = f"last complete round: {model.history[-1]['round']}" if model.history else "no round completed"
+    print(f"compss_train: fit interrupted by {how}; {last}", file=sys.stderr)
