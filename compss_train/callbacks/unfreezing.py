@@ -3,8 +3,7 @@
 import torch
 
 from compss_train._utils.validation import check_at_least_0, check_count
-from compss_train.model.optimizers import JoinedOptimizer
-from compss_train.model.parameter_groups import matches
+from compss_train.model.optimizers import JoinedOptimizer, matches
 from compss_train.training.trainer_base import TrainerBase
 from compss_train.worker.callbacks import WorkerCallback, WorkerContext
 

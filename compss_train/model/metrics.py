@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from compss_train.model.losses import METRICS, BatchFunction, resolve_function
+from compss_train.model.losses import METRICS, BatchFunction, kind_of, resolve_function
 from compss_train.model.torch_metric import TorchMetric, Value
 from compss_train.reports.records import BOOKKEEPING
 
@@ -204,15 +204,6 @@ def measured_number(name: str, value: Any) -> Any:
     if isinstance(value, Real) or (isinstance(value, Tensor) and value.numel() == 1):
         return value
     raise TypeError(f"{name!r} was measured as {kind_of(value)}; measure single numbers, the means of the batch")
-
-
-def kind_of(value: Any) -> str:
-    """Return a value described for a message."""
-    if isinstance(value, Tensor):
-        return f"a tensor of shape {tuple(value.shape)}"
-    if isinstance(value, Mapping):
-        return f"a dict of {', '.join(map(repr, value)) or 'nothing'}"
-    return "None" if value is None else f"a {type(value).__name__}"
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from torch import nn
 
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.model import losses, metrics
-from compss_train.model.loss_weights import TrainingLoss
+from compss_train.model.losses import TrainingLoss
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import Precision, TrainingSpec
 from compss_train.model.training_step import EPOCH_ENDS, ModuleStep, Step, StepContext, StepResult, no_loss
@@ -99,7 +99,7 @@ class ModelReplica:
             return StepResult(own, output, target)
         if takes_tensor and not isinstance(output, torch.Tensor):
             raise TypeError(
-                f"the network returns {metrics.kind_of(output)}, and the loss takes a tensor: build with loss=, a "
+                f"the network returns {losses.kind_of(output)}, and the loss takes a tensor: build with loss=, a "
                 "function of (output, target) that takes all of it, or with training_step="
             )
         compared = losses.elementwise_target(self.training_spec.loss, output, target)
@@ -117,7 +117,7 @@ class ModelReplica:
         name = getattr(step, "__name__", type(step).__name__)
         if not isinstance(loss := values.pop("loss", None), torch.Tensor):
             raise TypeError(
-                f"{name} returned {metrics.kind_of(returned)} without a loss; return the loss, a tensor, or a dict "
+                f"{name} returned {losses.kind_of(returned)} without a loss; return the loss, a tensor, or a dict "
                 "with it as 'loss'"
             )
         output, target = values.pop("output", None), values.pop("target", x if y is None else y)

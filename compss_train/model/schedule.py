@@ -21,8 +21,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from compss_train._utils.validation import check_choice, check_count, warn_user
-from compss_train.model.optimizers import ConfiguredOptimizer, NetOptimizer, make_optimizer
-from compss_train.model.parameter_groups import rates
+from compss_train.model.optimizers import ConfiguredOptimizer, NetOptimizer, make_optimizer, rates
 
 Hyperparameters: TypeAlias = tuple[dict[str, Any], ...]
 """For each parameter group of an optimizer, the values to set in it by name, such as ``lr``."""

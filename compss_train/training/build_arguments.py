@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 
 from compss_train._utils.validation import check_dense
 from compss_train.model import compilation, optimizers
-from compss_train.model.parameter_groups import rates
+from compss_train.model.optimizers import rates
 from compss_train.model.schedule import LrSchedule, Schedule
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.details import Details, details

@@ -7,7 +7,7 @@ from typing import Any
 from compss_train._utils.validation import warn_once, warn_user
 from compss_train.data import FileDataset, partitioning
 from compss_train.exceptions import DivergedError
-from compss_train.model import devices, loss_weights
+from compss_train.model import devices, losses
 from compss_train.model import parameters as params
 from compss_train.model.schedule import make_schedule
 from compss_train.training import build_arguments, data_source, inference, resuming
@@ -37,7 +37,7 @@ def plan_fit(
     asked = options.with_batch_size(data.batch_size)
     chosen = asked.with_preset(data.sizes, workers, spec, scheduled=schedule is not None)
     if data.structure.weighted and spec.training_step is None:
-        loss_weights.check_weightable(spec.loss)
+        losses.check_weightable(spec.loss)
     validation = validation_source(session, options.validation_data)
     if validation is not None:
         data_source.check_same_coding(data.coding, validation, "the validation data")

@@ -18,7 +18,7 @@ from compss_train._utils.validation import check_choice, check_count, suggests_k
 from compss_train.data.locations import is_remote
 from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
-from compss_train.model import compilation, copies, loss_weights, losses, metrics, optimizers, training_spec
+from compss_train.model import compilation, copies, losses, metrics, optimizers, training_spec
 from compss_train.model import parameters as params
 from compss_train.model.devices import gpu
 from compss_train.model.optimizers import Gradients
@@ -81,7 +81,7 @@ class TrainerBase:
         precision: training_spec.Precision = "fp32",
         memory_format: training_spec.MemoryFormat = "contiguous",
         compile: bool | Mapping[str, Any] = False,
-        class_weight: loss_weights.ClassWeight | None = None,
+        class_weight: losses.ClassWeight | None = None,
         schedule: ScheduleSpec | None = None,
         gradients: Gradients | None = None,
         training_step: Step | str | None = None,
@@ -169,11 +169,11 @@ class TrainerBase:
         check_choice("memory_format", memory_format, tuple(training_spec.MEMORY_FORMATS))
         if not isinstance(gradients, Gradients):
             raise TypeError(f"gradients={gradients!r}: give Gradients(...), such as Gradients(clip_norm=1.0)")
-        weights = loss_weights.check_class_weight(class_weight)
+        weights = losses.check_class_weight(class_weight)
         if weights is not None and loss is None:
             raise ValueError("class_weight= belongs to loss=, which was not given; weight classes in your step")
         if weights is not None:
-            loss_weights.check_weightable(loss_function)
+            losses.check_weightable(loss_function)
         if transform is not None and not callable(transform):
             raise TypeError(f"transform={transform!r}: give a function of a batch of x, or None")
         if collate is not None and not callable(collate):

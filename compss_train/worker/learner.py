@@ -223,7 +223,7 @@ class Learner:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise ValueError(
                 "the loss must be one number a batch in a tensor, whose gradients train the network, not "
-                f"{metrics.kind_of(loss)}; take its mean, and leave out .item(), float() and numpy()"
+                f"{losses.kind_of(loss)}; take its mean, and leave out .item(), float() and numpy()"
             )
         if not loss.requires_grad:
             raise ValueError(

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
-from compss_train.model.loss_weights import TrainingLoss, check_class_weight, check_weightable, class_weights
-from compss_train.model.losses import LOSSES
+from compss_train.model.losses import LOSSES, TrainingLoss, check_class_weight, check_weightable, class_weights
 from tests.helpers.models import named
 from tests.helpers.tolerances import sum_error
 
