@@ -82,7 +82,7 @@ def _nothing(returns: int, *args: Any) -> list[Any]:
 
 def _trained(returns: int, *args: Any) -> list[Any]:
     """Return measurements in place of a sum, which carries them; or as the last result of a worker alone."""
-    each = Measured(samples=8, batches=1, loss=16.0, given=8, change=0.25, started=time.time(), seconds=0.5)
+    each = Measured(samples=8, batches=1, loss=16.0, planned_samples=8, started=time.time(), seconds=0.5)
     measured = [copy(each) for _ in args[4]]
     return [measured, None] if returns == 2 else [None, None, measured]
 

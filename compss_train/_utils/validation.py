@@ -41,7 +41,7 @@ def check_seconds(name: str, value: Any) -> float:
     return float(_number(name, value, Real, lambda given: 0 < given < inf, "a number of seconds above 0"))
 
 
-def check_at_least_0(name: str, value: Any) -> float:
+def check_non_negative(name: str, value: Any) -> float:
     """Return ``value`` as a float; raise ``ValueError`` unless it is a finite number of at least 0."""
     return float(_number(name, value, Real, lambda given: 0 <= given < inf, "a number of at least 0"))
 

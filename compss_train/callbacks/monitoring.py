@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from numbers import Real
 from typing import Any, Literal
 
-from compss_train._utils.validation import check_at_least_0, check_choice, check_count, suggestion
+from compss_train._utils.validation import check_choice, check_count, check_non_negative, suggestion
 from compss_train.model.parameters import Parameters
 from compss_train.reports.records import measured_names
 from compss_train.training.callback import Callback
@@ -94,7 +94,7 @@ class EarlyStopping(Callback):
         self._unit = "rounds" if patience_epochs is None else "epochs"
         name, given = ("patience", patience) if patience_epochs is None else ("patience_epochs", patience_epochs)
         self.patience = check_count(name, 5 if given is None else given)
-        self.min_delta = check_at_least_0("min_delta", min_delta)
+        self.min_delta = check_non_negative("min_delta", min_delta)
         self.mode = mode_of(monitor, mode)
         check_choice("restore_best", restore_best, (True, False))
         self.restore_best = restore_best

@@ -2,7 +2,7 @@
 
 import torch
 
-from compss_train._utils.validation import check_at_least_0, check_count
+from compss_train._utils.validation import check_count, check_non_negative
 from compss_train.model.optimizers import JoinedOptimizer, matches
 from compss_train.training.trainer_base import TrainerBase
 from compss_train.worker.callbacks import WorkerCallback, WorkerContext
@@ -29,7 +29,7 @@ class Unfreeze(WorkerCallback):
 
     def __init__(self, pattern: str, *, epoch: int, factor: float = 1.0) -> None:
         self.pattern, self.epoch = pattern, check_count("epoch", epoch, least=0)
-        self.factor = check_at_least_0("factor", factor)
+        self.factor = check_non_negative("factor", factor)
 
     def check(self, trainer: TrainerBase) -> None:
         """Raise ``ValueError`` if no frozen parameter matches the pattern."""

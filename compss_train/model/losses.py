@@ -149,7 +149,7 @@ _NO_SOFTMAX = (
 )
 
 
-def unsuitable(loss: BatchFunction, output: object) -> str:
+def output_warning(loss: BatchFunction, output: object) -> str:
     """Return what is wrong with outputs on which this loss trains without an error; empty if nothing is known."""
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.dim() < 2 or not output.numel():
         return ""

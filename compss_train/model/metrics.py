@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from compss_train.model.losses import METRICS, BatchFunction, kind_of, resolve_function
-from compss_train.model.torch_metric import TorchMetric, Value
+from compss_train.model.torch_metric import MetricState, TorchMetric, Value
 from compss_train.reports.records import BOOKKEEPING
 
 Metric: TypeAlias = BatchFunction | TorchMetric
@@ -74,26 +74,24 @@ class Measured:
     """Batches skipped because their loss or gradients were not finite."""
     loss: float = 0.0
     """The sum of the losses of all samples."""
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, float | list[MetricState]] = field(default_factory=dict)
     """The states of the metrics by name: sums over the samples, or what metrics of torchmetrics accumulate."""
     named: Mapping[str, tuple[float, int]] = field(default_factory=dict)
     """What training steps and callbacks have measured: the sum over the samples, and their number."""
-    given: int = 0
+    planned_samples: int = 0
     """Samples that the worker was to train; a reservoir's repetitions do not count."""
-    left_out: int = 0
+    unread_samples: int = 0
     """Samples of files that could not be read, or samples missing from a stream."""
     started: float | None = None
     """Unix time."""
     seconds: float = 0.0
-    files: Mapping[str, Any] | None = None
+    files: Mapping[str, float] | None = None
     """Counts of file reads, ``None`` for samples in memory."""
     skipped: Mapping[str, str] = field(default_factory=dict)
     """Files that could not be read, each with the reason."""
-    unsuitable: str = ""
-    """What is wrong with the first outputs for the loss, which trains on them nevertheless."""
-    random_transform: bool = False
-    """Whether the transform draws random numbers outside of training."""
-    converted: frozenset[tuple[str, str]] = frozenset()
+    warnings: Sequence[str] = ()
+    """What users should know of the outputs or the transform, once a fit."""
+    conversions: Sequence[tuple[str, str]] = ()
     """The dtypes that batches had, each with the network's, which they were converted to."""
     trace: bytes | None = None
     """The trace of ``torch.profiler``, compressed JSON."""
@@ -125,7 +123,7 @@ class Measures:
             sums, counts = zip(*(part.named[name] for part in parts if name in part.named), strict=True)
             result[prefix + name] = mean(sums, sum(counts))
         for name, metric in self.metrics.items():
-            states = [part.metrics[name] for part in parts]
+            states: list[Any] = [part.metrics[name] for part in parts]
             with _annotate_errors(name):
                 value = metric.value if isinstance(metric, TorchMetric) else mean
                 result[prefix + name] = value(states, samples)

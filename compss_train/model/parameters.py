@@ -157,7 +157,7 @@ def check_outer_step(parameters: Parameters, *inputs: Mapping[str, Any]) -> None
 
 
 Count = int | Sequence[Measured]
-"""A number of samples, or the measurements of one worker's task, whose ``given`` is that number."""
+"""A number of samples, or the measurements of one worker's task, whose ``planned_samples`` is that number."""
 
 
 class MergedParameters(Parameters):
@@ -181,7 +181,7 @@ def apply_delta(
     base allows (a variance would become negative), so they are interpolated towards the worker's instead: with one
     update from each worker to the weighted mean in any order, later by count/total. Integers take the maximum.
     """
-    count = count if isinstance(count, int) else count[0].given
+    count = count if isinstance(count, int) else count[0].planned_samples
     samples = getattr(current, "samples", 0) + count
     merged = MergedParameters()
     merged.samples = samples

@@ -174,20 +174,12 @@ def skipped_batches(number: int) -> dict[str, int]:
     return {"skipped_batches": number} if number else {}
 
 
-_RANDOM_TRANSFORM = (
-    "transform= draws random numbers, also in evaluation and prediction, whose results depend on them; give "
-    "augmentation as train_transform=, which applies to training batches only"
-)
-
-
 def warn_of_problems(measured: Sequence[Measured], known: set[str]) -> None:
     """Warn of problems that tasks found, except those in ``known``, which gets the new ones."""
     found = [f"skipped {file} {reason}" for part in measured for file, reason in part.skipped.items()]
-    found += dict.fromkeys(part.unsuitable for part in measured if part.unsuitable)
-    found += [_RANDOM_TRANSFORM] if any(part.random_transform for part in measured) else []
-    for dtype, floats in sorted(set(chain.from_iterable(part.converted for part in measured))):
-        warn_once(conversion_note(dtype, floats))
-    for message in found:
+    for dtypes in sorted({dtypes for part in measured for dtypes in part.conversions}):
+        warn_once(conversion_note(*dtypes))
+    for message in (*found, *(message for part in measured for message in part.warnings)):
         if message not in known:
             known.add(message)
             warn_user(message)

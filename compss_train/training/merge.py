@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from compss_train._utils.private_names import is_batch_norm
-from compss_train._utils.validation import check_at_least_0, check_choice, check_count, check_fraction
+from compss_train._utils.validation import check_choice, check_count, check_fraction, check_non_negative
 from compss_train.data.partitioning import MergeEvery, MergeUnit
 from compss_train.model.compression import MergeDtype
 from compss_train.model.optimizers import NetOptimizer, OptimizerSpec, make_optimizer
@@ -120,14 +120,14 @@ class Merge:
             check_fraction("averaging", self.averaging)
         check_choice("dtype", self.dtype, (*get_args(MergeDtype), None))
         check_choice("rule", self.rule, (*get_args(Rule), None))
-        if self.quorum is not None and check_at_least_0("quorum", self.quorum) > 1:
+        if self.quorum is not None and check_non_negative("quorum", self.quorum) > 1:
             raise ValueError(
                 f"quorum={self.quorum!r}: give the share of the workers that a merge waits for, 0 to 1"
             )
         if isinstance(self.grace, str):
             check_choice("grace", self.grace, ("auto", "a share of a round's time", None))
         elif self.grace is not None:
-            check_at_least_0("grace", self.grace)
+            check_non_negative("grace", self.grace)
         if self.rule == "halving" and self.quorum is None:
             object.__setattr__(self, "quorum", 0)
         if self.kind is not None:

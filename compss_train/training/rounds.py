@@ -213,7 +213,7 @@ class RoundRunner:
             if part.trace is not None:
                 self._fit.callbacks.trace(submitted.round.number, worker, part.trace)
         trained = any(part.samples for part in measured)
-        self._unread = 0 if trained else self._unread + sum(part.left_out for part in measured)
+        self._unread = 0 if trained else self._unread + sum(part.unread_samples for part in measured)
         self._fit.data.check_readable(self._unread, measured)
         record = self._record(submitted, values)
         if self._schedule is not None:
@@ -232,7 +232,7 @@ class RoundRunner:
         now = self._fit.stopping.clock()
         seconds, self._last_end = now - self._last_end, now
         round_, measured = submitted.round, values["workers"]
-        samples = sum(part.given for part in measured)
+        samples = sum(part.planned_samples for part in measured)
         # The last epoch, and the part of it that has been trained after this round.
         end = round_.last_epoch, max((stop for start, stop in round_.spans if start < stop), default=Fraction(1))
         rates = self._schedule.rates(*end) if self._schedule else self._constant_rates

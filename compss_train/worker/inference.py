@@ -50,9 +50,14 @@ def _evaluate(training_spec: TrainingSpec, parameters: Parameters, values: Seque
                 accumulator.add(batch.samples, *result)
             liveness.beat()
         accumulator.measure(replica.end_epoch(replica.training_spec.validation_step), accumulator.samples)
-        found: dict[str, Any] = {"random_transform": transform.is_random}
-        found["converted"] = frozenset(replica.conversions)
-        return replace(accumulator.measured(), **source.measured(), **found)
+        measured, conversions = accumulator.measured(), sorted(replica.conversions)
+        return replace(measured, **source.measured(), warnings=transform.warnings, conversions=conversions)
+
+
+_RANDOM_TRANSFORM = (
+    "transform= draws random numbers, also in evaluation and prediction, whose results depend on them; give "
+    "augmentation as train_transform=, which applies to training batches only"
+)
 
 
 class _Transform:
@@ -61,8 +66,8 @@ class _Transform:
     def __init__(self, replica: ModelReplica) -> None:
         self._replica = replica
         self._checked = replica.training_spec.transform is None
-        self.is_random = False
-        """Whether it draws random numbers."""
+        self.warnings: Sequence[str] = ()
+        """What users should know of it."""
 
     def __call__(self, x: Any) -> Any:
         if self._checked:
@@ -71,7 +76,7 @@ class _Transform:
         before = RandomState.capture(self._replica.device)
         transformed = self._replica.transformed(x)
         if not RandomState.capture(self._replica.device).is_same(before):
-            self.is_random = True
+            self.warnings = [_RANDOM_TRANSFORM]
         return transformed
 
 
@@ -95,7 +100,7 @@ def _result(replica: ModelReplica, x: Any, y: Any) -> StepResult:
 def predict(
     training_spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work
 ) -> tuple[list[Any], Measured]:
-    """Return the outputs of each batch in evaluation mode, and whether the transform drew random numbers.
+    """Return the outputs of each batch in evaluation mode, and what users should know of them.
 
     bfloat16 is converted to float32, and so is the float16 of autocast.
     """
@@ -104,8 +109,7 @@ def predict(
         transform = _Transform(replica)
         every = _batches(replica, work, source_of(work, values))
         outputs = [_output(replica, batch, transform) for batch in every]
-        converted = frozenset(replica.conversions)
-        return outputs, Measured(random_transform=transform.is_random, converted=converted)
+        return outputs, Measured(warnings=transform.warnings, conversions=sorted(replica.conversions))
 
 
 def _output(replica: ModelReplica, batch: Batch, transform: _Transform) -> Any:

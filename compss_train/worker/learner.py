@@ -86,7 +86,7 @@ class Learner:
         """Largest norm of what was learnt on a GPU, which stands still for a read: it is read at the end."""
         several = isinstance(self.optimizer, JoinedOptimizer)
         self._check_outputs = work.check_outputs and not several
-        self._unsuitable = ""
+        self._output_warning = ""
         """What is wrong with the first outputs."""
         self.tracer = Tracer(work.device, wanted=work.traced)
         self.skipped = 0
@@ -140,7 +140,7 @@ class Learner:
             result = self._accumulate(batch)
         if result is not None and self._check_outputs:
             self._check_outputs = False
-            self._unsuitable = losses.unsuitable(self._spec.loss, result.output)
+            self._output_warning = losses.output_warning(self._spec.loss, result.output)
         return result
 
     def _accumulate(self, batch: Batch) -> StepResult | None:
@@ -322,8 +322,9 @@ class Learner:
     def measured(self) -> metrics.Measured:
         """Return what was measured since the last call."""
         measured = self._measures.measured()
-        measured.unsuitable, self._unsuitable = self._unsuitable, ""
-        measured.converted = frozenset(self.replica.conversions)
+        if self._output_warning:
+            measured.warnings, self._output_warning = [self._output_warning], ""
+        measured.conversions = sorted(self.replica.conversions)
         measured.trace = self.tracer.trace()
         self._measures.clear()
         return measured

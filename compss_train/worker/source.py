@@ -291,7 +291,7 @@ class FileSource(Source):
         super().__init__(work)
         self._loader = FileLoader(part, part.file_buffer)
         self._keys = part.keys or ()
-        self._left_out = 0
+        self._unread_samples = 0
         """Number of samples in skipped files and rows."""
 
     @contextmanager
@@ -306,12 +306,12 @@ class FileSource(Source):
         self, device: str, block_pass: BlockPass, rows: RowRange, read: FileRows | None
     ) -> PassSamples | None:
         if read is None:
-            self._left_out += block_pass.size
+            self._unread_samples += block_pass.size
             return None
         columns = tuple([as_tensor(read.arrays[key]) for key in self._keys])
         columns = self._on_gpu(device, None, columns) or columns
         samples = PassSamples(block_pass, self._options, rows, columns, device, read.missing)
-        self._left_out += len(samples.missing)
+        self._unread_samples += len(samples.missing)
         return samples
 
     @contextmanager
@@ -322,5 +322,5 @@ class FileSource(Source):
 
     def measured(self) -> dict[str, Any]:
         """Return the counts of reads, and the files and samples that were skipped."""
-        skipped = {"skipped": self._loader.skipped, "left_out": self._left_out}
+        skipped = {"skipped": self._loader.skipped, "unread_samples": self._unread_samples}
         return {"files": dict(vars(self._loader.reads)), **skipped}

@@ -75,9 +75,9 @@ def train(
             return result
         measured = replace(learner.measured(), **source.measured())
         if reader is not None and reader.is_stream:
-            measured.given, measured.left_out = drawn, max(0, work.samples - drawn)
+            measured.planned_samples, measured.unread_samples = drawn, max(0, work.samples - drawn)
         else:
-            measured.given = _given(work, drawn, measured.left_out)
+            measured.planned_samples = _planned_samples(work, drawn, measured.unread_samples)
         if measured.skipped_batches and not measured.batches:
             raise DivergedError(
                 f"loss or gradients were NaN or infinite in all {measured.skipped_batches} batches of {work.name}, "
@@ -138,7 +138,7 @@ def _compressed(
     A worker without samples does not contribute, so its error is unchanged. Moments decay and need no feedback.
     """
     dtype = work.options.dtype
-    if dtype is None or not measured.given:
+    if dtype is None or not measured.planned_samples:
         return after, None if dtype is None else state.error
     changes, errors = compress_arrays(before, after, training_spec.names.weights, dtype, state.error)
     bad = None if training_spec.gradients.on_nan == "ignore" else first_not_finite(errors)
@@ -150,11 +150,11 @@ def _compressed(
     return {**after, **changes, **compress_arrays(before, moments, moments, "bf16")[0]}, errors
 
 
-def _given(work: Work, drawn: int, left_out: int) -> int:
+def _planned_samples(work: Work, drawn: int, unread: int) -> int:
     """Return the number of samples that the worker was to train; a reservoir's repetitions do not count."""
     if work.draws is not None and work.options.buffer is not None:
         return drawn if work.options.buffer.draws_in_step else min(drawn, work.draws.samples)
-    return sum(block_pass.size for block_pass in work.block_passes) - left_out
+    return sum(block_pass.size for block_pass in work.block_passes) - unread
 
 
 def train_group(
@@ -177,7 +177,7 @@ def train_group(
         trained, after[work.index_in_group], own = train(
             training_spec, parameters, after[work.index_in_group], work, values, moments
         )
-        count = own.given if work.options.may_skip else work.samples
+        count = own.planned_samples if work.options.may_skip else work.samples
         sums = _with_complete_nodes([*sums, PartialSum.of_worker(trained, count, work.worker, own)], work.worker)
     total = partial_sum(sums)
     return (total, tuple(after), [*total.measured]) if measured_apart else (total, tuple(after))
@@ -206,7 +206,7 @@ def train_worker(
     )
     if server_address is not None:
         with server_address.connect(f"worker {work.worker}", generation=work.round) as server:
-            exchange, share = server_address.exchange, own.given / samples
+            exchange, share = server_address.exchange, own.planned_samples / samples
             exchange.push_change(server, work.worker, parameters, trained, share)  # type: ignore[arg-type]
             trained = dict(exchange.pull(server))
     return trained, tuple(after), [own]

@@ -52,6 +52,17 @@ def test_double_precision_equals_the_plain_loop_up_to_rounding(local):
     assert_close(ours, plain, adam_error(np.float64, 6, 0.01, samples=7))
 
 
+def test_samples_of_another_dtype_are_converted_and_warnings_of_workers_arrive(local):
+    x, y = classification(samples=40)
+    net = nn.Sequential(mlp(), nn.Softmax(dim=1))
+    trainer = build_trainer(local, 1, net, loss="cross_entropy")
+    with pytest.warns(UserWarning, match="float64 becomes|outputs of the network") as warned:
+        ours = fit_online(trainer, simulate_rows, [(x.astype(np.float64), y)])
+    beginnings = sorted(str(each.message)[:23] for each in warned)
+    assert beginnings == ["float64 becomes float32", "the outputs of the netw"]
+    assert_same_bits(ours, plain_loop(net, PLAIN["momentum"][1], batches_of(7, x, y)))
+
+
 def test_an_outer_optimizer_steps_with_each_merge(local):
     """v = 0.9 v + g, w = w - 0.7 (g + 0.9 v), with the worker's step as the gradient g = 0.1 ∇."""
     x, y = classification(samples=42)
