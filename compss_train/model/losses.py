@@ -111,8 +111,8 @@ def class_targets(output: Tensor, target: Tensor, least: int = 1) -> Tensor:
         target = target.squeeze(1)
     if target.shape != (output.shape[0], *output.shape[2:]) or target.is_floating_point():
         raise ValueError(
-            f"targets of {target.dtype} {tuple(target.shape)} do not match outputs {tuple(output.shape)}; "
-            "give an integer class index for each sample, or one-hot targets of the outputs' shape"
+            f"targets of {target.dtype} {tuple(target.shape)} do not match outputs {tuple(output.shape)}; give an "
+            "integer class index for each sample, such as y.long(), or one-hot targets of the outputs' shape"
         )
     return target.long()
 
@@ -185,6 +185,20 @@ def elementwise_target(loss: object, output: Tensor, target: Any) -> Any:
             "y[:, None] for a single output"
         )
     return target.to(torch.promote_types(target.dtype, torch.float32))
+
+
+def label_hint(loss: object, output: object, target: object) -> str:
+    """Return what makes targets that a cross entropy of torch has refused suitable; empty if it is not known."""
+    is_loss_of_classes = isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss)
+    if not (is_loss_of_classes and isinstance(output, Tensor) and isinstance(target, Tensor)):
+        return ""
+    if target.shape == output.shape and isinstance(loss, nn.CrossEntropyLoss):
+        return "One-hot targets are floating-point numbers: give y.float(), or class numbers, y.argmax(1)."
+    column = target.dim() == output.dim() and target.shape[1:2] == (1,)
+    if output.dim() < 2 or target.numel() * output.shape[1] != output.numel():
+        return ""
+    suitable = f"y{'.squeeze(1)' if column else ''}{'.long()' if target.is_floating_point() else ''}"
+    return "" if suitable == "y" else f"Targets are an integer class number for each sample: give {suitable}."
 
 
 def are_probabilities(output: Tensor) -> bool:

@@ -103,7 +103,13 @@ class ModelReplica:
                 "function of (output, target) that takes all of it, or with training_step="
             )
         compared = losses.elementwise_target(self.training_spec.loss, output, target)
-        return StepResult(self.loss(output, compared, *weight), output, target)
+        try:
+            loss = self.loss(output, compared, *weight)
+        except RuntimeError as error:
+            if hint := losses.label_hint(self.training_spec.loss, output, target):
+                error.add_note(hint)
+            raise
+        return StepResult(loss, output, target)
 
     def run_step(self, step: Step, x: Any, y: Any, context: StepContext) -> StepResult:
         """Run a training or validation step on a transformed batch, and check what it returns."""

@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import nn, optim
 
-from compss_train import BlockedTensor, DistributedTrainer, Merge
+from compss_train import BlockedTensor, DistributedTrainer, DivergedError, Gradients, Merge
 from compss_train.integrations.dislib import (
-    EDDL_LOSSES,
-    OPTIMIZER_DEFAULTS,
     EncapsulatedFunctionsDistributedEddl,
     EncapsulatedFunctionsDistributedPytorch,
 )
+from compss_train.integrations.dislib.eddl import EDDL_LOSSES, OPTIMIZER_DEFAULTS
 from compss_train.model.optimizers import in_torch
 from tests.helpers.cases import each_value
 from tests.helpers.models import FITS, assert_same_bits, awkward_net, mlp, state_arrays
@@ -74,7 +73,6 @@ def rows_of(*blocks):
 
 OF_THE_TRAINER = (
     "parameters that workers exchange",
-    "workers and GPUs",
     "`n_epocs_sync=0`",
     "samples of a block",
     "mean of the workers",
@@ -147,6 +145,36 @@ def test_x_is_converted(made):
     double = made(Probe(6, 3).double(), transform=torch.Tensor.double)
     double.fit_synchronous_with_GPU(X, Y, 3, 1, progress=False)
     assert dtypes[-1] == torch.float64
+
+
+@row("a loss or parameter that becomes NaN")
+@CLASSES
+def test_a_network_that_diverges_is_an_error(made):
+    encapsulated = made(lr=0.05)
+    encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, progress=False)
+    good = encapsulated.trainer.get_parameters()
+    bad = Tensor(whole(X) * np.nan, (2, 2))
+    with pytest.raises(DivergedError):
+        encapsulated.fit_synchronous_with_GPU(bad, Y, 3, 1, progress=False)
+    assert_same_bits(encapsulated.trainer.get_parameters(), good)
+    going_on = pytorch(gradients=Gradients(on_nan="ignore"))
+    going_on.fit_synchronous_with_GPU(bad, Y, 3, 1, progress=False)
+    assert all(np.isnan(array).all() for array in going_on.trainer.get_parameters().values())
+
+
+@row("`scheduler`")
+def test_a_scheduler_moves_the_rate_of_all_workers():
+    made = pytorch(num_workers=2, scheduler=optim.lr_scheduler.CosineAnnealingLR, T_max=2)
+    made.fit_synchronous_with_GPU(X, Y, 3, 3, progress=False)
+    assert [record["lr"] for record in made.trainer.history] == pytest.approx([0.05, 0.025, 0.0])
+
+
+@row("training curves every n epochs")
+def test_curves_have_a_number_for_each_merge():
+    made = pytorch(num_workers=2)
+    fit = made.fit_synchronous_every_n_epochs_with_GPU
+    curves = fit(X, Y, 3, 5, 2, x_test=X, y_test=Y, return_loss=True, progress=False)[1:]
+    assert [len(each) for each in curves] == [3] * 4
 
 
 def built(spec, loss="softmax_cross_entropy", net=None, **options):

@@ -245,13 +245,17 @@ def test_after_an_exception_the_last_complete_round_is_kept(made):
 
 @CLASSES
 def test_gpus_are_those_of_all_nodes(made, monkeypatch):
-    def usable(gpus, *nodes):
+    def usable(gpus, *nodes, num_nodes=0):
         monkeypatch.setattr(SerialEngine, "nodes", lambda: nodes)
-        return made(num_gpu=gpus).trainer.configuration["build"]["num_gpu"]
+        encapsulated = made(num_gpu=gpus, num_nodes=num_nodes)
+        assert encapsulated.num_gpu == gpus
+        return encapsulated.trainer.configuration["build"]["num_gpu"]
 
     assert usable(4, Node("a", 8, 4)) == 0  # with ComputingUnitsGPUs=0
     monkeypatch.delenv("ComputingUnitsGPUs")
     assert [usable(gpus, Node("a", 8, 2), Node("b", 8, 1)) for gpus in (0, 2, 4)] == [0, 2, 3]
+    four_a_node = [Node(name, 8, 4) for name in "abc"]
+    assert [usable(4, *four_a_node, num_nodes=nodes) for nodes in (0, 1, 2, 3, 4)] == [4, 4, 8, 12, 12]
     with pytest.warns(UserWarning, match="num_gpu=2, but there are no GPUs for torch: training on the CPU"):
         assert usable(2, Node("a", 8)) == 0
 

@@ -190,6 +190,38 @@ def test_errors_of_the_network_are_explained(engine, net, data, error, message, 
     assert re.search(note, "\n".join(caught.value.__notes__)), caught.value.__notes__
 
 
+ONE_HOT = torch.eye(3, dtype=torch.int64)[Y]
+
+
+@pytest.mark.parametrize(
+    ("loss", "y", "hint"),
+    [
+        (nn.CrossEntropyLoss(), Y.astype(np.float32), r"give y\.long\(\)\.$"),
+        (nn.CrossEntropyLoss(), Y[:, None], r"give y\.squeeze\(1\)\.$"),
+        (nn.CrossEntropyLoss(), Y[:, None].astype(float), r"give y\.squeeze\(1\)\.long\(\)\.$"),
+        (nn.CrossEntropyLoss(), ONE_HOT, r"give y\.float\(\), or class numbers, y\.argmax\(1\)\.$"),
+        (nn.NLLLoss(), Y.astype(float), r"give y\.long\(\)\.$"),
+        ("cross_entropy", Y.astype(np.float32), r"such as y\.long\(\), or one-hot"),
+    ],
+)
+def test_errors_of_labels_say_how_to_convert_them(loss, y, hint):
+    trainer = DistributedTrainer(1, engine="serial")
+    trainer.build(nn.Sequential(mlp(), nn.LogSoftmax(1)), SGD, loss)
+    with pytest.raises((RuntimeError, ValueError)) as caught:
+        trainer.evaluate(X, y)
+    said = [str(caught.value), *caught.value.__notes__]
+    assert any(re.search(hint, each) for each in said), said
+
+
+def test_errors_of_other_losses_and_targets_have_no_hint_on_labels():
+    for loss, y in ((nn.MSELoss(), Y.astype(np.float32)), (nn.CrossEntropyLoss(), ONE_HOT[:, :2].float())):
+        trainer = DistributedTrainer(1, engine="serial")
+        trainer.build(mlp(), SGD, loss)
+        with pytest.raises((RuntimeError, ValueError)) as caught:
+            trainer.evaluate(X, y)
+        assert not re.search("long|squeeze|argmax", "".join([str(caught.value), *caught.value.__notes__]))
+
+
 @pytest.mark.parametrize("merge", ["synchronous", "commutative", "parameter_server"])
 @pytest.mark.parametrize("ahead", [0, 2])
 def test_a_loss_that_turns_nan_names_round_and_worker(ahead, merge):

@@ -1,0 +1,405 @@
+"""The interface of ``dislib.pytorch``: that of dislib 1.0, of its next release, and of the paper's forks."""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial, wraps
+from numbers import Number
+from typing import Any, NoReturn, TypeAlias, TypeVar, cast
+
+import numpy as np
+import torch
+from torch import nn
+
+from compss_train.callbacks import WorkerCallback, WorkerContext
+from compss_train.integrations.dislib.curves import (
+    Curves,
+    CurvesOfRounds,
+    Score,
+    ScoreInTraining,
+    accuracy,
+    whole,
+)
+from compss_train.integrations.dislib.encapsulated import Encapsulated, in_one_block
+from compss_train.model import losses
+from compss_train.model import parameters as params
+from compss_train.model.schedule import Schedule
+
+LossFactory: TypeAlias = Callable[[], losses.BatchFunction | str]
+"""The class of a loss, or another callable that makes one."""
+
+_RELEASE = ("num_gpu", "num_nodes")
+_FORKS = ("scheduler", "T_max", "eta_min", *_RELEASE)
+_NEXT = ("gradient_clipping", *_FORKS)
+"""The arguments of ``build`` after the fourth, in dislib 1.0, the paper's forks and dislib's next release."""
+_ORDER = ("shuffle_blocks", "shuffle_block_data")
+_CURVES = ("x_test", "y_test", *_ORDER, "return_loss")
+"""Those of ``fit_asynchronous_with_GPU``, in dislib 1.0 and in the paper's fork for training curves."""
+
+_Method = TypeVar("_Method", bound=Callable[..., Any])
+
+
+def tensor_from_ds_array(*_: Any, **__: Any) -> NoReturn:
+    """Raise ``NotImplementedError``: programs import this name, which no release of dislib has."""
+    raise NotImplementedError(
+        "no release of dislib has tensor_from_ds_array; write dislib.data.tensor.from_ds_array(array, shape)"
+    )
+
+
+def _ordered(order: Callable[[Sequence[Any]], Sequence[str]]) -> Callable[[_Method], _Method]:
+    """Name the arguments of a method after the fourth, whose order differs between versions of dislib."""
+
+    def decorate(method: _Method) -> _Method:
+        @wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            first, rest = args[:4], args[4:]
+            names = order(rest) if rest else ()
+            if len(rest) > len(names):
+                raise TypeError(
+                    f"{method.__name__}() was called with {len(args)} arguments; after the fourth it takes "
+                    f"{', '.join(names)} here, as the fifth, {rest[0]!r}, tells"
+                )
+            given = dict(zip(names, rest, strict=False))
+            if twice := given.keys() & kwargs:
+                raise TypeError(f"{method.__name__}() got several values for {', '.join(sorted(twice))}")
+            return method(self, *first, **given, **kwargs)
+
+        return cast(_Method, call)
+
+    return decorate
+
+
+def _build_order(rest: Sequence[Any]) -> Sequence[str]:
+    fifth = rest[0]
+    if isinstance(fifth, Number):
+        return _RELEASE
+    if isinstance(fifth, type) or (fifth is None and len(rest) > 1 and isinstance(rest[1], Number)):
+        return _FORKS
+    if callable(fifth) or fifth is None:
+        return _NEXT
+    raise TypeError(
+        f"the fifth argument of build is {fifth!r}: give num_gpu, an integer; or scheduler, a class; or "
+        "gradient_clipping, a function of the model; or name it"
+    )
+
+
+def _asynchronous_order(rest: Sequence[Any]) -> Sequence[str]:
+    fifth = rest[0]
+    if isinstance(fifth, bool | np.bool_):
+        return _ORDER
+    if fifth is None or isinstance(fifth, list) or hasattr(fifth, "shape"):
+        return _CURVES
+    raise TypeError(
+        f"the fifth argument of fit_asynchronous_with_GPU is {fifth!r}: give shuffle_blocks, True or False; or "
+        "x_test, a tensor; or name it"
+    )
+
+
+class PytorchDistributed:
+    """What one worker trains with in ``dislib.pytorch``: an entry of ``compss_object``.
+
+    Fits train in tasks of their own. The methods are the two steps of an epoch, for scripts that call them
+    themselves; they run in the calling process, on the CPU.
+    """
+
+    def build(
+        self,
+        net: nn.Module,
+        loss: LossFactory | str,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        optimizer_parameters: Mapping[str, Any],
+        **options: Any,
+    ) -> None:
+        """Set the attributes ``model``, ``loss``, ``optimizer``, ``optimizer_parameters`` and ``options``."""
+        self.model, self.loss, self.options = net, loss, options
+        self.optimizer, self.optimizer_parameters = optimizer, optimizer_parameters
+
+    def train_cnn_batch_GPU(
+        self, model_parameters: nn.Module, x_train: Any, y_train: Any, num_batches: int, shuffle_block_data: bool
+    ) -> nn.Module:
+        """Return a copy of the module after training on the batches of one block."""
+        alone = EncapsulatedFunctionsDistributedPytorch(1, engine="serial")
+        alone.build(model_parameters, self.optimizer, self.loss, self.optimizer_parameters, **self.options)
+        return alone.fit(x_train, y_train, **in_one_block(num_batches, shuffle_block_data))
+
+    def aggregate_parameters_async(self, model_params: nn.Module, parameters_to_aggregate: nn.Module) -> nn.Module:
+        """Set the parameters of the first module to the mean of the two, and return it."""
+        own, other = (params.from_module(each) for each in (model_params, parameters_to_aggregate))
+        params.load_into(model_params, params.halve(own, other))
+        return model_params
+
+
+class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
+    """Trains a torch module, with the interface of ``dislib.pytorch``.
+
+    The eight fits and ``get_parameters`` return a copy of the module given to ``build``, with the trained
+    parameters. ``engine``, ``seed`` and ``threads`` are those of ``DistributedTrainer``. Attributes:
+    ``num_workers``, ``model_parameters`` (the module that ``get_parameters`` returns), ``compss_object`` (a list
+    with a ``PytorchDistributed`` for each worker), ``num_gpu``, and ``trainer``, the ``DistributedTrainer``.
+
+    Fits with ``x_test`` and ``y_test`` evaluate the merged network on these samples after every merge: blocked
+    tensors, arrays, or lists of tensors. With ``return_loss=True``, and in the fits for training curves, the result
+    is ``(net, training_loss, training_acc, validation_loss, validation_acc)``: lists with a number for each merge,
+    those of the validation empty without ``x_test``. The accuracy of a network with a single output is NaN.
+    Arguments by position have the order of dislib 1.0, of its next release or of the paper's forks, as the fifth
+    tells.
+    """
+
+    _worker_object = PytorchDistributed
+
+    @_ordered(_build_order)
+    def build(
+        self,
+        net: nn.Module,
+        optimizer: Callable[..., torch.optim.Optimizer],
+        loss: LossFactory | str,
+        optimizer_parameters: Mapping[str, Any],
+        num_gpu: int = 0,
+        num_nodes: int = 0,
+        *,
+        scheduler: Callable[..., torch.optim.lr_scheduler.LRScheduler] | None = None,
+        T_max: int = 1,
+        eta_min: float = 0.0,
+        gradient_clipping: Callable[[nn.Module], Any] | None = None,
+        **options: Any,
+    ) -> None:
+        """Set the module, the class of the optimizer with its keyword arguments, and the class or name of the loss.
+
+        A module given as the loss is used directly. ``CrossEntropyLoss`` also takes class numbers as floats or in a
+        column, and one-hot rows of integers.
+
+        Workers use ``num_gpu`` GPUs of each of ``num_nodes`` nodes, as far as these exist. Without GPUs (no CUDA,
+        or ``ComputingUnitsGPUs=0``) they train on the CPU. Samples are converted to float32 unless you give a
+        ``transform``.
+
+        ``scheduler`` is a class such as ``CosineAnnealingLR``, called as ``scheduler(optimizer, T_max=T_max,
+        eta_min=eta_min)`` and stepped once an epoch; for other arguments give ``schedule=``.
+        ``gradient_clipping`` is a function of the module that changes its gradients before each step.
+        ``options`` are those of ``DistributedTrainer.build``.
+
+        Raises the exceptions of ``DistributedTrainer.build``.
+        """
+        if scheduler is not None:
+            if "schedule" in options:
+                raise TypeError("build() got scheduler= and schedule=; give one of them")
+            options["schedule"] = Schedule(partial(scheduler, T_max=T_max, eta_min=eta_min))
+        if gradient_clipping is not None and not callable(gradient_clipping):
+            raise TypeError(f"gradient_clipping={gradient_clipping!r}: give a function of the model, or None")
+        spec = {"optimizer": optimizer, **optimizer_parameters}
+        options = {"transform": torch.Tensor.float, **options}
+        made = losses.resolve_loss(loss if isinstance(loss, str | nn.Module) else loss())
+        if isinstance(made, nn.CrossEntropyLoss):
+            made = copy.deepcopy(made)
+            made.register_forward_pre_hook(_with_labels)
+        self._build(net, spec, made, num_gpu=num_gpu, num_nodes=num_nodes, **options)
+        self._loss, self._gradient_clipping = made, gradient_clipping
+        for each in self.compss_object:
+            own = {**options, "gradient_clipping": gradient_clipping}
+            each.build(net, made, optimizer, optimizer_parameters, **own)
+        self.model_parameters = net
+
+    def fit(self, *args: Any, **kwargs: Any) -> nn.Module:
+        """Train, as in the other class; ``gradient_clipping`` is called before each step."""
+        if self.model_parameters is not None and self._gradient_clipping is not None:
+            kwargs["callbacks"] = [*kwargs.get("callbacks", ()), _BeforeSteps(self._gradient_clipping)]
+        return super().fit(*args, **kwargs)
+
+    def fit_synchronous_with_GPU(
+        self,
+        x_train: Any,
+        y_train: Any,
+        num_batches_per_worker: int,
+        num_epochs: int,
+        shuffle_blocks: bool = True,
+        shuffle_block_data: bool = True,
+        make_validation: bool = True,
+        return_loss: bool = False,
+        x_test: Any = None,
+        y_test: Any = None,
+        **options: Any,
+    ) -> Any:
+        """Average all workers at the end of every epoch; ``make_validation=False`` ignores ``x_test``."""
+        fit = partial(super().fit_synchronous_with_GPU, x_train, y_train, num_batches_per_worker, num_epochs)
+        test = (x_test, y_test) if make_validation else (None, None)
+        fit = partial(fit, shuffle_blocks, shuffle_block_data)
+        return self._measured(fit, options, *test, return_loss=return_loss)
+
+    def fit_synchronous_every_n_epochs_with_GPU(
+        self,
+        x_train: Any,
+        y_train: Any,
+        num_batches_per_worker: int,
+        num_epochs: int,
+        n_epocs_sync: int = 1,
+        shuffle_blocks: bool = True,
+        shuffle_block_data: bool = True,
+        x_test: Any = None,
+        y_test: Any = None,
+        return_loss: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Average all workers every ``n_epocs_sync`` epochs and after the last."""
+        fit = partial(super().fit_synchronous_every_n_epochs_with_GPU, x_train, y_train, num_batches_per_worker)
+        fit = partial(fit, num_epochs, n_epocs_sync, shuffle_blocks, shuffle_block_data)
+        return self._measured(fit, options, x_test, y_test, return_loss=return_loss)
+
+    @_ordered(_asynchronous_order)
+    def fit_asynchronous_with_GPU(
+        self,
+        x_train: Any,
+        y_train: Any,
+        num_batches_per_worker: int,
+        num_epochs: int,
+        shuffle_blocks: bool = True,
+        shuffle_block_data: bool = True,
+        *,
+        x_test: Any = None,
+        y_test: Any = None,
+        return_loss: bool = False,
+        **options: Any,
+    ) -> Any:
+        """Average the workers that have arrived after every epoch; late ones go on, and are merged later."""
+        fit = partial(super().fit_asynchronous_with_GPU, x_train, y_train, num_batches_per_worker, num_epochs)
+        fit = partial(fit, shuffle_blocks, shuffle_block_data)
+        return self._measured(fit, options, x_test, y_test, return_loss=return_loss)
+
+    def fit_synchronous_with_GPU_train_curves(
+        self,
+        x_train: Any,
+        y_train: Any,
+        num_batches_per_worker: int,
+        num_epochs: int,
+        shuffle_blocks: bool = True,
+        shuffle_block_data: bool = True,
+        complete_shuffle: bool = False,
+        x_test: Any = None,
+        y_test: Any = None,
+        y_test_to_loss: Any = None,
+        function_score: Score | None = None,
+        **options: Any,
+    ) -> Curves:
+        """Train as ``fit_synchronous_with_GPU``, and return the training curves with the module.
+
+        ``complete_shuffle`` shuffles all samples together before each epoch. ``y_test_to_loss`` has the targets of
+        the validation loss, ``y_test`` by default. ``function_score(true, predicted)`` of numpy arrays returns a
+        number, by default the accuracy.
+        """
+        fit = partial(super().fit_synchronous_with_GPU, shuffle_blocks=shuffle_blocks)
+        fit = partial(fit, shuffle_block_data=shuffle_block_data)
+        fit = partial(
+            super().fit_synchronous_shuffle_with_GPU if complete_shuffle else fit,
+            *(x_train, y_train, num_batches_per_worker, num_epochs),
+        )
+        return self._curves(fit, options, x_test, y_test, y_test_to_loss, function_score)
+
+    def fit_asynchronous_with_GPU_train_curves(
+        self,
+        x_train: Any,
+        y_train: Any,
+        num_batches_per_worker: int,
+        num_epochs: int,
+        shuffle_blocks: bool = True,
+        shuffle_block_data: bool = True,
+        complete_shuffle: bool = False,
+        x_test: Any = None,
+        y_test: Any = None,
+        y_test_to_loss: Any = None,
+        function_score: Score | None = None,
+        **options: Any,
+    ) -> Curves:
+        """Train as ``fit_asynchronous_with_GPU``; the rest is as in the synchronous fit for training curves."""
+        fit = partial(super().fit_asynchronous_with_GPU, shuffle_blocks=shuffle_blocks)
+        fit = partial(fit, shuffle_block_data=shuffle_block_data)
+        fit = partial(
+            super().fit_asynchronous_shuffle_with_GPU if complete_shuffle else fit,
+            *(x_train, y_train, num_batches_per_worker, num_epochs),
+        )
+        return self._curves(fit, options, x_test, y_test, y_test_to_loss, function_score)
+
+    def _measured(
+        self, fit: Callable[..., nn.Module], options: dict[str, Any], x_test: Any, y_test: Any, *, return_loss: bool
+    ) -> nn.Module | Curves:
+        """Fit with validation data, and return the curves with the module if that is asked for."""
+        if return_loss:
+            return self._curves(fit, options, x_test, y_test)
+        if x_test is not None or y_test is not None:
+            _check_test(x_test, y_test, options)
+            options["validation_data"] = tuple(map(_samples, (x_test, y_test)))
+        return fit(**options)
+
+    def _curves(
+        self,
+        fit: Callable[..., nn.Module],
+        options: dict[str, Any],
+        x_test: Any,
+        y_test: Any,
+        y_test_to_loss: Any = None,
+        function_score: Score | None = None,
+    ) -> Curves:
+        score, test = function_score or accuracy, None
+        if x_test is not None or y_test is not None:
+            _check_test(x_test, y_test, options)
+            true = whole(y_test)
+            test = _samples(x_test), true, true if y_test_to_loss is None else whole(y_test_to_loss)
+        curves = CurvesOfRounds(self._loss, score, test)
+        options["callbacks"] = [*options.get("callbacks", ()), curves, ScoreInTraining(score)]
+        return fit(**options), *curves.lists
+
+    def _module(self, parameters: nn.Module) -> nn.Module:
+        if not isinstance(parameters, nn.Module):
+            raise TypeError(f"model_parameters is a {type(parameters).__name__}; give a module like that of build")
+        return parameters
+
+    def _result(self, net: nn.Module) -> nn.Module:
+        return net
+
+
+def _check_test(x_test: Any, y_test: Any, options: Mapping[str, Any]) -> None:
+    for missing, given, value in (("x_test", "y_test", x_test), ("y_test", "x_test", y_test)):
+        if value is None:
+            raise TypeError(f"{given}= needs {missing}=, the other half of the validation data")
+    if options.get("validation_data") is not None:
+        raise TypeError("a fit takes x_test= and y_test=, or validation_data=, not both")
+
+
+def _samples(values: Any) -> Any:
+    """Return samples as ``fit`` takes them; dislib's curves also take lists of tensors, and lists of these."""
+    return whole(values) if isinstance(values, list) else values
+
+
+def _with_labels(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return outputs and targets of a cross entropy, with targets of any form that dislib's programs have."""
+    output, target, *others = arguments
+    return output, _labels(output, target), *others
+
+
+def _labels(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return one-hot or soft targets in the dtype of the outputs, class numbers as integers and without a column.
+
+    Raises ``ValueError`` for floating-point numbers that are not class numbers.
+    """
+    if target.shape == output.shape:
+        return target.to(output.dtype)
+    if target.dim() == output.dim() and target.shape[1:2] == (1,):
+        target = target.squeeze(1)
+    classes = target.long()
+    if target.is_floating_point() and not torch.equal(classes.to(target.dtype), target):
+        raise ValueError(
+            f"targets of {target.dtype} {tuple(target.shape)} hold other numbers than classes, 0, 1, 2 and so on; "
+            f"give those, or one-hot targets of the outputs' shape, {tuple(output.shape)}"
+        )
+    return classes
+
+
+class _BeforeSteps(WorkerCallback):
+    """Calls a function of the module before each step of the optimizer."""
+
+    def __init__(self, function: Callable[[nn.Module], Any]) -> None:
+        self._function = function
+
+    def on_optimizer(self, context: WorkerContext) -> None:
+        """Register the function with a new optimizer."""
+
+        def hook(*_: Any) -> None:
+            self._function(context.model)
+
+        context.optimizer.register_step_pre_hook(hook)
