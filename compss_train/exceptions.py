@@ -1,6 +1,8 @@
 """The exceptions of this package. Invalid arguments raise ``ValueError`` and ``TypeError``."""
 
+import linecache
 import queue
+import re
 from pathlib import Path
 
 
@@ -71,14 +73,22 @@ class BadCheckpointError(ValueError):
 
 
 class WorkerTraceback(Exception):  # noqa: N818 - a cause to print, not an error to catch
-    """The traceback of a task's exception as text: the cause of that exception when the coordinator raises it."""
+    """The traceback of a task's exception as text: the cause of that exception when the coordinator raises it.
+
+    Lines of source that the worker did not have, such as a notebook's, are those of this process.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
-        self.text = text
+        self.text = re.sub(r'(  File "(.+)", line (\d+), in .+\n)(?!    )', self._with_source, text)
+
+    @staticmethod
+    def _with_source(frame: re.Match[str]) -> str:
+        source = linecache.getline(frame[2], int(frame[3])).strip()
+        return f"{frame[1]}    {source}\n" if source else frame[1]
 
     def __str__(self) -> str:
-        return f"\n\n{self.text}"
+        return f"\n{self.text.rstrip()}"
 
 
 class BufferFullError(queue.Full):

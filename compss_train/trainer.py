@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
-from compss_train._utils.validation import check_keywords, suggests_keywords
+from compss_train._utils.validation import check_keywords, entry_point
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback, Profile
 from compss_train.callbacks.checks import callback_list
@@ -56,7 +56,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
 
     _clock: Callable[[], float] = staticmethod(time.monotonic)
 
-    @suggests_keywords
+    @entry_point
     def fit(
         self,
         x: Any,
@@ -186,7 +186,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         stopping = Stopping(options.max_time, self._clock, self._session.engine_class.time_left())
         return planning.plan_fit(self._session, x, y, options, called, stopping)
 
-    @suggests_keywords
+    @entry_point
     def fit_online(
         self,
         simulations: Simulations,

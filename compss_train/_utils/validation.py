@@ -11,6 +11,8 @@ from math import inf
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar
 
+from compss_train.exceptions import WorkerTraceback
+
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -91,13 +93,21 @@ def check_keywords(function: Callable[..., Any], keywords: Collection[str]) -> N
             )
 
 
-def suggests_keywords(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Let a method check its keywords by ``check_keywords``: Python's own error suggests nothing."""
+def entry_point(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """Let a method that users call check its keywords by ``check_keywords``: Python's own error suggests nothing.
+
+    Exceptions of tasks are raised without the package's frames: the task's own say where they come from.
+    """
 
     @wraps(method)
     def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
         check_keywords(method, kwargs)
-        return method(*args, **kwargs)
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            if isinstance(error.__cause__, WorkerTraceback):
+                raise error.with_traceback(None) from error.__cause__
+            raise
 
     return checked
 

@@ -6,12 +6,15 @@ import importlib
 import json
 import os
 import pickle
+import re
 import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
 from typing import Any, Self
 
 import cloudpickle
@@ -44,6 +47,13 @@ ON_GPUS = (
 )
 """Those that may use a GPU; ``run`` stands for the functions of programs."""
 OTHERS = ("simulate_and_send", "split_rows", "describe")
+
+MOST_FRAMES = 4
+"""Frames that tracebacks of tasks show: the first one and the last ones."""
+_FRAME = '  File "'
+_FOLDERS = Path(__file__).parents[1], Path(torch.__file__).parent
+_INTERNAL = tuple(f"{_FRAME}{folder}{os.sep}" for folder in _FOLDERS)
+"""The beginnings of frames of this package and of torch."""
 
 # Parameters of mallopt: number, environment variable, and value in bytes.
 _MALLOC_PARAMETERS = ((-1, "MALLOC_TRIM_THRESHOLD_", 2**30), (-3, "MALLOC_MMAP_THRESHOLD_", 2**25))
@@ -178,6 +188,24 @@ def exited(error: SystemExit) -> RuntimeError:
     )
 
 
+def task_traceback(error: BaseException) -> str:
+    """Return the traceback of an exception in a task, without most of the frames that are not the user's.
+
+    Of those of this package and of torch there is at most the last one, and of all at most ``MOST_FRAMES``.
+    """
+    parts = [*traceback.format_exception(error), ""]
+    frames = [number for number, part in enumerate(parts) if part.startswith(_FRAME)]
+    last = [number for number in frames if number + 1 not in frames]
+    shown = [number for number in frames if number in last or not parts[number].startswith(_INTERNAL)]
+    hidden = {*frames}.difference(shown[:1], shown[1:][1 - MOST_FRAMES :])
+    text = ""
+    for left_out, group in groupby(range(len(parts)), hidden.__contains__):
+        numbers = [*group]
+        shortest = (re.sub(r"\A(  File .*\n.*\n)(?s:.*)", r"\1", parts[number]) for number in numbers)
+        text += f"  [frames left out: {len(numbers)}]\n" if left_out else "".join(shortest)
+    return text
+
+
 @dataclass(frozen=True, slots=True)
 class Failure:
     """An exception of a task in a form that can be sent; one that cannot be pickled becomes a ``RuntimeError``."""
@@ -188,7 +216,7 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException) -> Self:
         """Return the failure for an exception that is being handled; ``SystemExit`` becomes a ``RuntimeError``."""
-        text = "".join(traceback.format_exception(error))
+        text = task_traceback(error)
         if isinstance(error, SystemExit):
             error = exited(error)
         try:

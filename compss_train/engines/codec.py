@@ -13,11 +13,12 @@ import hashlib
 import io
 import os
 import pickle
-from collections.abc import Sequence
+from collections import ChainMap
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from types import FunctionType
-from typing import Any, Self, TypeAlias
+from types import CodeType, FunctionType
+from typing import Any, ClassVar, Self, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -35,8 +36,20 @@ _ALIGNMENT = 64
 _LENGTH = np.dtype("<u8")
 
 
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    """Keep the name of the file, which cloudpickle replaces and tracebacks show."""
+    make, args = cloudpickle.Pickler.dispatch_table[CodeType](code)
+    return _rebuild_code, ("".join(list(code.co_filename)), make, args)  # a copy: equal objects have equal pickles
+
+
+def _rebuild_code(filename: str, make: Callable[..., CodeType], args: tuple[Any, ...]) -> CodeType:
+    return make(*args).replace(co_filename=filename)
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Cloudpickle, which pickles functions and classes of ``__main__``; tensors are left out of band, too."""
+
+    dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
 
     def __init__(self, stream: io.BytesIO, *, kept: object = None, **options: Any) -> None:
         super().__init__(stream, protocol=5, **options)
@@ -154,6 +167,12 @@ def dumps(value: object) -> tuple[memoryview, list[memoryview]]:
     stream = io.BytesIO()
     _Pickler(stream, buffer_callback=buffers.append).dump(value)
     return memoryview(stream.getvalue()), [buffer.raw() for buffer in buffers]
+
+
+def pickled(value: object) -> bytes:
+    """Return a pickle of the value, with its arrays."""
+    _Pickler(stream := io.BytesIO()).dump(value)
+    return stream.getvalue()
 
 
 def encode(value: object) -> list[memoryview]:

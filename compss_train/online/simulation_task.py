@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from compss_train._utils import Closable
+from compss_train.engines import calls
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, shortened
 from compss_train.online.sender import as_sample
@@ -52,7 +53,7 @@ def simulate_and_send(
                 return
             with suppress(OSError, ValueError, TrainingEndedError, SamplesLostError):
                 stream.flush()  # no other attempt may follow, so these samples count
-            failed, text = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+            failed, text = f"{type(error).__name__}: {error}", calls.task_traceback(error)
             stream.notify({"failed": shortened(failed), "traceback": shortened(text)})
 
 

@@ -2,17 +2,14 @@
 
 import itertools
 import time
-import traceback
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import cloudpickle
-
 from compss_train._utils.validation import warn_user
-from compss_train.engines import Engine, Ref, Resources
+from compss_train.engines import Engine, Ref, Resources, calls, codec
 from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.net import Client, Header, MessageError, parsing, shortened
 from compss_train.online.events import ConnectedTask
@@ -49,7 +46,7 @@ class SimulationRuns:
         self._options, self._engine, self._router, self._job = simulations, engine, router, job
         self._inputs = iter(() if simulations.simulate is None else simulations.inputs)
         self._exhausted = simulations.simulate is None
-        self._simulate: Ref = engine.publish(cloudpickle.dumps(simulations.simulate))
+        self._simulate: Ref = engine.publish(codec.pickled(simulations.simulate))
         self._repeated: deque[Simulation] = deque()
         self._known: dict[int, Simulation] = {}  # those that may have to be repeated; others are only counted
         self._done = self._failed = 0
@@ -85,7 +82,7 @@ class SimulationRuns:
         for _ in range(self._options.count - len(running)):
             if (pending := self._next()) is None:
                 return
-            value = cloudpickle.dumps(pending.value)  # here, so that the caller gets the exception
+            value = codec.pickled(pending.value)  # here, so that the caller gets the exception
             args = self._simulate, value, pending.number, self._job.coordinator, self._options.timeout
             submit = partial(self._engine.submit, simulate_and_send, *args, resources=Resources(own_process=True))
             pending.task = ConnectedTask(self._engine, submit)
@@ -154,7 +151,7 @@ class SimulationRuns:
         simulation.task = None
         reason, text = "its task could not reach the coordinator", ""
         if error is not None:
-            reason, text = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+            reason, text = f"{type(error).__name__}: {error}", calls.task_traceback(error)
         if self._may_run_again(simulation, reason, text):
             self._repeat(simulation)
         return False
@@ -195,7 +192,7 @@ class SimulationRuns:
         if simulation.failures <= retries:
             warn_user(f"{what}; retry {simulation.failures} of {retries}")
             return True
-        warn_user(f"{what}; skipped after {simulation.failures} failures\n{text}")
+        warn_user(f"{what}; skipped after {simulation.failures} failures\n{WorkerTraceback(text).text}")
         self._failed += 1
         del self._known[simulation.number]
         if self._first_failure is None:

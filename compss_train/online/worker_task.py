@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
-from traceback import format_exception
 from typing import Any, cast
 from urllib.parse import urlsplit
 
@@ -19,7 +18,7 @@ import torch
 from compss_train._utils import Closable
 from compss_train.buffers import BufferDrainedError
 from compss_train.data import block, block_passes, order
-from compss_train.engines import liveness, nodes
+from compss_train.engines import calls, liveness, nodes
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices, saved_state
 from compss_train.model import parameters as params
@@ -172,7 +171,7 @@ def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob
             except ConnectionLostError:
                 raise
             except BaseException as error:  # which ends the fit; the engine has it when this task has ended
-                failed, text = f"{type(error).__name__}: {error}", "".join(format_exception(error))
+                failed, text = f"{type(error).__name__}: {error}", calls.task_traceback(error)
                 with suppress(ConnectionLostError):
                     coordinator.send({"failed": shortened(failed), "traceback": shortened(text)})
                 raise

@@ -83,7 +83,7 @@ class Panel:
     title: str
     curves: list[Curve]
     from_zero: bool = False
-    """Whether the y axis starts at 0. Otherwise it is logarithmic if ``spans_decades``."""
+    """Whether the y axis starts at 0."""
     stacked: bool = False
     """Whether the curves are shares in percent, drawn on top of each other."""
     breaks: tuple[float, ...] = ()
@@ -97,11 +97,20 @@ class Panel:
         return (low, high) if high > low else (low - 0.5, low + 0.5)
 
     @property
-    def spans_decades(self) -> bool:
-        """Whether all values are positive and the largest is at least 100 times the smallest."""
-        lines = chain.from_iterable((curve.ys, *curve.band) for curve in self.curves)
-        values = [y for line in lines for y in line if not math.isnan(y)]
-        return not self.from_zero and bool(values) and min(values) > 0 and max(values) >= 100 * min(values)
+    def logarithmic(self) -> bool:
+        """Whether the y axis is logarithmic: all values are positive, and the largest is 100 times the smallest.
+
+        Axes of shares and those that start at 0 are linear, and so are rising values of at most 100: scores, such
+        as accuracies.
+        """
+        lines = [
+            [y for y in line if not math.isnan(y)] for curve in self.curves for line in (curve.ys, *curve.band)
+        ]
+        values = [*chain.from_iterable(lines)]
+        if self.from_zero or self.stacked or not values or min(values) <= 0:
+            return False
+        are_scores = max(values) <= 100 and all(line[0] <= line[-1] for line in lines if line)
+        return not are_scores and max(values) >= 100 * min(values)
 
 
 def positions(history: Sequence[Record], against: Axis = "round") -> list[float]:

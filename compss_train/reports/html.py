@@ -24,6 +24,8 @@ MAX_MEASURED = 6
 _TIMESTAMPS = ("ended", "fit_started", "started")
 _LAST = (*timeline.KINDS, *_TIMESTAMPS, "merge")
 """Columns to the right of all others."""
+_SAID_ONCE = ("fit_started", "merge")
+"""Fields that are no column if they are the same in all rounds."""
 
 Bar: TypeAlias = dict[str, str]
 """The percentage of each kind of activity."""
@@ -156,15 +158,24 @@ def _run(history: Sequence[Record]) -> dict[str, Any]:
     intervals = timeline.worker_intervals(history)
     shares = timeline.activity_shares(intervals)
     rows = timeline.round_rows(history, intervals)
+    times = zip(curves.training_seconds(history), curves.training_speeds(history), strict=True)
+    rows = [
+        row | dict(zip(("seconds", curves.SPEED), each, strict=True)) for row, each in zip(rows, times, strict=True)
+    ]
+    same = [name for name in _SAID_ONCE if len({row.get(name) for row in rows}) == 1 and name in rows[0]]
+    notes = [f"{name.replace('_', ' ')}: {_column_format(name, ())(rows[0][name])}" for name in same]
+    rows = [{name: value for name, value in row.items() if name not in same} for row in rows]
     step = -(-len(rows) // MAX_ROWS)
     rows = [row for index, row in enumerate(rows) if index % step == 0 or index == len(rows) - 1]
+    notes += [f"every {step}th of {len(history):,} rounds"] * (step > 1)
+    notes += ["seconds are without start-up"] * any(timeline.startup_seconds(history))
     return {
         "key_figures": list(_key_figures(history, shares if intervals else {})),
         "charts": [chart_of(panel) for panel in curves.panels(history, intervals=intervals)],
         "timeline": timeline_chart(history, intervals),
         "timeline_legend": [(f"{kind} {percent(share)}", kind) for kind, share in shares.items()],
         "workers": _table(_worker_rows(history, intervals)),
-        "rounds": _table(rows, f"Every {step}th of {len(history):,} rounds." if step > 1 else None),
+        "rounds": _table(rows, " · ".join(notes) or None),
     }
 
 

@@ -113,7 +113,7 @@ def _draw_panel(ax: Axes, panel: Panel, against: Axis) -> None:
     for at in panel.breaks:
         ax.axvline(at, color=COLORS["muted"], linestyle=(0, (3, 3)), linewidth=1)
     ax.set_xlim(panel.span)
-    if panel.spans_decades:
+    if panel.logarithmic:
         ax.set_yscale("log")
     else:
         ax.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
@@ -161,7 +161,7 @@ def chart_of(panel: Panel, against: Axis = "round") -> dict[str, Any]:
     axis = [*_rounded(panel.span), _LEFT / _WIDTH, 1 - _RIGHT / _WIDTH]
     return {
         "title": panel.title,
-        "note": "logarithmic" if panel.spans_decades else None,
+        "note": "logarithmic" if panel.logarithmic else None,
         "legend": legend if len(legend) > 1 else [],
         "picture": _svg(panel, against),
         "script_data": {"x": axis, "over": against, "curves": curves},
@@ -188,7 +188,7 @@ def _svg(panel: Panel, against: Axis) -> str:
     drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)  # the same in all charts of a page
     for name, color in COLORS.items():
         drawn = drawn.replace(color, f"var(--{name})")
-    return re.sub(r"(\.\d\d)\d+", r"\1", drawn)
+    return re.sub(r">[^<]+<|(\.\d\d)\d+", lambda found: found[1] or found[0], drawn)  # of positions, not of texts
 
 
 def _rounded(values: Iterable[float]) -> list[float | None]:

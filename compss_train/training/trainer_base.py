@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from compss_train._utils.validation import check_choice, check_count, suggests_keywords
+from compss_train._utils.validation import check_choice, check_count, entry_point
 from compss_train.data.locations import is_remote
 from compss_train.engines import Engine
 from compss_train.exceptions import BadFileError
@@ -44,7 +44,7 @@ class TrainerBase:
     Callbacks receive it as ``trainer``.
     """
 
-    @suggests_keywords
+    @entry_point
     def __init__(
         self,
         num_workers: int | None = None,
@@ -65,7 +65,7 @@ class TrainerBase:
     def _repr_html_(self) -> str:
         return f"<p>{escape(repr(self).partition(', history')[0])}</p>{self.history._repr_html_()}"
 
-    @suggests_keywords
+    @entry_point
     def build(
         self,
         net: nn.Module | Mapping[str, nn.Module],
@@ -272,6 +272,7 @@ class TrainerBase:
             "machine": {"host": socket.gethostname(), "platform": platform.platform(), "cores": os.cpu_count()},
         }
 
+    @entry_point
     def evaluate(self, x: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, Any]:
         """Return ``{"loss": ..., "<metric>": ...}`` over all samples with the global parameters.
 
@@ -291,6 +292,7 @@ class TrainerBase:
             raise BadFileError(*skipped[0])
         return built.training_spec.measures.values(measured)
 
+    @entry_point
     def predict(self, x: Any, *, batch_size: int | None = None) -> Any:
         """Return the outputs for all samples in order, with the global parameters.
 

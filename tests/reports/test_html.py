@@ -11,9 +11,18 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from compss_train.reports import html as report
-from compss_train.reports.curves import MAX_CURVES, MAX_POINTS, Curve, panels
+from compss_train.reports.curves import (
+    MAX_CURVES,
+    MAX_POINTS,
+    Curve,
+    Panel,
+    panels,
+    training_seconds,
+    training_speeds,
+)
 from compss_train.reports.formatting import duration, number, percent, speed, tick, uniform_format
 from compss_train.reports.html import page
+from compss_train.reports.plots import chart_of
 from compss_train.reports.timeline import KINDS, round_rows, totals, worker_intervals
 from tests.helpers.cases import slow
 from tests.helpers.histories import histories, online_record, steady_run
@@ -50,9 +59,15 @@ def assert_shows(text, value):
 def assert_all_numbers_shown(history, reader):
     rows = reader.rows(ROUNDS)
     assert len(rows) == len(history)
-    for cells, record in zip(rows, round_rows(history), strict=True):
+    shown = round_rows(history)
+    for record, seconds, rate in zip(shown, training_seconds(history), training_speeds(history), strict=True):
+        record.update(seconds=seconds, samples_per_second=rate)
+    for cells, record in zip(rows, shown, strict=True):
         for name, value in record.items():
-            if name in ("ended", "fit_started"):
+            if name in ("fit_started", "merge") and len({row.get(name) for row in shown}) == 1:
+                assert heading(name) not in cells
+                assert [text for text in reader.texts if f"{heading(name)}: " in text]
+            elif name in ("ended", "fit_started"):
                 assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", cells[heading(name)])
             elif name not in KINDS or value > 1e-9:
                 assert_shows(cells[heading(name)], value)
@@ -259,6 +274,41 @@ def test_many_curves_are_summarized_by_a_band():
         ("recall, median", [4.5, 14.5], ([0.0, 10.0], [9.0, 19.0])),
         ("val_recall[0]", [1.0, 2.0], []),
     ]
+
+
+def test_shares_and_scores_have_a_linear_axis_even_over_decades():
+    history = steady_run(6, 2)
+    for each, record in enumerate(history):
+        record.update(loss=10.0**-each, accuracy=1 - 0.999 * 0.1**each)
+        for own in record["workers"]:
+            own.update(started=10.0 * each, seconds=9.99)
+        record["ended"] = 10.0 * each + 10
+    notes = {panel.title: chart_of(panel)["note"] for panel in panels(history)}
+    assert [notes[title] for title in ("loss", "accuracy", "the workers' time (%)")] == ["logarithmic", None, None]
+    (shares,) = [chart_of(panel)["picture"] for panel in panels(history) if panel.stacked]
+    assert {"0", "20", "40", "60", "80", "100"} <= {*re.findall(r">(\d+)</text>", shares)}
+
+
+def test_the_table_of_rounds_agrees_with_the_chart_and_says_once_what_is_the_same():
+    history = steady_run(3, 2)
+    for record in history:
+        record["fit_started"] = history[0]["workers"][0]["started"] - 50
+    history[0]["seconds"] += 50
+    reader = PageReader(page(history, {}))
+    (chart,) = [
+        values["curves"][0]["y"] for values in reader.values if values["curves"][0]["name"] == "samples_per_second"
+    ]
+    rows = reader.rows(ROUNDS)
+    assert [value_of(row["samples/s"]) for row in rows] == pytest.approx(chart, rel=0.01)
+    assert not {"fit started", "merge"} & rows[0].keys()
+    (note,) = [text for text in reader.texts if "merge: synchronous" in text]
+    assert "fit started: " in note
+    assert "seconds are without start-up" in note
+
+
+def test_labels_of_axes_have_all_their_digits():
+    texts = re.findall(r">([\d.]+)</text>", chart_of(Panel("accuracy", [curve_of([0.9805, 0.999])]))["picture"])
+    assert {"0.985", "0.99", "0.995"} <= {*texts}
 
 
 def test_formats_of_numbers_times_and_shares():
