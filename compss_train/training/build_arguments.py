@@ -15,7 +15,7 @@ from compss_train.model import compilation, optimizers
 from compss_train.model.optimizers import rates
 from compss_train.model.schedule import LrSchedule, Schedule
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.training.details import Details, details
+from compss_train.training.description import Details, details
 
 
 @dataclass(frozen=True)

@@ -1,30 +1,78 @@
-"""Descriptions of arguments as plain values, readable and valid in JSON: ``trainer.configuration``."""
+"""Descriptions of objects as plain values: what they are (``described``), and what tells two apart (``details``).
 
+``trainer.configuration`` has both. A resume and ``compss-train compare`` compare details, so that another dropout
+or another loss is not taken for the same.
+"""
+
+import functools
+import hashlib
 import importlib.metadata
 import math
 import platform
 import re
+import sys
 import time
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import partial
-from typing import Any
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import nn
 
 from compss_train._utils import __version__
-from compss_train.training.build_arguments import BuildArguments
-from compss_train.training.details import stable_name
+from compss_train._utils.nested import leaves
+from compss_train._utils.private_names import own_tensors
+from compss_train.data.block import flat_bytes
+
+Plain: TypeAlias = bool | int | float | str | None
+Details: TypeAlias = dict[str, Plain]
+"""Plain values by dotted names, such as ``loss.label_smoothing``."""
 
 MOST_ITEMS = 100
-"""Maximum number of items of a list or dict; larger ones are described by their size."""
+"""Maximum number of items of a list, dict or object; larger ones are described by their size, or have a hash."""
 MOST_CHARACTERS = 500
 """Maximum length of a value's ``repr``; networks are given in full."""
 DEEPEST = 8
-"""Maximum nesting of lists and dicts; deeper ones are described by their type."""
+"""Maximum nesting; deeper values are described by their type, and have no details. Modules do not count there."""
+CODE = f"code in Python {sys.version_info.major}.{sys.version_info.minor}"
+"""The name of the hash of a function's code, which versions of Python compile differently."""
+_EMPTY = CellType()
+_INSTALLED = ("site-packages", "dist-packages", "<frozen")
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Attributes that hold parameters, buffers, submodules, hooks and the mode."""
+
+
+def stable_name(name: str) -> str:
+    """Return the name of a function or class; this package's names omit the module, which may change."""
+    return re.sub(r"^compss_train\.(?:\w+\.)*(?=\w+(?:\(|$))", "compss_train.", name)
+
+
+def _full_name(value: Any) -> str:
+    module = getattr(value, "__module__", None) or "torch"  # methods of torch's own type of tensors have none
+    return stable_name(f"{module}.{value.__qualname__}")
+
+
+def _as_plain(value: Any) -> tuple[Plain] | None:
+    """Return a number, a text or ``None`` as JSON has it, alone in a tuple; ``None`` for any other value."""
+    if isinstance(value, np.generic):
+        return _as_plain(value.item())
+    if isinstance(value, float):
+        return (value if math.isfinite(value) else str(value),)
+    return (value,) if isinstance(value, bool | int | str | None) else None
+
+
+def _items(value: Any) -> Mapping[Any, Any] | None:
+    """Return what a container holds, or the arguments of a partial function, by key or number; else ``None``."""
+    if isinstance(value, functools.partial):
+        return {**dict(enumerate(value.args)), **value.keywords}
+    if isinstance(value, Mapping):
+        return value
+    if isinstance(value, Set):
+        return dict(enumerate(sorted(value, key=repr)))
+    return dict(enumerate(value)) if isinstance(value, list | tuple) else None
 
 
 def described(value: object, depth: int = 0) -> Any:
@@ -33,12 +81,8 @@ def described(value: object, depth: int = 0) -> Any:
     Functions and classes are given by qualified name, arrays by type and shape, dataclasses by their fields (except
     those with ``repr=False``, which are secrets), networks in full, and everything else by its ``repr``.
     """
-    if value is None or isinstance(value, bool | int | str):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else str(value)
-    if isinstance(value, np.generic):
-        return described(value.item(), depth)
+    if (plain := _as_plain(value)) is not None:
+        return plain[0]
     if isinstance(value, np.ndarray | torch.Tensor):
         return f"{type(value).__name__} of {str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
     if isinstance(value, Enum):
@@ -48,24 +92,21 @@ def described(value: object, depth: int = 0) -> Any:
         return _named(value)
     if is_dataclass(value) and not isinstance(value, type):
         return described_fields(value, depth)
-    if isinstance(value, Mapping | list | tuple | Set):
-        if len(value) > MOST_ITEMS:
-            return f"{type(value).__name__} of {len(value)} items"
-        if isinstance(value, Mapping):
-            return {str(key): described(item, depth) for key, item in value.items()}
-        return [described(item, depth) for item in value]
-    if isinstance(value, partial):
-        arguments: dict[Any, Any] = {**dict(enumerate(value.args)), **value.keywords}
-        return {"function": _named(value.func), "arguments": described(arguments, depth)}
-    return _named(value)
+    if isinstance(value, Mapping | Set | list | tuple) and len(value) > MOST_ITEMS:
+        return f"{type(value).__name__} of {len(value)} items"
+    if (items := _items(value)) is None:
+        return _named(value)
+    if isinstance(value, functools.partial):
+        return {"function": _named(value.func), "arguments": described(items, depth)}
+    told = {str(key): described(item, depth) for key, item in items.items()}
+    return told if isinstance(value, Mapping) else list(told.values())
 
 
 def _named(value: Any) -> str:
     if isinstance(value, nn.Module):
         return str(value)
     if callable(value) and hasattr(value, "__qualname__"):
-        module = getattr(value, "__module__", "torch")  # methods of torch's own type of tensors have none
-        return stable_name(f"{module}.{value.__qualname__}")
+        return _full_name(value)
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     return text if len(text) <= MOST_CHARACTERS else text[:MOST_CHARACTERS] + "…"
 
@@ -73,20 +114,6 @@ def _named(value: Any) -> str:
 def described_fields(value: Any, depth: int = 0) -> dict[str, Any]:
     """Return the description of each field of a dataclass, except those with ``repr=False``."""
     return {each.name: described(getattr(value, each.name), depth) for each in fields(value) if each.repr}
-
-
-def described_build(built: BuildArguments) -> dict[str, Any]:
-    """Return the description of the arguments of ``build``."""
-    training_spec = described_fields(built.training_spec)
-    count = sum(parameter.numel() for parameter in built.training_spec.net.parameters())
-    others = {name: value for name, value in described_fields(built).items() if name != "training_spec"}
-    return {
-        "net": training_spec.pop("net"),
-        "parameters": count,
-        **training_spec.pop("gradients"),
-        **training_spec,
-        **others,
-    }
 
 
 def described_fit(method: str, options: object, callbacks: Sequence[object], **data: object) -> dict[str, Any]:
@@ -104,3 +131,102 @@ def versions() -> dict[str, str]:
     """Return the versions of Python, of this package, of torch and of numpy."""
     found = {"python": platform.python_version(), "compss_train": __version__}
     return found | {name: importlib.metadata.version(name) for name in ("torch", "numpy")}
+
+
+def details(name: str, value: object, *, tensors: bool = True) -> Details:
+    """Return classes, plain attributes and constructor arguments of an object, and of what it is made of.
+
+    Functions have a hash of their code, and the values in their closures and defaults; arrays, and the tensors in a
+    module's state_dict, a hash unless ``tensors`` is false, as for a network that is trained. Other tensors of a
+    module are left out: they may be caches.
+    """
+    collector = _Collector(tensors)
+    return collector.of(name, value, 0)
+
+
+class _Collector:
+    """Collects details; an object that occurs again has none."""
+
+    def __init__(self, tensors: bool) -> None:
+        self._tensors = tensors
+        self._seen: dict[int, object] = {}
+
+    def of(self, name: str, value: Any, depth: int) -> Details:
+        """Return the details of a value, at a depth of nesting."""
+        if (plain := _as_plain(value)) is not None:
+            return {name: plain[0]}
+        if isinstance(value, torch.Tensor | np.ndarray):
+            return {name: _array_hash(value)} if self._tensors else {}
+        if isinstance(value, Enum | torch.dtype | torch.device):
+            return {name: str(value)}
+        if isinstance(value, type | BuiltinFunctionType):
+            return {name: _full_name(value)}
+        if id(value) in self._seen or depth > DEEPEST:
+            return {}
+        self._seen[id(value)] = value  # kept, so that no other object gets its id
+        if isinstance(value, FunctionType):
+            return self._of_function(name, value, depth)
+        if isinstance(value, MethodType):
+            return self.of(name, value.__func__, depth) | self._limited(name, {"self": value.__self__}, depth)
+        if isinstance(value, nn.Module):
+            return self._of_module(name, value, depth)
+        if (items := _items(value)) is not None:
+            function = self.of(name, value.func, depth) if isinstance(value, functools.partial) else {}
+            return function | self._limited(name, items, depth)
+        secrets = [each.name for each in fields(value) if not each.repr] if is_dataclass(value) else []
+        shown = {key: own for key, own in getattr(value, "__dict__", {}).items() if key not in secrets}
+        return {name: _full_name(type(value)), **self._limited(name, shown, depth)}
+
+    def _limited(self, name: str, values: Mapping[Any, Any], depth: int) -> Details:
+        found: Details = {}
+        for key, value in values.items():
+            found |= self.of(f"{name}.{key}", value, depth + 1)
+        if len(found) > MOST_ITEMS:
+            return {f"{name}.all": f"{len(found)} values, {_hash(repr(found).encode())}"}
+        return found
+
+    def _of_module(self, name: str, module: nn.Module, depth: int) -> Details:
+        own = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
+        computed = [key for key in own if any(isinstance(each, torch.Tensor) for each in leaves(own[key]))]
+        plain = {key: value for key, value in own.items() if key not in computed}
+        found = {name: _full_name(type(module)), **self._limited(name, plain, depth)}
+        if self._tensors:
+            found |= self._limited(name, own_tensors(module), depth)
+        for key, child in module.named_children():
+            found |= self.of(f"{name}.{key}", child, depth)
+        return found
+
+    def _of_function(self, name: str, function: FunctionType, depth: int) -> Details:
+        found: Details = {name: _full_name(function)}
+        code = function.__code__
+        if function.__module__.startswith("compss_train.") or any(each in code.co_filename for each in _INSTALLED):
+            return found
+        cells = zip(code.co_freevars, function.__closure__ or (), strict=True)
+        closure = {key: cell.cell_contents for key, cell in cells if cell != _EMPTY}
+        defaults: dict[Any, Any] = {
+            **dict(enumerate(function.__defaults__ or ())),
+            **(function.__kwdefaults__ or {}),
+        }
+        return {**found, f"{name}.{CODE}": _code_hash(code), **self._limited(name, {**closure, **defaults}, depth)}
+
+
+def _hash(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:12]
+
+
+def _array_hash(array: torch.Tensor | np.ndarray[Any, Any]) -> str:
+    if isinstance(array, np.ndarray):
+        data = b"" if array.dtype.hasobject else array.tobytes()
+    else:
+        is_plain = array.layout == torch.strided and not (array.is_meta or array.is_quantized)
+        data = flat_bytes(array.detach().cpu().contiguous()).numpy().tobytes() if is_plain else b""
+    return f"{str(array.dtype).removeprefix('torch.')} {tuple(array.shape)} {_hash(data)}"
+
+
+def _code_hash(code: CodeType) -> str:
+    """Return a hash of what code does, without names of files and numbers of lines."""
+    constants: list[object] = []
+    for each in code.co_consts:
+        nested = _code_hash(each) if isinstance(each, CodeType) else each
+        constants.append(sorted(map(repr, nested)) if isinstance(nested, Set) else nested)
+    return _hash(repr((code.co_code, code.co_names, constants)).encode())

@@ -11,8 +11,7 @@ from compss_train.model import parameters as params
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments
-from compss_train.training.description import described_build
-from compss_train.training.details import Details
+from compss_train.training.description import Details, described_fields
 from compss_train.training.fit import Fit, FitOfEpochs
 
 
@@ -56,7 +55,12 @@ class TrainedModel:
     @property
     def described(self) -> dict[str, Any] | None:
         """The arguments of ``build`` as values that JSON can hold, or ``None`` before it was called."""
-        return None if self._built is None else described_build(self._built)
+        if self._built is None:
+            return None
+        spec, others = described_fields(self._built.training_spec), described_fields(self._built)
+        del others["training_spec"]
+        count = sum(parameter.numel() for parameter in self._built.training_spec.net.parameters())
+        return {"net": spec.pop("net"), "parameters": count, **spec.pop("gradients"), **spec, **others}
 
     @property
     def details(self) -> Details | None:

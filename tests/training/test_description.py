@@ -19,8 +19,7 @@ from compss_train.model import losses
 from compss_train.model.optimizers import Gradients, optimizer_factory
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training import PostLocal
-from compss_train.training.description import MOST_ITEMS, described
-from compss_train.training.details import stable_name
+from compss_train.training.description import MOST_ITEMS, described, stable_name
 from compss_train.training.fit import FitOptions
 from compss_train.training.merge import NESTEROV
 from tests.helpers.models import ADAM, SGD, assert_same_bits, awkward_net, classification, mlp

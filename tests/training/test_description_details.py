@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from compss_train.model import losses
-from compss_train.training.details import CODE, details
+from compss_train.training.description import CODE, details
 from tests.helpers.models import awkward_net
 
 
@@ -91,7 +91,7 @@ def test_a_network_is_described_without_its_values_and_caches():
 def test_the_details_are_those_of_another_process():
     """Whose sets have another order."""
     program = "told = details('it', lambda x: x in {'a', 'b', 'c', 'd'}), details('it', {'a', 'b', 'c', 'd'})"
-    there = f"from compss_train.training.details import details\n{program}\nprint(told)"
+    there = f"from compss_train.training.description import details\n{program}\nprint(told)"
     text = subprocess.check_output([sys.executable, "-c", there], text=True)
     exec(compile(program, "<string>", "exec"), here := {"details": details, "__name__": "__main__"})
     assert text == f"{here['told']}\n"
