@@ -5,97 +5,69 @@ from __future__ import annotations
 import multiprocessing
 import tempfile
 import time
+from collections.abc import Callable
+from typing import Any
 
+import _common as common
 import torch
-from _common import (
-    Stamp,
-    image_source,
-    in_fresh_process,
-    load_images,
-    network,
-    parser,
-    print_table,
-    ratios,
-    spread,
-    threads_of_children,
-)
-from torch import nn
 
-WORKERS = 2
 TARGET = 4.0
-BATCH = 100
-
 Start = tuple[float, float]
 """Seconds to the first batch of the first worker, and to that of the last."""
 
 
-def ours(samples: int, folder: str) -> Start:
+def ours(folder: str, samples: int) -> Start:
     """Fit one epoch; runs in a fresh process that has imported torch, as any user's has."""
-    from compss_train import BlockedTensor, DistributedTrainer  # not at the top: the bare peer does without
+    from compss_train import DistributedTrainer  # not at the top: the bare peer does without
 
-    images, stamp = load_images(samples), Stamp(folder)
-    grid = (2 * WORKERS, 1)
-    x, y = BlockedTensor.from_array(images.x, grid), BlockedTensor.from_array(images.y, grid)
-    optimizer = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
-    with DistributedTrainer(WORKERS, engine="local", seed=0, threads=1) as trainer:
-        trainer.build(network("MLP", 0), optimizer, "cross_entropy", transform=stamp)
+    images, stamp = common.load_images(samples), common.Stamp(folder)
+    x, y = images.blocked(2 * common.WORKERS)
+    with DistributedTrainer(common.WORKERS, engine="local", seed=0, threads=1) as trainer:
+        trainer.build(common.network("MLP", 0), common.SGD, "cross_entropy", transform=stamp)
         began = time.perf_counter()
-        trainer.fit(x, y, num_epochs=1, batch_size=BATCH, progress=False)
-    return _since(began, stamp)
+        common.fit(trainer, x, y, epochs=1)
+    return stamp.times()[0] - began, stamp.times()[-1] - began
 
 
-def bare(folder: str) -> Start:
+def bare(folder: str, samples: int) -> Start:
     """Spawn processes that import torch and train one batch."""
-    context = multiprocessing.get_context("spawn")
-    with threads_of_children(1):
+    context, stamp = multiprocessing.get_context("spawn"), common.Stamp(folder)
+    with common.threads_of_children(1):
         began = time.perf_counter()
-        processes = [context.Process(target=_one_batch, args=(folder,)) for _ in range(WORKERS)]
+        processes = [context.Process(target=_one_batch, args=(stamp,)) for _ in range(common.WORKERS)]
         for process in processes:
             process.start()
         for process in processes:
             process.join()
-    return _since(began, Stamp(folder))
+    return stamp.times()[0] - began, stamp.times()[-1] - began
 
 
-def _one_batch(folder: str) -> None:
-    net = network("MLP", 0)
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    x, y = torch.zeros(BATCH, 1, 28, 28), torch.zeros(BATCH, dtype=torch.int64)
-    nn.functional.cross_entropy(net(Stamp(folder)(x)), y).backward()
-    optimizer.step()
+def _one_batch(stamp: common.Stamp) -> None:
+    net = common.network("MLP", 0)
+    x, y = torch.zeros(common.BATCH, 1, 28, 28), torch.zeros(common.BATCH, dtype=torch.int64)
+    common.step(net, common.optimizer_for(net, common.SGD), stamp(x), y)
 
 
-def _since(began: float, stamp: Stamp) -> Start:
-    times = stamp.times()
-    return times[0] - began, times[-1] - began
-
-
-def measure(repetitions: int, samples: int) -> tuple[list[Start], list[Start]]:
-    """Start both in turn, each time from a fresh process."""
-    mine, peers = [], []
-    for _ in range(repetitions):
+def fresh(function: Callable[[str, int], Start], samples: int) -> Callable[[int], Start]:
+    def run(_: Any) -> Start:
         with tempfile.TemporaryDirectory() as folder:
-            mine.append(in_fresh_process(ours, samples, folder))
-        with tempfile.TemporaryDirectory() as folder:
-            peers.append(in_fresh_process(bare, folder))
-    return mine, peers
+            return common.in_fresh_process(function, folder, samples)
+
+    return run
 
 
 def main() -> None:
-    options_parser = parser(__doc__, repetitions=5, epochs=1)
-    options_parser.add_argument("--samples", type=int, default=60_000, help="training images")
-    options = options_parser.parse_args()
-    if options.quick:
-        options.repetitions, options.samples = 1, 4_000
-    print(f"{image_source()}: {options.samples} of them; {WORKERS} workers; the fit's publishing of blocks counts")
-    mine, peers = measure(options.repetitions, options.samples)
+    options = common.parsed(common.parser(__doc__, repetitions=5, samples=60_000), samples=4_000)
+    print(f"{common.image_source()}; {options.samples} of them; the fit's publishing of blocks counts")
+    contestants = {each.__name__: fresh(each, options.samples) for each in (ours, bare)}
+    found = common.in_turn(contestants, options.repetitions)
     rows = []
     for place, name in enumerate(("first worker's first batch", "last worker's first batch")):
-        our_times, peer_times = [start[place] for start in mine], [start[place] for start in peers]
-        against = spread(ratios(our_times, peer_times))
-        rows.append([name, spread(our_times), spread(peer_times), against, f"< {TARGET:.0f} s"])
+        mine, peers = ([start[place] for start in found[each.__name__]] for each in (ours, bare))
+        against = common.spread(common.ratios(mine, peers))
+        rows.append([name, common.spread(mine), common.spread(peers), against, f"< {TARGET:.0f} s"])
     headers = ["seconds to the", "ours, from fit", "2 bare spawned processes", "ours / bare", "target (ours)"]
-    print_table("Start of the local engine", headers, rows)
+    common.print_table("Start of the local engine", headers, rows)
 
 
 if __name__ == "__main__":

@@ -1,183 +1,247 @@
-"""Samples a second of a fit with 2 workers, against plain PyTorch loops and DistributedDataParallel."""
+"""Samples a second of whole fits with two workers, processes started before: how fast is training on one machine?
+
+The part ``peers`` compares the local engine with plain PyTorch loops and DistributedDataParallel, ``ray`` with Ray,
+and ``compss`` with COMPSs and with dislib.pytorch under it. Whoever is compared runs one after another.
+"""
 
 from __future__ import annotations
 
 import argparse
+import copy
+import math
+import os
+import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from functools import partial
+from pathlib import Path
 from statistics import fmean
+from typing import Any
 
+import _common as common
 import torch
-from _common import NETWORKS, accuracy, image_source, load_images, network, parser, print_table, ratios, spread
-from _loops import BATCH, LEARNING_RATE, MOMENTUM, Client, Outcome, Task, run_peer
+from torch import nn
 
-WORKERS = 2
-WARM_UP_SAMPLES = 10_000
-LIMIT, DDP, THREADS = "(a) 2 plain loops", "(b) DDP, gloo", "(c) 1 process, 2 threads"
-FAST_LIMIT = "(a) in bf16"
-OURS, FAST = "ours fp32", "ours bf16"
+FAST = {"precision": "bf16", "memory_format": "channels_last"}
+UNITS = {"ComputingUnits": "1", "ComputingUnitsGPUs": "0"}
+"""What dislib's tasks take; a GPU is asked for in its call all the same, or it would train nothing."""
 
-PEERS = (
-    Client(LIMIT, ranks=2),
-    Client(DDP, ranks=2, data_parallel=True),
-    Client(THREADS, ranks=1, threads=2),
-)
-TARGETS = {
-    "MLP": ((OURS, LIMIT, 0.97), (OURS, DDP, 1.4), (FAST, LIMIT, 1.7)),
-    "CNN": ((OURS, LIMIT, 0.97), (OURS, DDP, 1.05), (FAST, LIMIT, 1.7)),
-}
-ACCURACY_TARGET = 0.3
+Outcome = dict[str, float]
+Contestants = dict[str, Callable[[int], Outcome]]
+"""Who runs in every repetition, which is the seed."""
 
 
-@dataclass(frozen=True)
-class Ours(Outcome):
-    """Our outcome, and what of the fit was spent outside the workers' training tasks."""
-
-    outside: float
-    """Seconds beside the slowest training task of each round: publishing, merging, transfers, waiting."""
-    first_outside: float
-    """The first round's part of that, with the publishing of blocks and all else before it."""
-    idle: float
-    """Share of the workers' time in which they were in no training task."""
+# -- contestants -------------------------------------------------------------------------------------------
 
 
-Results = dict[str, list[Outcome]]
-Contestant = Callable[[Task], Outcome]
+def ours(
+    engine: str, name: str, samples: int, epochs: int, blocks: int, modes: dict[str, Any], seed: int
+) -> Outcome:
+    """Fit; in an application of its own."""
+    images = common.load_images(samples)
+    with common.warm_trainer(common.network(name, seed), engine=engine, seed=seed, **modes) as trainer:
+        fitted = common.fit(trainer, *images.blocked(blocks), epochs=epochs)
+        reached = common.accuracy(trainer.predict(images.test_x), images.test_y)
+    inside = sum(worker["seconds"] for record in fitted.history for worker in record["workers"])
+    busy = 100 * inside / (common.WORKERS * fitted.seconds)
+    return {"rate": samples * epochs / fitted.seconds, "accuracy": reached, "busy": busy}
 
 
-def run_ours(task: Task, blocks: tuple[int, int], *, fast: bool) -> Ours:
-    """Fit with a warm engine; building the network anew after the warm-up forgets what that trained."""
-    from compss_train import BlockedTensor, DistributedTrainer  # not at the top: peers import this module too
-
-    images = load_images(task.samples)
-    modes = {"precision": "bf16", "memory_format": "channels_last"} if fast else {}
-    with DistributedTrainer(WORKERS, engine="local", seed=task.seed, threads=1) as trainer:
-        build = partial(
-            trainer.build,
-            network(task.network, task.seed),
-            {"optimizer": "sgd", "lr": LEARNING_RATE, "momentum": MOMENTUM},
-            "cross_entropy",
-            **modes,
-        )
-        build()
-        trainer.fit(
-            images.x[:WARM_UP_SAMPLES], images.y[:WARM_UP_SAMPLES], num_epochs=2, batch_size=BATCH, progress=False
-        )
-        build()
-        x, y = BlockedTensor.from_array(images.x, blocks), BlockedTensor.from_array(images.y, blocks)
-        began = time.perf_counter()
-        trainer.fit(x, y, num_epochs=task.epochs, batch_size=BATCH, progress=False)
-        seconds = time.perf_counter() - began
-        reached = accuracy(trainer.predict(images.test_x), images.test_y)
-        return _outcome(task, seconds, reached, trainer.history)
+def peer(ranks: int, threads: int, method: str, name: str, samples: int, epochs: int, seed: int) -> Outcome:
+    """Train in plain loops, each on its part of the samples, timed from their common start to the last end."""
+    found = common.run_ranks(run_rank, ranks, threads, method, name, samples, epochs, seed, threads=threads)
+    began, ended, accuracies = zip(*found, strict=True)
+    return {"rate": samples * epochs / (max(ended) - min(began)), "accuracy": fmean(accuracies)}
 
 
-def _outcome(task: Task, seconds: float, reached: float, history: Sequence[dict]) -> Ours:
-    slowest = [max(worker["seconds"] for worker in record["workers"]) for record in history]
-    inside = sum(worker["seconds"] for record in history for worker in record["workers"])
-    later = sum(record["seconds"] for record in history[1:])
-    return Ours(
-        seconds,
-        task.samples * task.epochs / seconds,
-        reached,
-        outside=seconds - sum(slowest),
-        first_outside=seconds - later - slowest[0],
-        idle=1 - inside / (WORKERS * seconds),
-    )
+def run_rank(
+    rank: common.Rank, threads: int, method: str, name: str, samples: int, epochs: int, seed: int
+) -> tuple[float, float, float]:
+    """Return when the rank began and ended, and its network's test accuracy."""
+    torch.set_num_threads(threads)
+    images, net = common.load_images(samples), common.network(name, seed)
+    part = slice(rank.number, None, rank.ranks)
+    x, y = torch.from_numpy(images.x[part].copy()), torch.from_numpy(images.y[part].copy())
+    if method != common.PLAIN:
+        rank.join()
+
+    def train(net: nn.Module, batches: int, epochs: int) -> tuple[float, float]:
+        optimizer = common.optimizer_for(net, common.SGD)
+        with common.METHODS[method](common.Exchange(net, optimizer, rank, 1)) as (wrapped, _):
+            common.meet()
+            began = time.perf_counter()
+            for _ in range(epochs):
+                for rows in torch.randperm(len(x)).split(common.BATCH)[:batches]:
+                    common.step(wrapped, optimizer, x.index_select(0, rows), y.index_select(0, rows))
+            return began, time.perf_counter()
+
+    train(copy.deepcopy(net), common.WARM_UP_BATCHES, 1)
+    torch.manual_seed(seed * 1000 + rank.number)
+    return *train(net, len(x), epochs), common.accuracy_of(net, images)
 
 
-def contestants(options: argparse.Namespace) -> dict[str, Contestant]:
-    """Return who runs in every repetition, by name."""
-    peers = [*PEERS, Client(FAST_LIMIT, ranks=2, fast=True)] if options.bf16_limit else PEERS
-    blocks = tuple(options.blocks)
-    peer_runs = {peer.label: partial(run_peer, peer) for peer in peers}
-    # Whoever is compared runs side by side, so that a change of the machine's load between them is rare.
+def dislib(name: str, samples: int, epochs: int, blocks: int, copies: bool, seed: int) -> Outcome:
+    """Fit as dislib's own tests do; unlike ours, its blocks are in the workers' files before the time starts.
+
+    ``from_pt_tensor`` makes a block of a slice, which is pickled with all of the tensor that it is a slice of: then
+    every task reads all images. With ``copies`` a task makes a tensor of its own of each block first.
+    """
+    images = common.load_images(samples)
+    _fit_dislib(name, images, min(samples, 10_000), common.WORKERS, 2, seed, copies)
+    seconds, net = _fit_dislib(name, images, samples, blocks, epochs, seed, copies)
+    each = samples // blocks
+    batches = math.ceil(each / common.BATCH)
+    # It leaves out what is over where samples divide neither into blocks nor blocks into batches.
     return {
-        FAST: partial(run_ours, blocks=blocks, fast=True),
-        LIMIT: peer_runs.pop(LIMIT),
-        OURS: partial(run_ours, blocks=blocks, fast=False),
-        **peer_runs,
+        "rate": blocks * batches * (each // batches) * epochs / seconds,
+        "accuracy": common.accuracy_of(net, images),
     }
 
 
-def measure(name: str, options: argparse.Namespace) -> Results:
-    """Run all contestants one after another, again and again, so that noise meets all of them."""
-    results: Results = {}
-    for repetition in range(options.repetitions):
-        task = Task(name, options.samples, options.epochs, seed=repetition)
-        for label, contestant in contestants(options).items():
-            outcome = contestant(task)
-            results.setdefault(label, []).append(outcome)
-            print(f"{name} {repetition + 1}: {label}: {outcome.samples_per_second:,.0f}/s", file=sys.stderr)
-    return results
+def _fit_dislib(
+    name: str, images: common.Images, samples: int, blocks: int, epochs: int, seed: int, copies: bool
+) -> tuple[float, nn.Module]:
+    import dislib as ds
+    from dislib.pytorch import EncapsulatedFunctionsDistributedPytorch
+    from pycompss.api.api import compss_barrier
+
+    grid, options = (blocks, 1), {each: common.SGD[each] for each in ("lr", "momentum")}
+    x = ds.from_pt_tensor(torch.from_numpy(images.x[:samples]), shape=grid)
+    y = ds.from_pt_tensor(torch.from_numpy(images.y[:samples]), shape=grid)
+    if copies:
+        x = x.apply_to_tensors(torch.clone)
+    trainer = EncapsulatedFunctionsDistributedPytorch(num_workers=common.WORKERS)
+    loss, kind = nn.CrossEntropyLoss, torch.optim.SGD
+    trainer.build(Layers(name, seed), kind, loss, options, num_gpu=common.WORKERS, num_nodes=1)
+    compss_barrier()
+    nets: list[nn.Module] = []
+    batches = math.ceil(samples // blocks / common.BATCH)  # as many as ours
+    seconds = common.seconds_of(lambda: nets.append(trainer.fit_synchronous_with_GPU(x, y, batches, epochs)))
+    return seconds, nets[0]
 
 
-def speeds(results: Results, label: str) -> list[float]:
-    return [outcome.samples_per_second for outcome in results[label]]
+class Layers(nn.Module):
+    """A network whose layers are where dislib looks for them; workers that get it use a thread, like ours."""
+
+    def __init__(self, name: str, seed: int) -> None:
+        super().__init__()
+        self.neural_network_layers = common.network(name, seed)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        torch.set_num_threads(1)
+        super().__setstate__(state)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Apply all layers."""
+        outputs: torch.Tensor = self.neural_network_layers(x)
+        return outputs
 
 
-def report(name: str, results: Results) -> None:
-    """Print one network's tables."""
+def why_no_dislib(paths: list[str]) -> str:
+    """Return the error that importing dislib ends with, nothing where it can be imported.
+
+    Tried outside the runtime, with PyCOMPSs from where ``runcompss`` takes it.
+    """
+    home = os.environ.get("COMPSS_HOME")
+    binding = [str(Path(home, "Bindings/python/3"))] if home else []
+    path = os.pathsep.join(filter(None, [*paths, *binding, os.environ.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-c", "import dislib.pytorch"]
+    variables = {**os.environ, **UNITS, "PYTHONPATH": path}
+    tried = subprocess.run(command, cwd=common.HERE, env=variables, capture_output=True, text=True)
+    return tried.stderr.strip().splitlines()[-1] if tried.returncode else ""
+
+
+# -- parts -------------------------------------------------------------------------------------------------
+
+
+def report(title: str, results: Mapping[str, list[Outcome]], peers: Mapping[str, Callable[[str], str]]) -> None:
+    """Print what each contestant reached, and its ratio to peers: a header, and the peer of a contestant."""
+
+    def column(label: str, name: str) -> list[float]:
+        return [outcome[name] for outcome in results.get(label, []) if name in outcome]
+
     rows = []
-    for label, outcomes in results.items():
-        against = ratios(speeds(results, label), speeds(results, LIMIT))
-        reached = fmean(outcome.accuracy for outcome in outcomes)
-        rows.append([label, spread(speeds(results, label), ",.0f"), spread(against), f"{reached:.2f}"])
-    print_table(f"{name}: samples/s", ["contestant", "samples/s", "of (a)", "mean test accuracy"], rows)
-    _report_targets(name, results)
-    _report_overhead(name, results)
-
-
-def _report_targets(name: str, results: Results) -> None:
-    rows = [
-        [f"{ours} / {peer}", spread(ratios(speeds(results, ours), speeds(results, peer)), ".3f"), f">= {target}"]
-        for ours, peer, target in TARGETS[name]
-    ]
-    pairs = zip(results[FAST], results[OURS], strict=True)
-    differences = [fast.accuracy - plain.accuracy for fast, plain in pairs]
-    rows.append(["bf16 - fp32, accuracy points", spread(differences), f"within {ACCURACY_TARGET}"])
-    rows.append(["  the same, mean over seeds", f"{fmean(differences):.2f}", f"within {ACCURACY_TARGET}"])
-    print_table(f"{name}: targets", ["measure", "median (min to max)", "target"], rows)
-
-
-def _report_overhead(name: str, results: Results) -> None:
-    rows = []
-    for label in (OURS, FAST):
-        ours = [outcome for outcome in results[label] if isinstance(outcome, Ours)]
-        share = [100 * outcome.outside / outcome.seconds for outcome in ours]
+    for label in results:
+        rates = column(label, "rate")
+        cells = [label, common.spread(rates, ",.0f")]
+        for peer_of in peers.values():
+            others = column(peer_of(label), "rate")
+            cells.append(common.spread(common.ratios(rates, others), ".2f") if others else "-")
         rows.append(
-            [
-                label,
-                spread([outcome.seconds for outcome in ours]),
-                spread([outcome.outside for outcome in ours]),
-                spread([outcome.first_outside for outcome in ours]),
-                spread(share, ".1f"),
-                spread([100 * outcome.idle for outcome in ours], ".1f"),
-            ]
+            [*cells, f"{fmean(column(label, 'accuracy')):.2f}", common.spread(column(label, "busy"), ".1f")]
         )
-    headers = ["contestant", "fit s", "outside tasks s", "of it in round 1", "outside %", "workers idle %"]
-    print_table(f"{name}: our time outside training tasks", headers, rows)
+    common.print_table(title, ["contestant", "samples/s", *peers, "mean test accuracy", "workers busy %"], rows)
+
+
+def report_peers(options: argparse.Namespace) -> None:
+    limit, ddp, plainly = "2 plain loops", "DDP, gloo", "ours, fp32"
+    for name in options.networks:
+        task: tuple[Any, ...] = (name, options.samples, options.epochs)
+        contestants: Contestants = {
+            "ours, bf16, channels_last": partial(common.call, ours, "local", *task, options.grid, FAST),
+            limit: partial(peer, 2, 1, common.PLAIN, *task),
+            plainly: partial(common.call, ours, "local", *task, options.grid, {}),
+            ddp: partial(peer, 2, 1, common.DDP, *task),
+            "1 process, 2 threads": partial(peer, 1, 2, common.PLAIN, *task),
+        }
+        goals = {f"to {limit} (goal 0.97)": limit, f"to {ddp} (goal {1.4 if name == 'MLP' else 1.05})": ddp}
+        to = {header: lambda _, label=label: label for header, label in goals.items()}
+        report(f"{name}: local engine and peers", common.in_turn(contestants, options.repetitions), to)
+
+
+def report_ray(options: argparse.Namespace) -> None:
+    for name in options.networks:
+        task: tuple[Any, ...] = (name, options.samples, options.epochs, options.grid, {})
+        contestants: Contestants = {each: partial(common.call, ours, each, *task) for each in ("local", "ray")}
+        to = {"to local (goal 0.95)": lambda _: "local"}
+        report(f"{name}: on Ray", common.in_turn(contestants, options.repetitions), to)
+
+
+def report_compss(options: argparse.Namespace) -> None:
+    if not common.has_compss():
+        return
+    paths = [str(folder.absolute()) for folder in options.dislib]
+    if reason := why_no_dislib(paths):
+        print(f"SKIPPED: dislib cannot be imported ({reason}); name a checkout with --dislib FOLDER")
+    task: tuple[Any, ...] = ("MLP", options.samples, options.epochs)
+    local = f"local, {options.blocks[0]} blocks"
+    contestants: Contestants = {local: partial(common.call, ours, "local", *task, options.blocks[0], {})}
+    for blocks in options.blocks:
+        runs = partial(_called, common.Runtime(), ours, "compss")
+        contestants[f"compss, {blocks} blocks"] = partial(runs, *task, blocks, {})
+        if not reason:
+            runtime = common.Runtime(pythonpath=paths, environment=UNITS)
+            contestants[f"dislib, {blocks} blocks"] = partial(
+                _called, runtime, dislib, *task, blocks, options.copies
+            )
+    to = {
+        "to local": lambda _: local,
+        "to dislib (goals 1.35 with 8 blocks, 4.5 with 64)": lambda label: label.replace("compss", "dislib"),
+    }
+    report("MLP under COMPSs", common.in_turn(contestants, options.repetitions), to)
+
+
+def _called(runtime: common.Runtime, function: Callable[..., Outcome], *arguments: Any) -> Any:
+    return common.call(function, *arguments, runtime=runtime)
+
+
+PARTS = {"peers": report_peers, "ray": report_ray, "compss": report_compss}
 
 
 def main() -> None:
-    options_parser = parser(__doc__, repetitions=3, epochs=5)
-    options_parser.add_argument("--samples", type=int, default=60_000, help="training images")
-    options_parser.add_argument("--blocks", type=int, nargs=2, default=[4, 1], help="our grid of blocks")
-    options_parser.add_argument("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
-    options_parser.add_argument("--bf16-limit", action="store_true", help="run peer (a) in bf16, too")
-    options = options_parser.parse_args()
-    if options.quick:
-        options.repetitions, options.epochs, options.samples = 1, 2, 4_000
-    print(f"{image_source()}: {options.samples} of them, {options.epochs} epochs, {BATCH} a batch")
-    print(
-        f"torch {torch.__version__}; {WORKERS} workers, a thread each; merged every epoch; "
-        f"our blocks {tuple(options.blocks)}"
-    )
-    for name in options.networks:
-        report(name, measure(name, options))
+    options_parser = common.parser(__doc__, repetitions=3, epochs=5, samples=60_000, parts=PARTS)
+    add = options_parser.add_argument
+    add("--networks", nargs="+", choices=common.NETWORKS, default=list(common.NETWORKS))
+    add("--grid", type=int, default=4, help="our blocks in the parts peers and ray")
+    add("--blocks", type=int, nargs="+", default=[8, 64], help="of the images, in the part compss")
+    add("--dislib", type=Path, nargs="+", default=[], metavar="FOLDER", help="its checkout and what it needs")
+    add("--copies", action="store_true", help="make each of dislib's blocks a tensor of its own before the fit")
+    # A task of dislib's takes half a second, however small: 64 blocks are not quick.
+    options = common.parsed(options_parser, epochs=2, samples=6_400, blocks=[2, 8])
+    print(f"{common.image_source()}; {options.samples} of them, {options.epochs} epochs, merged every epoch")
+    for part in options.parts:
+        PARTS[part](options)
 
 
 if __name__ == "__main__":
