@@ -15,7 +15,7 @@ from compss_train.training.trainer_base import TrainerBase
 Mode = Literal["min", "max"]
 
 _LOWER = {"loss", "mse", "mae", "mre", "rmse", "error", "perplexity"}
-_HIGHER = {"accuracy", "acc", "auc", "auroc", "f1", "precision", "recall", "r2", "score"}
+_HIGHER = {"accuracy", "acc", "auc", "auroc", "f1", "precision", "recall", "r2", "score", "iou", "psnr"}
 
 
 def mode_of(monitor: str, mode: Mode | None) -> Mode:

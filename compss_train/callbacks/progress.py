@@ -1,11 +1,12 @@
-"""Progress of a fit: a bar in terminals and notebooks, a line per round elsewhere."""
+"""Progress of a fit: a bar in terminals and notebooks (with ipywidgets), a line per round elsewhere."""
 
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from typing import Any, TextIO
 
-from tqdm.auto import tqdm
+from tqdm import tqdm
 
 from compss_train.reports.records import measured_names
 from compss_train.training.callback import Callback
@@ -44,7 +45,7 @@ class _Bar:
         self, text: str, total: int | None, file: TextIO | None, reported: Callable[[], int | None]
     ) -> None:
         self.lock = threading.Lock()
-        self.tqdm = tqdm(total=total, desc=text, unit=" samples", unit_scale=True, file=file)
+        self.tqdm = _bar_class()(total=total, desc=text, unit=" samples", unit_scale=True, file=file)
         self._reported = reported
         self._first = reported() or 0
         self._completed = 0
@@ -75,6 +76,15 @@ class _Bar:
             self.tqdm.set_description_str(None, refresh=False)
             at = samples if self.tqdm.total is None else min(samples, self.tqdm.total)
             self.tqdm.update(max(0, at - self.tqdm.n))
+
+
+def _bar_class() -> "type[tqdm[Any]]":
+    """Return the class of bars, in notebooks that have ipywidgets that of widgets."""
+    if "ipykernel" not in sys.modules or find_spec("ipywidgets") is None:
+        return tqdm
+    from tqdm.notebook import tqdm as widget
+
+    return widget
 
 
 class ProgressBar(_Progress):
@@ -155,7 +165,7 @@ def with_progress(callbacks: Sequence[Callback], progress: bool) -> tuple[Callba
     """Return the callbacks, with one that shows progress appended if ``progress`` and none of them does."""
     if not progress or any(isinstance(callback, _Progress) for callback in callbacks):
         return tuple(callbacks)
-    shows_bars = "ipykernel" in sys.modules or sys.stderr.isatty()
+    shows_bars = _bar_class() is not tqdm or sys.stderr.isatty()
     return (*callbacks, ProgressBar() if shows_bars else RoundLines())
 
 

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train.data.ragged import Ragged, join
-from compss_train.data.values import check_dtype, check_parts, check_values, signed
+from compss_train.data.values import check_dtype, check_parts, check_values, shared_tensor, signed
 
 Block: TypeAlias = NDArray[Any] | torch.Tensor | Ragged
 DType: TypeAlias = np.dtype[Any] | torch.dtype
@@ -76,20 +76,6 @@ def _is_mapped(array: Any) -> bool:
     while isinstance(array, np.ndarray) and not isinstance(array, MappedMemory):
         array = array.base
     return isinstance(getattr(array, "obj", array), MappedMemory)  # a memoryview of it
-
-
-class _Writable:
-    """Lets torch, which knows no read-only tensors, share the memory of a read-only array."""
-
-    def __init__(self, array: NDArray[Any]) -> None:
-        interface = array.__array_interface__
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
-        self.array = array
-
-
-def shared_tensor(array: NDArray[Any]) -> torch.Tensor:
-    """Return a tensor that shares the memory of an array; nobody may write to it if the array is read-only."""
-    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
 
 
 def flat_bytes(tensor: torch.Tensor) -> torch.Tensor:

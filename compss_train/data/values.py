@@ -5,6 +5,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_dense
 
@@ -65,10 +66,28 @@ def signed(array: _Array) -> _Array:
     return wider  # type: ignore[no-any-return]
 
 
+class _Writable:
+    """Lets torch, which knows no read-only tensors, share the memory of a read-only array."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        interface = array.__array_interface__
+        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
+        self.array = array
+
+
+def shared_tensor(array: NDArray[Any]) -> torch.Tensor:
+    """Return a tensor that shares the memory of an array; nobody may write to it if the array is read-only."""
+    return torch.from_numpy(array if array.flags.writeable else np.asarray(_Writable(array)))
+
+
 def tensor_of(value: Any) -> torch.Tensor:
-    """Return an array, a tensor or a list of numbers as a tensor; raise ``ValueError`` for what none can hold."""
+    """Return an array, a tensor or a list of numbers as a tensor; raise ``ValueError`` for what none can hold.
+
+    It shares memory that it must not be written through.
+    """
     try:
-        return torch.as_tensor(value)
+        is_read_only = isinstance(value, np.ndarray) and not value.flags.writeable
+        return torch.as_tensor(np.asarray(_Writable(value)) if is_read_only else value)
     except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"no tensor can hold this {type(value).__name__}: {error}; give numbers, and integers below 2**63"

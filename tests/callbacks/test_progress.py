@@ -4,6 +4,7 @@ import io
 import logging
 import re
 import sys
+from importlib.util import find_spec
 
 import pytest
 
@@ -122,3 +123,25 @@ def test_the_reason_of_a_stop_is_printed_last(monkeypatch, stream):
     assert text.endswith("\nstopped after round 1: enough\n")
     _, text = shown(monkeypatch, stream(), max_time=1e-6)
     assert text.endswith("stopped in the first round: max_time\n")
+
+
+CELL = """
+import numpy as np
+from torch import nn
+
+from compss_train import DistributedTrainer
+
+trainer = DistributedTrainer(1, engine="serial", seed=0)
+trainer.build(nn.Linear(4, 2), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
+trainer.fit(np.zeros((40, 4), np.float32), np.zeros(40, np.int64), num_epochs=2, batch_size=10);
+"""
+
+
+def test_notebooks_without_widgets_show_a_line_per_round_and_no_warning():
+    nbclient, nbformat = pytest.importorskip("nbclient"), pytest.importorskip("nbformat")
+    if find_spec("ipywidgets"):
+        pytest.skip("with widgets there is a bar")
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
+    (cell,) = nbclient.NotebookClient(notebook, kernel_name="python3").execute().cells
+    text = "".join(output.text for output in cell.outputs)
+    assert re.fullmatch("starting 1 worker\n(round [01], epoch [12], loss .*\n){2}", text)

@@ -44,6 +44,26 @@ def own_collate(samples):
     return padded(xs, 0), padded(ys, -100)
 
 
+@pytest.fixture
+def every_warning():
+    """Lets torch warn each time, not only the first of a process."""
+    torch.set_warn_always(True)
+    yield
+    torch.set_warn_always(False)
+
+
+@pytest.mark.usefixtures("every_warning")
+def test_read_only_sequences_warn_of_nothing_and_stay_as_they_are():
+    tokens = [each.copy() for each in TOKENS]
+    for each in tokens:
+        each.flags.writeable = False
+    for x in (tokens, Ragged(tokens)):
+        trainer = trainer_of()
+        trainer.fit(x, NEXT, num_epochs=1, batch_size=10, **STILL)
+        trainer.predict(x)
+    assert all(map(np.array_equal, tokens, TOKENS))
+
+
 @pytest.mark.parametrize("collate", [None, own_collate])
 def test_lists_of_sequences_are_padded_as_in_the_plain_loop(engine, collate):
     x, y = (BlockedTensor.from_array(Ragged(each), 3) for each in (TOKENS, NEXT))

@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -421,6 +422,13 @@ def interrupt() -> None:
 class Interrupting:
     def __del__(self):
         interrupt()
+
+
+def test_processes_that_may_have_no_children_train_all_the_same(monkeypatch):
+    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # as in a pool
+    with LocalEngine(1) as engine:
+        assert engine.fetch([engine.submit(max, 1, 2)]) == [2]
+    assert multiprocessing.current_process().daemon
 
 
 def test_ctrl_c_in_a_start_leaves_no_process(monkeypatch):

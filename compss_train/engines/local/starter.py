@@ -85,8 +85,14 @@ class Starter:
         # A daemon, as the program must not wait for its end before it ends the engine.
         process = LokyProcess(target=target, args=args, env=self._environment, daemon=True)
         resource_tracker.ensure_running()  # which loky starts otherwise, and unblocks the signal
+        here = multiprocessing.current_process()
+        is_daemon = here.daemon
         with interrupts_deferred():
-            process.start()
+            here.daemon = False  # daemons, such as those of a pool, may have no children; ours end with them
+            try:
+                process.start()
+            finally:
+                here.daemon = is_daemon
             self._processes[process.pid] = process
 
     def send_signal(self, pid: int, number: signal.Signals) -> None:
