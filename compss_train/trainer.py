@@ -1,28 +1,48 @@
 """``DistributedTrainer``: builds a model, fits it on many workers, evaluates it, predicts with it."""
 
+import copy
 import os
+import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from html import escape
+from pathlib import Path
+from typing import Any, Self
 
-from compss_train._utils.validation import check_keywords, entry_point
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from compss_train._utils.validation import check_choice, check_count, check_keywords, entry_point
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback, Profile
-from compss_train.callbacks.checks import callback_list
+from compss_train.callbacks.progress import with_progress
 from compss_train.data import FileDataset
-from compss_train.model.parameters import Parameters
+from compss_train.data.locations import is_remote
+from compss_train.engines import Engine
+from compss_train.exceptions import BadFileError
+from compss_train.model import compilation, copies, losses, metrics, optimizers, training_spec
+from compss_train.model import parameters as params
+from compss_train.model.schedule import Schedule, ScheduleSpec, configured_schedule
+from compss_train.model.train_transform import TrainTransform, as_train_transform
+from compss_train.model.training_step import Step, no_loss, training_steps
 from compss_train.online.options import OnlineOptions, Simulations, online_merge
-from compss_train.training import description, planning, resuming, rounds
-from compss_train.training.callback import AnyCallback
+from compss_train.reports.formatting import Table
+from compss_train.reports.history import History
+from compss_train.training import build_arguments, description, planning, resuming, rounds
+from compss_train.training.callback import AnyCallback, CallbackList, check_callbacks
 from compss_train.training.fit import FitOfEpochs, FitOptions, ShuffleLike
+from compss_train.training.inference import inference, warn_of_problems
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.named_fits import NamedFits
+from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
-from compss_train.training.trainer_base import TrainerBase
+from compss_train.training.trained_model import TrainedModel
+from compss_train.training.training_state import Snapshot, TrainingState
 
 
-class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
+class DistributedTrainer(NamedFits[params.Parameters]):
     """Trains a PyTorch model as ``num_workers`` copies that are merged from time to time.
 
     Parameters
@@ -57,6 +77,144 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
     _clock: Callable[[], float] = staticmethod(time.monotonic)
 
     @entry_point
+    def __init__(
+        self,
+        num_workers: int | None = None,
+        *,
+        engine: str | Engine = "auto",
+        seed: int | None = None,
+        threads: int | None = None,
+        worker_timeout: float | None = None,
+    ) -> None:
+        self._model = TrainedModel(seed)
+        self._session = Session(self._model, num_workers, engine, threads, worker_timeout)
+        self.num_workers, self.threads = self._session.num_workers, self._session.threads
+
+    def __repr__(self) -> str:
+        own = f"num_workers={self.num_workers}, engine={self._session.engine_class.name!r}, seed={self.seed}"
+        return f"{type(self).__name__}({own}), {self.history!r}"
+
+    def _repr_html_(self) -> str:
+        return f"<p>{escape(repr(self).partition(', history')[0])}</p>{self.history._repr_html_()}"
+
+    @entry_point
+    def build(
+        self,
+        net: nn.Module | Mapping[str, nn.Module],
+        optimizer: optimizers.OptimizerSpec | Mapping[str, optimizers.OptimizerSpec] | None = None,
+        loss: str | losses.BatchFunction | None = None,
+        metric: metrics.MetricSpec = None,
+        num_gpu: int = 0,
+        num_nodes: int = 1,
+        *,
+        transform: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        train_transform: TrainTransform | Callable[..., Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        precision: training_spec.Precision = "fp32",
+        memory_format: training_spec.MemoryFormat = "contiguous",
+        compile: bool | Mapping[str, Any] = False,
+        class_weight: losses.ClassWeight | None = None,
+        schedule: ScheduleSpec | None = None,
+        gradients: optimizers.Gradients | None = None,
+        training_step: Step | str | None = None,
+        validation_step: Step | str | None = None,
+    ) -> None:
+        """Set the network and how it is trained. Starts no process. A second call starts over with a new network.
+
+        Parameters
+        ----------
+        net:
+            Any module; its current parameters are the initial ones. It is copied, never modified. A submodule in
+            evaluation mode, such as a frozen BatchNorm, stays in it, unless the whole network is in evaluation
+            mode. For a training step also a dict of modules, which it receives as an ``nn.ModuleDict``.
+        optimizer:
+            A dict such as ``{"optimizer": "adamw", "lr": 1e-3}`` with the lower-case name of one of torch's
+            optimizers and its arguments (EDDL's names of them, such as ``epsilon``, are accepted, too), or with a
+            torch optimizer class, in which ``"groups"`` may set options of parameters by patterns of names; or a
+            torch optimizer over the parameters of ``net``; or a callable that takes ``parameters`` or
+            ``named_parameters`` and returns one. Frozen parameters are left out. For a training step that updates
+            several optimizers, a dict from names of submodules to optimizers: docs/models.md.
+        loss:
+            One of EDDL's names, or a callable of (output, target) that returns a mean over the batch.
+            ``cross_entropy`` and ``softmax_cross_entropy`` take logits, ``categorical_cross_entropy`` takes
+            probabilities, such as the outputs of a softmax. May be left out with a training step.
+        metric:
+            Like ``loss``; or a metric or collection of torchmetrics (extra ``metrics``); or a list of these, or a
+            dict whose keys are their names in the history. docs/watching.md explains what they are measured on.
+        num_gpu, num_nodes:
+            Number of GPUs that the workers are distributed over, 0 (default) for the CPU; COMPSs tasks use all GPUs
+            that its resources declare. ``num_nodes`` is accepted for dislib's scripts, and has no effect.
+        transform:
+            Callable or module that workers apply to every batch of x, for example to scale uint8 images. Random
+            draws are seeded by the batch's position in the epoch: docs/training-options.md.
+        train_transform:
+            Augmentation: a function of each training batch of x, or of x and y, which it returns as a pair; applied
+            before ``transform``, but not in evaluation and prediction. ``TrainTransform`` can call it for each
+            sample. Random draws are seeded as for ``transform``: docs/models.md. ``None`` (default) for none.
+        collate:
+            Makes batches, like torch's ``collate_fn``: a function of a list of samples, (x, y) or x without
+            targets, that returns x and y, or x. ``None`` (default) stacks samples, and pads sequences of different
+            lengths: x with 0, and integer targets with -100, which losses ignore; docs/models.md.
+        precision:
+            ``"fp32"`` (default), or ``"bf16"`` or ``"fp16"`` for autocast to bfloat16 or float16; parameters keep
+            their dtype. With float16, losses are scaled (``torch.amp.GradScaler``), and steps are skipped if
+            gradients overflow; use it on GPUs, as most CPUs are slow with it.
+        memory_format:
+            ``"contiguous"`` (default), or ``"channels_last"`` for images, which is faster for convolutions.
+        compile:
+            ``True``, or a dict of arguments such as ``{"mode": "max-autotune"}``, compiles forward and backward
+            passes in the workers with ``torch.compile``, for training only; this takes seconds to minutes once.
+            Results differ by rounding. Needs a compiler where workers run: docs/training-options.md. ``False`` by
+            default.
+        class_weight:
+            A weight for each class, as a sequence or a dict with class indices as keys, for the training loss (not
+            for evaluation): docs/training-options.md. ``None`` (default) for no weights.
+        schedule:
+            Learning-rate schedule by epoch: a function of the epoch (0, 1, 2, ... over all fits) that returns a
+            factor, or a callable that makes a torch scheduler from an optimizer, such as
+            ``functools.partial(StepLR, step_size=10)``; or a ``Schedule`` of either, with several steps per epoch:
+            docs/training-options.md. ``None`` (default) for a constant learning rate.
+        gradients:
+            ``Gradients``: clipping, batches per optimizer step, and what happens if a loss is NaN. ``None``
+            (default) for its defaults.
+        training_step, validation_step:
+            A function of the model, the batch ((x, y) or x) and a ``StepContext``, or a method of the module. It
+            returns a loss, or a dict with ``"loss"`` and other numbers for the history. A Lightning-style module
+            with both and ``configure_optimizers`` needs no optimizer or loss here: docs/models.md. ``None``
+            (default) computes ``loss`` from the network's outputs.
+
+        Raises ``ValueError`` for unknown names or optimizer parameters, a network without trainable parameters, and
+        missing GPUs; ``TypeError`` for arguments of a wrong type, or that cannot be pickled.
+        """
+        self._model.require_idle("build")
+        check_count("num_nodes", num_nodes, least=0)
+        given = build_arguments.checked_network(net)
+        factory, training, validation = training_steps(given, optimizer, loss, training_step, validation_step)
+        own = build_arguments.copied_network(given)
+        factory = optimizers.bound_to_copy(factory, given, own)
+        spec = training_spec.TrainingSpec(
+            net=own,
+            optimizer=factory,
+            loss=no_loss if loss is None else losses.resolve_loss(loss),
+            measures=metrics.resolve_metrics(metric),
+            transform=transform,
+            train_transform=as_train_transform(train_transform),
+            collate=collate,
+            precision=precision,
+            compile=compilation.Compilation.of(compile),
+            memory_format=memory_format,
+            class_weight=losses.check_class_weight(class_weight),
+            gradients=optimizers.Gradients() if gradients is None else gradients,
+            training_step=training,
+            validation_step=validation,
+        )
+        chosen = configured_schedule(own, factory) if schedule is None else Schedule.of(schedule)
+        built = build_arguments.BuildArguments(spec, num_gpu, chosen)
+        self._session.engine_class.check_gpus(num_gpu)
+        self._model.build(built)
+        self._session.set_state(TrainingState())
+
+    @entry_point
     def fit(
         self,
         x: Any,
@@ -75,7 +233,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         progress: bool = True,
         resume: str | os.PathLike[str] | bool = False,
         max_time: float | timedelta | None = None,
-    ) -> Parameters:
+    ) -> params.Parameters:
         """Train, and return the final global parameters, arrays in state_dict order.
 
         A second fit continues the first: parameters, optimizer and random states, and the count of epochs.
@@ -158,8 +316,8 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         )
         fit = self._plan("fit", x, y, options)
         resuming.prepare(fit, self._session)
-        traces = [str(each.path) for each in fit.callbacks.callbacks if isinstance(each, Profile)]
-        read = {"data": fit.data, "validation_data": fit.validation, "profile": next(iter(traces), None)}
+        profile = next((str(each.path) for each in fit.callbacks.callbacks if isinstance(each, Profile)), None)
+        read = {"data": fit.data, "validation_data": fit.validation, "profile": profile}
         self._model.last_fit = description.described_fit("fit", fit.options, fit.callbacks.all, **read)
         self._model.coding = fit.data.coding
         rounds.run_rounds(fit, self._session)
@@ -182,9 +340,15 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         """Return the fit with these options, which ``method`` needs, after all checks that need no task."""
         self._model.ready(method)
         records = {"validated": options.validation_data is not None, "averaged": bool(options.merge.averaging)}
-        called = callback_list(self, options.callbacks, options.progress, **records)
+        called = self._callbacks(options.callbacks, options.progress, **records)
         stopping = Stopping(options.max_time, self._clock, self._session.engine_class.time_left())
         return planning.plan_fit(self._session, x, y, options, called, stopping)
+
+    def _callbacks(self, callbacks: Sequence[AnyCallback], progress: bool, **records: bool) -> CallbackList:
+        """Return the callbacks of a fit, with one that shows progress; ``records`` are as in ``CallbackList``."""
+        check_choice("progress", progress, (True, False))
+        checked = check_callbacks(callbacks)
+        return CallbackList(with_progress(checked) if progress else checked, self, **records)
 
     @entry_point
     def fit_online(
@@ -201,7 +365,7 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         max_time: float | timedelta | None = None,
         record_every: float = 1.0,
         checkpoint_every: float | None = 60.0,
-    ) -> Parameters:
+    ) -> params.Parameters:
         """Train while simulations run, and return the final global parameters, arrays in state_dict order.
 
         Simulations run as tasks and send their samples to ``num_workers`` workers, which hold them in buffers and
@@ -251,10 +415,165 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
             pairing=simulations.pairing,
         )
         self._model.ready("fit_online")
-        called = callback_list(self, callbacks, progress, validated=validation_data is not None, online=True)
+        called = self._callbacks(callbacks, progress, validated=validation_data is not None, online=True)
         stopping = Stopping(max_time, self._clock, self._session.engine_class.time_left())
         train_online(self._session, simulations, options, called, validation_data, stopping)
         return self.get_parameters()
+
+    @property
+    def seed(self) -> int:
+        """The seed of all random numbers, given or drawn; after ``restore`` that of the checkpoint."""
+        return self._model.seed
+
+    @property
+    def history(self) -> History:
+        """A dict for each round of all fits since ``build``."""
+        return self._model.history
+
+    @property
+    def measures(self) -> tuple[str, ...]:
+        """The names of the loss and the metrics in every record of the history, ``"loss"`` first.
+
+        Measures on validation data have the prefix ``val_``. Raises ``NotBuiltError`` before ``build``.
+        """
+        return self._model.built.training_spec.measures.names
+
+    @property
+    def measures_in_steps(self) -> bool:
+        """Whether a training step may add measures of its own to those in ``measures``."""
+        return self._model.built.training_spec.training_step is not None
+
+    @property
+    def configuration(self) -> dict[str, Any]:
+        """The arguments of the trainer, ``build`` and the last fit, and versions, as values that JSON can hold.
+
+        ``build`` and ``fit`` are ``None`` before they are called. Functions are given by name, arrays by shape.
+        ``details`` has the attributes of the network, the loss and other objects, by dotted names.
+        """
+        return {
+            "trainer": {
+                "num_workers": self.num_workers,
+                "engine": self._session.engine_class.name,
+                "seed": self.seed,
+                "threads": self.threads,
+            },
+            "build": self._model.described,
+            "fit": self._model.last_fit,
+            "details": self._model.details,
+            "versions": description.versions(),
+            "machine": {"host": platform.node(), "platform": platform.platform(), "cores": os.cpu_count()},
+        }
+
+    @entry_point
+    def evaluate(self, x: Any, y: Any = None, *, batch_size: int | None = None) -> dict[str, Any]:
+        """Return ``{"loss": ..., "<metric>": ...}`` over all samples with the global parameters.
+
+        ``x`` and ``y`` are as in ``fit``. ``batch_size`` defaults to that of a ``DataLoader``, or else to 1024.
+        """
+        spec = self._model.built.training_spec
+        spec.check_evaluable()
+        with inference(self._session, "evaluate", (x, y), batch_size) as (tasks, parameters):
+            fetched = tasks.engine.fetch(tasks.evaluate(parameters), small=True)
+        measured = [part for parts in fetched for part in parts]
+        warn_of_problems(measured, set())
+        skipped = [item for part in measured for item in part.skipped.items()]
+        if skipped and not any(part.samples for part in measured):
+            raise BadFileError(*skipped[0])
+        return spec.measures.values(measured)
+
+    @entry_point
+    def predict(self, x: Any, *, batch_size: int | None = None) -> Any:
+        """Return the outputs for all samples in order, with the global parameters.
+
+        An array of shape (samples, ...), or tuples, lists and dicts of such arrays if the network returns them; a
+        list with one array per sample if batches of sequences were padded to different lengths. Arguments are as in
+        ``evaluate``; targets in ``x`` are left out. Rounding depends on the processor and the size of batches.
+        """
+        self._model.built.training_spec.check_forward()
+        with inference(self._session, "predict", (x, None), batch_size, targets=False) as (tasks, parameters):
+            return tasks.predict(parameters)
+
+    def model(self, *, averaged: bool = False) -> nn.Module:
+        """Return a new copy of the network with the global parameters, on the CPU.
+
+        With ``averaged=True`` they are the average that a fit with ``Merge(averaging=...)`` keeps. Raises
+        ``ValueError`` if the last fit kept none.
+        """
+        net = copies.copy_network(self._model.built.training_spec.net)
+        params.load_into(net, self._model.current(averaged=averaged))
+        return net
+
+    def get_parameters(self, *, averaged: bool = False) -> params.Parameters:
+        """Return a copy of the global parameters, arrays in state_dict order; ``averaged`` as in ``model``."""
+        return params.NamedArrays(params.copy_of(self._model.current(averaged=averaged)))
+
+    def summary(self) -> Table:
+        """Return a table of the network: names, shapes, numbers and bytes of what it holds, and what is trained.
+
+        The bytes are those of one copy. Each worker has one, and also gradients and the optimizer's state.
+        """
+        return self._model.built.training_spec.summary()
+
+    def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
+        """Replace the global parameters; raise ``ValueError`` if names, shapes or kinds of numbers differ."""
+        net = copy.deepcopy(self._model.built.training_spec.net)
+        if self._model.fit is not None and self._model.fit.running is not None:
+            raise RuntimeError(
+                "set_parameters was called during a fit, between rounds; call it at the start or end"
+            )
+        params.load_into(net, params.as_parameters(parameters))
+        self._model.parameters = params.from_module(net)
+
+    def trained_samples(self) -> int | None:
+        """Return how many samples workers have reported since the engine started; for displays of progress.
+
+        Repeated tasks count again. Returns ``None`` if the engine does not know, as on COMPSs.
+        """
+        return self._session.trained_samples()
+
+    def stop(self, reason: str) -> None:
+        """End the fit after the current round; for callbacks. ``reason`` becomes the value of ``stopped``.
+
+        Later rounds that were already submitted are cancelled. If workers merge without waiting for each other,
+        they are still trained and recorded.
+        """
+        if self._model.fit is None:
+            raise RuntimeError("stop was called while no fit is running; call it from a callback")
+        self._model.fit.stopping.request(reason)
+
+    @property
+    def stopping(self) -> str | None:
+        """Why the running fit is about to stop, or ``None``; for callbacks."""
+        return None if self._model.fit is None else self._model.fit.stopping.reason
+
+    @property
+    def stopped(self) -> str | None:
+        """Why the last fit ended early (the argument of ``stop``, ``"max_time"``, ``"SIGTERM"``), or ``None``."""
+        return self._model.stopped
+
+    @property
+    def resumed_from(self) -> Path | None:
+        """The checkpoint that the current or last fit was resumed from."""
+        return self._model.resumed_from
+
+    def snapshot(self) -> Snapshot:
+        """Return the state to resume from; in callbacks that after the last round (``Callback.needs_state``)."""
+        return resuming.snapshot_of(self._session)
+
+    def checkpoint_bytes(self) -> int:
+        """Return about how many bytes a checkpoint of the fit takes: arrays, optimizer states and the history."""
+        return resuming.checkpoint_bytes(self._session)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the global parameters to a ``.safetensors`` or ``.npz`` file.
+
+        ``compss_train.load(path, net)`` reads it; a ``.safetensors`` file includes the parameters' SHA-256. The
+        file is complete or does not exist. Raises ``ValueError`` for other suffixes, and for names such as
+        ``"s3://..."``. To export to ONNX, give ``trainer.model()`` to ``torch.onnx.export``.
+        """
+        if not is_remote(os.fspath(path)):
+            Path(path).parent.mkdir(parents=True, exist_ok=True)
+        params.save(path, params.from_module(self.model()))
 
     def restore(self, folder: str | os.PathLike[str], *, best: bool = False) -> None:
         """Load parameters, history, counters and the workers' states from a checkpoint; call ``build`` first.
@@ -269,3 +588,13 @@ class DistributedTrainer(TrainerBase, NamedFits[Parameters]):
         """
         self._model.ready("restore")
         resuming.restore(self._session, folder, best=best)
+
+    def close(self) -> None:
+        """End the worker processes. The trainer can still be used, and then starts new ones."""
+        self._session.end(kill=False)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: object, traceback: object) -> None:
+        self._session.end(kill=kind is not None)

@@ -90,7 +90,7 @@ def check_keywords(function: Callable[..., Any], keywords: Collection[str]) -> N
         if name not in accepted:
             raise TypeError(
                 f"{function.__name__}() got an unexpected keyword argument {name!r}{suggestion(name, accepted)}"
-            )
+            ) from None  # Python's own error says less
 
 
 def entry_point(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -101,10 +101,11 @@ def entry_point(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _
 
     @wraps(method)
     def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        check_keywords(method, kwargs)
         try:
             return method(*args, **kwargs)
         except Exception as error:
+            if isinstance(error, TypeError):
+                check_keywords(method, kwargs)
             if isinstance(error.__cause__, WorkerTraceback):
                 raise error.with_traceback(None) from error.__cause__
             raise

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from compss_train._utils import files, validation
 from compss_train.callbacks.monitoring import Mode, is_better, mode_of, value_of
@@ -12,7 +12,9 @@ from compss_train.exceptions import BadCheckpointError
 from compss_train.training import checkpoints as storage
 from compss_train.training.callback import Callback
 from compss_train.training.shared_history import SharedHistory
-from compss_train.training.trainer_base import TrainerBase
+
+if TYPE_CHECKING:
+    from compss_train.trainer import DistributedTrainer
 
 
 class Checkpoint(Callback):
@@ -110,7 +112,7 @@ class Checkpoint(Callback):
     def _is_due(self, number: int) -> bool:
         return (number + 1) % self.every == 0
 
-    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Lock the folder, check the disk space, and check or remove checkpoints of other runs."""
         files.make_folders(self.resume_folder(), self._disk)
         if not self._lock.acquire():
@@ -131,7 +133,7 @@ class Checkpoint(Callback):
         # Every other checkpoint shares files, so that damage to one leaves another good one.
         self._histories = deque(SharedHistory() for _ in range(min(2, self.keep)))
 
-    def _own_rounds(self, trainer: TrainerBase) -> set[int]:
+    def _own_rounds(self, trainer: "DistributedTrainer") -> set[int]:
         """Return the rounds of this run's checkpoints in the folder, including those after a resumed round."""
         rounds = set(storage.list_checkpoints(self.folder))
         is_resumed, self._is_resumed = self._is_resumed, False
@@ -161,7 +163,7 @@ class Checkpoint(Callback):
             if self.best in history[number]:
                 self._is_best(history[number])
 
-    def _check_disk_space(self, trainer: TrainerBase) -> None:
+    def _check_disk_space(self, trainer: "DistributedTrainer") -> None:
         """Raise ``OSError`` if the disk or a quota has no space for a checkpoint, before the first round."""
         needed = trainer.checkpoint_bytes()
         try:
@@ -178,7 +180,7 @@ class Checkpoint(Callback):
         """Return the folder and the best round, for ``restore(best=True)``."""
         return {"folder": self._name, "best_round": self.best_round}
 
-    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
         """Write a checkpoint if it is due or the round is the best."""
         number = record["round"]
         if self._is_best(record) or self._is_due(number):
@@ -190,7 +192,7 @@ class Checkpoint(Callback):
         self._best_value, self.best_round = value, record["round"]
         return True
 
-    def on_fit_end(self, trainer: TrainerBase) -> None:
+    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
         """Write the last complete round unless it is written already, and release the lock."""
         if trainer.history and self._last_written != (number := trainer.history[-1]["round"]):
             self._write(trainer, number)
@@ -198,11 +200,11 @@ class Checkpoint(Callback):
             self._prune(number)  # a killed program may have written it without pruning
         self._lock.release()
 
-    def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
+    def on_exception(self, trainer: "DistributedTrainer", error: BaseException) -> None:
         """Release the lock."""
         self._lock.release()
 
-    def _write(self, trainer: TrainerBase, number: int) -> None:
+    def _write(self, trainer: "DistributedTrainer", number: int) -> None:
         previous, self._last_written = self._last_written, number
         try:
             path = storage.checkpoint_path(self.folder, number)

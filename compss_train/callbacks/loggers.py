@@ -9,13 +9,15 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from compss_train._utils import files, strict_json, validation
 from compss_train.reports import history, html, records
 from compss_train.training.callback import Callback
 from compss_train.training.stopping import TERMINATED
-from compss_train.training.trainer_base import TrainerBase
+
+if TYPE_CHECKING:
+    from compss_train.trainer import DistributedTrainer
 
 
 class _HistoryFile(Callback):
@@ -32,7 +34,7 @@ class _HistoryFile(Callback):
         """Return the file."""
         return self.path
 
-    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Create the file, or check that it can be appended to; raise ``OSError`` if it cannot.
 
         Raises ``BlockingIOError`` if another fit writes to it, of this program or another one, and ``ValueError``
@@ -66,7 +68,7 @@ class _HistoryFile(Callback):
             files.write_atomic(self.path, rest)
         self._writes = True
 
-    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
         """Append the round; if the disk is full, or fails, warn once, and write no more of the fit.
 
         Raises ``FileNotFoundError`` if the file or its folder was moved or removed.
@@ -84,11 +86,11 @@ class _HistoryFile(Callback):
     def _append(self, record: dict[str, Any]) -> None:
         raise NotImplementedError
 
-    def on_fit_end(self, trainer: TrainerBase) -> None:
+    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
         """Let others write to the file."""
         self._lock.release()
 
-    def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
+    def on_exception(self, trainer: "DistributedTrainer", error: BaseException) -> None:
         """Let others write to the file."""
         self._lock.release()
 
@@ -130,7 +132,7 @@ class Csv(_HistoryFile):
 
     prefix: ClassVar[str] = "round,epoch,"
 
-    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Create or check the file, and read its columns."""
         super().on_fit_start(trainer, total_samples)
         with self.path.open(encoding="utf-8", newline="") as file:
@@ -168,7 +170,7 @@ MIN_SECONDS = 5.0
 """Minimum time, in seconds, between two reports."""
 
 
-def status_of(trainer: TrainerBase, error: BaseException | None = None) -> str:
+def status_of(trainer: "DistributedTrainer", error: BaseException | None = None) -> str:
     """Return how a fit has ended: ``"complete"``, ``"stopped by ..."``, ``"stopped: ..."`` or ``"failed: ..."``."""
     if isinstance(error, KeyboardInterrupt):
         return "stopped by Ctrl-C"
@@ -200,31 +202,31 @@ class Report(Callback):
         """Return the file."""
         return self.path
 
-    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Write a report without rounds, which checks that the file can be written."""
         files.check_writable(self.path)
         self._write_running(trainer)
 
-    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
         """Write the report if it is due."""
         if time.monotonic() >= self._next_report:
             self._write_running(trainer)
 
-    def on_fit_end(self, trainer: TrainerBase) -> None:
+    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
         """Write the report."""
         self._write(trainer, status_of(trainer))
 
-    def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
+    def on_exception(self, trainer: "DistributedTrainer", error: BaseException) -> None:
         """Write the report with the exception."""
         self._write(trainer, status_of(trainer, error))
 
-    def _write_running(self, trainer: TrainerBase) -> None:
+    def _write_running(self, trainer: "DistributedTrainer") -> None:
         start = time.monotonic()
         self._write(trainer, "running")
         now = time.monotonic()
         self._next_report = now + max(MIN_SECONDS, (now - start) / MAX_SHARE)
 
-    def _write(self, trainer: TrainerBase, status: str) -> None:
+    def _write(self, trainer: "DistributedTrainer", status: str) -> None:
         running = status == "running"
         html.write(self.path, trainer.history, trainer.configuration, status=status, refresh=running)
 
@@ -257,7 +259,7 @@ class Profile(Callback):
         self._first = 0
         self._written = False
 
-    def check(self, trainer: TrainerBase) -> None:
+    def check(self, trainer: "DistributedTrainer") -> None:
         """Raise ``ValueError`` for a worker that does not exist, ``OSError`` if the file cannot be written."""
         workers = trainer.num_workers
         if self.worker >= workers:
@@ -270,7 +272,7 @@ class Profile(Callback):
         """Return the file of the trace."""
         return self.path
 
-    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Count the rounds of the fit from here."""
         self._first, self._written = len(trainer.history), False
 
@@ -278,14 +280,14 @@ class Profile(Callback):
         """Return the worker in the traced round, else ``None``."""
         return self.worker if number == self._first + self.round - 1 else None
 
-    def write_trace(self, trainer: TrainerBase, worker: int, trace: bytes) -> None:
+    def write_trace(self, trainer: "DistributedTrainer", worker: int, trace: bytes) -> None:
         """Write the trace."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with files.atomic_path(self.path) as temporary:
             temporary.write_bytes(trace if self.path.suffix == ".gz" else gzip.decompress(trace))
         self._written = True
 
-    def on_fit_end(self, trainer: TrainerBase) -> None:
+    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
         """Warn if the fit has ended without a trace."""
         if not self._written:
             validation.warn_user(

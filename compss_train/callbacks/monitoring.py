@@ -3,14 +3,16 @@
 import math
 from collections.abc import Mapping
 from numbers import Real
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from compss_train._utils.validation import check_choice, check_count, check_non_negative, suggestion
 from compss_train.model.parameters import Parameters
 from compss_train.reports.records import measured_names
 from compss_train.training.callback import Callback
 from compss_train.training.rounds import AVERAGED
-from compss_train.training.trainer_base import TrainerBase
+
+if TYPE_CHECKING:
+    from compss_train.trainer import DistributedTrainer
 
 Mode = Literal["min", "max"]
 
@@ -110,7 +112,7 @@ class EarlyStopping(Callback):
         self._parameters: Parameters | None = None
         self._resumed = False
 
-    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Reset, as another fit may have other data; or stop a resumed fit that had been stopped."""
         if trainer.resumed_from is None or not self._resumed:
             self._reset()
@@ -140,7 +142,7 @@ class EarlyStopping(Callback):
             "parameters": self._parameters,
         }
 
-    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
         """Compare with the best value, and stop the fit if it has not improved for long enough."""
         value, last = value_of(record, self.monitor), self._epoch
         self._epoch = record["epoch"]
@@ -152,11 +154,11 @@ class EarlyStopping(Callback):
             self._waited += 1 if last is None or self._unit == "rounds" else self._epoch - last
         self._stop_if_due(trainer)
 
-    def _stop_if_due(self, trainer: TrainerBase) -> None:
+    def _stop_if_due(self, trainer: "DistributedTrainer") -> None:
         if self._waited >= self.patience:
             trainer.stop(f"{self.monitor} has not improved for {self._waited} {self._unit}")
 
-    def on_fit_end(self, trainer: TrainerBase) -> None:
+    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
         """Restore the best parameters."""
         if self._parameters is not None:
             trainer.set_parameters(self._parameters)

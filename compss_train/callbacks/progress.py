@@ -4,13 +4,15 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
 from compss_train.reports.records import measured_names
-from compss_train.training.callback import Callback
-from compss_train.training.trainer_base import TrainerBase
+from compss_train.training.callback import AnyCallback, Callback
+
+if TYPE_CHECKING:
+    from compss_train.trainer import DistributedTrainer
 
 _INTERVAL = 0.2
 """Seconds between two moves of a bar within a round."""
@@ -22,13 +24,13 @@ class _Progress(Callback):
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
 
-    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Print the checkpoint from which the fit is resumed."""
         if trainer.resumed_from is not None:
             left = "; nothing is left to train: raise num_epochs to continue" if total_samples == 0 else ""
             self._print(f"resumed from {trainer.resumed_from}{left}")
 
-    def on_fit_end(self, trainer: TrainerBase) -> None:
+    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
         """Print why the fit was stopped, if it was."""
         if trainer.stopped is not None:
             place = f"after round {trainer.history[-1]['round']}" if trainer.history else "in the first round"
@@ -99,14 +101,14 @@ class ProgressBar(_Progress):
     _pending: dict[str, Any] | None = None
     """The newest record of an epoch whose line is not printed yet."""
 
-    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Show an empty bar, and that workers are starting."""
         super().on_fit_start(trainer, total_samples)
         self._pending = None
         self._rounds_are_epochs = trainer.configuration["fit"].get("merge", {}).get("unit") == "epochs"
         self._bar = _Bar(f"starting {_workers(trainer)}", total_samples, self._file, trainer.trained_samples)
 
-    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
         """Advance the bar by the samples of the round; print a line if an epoch has ended."""
         if self._bar is None:
             return
@@ -130,12 +132,12 @@ class ProgressBar(_Progress):
             tqdm.write(_line(self._pending), file=self._file or sys.stderr)
             self._pending = None
 
-    def on_fit_end(self, trainer: TrainerBase) -> None:
+    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
         """Close the bar, and print why the fit was stopped, if it was."""
         self._close()
         super().on_fit_end(trainer)
 
-    def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
+    def on_exception(self, trainer: "DistributedTrainer", error: BaseException) -> None:
         """Close the bar."""
         self._close()
 
@@ -150,26 +152,26 @@ class ProgressBar(_Progress):
 class RoundLines(_Progress):
     """Prints that workers start, then a line per round, by default to standard error; suited to log files."""
 
-    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Print that workers are starting, which may take seconds."""
         super().on_fit_start(trainer, total_samples)
         if total_samples != 0:
             self._print(f"starting {_workers(trainer)}")
 
-    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
         """Print the line."""
         self._print(f"round {record['round']}, {_line(record)}")
 
 
-def with_progress(callbacks: Sequence[Callback], progress: bool) -> tuple[Callback, ...]:
-    """Return the callbacks, with one that shows progress appended if ``progress`` and none of them does."""
-    if not progress or any(isinstance(callback, _Progress) for callback in callbacks):
-        return tuple(callbacks)
+def with_progress(callbacks: Sequence[AnyCallback]) -> Sequence[AnyCallback]:
+    """Return the callbacks, with one that shows progress appended if none of them does."""
+    if any(isinstance(callback, _Progress) for callback in callbacks):
+        return callbacks
     shows_bars = _bar_class() is not tqdm or sys.stderr.isatty()
     return (*callbacks, ProgressBar() if shows_bars else RoundLines())
 
 
-def _workers(trainer: TrainerBase) -> str:
+def _workers(trainer: "DistributedTrainer") -> str:
     return f"{trainer.num_workers} worker{'s' * (trainer.num_workers > 1)}"
 
 

@@ -5,14 +5,16 @@ from abc import abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from compss_train._utils import imports, strict_json, validation
 from compss_train.callbacks.loggers import status_of
 from compss_train.reports import html
 from compss_train.reports.records import flatten, measured_numbers
 from compss_train.training.callback import Callback
-from compss_train.training.trainer_base import TrainerBase
+
+if TYPE_CHECKING:
+    from compss_train.trainer import DistributedTrainer
 
 _RATES = ("samples_per_second", "batches_per_second")
 MOST_PARAMETERS = 100
@@ -48,25 +50,25 @@ class _Tracker(Callback):
         """Continue the run of the fit that is resumed."""
         self.run_id = state["run"]
 
-    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Start a run, or continue an earlier fit's; the tracker's errors are raised."""
         configuration = {part: value for part, value in trainer.configuration.items() if part != "details"}
         self.run_id = self._start(configuration, len(trainer.history))
         self._logs = True
 
-    def on_round_end(self, trainer: TrainerBase, record: dict[str, Any]) -> None:
+    def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
         """Log the numbers of the round."""
         numbers = measured_numbers(record) | {name: record[name] for name in _RATES if name in record}
         if self._logs:
             self._try("stops logging this fit", self._log, _tagged(numbers), record)
 
-    def on_fit_end(self, trainer: TrainerBase) -> None:
+    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
         """Log the final parameters and the report as files, and end the run."""
         if self._logs and self._artifacts:
             self._try("did not upload the final parameters and the report", self._log_results, trainer)
         self._try("did not end the run", self._end, True)
 
-    def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
+    def on_exception(self, trainer: "DistributedTrainer", error: BaseException) -> None:
         """End the run as failed."""
         self._try("did not end the run", self._end, False)
 
@@ -79,7 +81,7 @@ class _Tracker(Callback):
                 validation.warn_user(f"{type(self).__name__} {failure}: {type(error).__name__}: {error}")
             self._logs = False
 
-    def _log_results(self, trainer: TrainerBase) -> None:
+    def _log_results(self, trainer: "DistributedTrainer") -> None:
         with tempfile.TemporaryDirectory() as folder:
             trainer.save(f"{folder}/parameters.safetensors")
             with suppress(ModuleNotFoundError):  # of the extra ``report``

@@ -1,11 +1,15 @@
 """``Unfreeze``: trains frozen parameters from some epoch on, as fine-tuning does once a new head has settled."""
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from compss_train._utils.validation import check_count, check_non_negative
 from compss_train.model.optimizers import JoinedOptimizer, matches
-from compss_train.training.trainer_base import TrainerBase
 from compss_train.worker.callbacks import WorkerCallback, WorkerContext
+
+if TYPE_CHECKING:
+    from compss_train.trainer import DistributedTrainer
 
 
 class Unfreeze(WorkerCallback):
@@ -31,7 +35,7 @@ class Unfreeze(WorkerCallback):
         self.pattern, self.epoch = pattern, check_count("epoch", epoch, least=0)
         self.factor = check_non_negative("factor", factor)
 
-    def check(self, trainer: TrainerBase) -> None:
+    def check(self, trainer: "DistributedTrainer") -> None:
         """Raise ``ValueError`` if no frozen parameter matches the pattern."""
         frozen = [name for name, parameter in trainer.model().named_parameters() if not parameter.requires_grad]
         if not any(matches(name, self.pattern) for name in frozen):

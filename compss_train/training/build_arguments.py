@@ -1,31 +1,91 @@
 """``BuildArguments``: the arguments of ``build``, and the checks of networks, optimizers and pickles."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, get_args
 
 import cloudpickle
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from compss_train._utils.validation import check_dense
-from compss_train.model import compilation, optimizers
+from compss_train._utils.validation import check_choice, check_count, check_dense
+from compss_train.model import compilation, copies, losses, optimizers, training_spec
+from compss_train.model.devices import gpu
 from compss_train.model.optimizers import rates
-from compss_train.model.schedule import LrSchedule, Schedule
+from compss_train.model.schedule import LrSchedule, Schedule, make_schedule
 from compss_train.model.training_spec import TrainingSpec
+from compss_train.model.training_step import no_loss
 from compss_train.training.description import Details, details
+
+PICKLED = ("net", "optimizer", "loss", "transform", "collate", "compile", "training_step", "validation_step")
+"""Arguments that are sent to workers, and that may be impossible to pickle."""
 
 
 @dataclass(frozen=True)
 class BuildArguments:
-    """The arguments of ``build`` after their checks."""
+    """The arguments of ``build``, which check themselves and each other.
+
+    Raises ``ValueError`` and ``TypeError`` as ``DistributedTrainer.build`` says.
+    """
 
     training_spec: TrainingSpec
-    num_gpu: int
+    num_gpu: int = 0
     schedule: Schedule | None = None
-    lr_schedule: LrSchedule | None = field(default=None, repr=False)
+    lr_schedule: LrSchedule | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        spec = self.training_spec
+        check_count("num_gpu", self.num_gpu, least=0)
+        check_choice("precision", spec.precision, get_args(training_spec.Precision))
+        check_choice("memory_format", spec.memory_format, tuple(training_spec.MEMORY_FORMATS))
+        given: object = spec.gradients
+        if not isinstance(given, optimizers.Gradients):
+            raise TypeError(f"gradients={given!r}: give Gradients(...), such as Gradients(clip_norm=1.0)")
+        if spec.class_weight is not None and spec.loss is no_loss:
+            raise ValueError("class_weight= belongs to loss=, which was not given; weight classes in your step")
+        if spec.class_weight is not None:
+            losses.check_weightable(spec.loss)
+        if spec.transform is not None and not callable(spec.transform):
+            raise TypeError(f"transform={spec.transform!r}: give a function of a batch of x, or None")
+        if spec.collate is not None and not callable(spec.collate):
+            raise TypeError(f"collate={spec.collate!r}: give a function of a list of samples, (x, y) or x, or None")
+        augment = spec.train_transform and spec.train_transform.function
+        pickled = {name: getattr(spec, name) for name in PICKLED}
+        check_picklable(**pickled, metric=spec.measures.metrics, train_transform=augment)
+        self._check_optimizer()
+        self._check_dtypes()
+        if self.schedule is not None:
+            lr_schedule = make_schedule(self.schedule, spec.net, spec.optimizer)
+            object.__setattr__(self, "lr_schedule", lr_schedule)
+
+    def _check_optimizer(self) -> None:
+        """Raise unless the optimizer suits the network and the other options."""
+        spec = self.training_spec
+        several = isinstance(spec.optimizer, optimizers.SeveralOptimizers)
+        given = [f"accumulate={spec.gradients.accumulate}"] if spec.gradients.accumulate > 1 else []
+        given += ["on_nan='skip'"] if spec.gradients.on_nan == "skip" else []
+        if several and spec.training_step is None:
+            raise ValueError(
+                "several optimizers need training_step=, a function that updates them: docs/models.md has an "
+                "example"
+            )
+        if several and given:
+            raise ValueError(
+                f"{given[0]} belongs to one optimizer; with several, the training step decides when each is updated"
+            )
+        given += ["precision='fp16'"] if spec.precision == "fp16" else []
+        unsupported = ["one of several optimizers"] if several else given
+        check_optimizer(spec.net, spec.optimizer, next(iter(unsupported), ""))
+
+    def _check_dtypes(self) -> None:
+        """Raise ``ValueError`` for a network in half or double precision where it is not supported."""
+        dtypes = {parameter.dtype for parameter in self.training_spec.net.parameters()}
+        if self.training_spec.precision == "fp16" and torch.float16 in dtypes:
+            raise ValueError("precision='fp16' keeps the parameters in float32, and the network has float16 ones")
+        if self.num_gpu and gpu() == "mps" and torch.float64 in dtypes:
+            raise ValueError("num_gpu: the network is in float64, which Apple's MPS lacks; give net.float()")
 
     @cached_property
     def rates(self) -> dict[str, float]:
@@ -56,8 +116,14 @@ class BuildArguments:
 _TOO_DEEP = "contains itself, or is nested too deeply for Python"
 
 
-def check_network(net: object) -> None:
-    """Raise ``TypeError`` unless ``net`` is a module of dense tensors, ``ValueError`` if none is trainable."""
+def checked_network(net: object) -> nn.Module:
+    """Return the network given to ``build``; of a dict of modules, the ``nn.ModuleDict``.
+
+    Raises ``TypeError`` unless it is a module of dense tensors, ``ValueError`` if none is trainable.
+    """
+    if isinstance(net, Mapping) and not isinstance(net, nn.Module):
+        net = nn.ModuleDict(net)
+        net.training = any(module.training for module in net.values())
     if not isinstance(net, nn.Module):
         hint = "; call the class to make one" if isinstance(net, type) else ""
         raise TypeError(f"net must be a torch.nn.Module, not {type(net).__name__}{hint}")
@@ -73,6 +139,7 @@ def check_network(net: object) -> None:
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and not is_lazy(tensor):
             check_dense(f"{name!r} of the network", tensor)
+    return net
 
 
 def check_optimizer(net: nn.Module, factory: optimizers.NetOptimizer, unsupported: str = "") -> None:
@@ -115,11 +182,15 @@ def check_outer_optimizer(spec: optimizers.OptimizerSpec | None, net: nn.Module 
         check_picklable(outer_optimizer=factory)
 
 
-def check_copied(net: nn.Module, error: Exception) -> None:
-    """Raise ``TypeError`` if it is known why copying a network has raised ``error``."""
-    check_picklable(net=net)
-    if isinstance(error, RecursionError):  # Python 3.13 pickles deeper networks than it copies
-        raise TypeError(f"net {_TOO_DEEP}, and cannot be sent to other processes")
+def copied_network(net: nn.Module) -> nn.Module:
+    """Return a copy of a network, on the CPU; raise ``TypeError`` if it is known why it cannot be copied."""
+    try:
+        return copies.copy_network(net).cpu()
+    except Exception as error:
+        check_picklable(net=net)
+        if isinstance(error, RecursionError):  # Python 3.13 pickles deeper networks than it copies
+            raise TypeError(f"net {_TOO_DEEP}, and cannot be sent to other processes") from error
+        raise
 
 
 def check_picklable(**values: object) -> None:

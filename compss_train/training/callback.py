@@ -1,10 +1,13 @@
-"""Callbacks: their base class, and the list that calls them."""
+"""Callbacks: their base class, the list that calls them, and the checks of it before any task starts."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias
 
+from compss_train._utils import files, validation
+from compss_train.reports.records import NUMERIC, NUMERIC_ONLINE
+from compss_train.training.build_arguments import check_picklable
 from compss_train.worker.callbacks import WorkerCallback, numbered
 
 
@@ -81,29 +84,45 @@ AnyCallback: TypeAlias = Callback | WorkerCallback
 """What ``fit(callbacks=...)`` takes."""
 
 
-class CallbackList:
-    """The callbacks of one fit, called in order."""
+HOOKS, WORKER_HOOKS = (
+    tuple(name for name in vars(kind) if name.startswith("on_")) for kind in (Callback, WorkerCallback)
+)
 
-    def __init__(
-        self,
-        callbacks: Sequence[Callback],
-        trainer: Any,
-        in_workers: Sequence[WorkerCallback] = (),
-    ) -> None:
-        self.callbacks = tuple(sorted(callbacks, key=lambda callback: callback.keeps_state))
-        self.in_workers = tuple(in_workers)
+
+class CallbackList:
+    """The callbacks of one fit, called in order.
+
+    ``records`` says what records will have, as in ``check_watched``. Raises ``TypeError`` and ``ValueError`` for
+    callbacks that the fit cannot use.
+    """
+
+    def __init__(self, callbacks: Sequence[AnyCallback], trainer: Any, **records: bool) -> None:
+        own = (each for each in callbacks if isinstance(each, Callback))
+        self.callbacks = tuple(sorted(own, key=lambda callback: callback.keeps_state))
+        self.in_workers = tuple(each for each in callbacks if isinstance(each, WorkerCallback))
         """The callbacks that run in the workers."""
         self.all: tuple[AnyCallback, ...] = (*self.callbacks, *self.in_workers)
         self._trainer = trainer
         self._started: list[Callback] = []
         self.saved: dict[str, Any] = {}
         """States from a checkpoint, which callbacks load at the start of the fit."""
+        for kind in dict.fromkeys(map(type, callbacks)):
+            warn_of_other_hooks(kind)
+        for each in self.in_workers:
+            check_picklable(**{type(each).__name__: each})
+            if records.get("online"):
+                raise ValueError(f"{type(each).__name__} is a WorkerCallback; fit_online does not call those")
+        for callback in self.all:
+            callback.check(trainer)
+        watches = any(callback.watches() for callback in self.callbacks)
+        if watches and not (trainer.measures_in_steps or self.in_workers):
+            check_watched(self.callbacks, trainer.measures, **records)
 
     @contextmanager
     def fit(self, total_samples: int | None) -> Iterator[None]:
         """Call the hooks for the start of a fit, and for its end or exception."""
         try:
-            for name, callback in self._by_name():
+            for name, callback in self._by_name() if self.saved else ():
                 if name in self.saved:
                     self._call(callback, "load_state_dict", self.saved[name])
             state_first = sorted(self.callbacks, key=lambda callback: not callback.keeps_state)
@@ -171,3 +190,74 @@ class CallbackList:
             place = "" if path is None else f", which writes to {path}"
             error.add_note(f"Raised in the callback {type(callback).__name__}, by its {method}{place}.")
             raise
+
+
+def check_callbacks(callbacks: Iterable[object]) -> list[AnyCallback]:
+    """Return the callbacks as a list.
+
+    Raises ``TypeError`` for an object that is not a callback, ``ValueError`` for a callback that occurs twice, for
+    two callbacks that write to the same path, and for one that would write to an object store and cannot.
+    """
+    if isinstance(callbacks, str) or not isinstance(callbacks, Iterable):
+        raise TypeError(f"callbacks={callbacks!r}: give a list of callbacks")
+    checked: list[AnyCallback] = []
+    owners: dict[Path, AnyCallback] = {}
+    for callback in callbacks:
+        if not isinstance(callback, Callback | WorkerCallback):
+            hint = "; call the class to create one" if isinstance(callback, type) else ""
+            raise TypeError(f"callbacks= has {callback!r}, which is not a Callback{hint}")
+        if any(callback is other for other in checked):
+            raise ValueError(f"callbacks= has the same {type(callback).__name__} twice")
+        checked.append(callback)
+        path = None if isinstance(callback, WorkerCallback) else callback.writes_to()
+        if path is None or files.is_special_file(Path(path)):
+            continue
+        if str(path).partition("/")[0].endswith(":"):  # of s3://...
+            raise ValueError(f"{type(callback).__name__} has {path}, but only Checkpoint writes to object stores")
+        if (other := owners.setdefault(Path(path).resolve(), callback)) is not callback:
+            raise ValueError(
+                f"{type(other).__name__} and {type(callback).__name__} would both write to {path}; "
+                "give each its own path"
+            )
+    return checked
+
+
+def warn_of_other_hooks(kind: type[AnyCallback]) -> None:
+    """Warn of methods that are named like hooks but are not, as in other libraries: they are never called."""
+    hooks = WORKER_HOOKS if issubclass(kind, WorkerCallback) else HOOKS
+    methods = [name for name in dir(kind) if name.startswith("on_") and callable(getattr(kind, name))]
+    if others := [name for name in methods if name not in hooks]:
+        validation.warn_user(
+            f"fits do not call {', '.join(others)} of {kind.__name__}; the hooks of a callback are "
+            f"{', '.join(hooks)}"
+        )
+
+
+def check_watched(
+    callbacks: Sequence[Callback],
+    measures: Collection[str],
+    *,
+    validated: bool,
+    averaged: bool = False,
+    online: bool = False,
+) -> None:
+    """Raise ``ValueError`` if a callback monitors a field that records will not have.
+
+    Nothing is raised if there is a user's own callback, which may add the field.
+    """
+    of_validation = [f"val_{name}" for name in measures]
+    of_validation += [f"val_averaged_{name}" for name in measures] if averaged else []
+    measured = [*measures, *(of_validation if validated else ())]
+    own = any(not type(each).__module__.startswith("compss_train.") for each in callbacks)
+    for callback in callbacks:
+        name = callback.watches()
+        if name is None or name in (*measured, *(NUMERIC_ONLINE if online else NUMERIC)):
+            continue
+        missing = name in of_validation
+        if own and not missing:
+            continue
+        hint = "; give fit validation_data=" if missing else validation.suggestion(name, measured)
+        raise ValueError(
+            f"{type(callback).__name__} monitors {name!r}, but records have no {name!r} but {', '.join(measured)}"
+            f"{hint}"
+        )

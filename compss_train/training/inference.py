@@ -22,7 +22,7 @@ from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.model.weighted_mean import ranges_for_costs
 from compss_train.training.build_arguments import BuildArguments
-from compss_train.training.data_source import DataSource
+from compss_train.training.data_source import DataSource, as_data_source, check_same_coding
 from compss_train.training.session import Session
 from compss_train.worker.inference import evaluate, predict
 from compss_train.worker.work import Work, WorkOptions
@@ -152,13 +152,23 @@ def is_for_tasks(source: DataSource, built: BuildArguments) -> bool:
 
 
 @contextmanager
-def inference(session: Session, data: DataSource, batch_size: int | None) -> Iterator[tuple[Inference, Ref]]:
-    """Provide the inference tasks on these samples, and the current parameters, published."""
+def inference(
+    session: Session, method: str, samples: tuple[Any, Any], batch_size: int | None, *, targets: bool = True
+) -> Iterator[tuple[Inference, Ref]]:
+    """Provide the inference tasks on samples, x and y, and the current parameters, published.
+
+    Without ``targets``, only x is read from files. ``method`` is what the user has called.
+    """
+    model, workers = session.model, session.num_workers
+    floats = model.built.training_spec.float_dtype
+    model.require_workers(method)
+    data = as_data_source(*samples, workers, targets=targets, floats=floats)
+    check_same_coding(model.coding, data, "the data")
     if batch_size is not None:
         check_count("batch_size", batch_size)
     with session.working():
         tasks = Inference(session, data, batch_size)
-        yield tasks, session.engine.publish(session.model.current())
+        yield tasks, session.engine.publish(model.current())
         tasks.data.warn_of_changes()
 
 

@@ -94,8 +94,8 @@ def test_a_progress_callback_replaces_the_default(monkeypatch, kind):
     own = io.StringIO()
     assert shown(monkeypatch, Terminal(), kind(own))[1] == ""
     assert "loss" in own.getvalue()
-    assert with_progress([kind()], True)[0].__class__ is kind
-    assert len(with_progress([kind()], True)) == 1
+    assert with_progress([kind()])[0].__class__ is kind
+    assert len(with_progress([kind()])) == 1
 
 
 def test_a_resumed_fit_shows_the_remaining_samples(monkeypatch, tmp_path):

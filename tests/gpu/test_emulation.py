@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer, Gradients, Merge
-from compss_train.training import trainer_base
+from compss_train.training import build_arguments
 from tests.emulated_gpu import tensors
 from tests.gpu.conftest import REAL
 from tests.helpers.models import assert_same_bits, blocked, classification
@@ -187,7 +187,7 @@ def test_a_fit_is_checked_on_a_gpu():
 
 
 def test_double_precision_is_refused_where_there_is_none(monkeypatch):
-    monkeypatch.setattr(trainer_base, "gpu", lambda: "mps")
+    monkeypatch.setattr(build_arguments, "gpu", lambda: "mps")
     with DistributedTrainer(1, engine="serial") as trainer:
         with pytest.raises(ValueError, match=r"MPS lacks; give net.float\(\)"):
             trainer.build(nn.Linear(6, 3).double(), ADAM, "cross_entropy", num_gpu=1)

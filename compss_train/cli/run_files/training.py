@@ -12,15 +12,15 @@ import torch
 
 from compss_train import callbacks
 from compss_train._utils import files, strict_json, validation
-from compss_train.callbacks import checks, loggers
+from compss_train.callbacks import loggers
 from compss_train.cli import run_files
 from compss_train.cli.run_files import Errors, RunFile, RunFileError, RunFolder, Table, data, objects
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
 from compss_train.training import checkpoints
+from compss_train.training.callback import check_callbacks
 from compss_train.training.fit import FitOptions
 from compss_train.training.merge import Merge
-from compss_train.training.trainer_base import TrainerBase
 
 
 def _key(name: str, default: Any, annotation: Any = bool | dict) -> dict[str, Parameter]:
@@ -98,7 +98,7 @@ def read_fit(section: Table) -> dict[str, Any]:
     options = objects.keywords_of(section, FIT)
     given = {name: value for name, value in options.items() if name != "early_stopping"}
     FitOptions(**{**given, "merge": Merge.of(options.get("merge", "synchronous"))}).with_batch_size()
-    return {**options, "callbacks": checks.check_callbacks(options.get("callbacks", ()))}
+    return {**options, "callbacks": check_callbacks(options.get("callbacks", ()))}
 
 
 def read_output(
@@ -245,7 +245,7 @@ class _FolderSetup(callbacks.Callback):
         self._run = run
         self.lock = files.FolderLock(run.folder.path)
 
-    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Create and lock the folder; remove the files of an earlier run unless it is resumed."""
         folder = self._run.folder
         folder.path.mkdir(parents=True, exist_ok=True)
@@ -272,7 +272,7 @@ class _RunFiles(callbacks.JsonLines):
         super().__init__(run.folder.history)
         self._run = run
 
-    def on_fit_start(self, trainer: TrainerBase, total_samples: int | None) -> None:
+    def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Write the configuration and the rounds that are already complete; remove outdated parameters."""
         super().on_fit_start(trainer, total_samples)
         folder = self._run.folder
@@ -283,12 +283,12 @@ class _RunFiles(callbacks.JsonLines):
         folder.write_state(run_files.RUNNING)
         self.started = True
 
-    def on_fit_end(self, trainer: TrainerBase) -> None:
+    def on_fit_end(self, trainer: DistributedTrainer) -> None:
         """Record that the run is complete, or why it has stopped."""
         super().on_fit_end(trainer)
         self.status = loggers.status_of(trainer)
 
-    def on_exception(self, trainer: TrainerBase, error: BaseException) -> None:
+    def on_exception(self, trainer: DistributedTrainer, error: BaseException) -> None:
         """Record the exception."""
         super().on_exception(trainer, error)
         self.status = loggers.status_of(trainer, error)

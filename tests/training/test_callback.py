@@ -15,8 +15,8 @@ from compss_train.callbacks import (
     Report,
     TensorBoard,
 )
-from compss_train.callbacks.checks import check_callbacks, check_watched
 from compss_train.reports.history import History
+from compss_train.training.callback import check_callbacks, check_watched
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 
 
