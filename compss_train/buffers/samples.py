@@ -62,12 +62,12 @@ class Leaf:
         return rows if is_like else None
 
 
-def leaves(value: Any, path: Path = ()) -> dict[Path, Any]:
+def leaves_by_path(value: Any, path: Path = ()) -> dict[Path, Any]:
     """Return the leaves of nested tuples and dicts by their paths; anything else, such as a list, is a leaf."""
     if not isinstance(value, tuple | dict):
         return {path: value}
     items = value.items() if isinstance(value, dict) else enumerate(value)
-    inner = (leaves(item, (*path, (type(value), len(value), name))) for name, item in items)
+    inner = (leaves_by_path(item, (*path, (type(value), len(value), name))) for name, item in items)
     return {place: leaf for each in inner for place, leaf in each.items()}
 
 
@@ -88,7 +88,7 @@ def _stored(leaf: Any) -> Block | None:
 
 def _dense(value: Any) -> dict[Path, Block]:
     """Return the leaves in their stored form; none if one is no array, or if all are numbers."""
-    parts = leaves(value)
+    parts = leaves_by_path(value)
     if not any(isinstance(part, torch.Tensor | np.ndarray) for part in parts.values()):
         return {}
     rows = {path: _stored(part) for path, part in parts.items()}

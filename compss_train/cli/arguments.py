@@ -9,15 +9,13 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from compss_train._utils import __version__
+from compss_train.reports.records import Axis
 
 Parser = argparse.ArgumentParser
 
-ENGINES = ("auto", "serial", "local", "compss", "ray")
-AXES = ("round", "epoch", "samples", "seconds")
-FORMATS = ("npz", "npz-compressed", "npy", "pt", "h5")
 DTYPES = ("float32", "float64", "int32", "int64", "uint8")
 TOKEN_VARIABLE = "COMPSS_TRAIN_TOKEN"
 """Environment variable for the token, as other users can read command lines."""
@@ -101,8 +99,8 @@ def _add_settings(parser: Parser) -> None:
     parser.add_argument("--set", action="append", help=text, **setting)
     workers: dict[str, Any] = {"const": "trainer.num_workers", "type": int, "metavar": "N"}
     parser.add_argument("--workers", action=_Setting, help="model copies (trainer.num_workers)", **workers)
-    engine: dict[str, Any] = {"const": "trainer.engine", "choices": ENGINES}
-    parser.add_argument("--engine", action=_Setting, help="where tasks run (trainer.engine)", **engine)
+    where = "where tasks run: auto, serial, local, compss or ray (trainer.engine)"
+    parser.add_argument("--engine", action=_Setting, const="trainer.engine", metavar="ENGINE", help=where)
     parser.add_argument("--traceback", action="store_true", help="print the traceback of an error")
 
 
@@ -193,7 +191,7 @@ def _add_run_history(
     parser.add_argument("-o", "--output", type=_path, metavar="FILE", help=output)
     if axis:
         text = "the horizontal axis of curves (default: round)"
-        parser.add_argument("--against", choices=AXES, default=AXES[0], help=text)
+        parser.add_argument("--against", choices=get_args(Axis), default="round", help=text)
 
 
 def runs_arguments(parser: Parser) -> None:
@@ -235,7 +233,8 @@ def shard_arguments(parser: Parser) -> None:
     parser.add_argument("--rows", type=int, required=True, help="samples per file")
     keys = "arrays or columns to write (default: all); strings become the numbers of their classes"
     parser.add_argument("--keys", type=_comma_separated, metavar="NAME,...", help=keys)
-    parser.add_argument("--format", choices=FORMATS, default=FORMATS[0], help="format of the files (default: npz)")
+    formats = "npz (default), npz-compressed, npy, pt or h5"
+    parser.add_argument("--format", metavar="FORMAT", default="npz", help=f"format of the files: {formats}")
     buffer = "shuffle the samples, in two buffers of this size (default: keep their order)"
     parser.add_argument("--shuffle-buffer", type=int, metavar="SAMPLES", help=buffer)
     parser.add_argument("--seed", type=int, default=0, help="seed of --shuffle-buffer (default: 0)")

@@ -9,9 +9,6 @@ import torch
 from compss_train._utils.validation import check_choice
 from compss_train.data.values import check_parts, signed, tensor_of
 
-IGNORED = -100
-"""What integer targets are padded with: the class index that torch's losses ignore."""
-
 
 class Ragged:
     """Sequences of different lengths, stored as their items one after another and where each begins.

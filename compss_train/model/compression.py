@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 MergeDtype = Literal["bf16", "int8"]
 
-_CHUNK = 32768
+CHUNK = 32768
 """Elements processed at a time: they and their intermediate results fit into a core's cache."""
 
 _BF16_BITS = np.uint64(2**64 - 2**45)
@@ -93,8 +93,8 @@ def _add_up(before: NDArray[Any], after: NDArray[Any], error: NDArray[Any] | Non
     """Compute ``result``, and yield each part while it is in the cache."""
     before, after, result = np.ravel(before), np.ravel(after), result.reshape(-1)
     flat_error = None if error is None else np.ravel(error)
-    for start in range(0, result.size, _CHUNK):
-        part = slice(start, start + _CHUNK)
+    for start in range(0, result.size, CHUNK):
+        part = slice(start, start + CHUNK)
         values = np.subtract(after[part], before[part], out=result[part], dtype=result.dtype)
         if flat_error is not None:
             values += flat_error[part]
@@ -126,8 +126,8 @@ def _to_int8(sums: Parts, rest: NDArray[Any]) -> tuple[NDArray[np.int8], Any]:
     inverse = rest.dtype.type(1 / scale if scale >= np.finfo(rest.dtype).tiny else 0)
     codes = np.empty(rest.shape, np.int8)
     flat, flat_rest = codes.reshape(-1), rest.reshape(-1)
-    for start in range(0, rest.size, _CHUNK):
-        part = slice(start, start + _CHUNK)
+    for start in range(0, rest.size, CHUNK):
+        part = slice(start, start + CHUNK)
         flat[part] = np.rint(flat_rest[part] * inverse)
         flat_rest[part] -= _decoded(flat[part], scale)
     return codes, scale

@@ -3,15 +3,12 @@
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves, map_leaves, rebuilt
-
-Reseed: TypeAlias = Callable[[int], object]
-"""Seeds the random draws that follow for a sample, given by its number in the batch."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +42,8 @@ class TrainTransform:
         if self.targets is None:
             object.__setattr__(self, "targets", _takes_two(self.function))
 
-    def __call__(self, x: Any, y: Any, reseed: Reseed) -> tuple[Any, Any]:
-        """Return x and y of a batch, transformed; with ``by_sample``, ``reseed`` is called before each sample."""
+    def __call__(self, x: Any, y: Any, reseed: Callable[[int], object]) -> tuple[Any, Any]:
+        """Return x and y of a batch, transformed; ``by_sample`` calls ``reseed(number)`` before each sample."""
         if self.targets and y is None:
             raise ValueError("train_transform takes x and y, but the data have no y; give one that takes x alone")
         if not self.by_sample:
@@ -54,7 +51,7 @@ class TrainTransform:
         samples = [self._sample(x, y, number, reseed) for number in range(len(leaves(x)[0]))]
         return _stacked([x for x, _ in samples]), (y if y is None else _stacked([y for _, y in samples]))
 
-    def _sample(self, x: Any, y: Any, number: int, reseed: Reseed) -> tuple[Any, Any]:
+    def _sample(self, x: Any, y: Any, number: int, reseed: Callable[[int], object]) -> tuple[Any, Any]:
         reseed(number)
         return self._apply(
             map_leaves(lambda part: part[number], x),

@@ -20,11 +20,8 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from compss_train.model.compression import CompressedChange, Contribution
+from compss_train.model.compression import CHUNK, CompressedChange, Contribution
 from compss_train.model.metrics import Measured
-
-_CHUNK = 32768
-"""Elements processed at a time: they and their intermediate results fit into a core's cache."""
 
 Tree: TypeAlias = int | tuple["Tree", "Tree"]
 """The order in which items are added up: the index of one, or what is added up for the left and for the right."""
@@ -131,8 +128,8 @@ def _combined(
 
     result = np.empty(arrays[0].shape, wide if divisor is None else dtype)
     flat_result, flat_base = result.reshape(-1), None if base is None else np.ravel(base)
-    for start in range(0, result.size, _CHUNK):  # so that intermediate values stay in the processor's cache
-        part = slice(start, start + _CHUNK)
+    for start in range(0, result.size, CHUNK):  # so that intermediate values stay in the processor's cache
+        part = slice(start, start + CHUNK)
         values, own = add_up(tree, part)
         if divisor is not None:  # exact for float32 and one version: below 2**29 samples, n * w has 53 bits
             values = np.divide(values, divisor, out=values if own else None)

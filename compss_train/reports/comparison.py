@@ -10,7 +10,7 @@ from typing import Any
 
 from compss_train.reports import curves
 from compss_train.reports.formatting import duration, number, speed
-from compss_train.reports.records import Record, best_value, flatten, measured_numbers
+from compss_train.reports.records import Axis, Record, best_value, flatten, measured_numbers
 
 MISSING = "-"
 """What tables show for a setting that a run does not have."""
@@ -91,7 +91,7 @@ def grouped(runs: Iterable[ComparedRun]) -> list[SeedGroup]:
     return [SeedGroup(members) for members in groups.values()]
 
 
-def comparison_panels(groups: Sequence[SeedGroup], against: curves.Axis = "round") -> list[curves.Panel]:
+def comparison_panels(groups: Sequence[SeedGroup], against: Axis = "round") -> list[curves.Panel]:
     """Return a panel for each loss and metric, and for samples/s, with a curve for each group.
 
     A group of several seeds has its median, in a band from the lowest to the highest values.
@@ -111,7 +111,7 @@ def comparison_panels(groups: Sequence[SeedGroup], against: curves.Axis = "round
     )
 
 
-def _curve(group: SeedGroup, name: str, against: curves.Axis) -> curves.Curve:
+def _curve(group: SeedGroup, name: str, against: Axis) -> curves.Curve:
     lines = [(curves.positions(run.history, against), _values(run.history, name)) for run in group.runs]
     if len(lines) == 1:
         return curves.Curve(group.name, *lines[0])

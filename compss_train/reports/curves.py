@@ -6,15 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, chain, pairwise
 from statistics import median
-from typing import Any, Literal, Self, get_args
+from typing import Any, Self, get_args
 
 import numpy as np
 
 from compss_train._utils.validation import check_choice
-from compss_train.reports.records import RATES, Record, flatten, measured_numbers, per_second
+from compss_train.reports.records import RATES, Axis, Record, flatten, measured_numbers, per_second
 from compss_train.reports.timeline import KINDS, Interval, round_totals, startup_seconds, worker_intervals
-
-Axis = Literal["round", "epoch", "samples", "seconds"]
 
 LEARNING_RATE = "lr"
 SPEED = "samples_per_second"

@@ -12,13 +12,11 @@ import numpy as np
 from compss_train._utils import files, imports, strict_json, validation
 from compss_train.exceptions import BadFileError
 from compss_train.reports import formatting, timeline
-from compss_train.reports.records import Record, is_record, measured_numbers
+from compss_train.reports.records import Axis, Record, is_record, measured_numbers
 
 if TYPE_CHECKING:
     import pandas
     from matplotlib.figure import Figure
-
-    from compss_train.reports.curves import Axis
 
 
 SHOWN_ROUNDS = 10

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from compss_train._utils import files, imports
 from compss_train.reports import comparison, curves, timeline
 from compss_train.reports.formatting import duration, number, percent, speed, timestamp, uniform_format
-from compss_train.reports.records import Record, Row, best_value, measured_numbers
+from compss_train.reports.records import Axis, Record, Row, best_value, measured_numbers
 
 REFRESH_SECONDS = 5
 """Seconds after which browsers reload the report of a running fit."""
@@ -98,7 +98,7 @@ def page(
     return text
 
 
-def comparison_page(runs: Sequence[comparison.ComparedRun], against: curves.Axis = "round") -> str:
+def comparison_page(runs: Sequence[comparison.ComparedRun], against: Axis = "round") -> str:
     """Return a page that compares runs, as HTML that needs no other file."""
     template = load_template("comparison.html")
     from compss_train.reports.plots import chart_of

@@ -22,9 +22,9 @@ from matplotlib.ticker import MaxNLocator, NullFormatter
 from numpy.typing import NDArray
 
 from compss_train.reports import comparison, timeline
-from compss_train.reports.curves import Axis, Panel, panels
+from compss_train.reports.curves import Panel, panels
 from compss_train.reports.formatting import tick, timestamp
-from compss_train.reports.records import Record
+from compss_train.reports.records import Axis, Record
 
 COLUMNS = 2
 MAX_DOTS = 40

@@ -2,10 +2,12 @@
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeGuard
+from typing import Any, Literal, TypeAlias, TypeGuard
 
 Record: TypeAlias = dict[str, Any]
 Row: TypeAlias = dict[str, Any]
+Axis = Literal["round", "epoch", "samples", "seconds"]
+"""What the horizontal axis of curves counts."""
 
 BOOKKEEPING = frozenset(
     {

@@ -16,10 +16,11 @@ from compss_train.buffers import Buffer, BufferSpec
 from compss_train.buffers.reading_ahead import batches_through
 from compss_train.data.block_passes import Draws, WorkerAssignment, batch_bounds, batch_sizes
 from compss_train.data.order import buffer_seed, partial_shuffle_generator, transform_seed
-from compss_train.data.ragged import IGNORED, Ragged
+from compss_train.data.ragged import Ragged
 from compss_train.data.sample_reading import Reseed, SampleReader, collate_batch
 from compss_train.data.streams import StreamReader
 from compss_train.model.devices import is_gpu, random_state, seed_generators, to_device
+from compss_train.model.losses import IGNORE_INDEX
 from compss_train.model.replica import ModelReplica
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
@@ -256,7 +257,7 @@ def _padded_target(part: Any) -> Any:
             f"targets of different lengths and dtype {part.dtype} need collate= in build, because losses do not "
             "know what to ignore: return them padded, and a mask, for a training_step"
         )
-    return part.padded(IGNORED)
+    return part.padded(IGNORE_INDEX)
 
 
 class _Rows:

@@ -276,7 +276,7 @@ ERRORS = {
     "build.loss=entropy": "[build]: unknown loss 'entropy'; choose one of mean_squared_error",
     "build.loss=crossentropy": "did you mean cross_entropy?",
     "build.metric=acuracy": "did you mean accuracy?",
-    "build.optimizer.optimizer=adamm": "unknown optimizer 'adamm'; choose one of adam, sgd",
+    "build.optimizer.optimizer=adamm": "unknown optimizer 'adamm'; choose one of ",
     "build.optimizer.learning_rate=1": "no parameter ['learning_rate']; it takes lr, momentum",
     "build.optimizer=adam": '[build]: optimizer = "adam" is a string; give a table, for example { optimizer =',
     "build.optimizer.lr=-1": "[build]: Invalid learning rate: -1",
