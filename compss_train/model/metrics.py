@@ -140,10 +140,6 @@ class MetricAccumulator:
 
     def __init__(self, measures: Measures) -> None:
         self._measures = measures
-        self.clear()
-
-    def clear(self) -> None:
-        """Reset the accumulator."""
         self.samples = self._batches = self._skipped = 0
         self._loss = WeightedSum()
         self._named: dict[str, WeightedSum] = {}

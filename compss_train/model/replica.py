@@ -1,7 +1,7 @@
 """``ModelReplica``: the copy of a network that a worker trains or evaluates: what happens to a batch in it."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -9,6 +9,7 @@ from torch import nn
 
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.model import losses, metrics
+from compss_train.model.devices import CPU
 from compss_train.model.losses import TrainingLoss
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import Precision, TrainingSpec
@@ -22,40 +23,36 @@ _CLASSES = (torch.int8, torch.int16, torch.int32, torch.uint16, torch.uint32, to
 """Dtypes of class indices that torch's losses do not take."""
 
 
-class ModelReplica:
-    """A copy of the model, with given parameters, on its device.
+_TARGETS = ("floats", "classes")
+"""What is converted in targets."""
 
-    Batches that its network does not take are converted to the dtype of its parameters, if they have a single one.
+
+class ModelReplica:
+    """A copy of the model, with given parameters, on its device: what batches go through, shared with nothing.
+
+    Evaluation uses it as it is, and workers train it (``Learner``). Batches that its network does not take are
+    converted to the dtype of its parameters, if they have a single one.
     """
 
-    def __init__(self, training_spec: TrainingSpec, parameters: Parameters, device: str, *, training: bool) -> None:
-        self.training_spec = own = training_spec.copied(parameters, device, training)
-        self.device = device
-        self.loss: Callable[..., torch.Tensor] = own.loss
-        """The loss of outputs and targets; in training with class weights, and also of the weights of samples."""
-        if training:
-            self.loss = TrainingLoss(own.loss, own.class_weight, device)
+    def __init__(self, spec: TrainingSpec, parameters: Parameters, device: str, *, training: bool) -> None:
+        self.spec, self.device, self.half = spec, device, HALF.get(spec.precision)
+        """What was built, which nothing changes; the device; the lower precision of autocast, or ``None``."""
+        own = spec.copied(parameters, device, training)
+        self.net, self.measures, self.optimizer_factory = own.net, own.measures, own.optimizer
+        self.loss = TrainingLoss(own.loss, spec.class_weight if training else None, device)
+        self.collate, self.transform, self.train_transform = own.collate, own.transform, own.train_transform
+        self.training_step, self.validation_step = own.training_step, own.validation_step
+        self.columns_device = device if (spec.sample_reader or own.collate) is None else CPU
+        """Where data columns are copied to: sample numbers, and what ``collate`` gets, stay on the CPU."""
         dtypes = {parameter.dtype for parameter in own.net.parameters() if parameter.is_floating_point()}
         self._dtype = dtypes.pop() if len(dtypes) == 1 else None
         self._stage = 0
         self.conversions: set[tuple[str, str]] = set()
         """The dtypes that were converted, each with the new one."""
 
-    @property
-    def columns_device(self) -> str:
-        """The device that data columns are copied to; the CPU for sample numbers, and for what ``collate`` gets."""
-        return self.device if (self.training_spec.sample_reader or self.training_spec.collate) is None else "cpu"
-
     def transformed(self, x: Any) -> Any:
         """Return a batch transformed for the network."""
-        return x if self.training_spec.transform is None else self.training_spec.transform(x)
-
-    def formatted(self, x: Any) -> Any:
-        """Return a batch in the memory format of the network."""
-        if self.training_spec.memory_format != "channels_last":
-            return x
-        last = torch.channels_last
-        return map_leaves(lambda part: part.contiguous(memory_format=last) if part.dim() == 4 else part, x)
+        return x if self.transform is None else self.transform(x)
 
     def predict(self, x: Any) -> Any:
         """Return the outputs of a transformed batch.
@@ -67,12 +64,12 @@ class ModelReplica:
         tried: list[list[str]] = []
         for stage in range(self._stage, len(_STAGES)):
             converted = self._converted(x, _STAGES[stage])
-            if (dtypes := _dtypes(converted)) in tried:
+            if tried and _dtypes(converted) in tried:
                 continue
             try:
-                result = outputs(self.training_spec.net, self.formatted(converted))
+                result = outputs(self.net, self._formatted(converted))
             except RuntimeError as error:
-                tried.append(dtypes)
+                tried.append(_dtypes(converted))
                 failures[stage] = error
             else:
                 self._stage = stage
@@ -83,39 +80,41 @@ class ModelReplica:
         finally:
             failures.clear()  # an error that its own frame holds would keep the batches' readers alive
 
-    def measure_loss(self, x: Any, y: Any, *weight: Any) -> StepResult:
+    def measure_loss(self, x: Any, y: Any, weight: torch.Tensor | None = None) -> StepResult:
         """Return the loss of the network's outputs for a transformed batch.
 
         Losses of torch and of this package get the ``logits`` of outputs that have them; without y, the outputs'
         own ``loss`` is taken. Raises ``TypeError`` for outputs and ``ValueError`` for shapes that the loss does not
         take.
         """
-        output, target = self.predict(x), self._targets(x if y is None else y)
-        own = _part_of(output, "loss") if y is None else None
-        takes_tensor = losses.is_known(self.training_spec.loss)
-        logits = _part_of(output, "logits")
-        output = logits if takes_tensor and logits is not None else output
-        if own is not None:
-            return StepResult(own, output, target)
-        if takes_tensor and not isinstance(output, torch.Tensor):
-            raise TypeError(
-                f"the network returns {losses.kind_of(output)}, and the loss takes a tensor: build with loss=, a "
-                "function of (output, target) that takes all of it, or with training_step="
-            )
-        compared = losses.elementwise_target(self.training_spec.loss, output, target)
+        output, target = self.predict(x), self._converted(x if y is None else y, _TARGETS)
+        if not isinstance(output, torch.Tensor):
+            own = _part_of(output, "loss") if y is None else None
+            takes_tensor, logits = losses.is_known(self.spec.loss), _part_of(output, "logits")
+            output = logits if takes_tensor and logits is not None else output
+            if own is not None:
+                return StepResult(own, output, target)
+            if takes_tensor and logits is None:
+                raise TypeError(
+                    f"the network returns {losses.kind_of(output)}, and the loss takes a tensor: build with loss=, "
+                    "a function of (output, target) that takes all of it, or with training_step="
+                )
+        compared = losses.elementwise_target(self.spec.loss, output, target)
         try:
-            loss = self.loss(output, compared, *weight)
+            loss = self.loss(output, compared, weight)
         except RuntimeError as error:
-            if hint := losses.label_hint(self.training_spec.loss, output, target):
+            if hint := losses.label_hint(self.spec.loss, output, target):
                 error.add_note(hint)
             raise
         return StepResult(loss, output, target)
 
     def run_step(self, step: Step, x: Any, y: Any, context: StepContext) -> StepResult:
         """Run a training or validation step on a transformed batch, and check what it returns."""
-        x, y = self.formatted(self._inputs(x)), self._targets(y)
+        converted, y = self._converted(x, _TARGETS), self._converted(y, _TARGETS)
+        self._note(x, converted)
+        x = self._formatted(converted)
         with self.autocast():
-            returned = step(self.training_spec.net, x if y is None else (x, y), context)
+            returned = step(self.net, x if y is None else (x, y), context)
         values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
         if values.get("loss") is None:  # what it logged counts
             values.pop("loss", None)
@@ -127,7 +126,7 @@ class ModelReplica:
                 "with it as 'loss'"
             )
         output, target = values.pop("output", None), values.pop("target", x if y is None else y)
-        if self.training_spec.measures.metrics and output is None:
+        if self.measures.metrics and output is None:
             raise ValueError(
                 f"metric= is measured on outputs, which {name} does not return; return "
                 "{'loss': loss, 'output': output}, or build without metric= and return the numbers themselves"
@@ -137,7 +136,7 @@ class ModelReplica:
 
     def end_epoch(self, step: Step | None) -> dict[str, Any]:
         """Call the hook for the end of an epoch of this step of a Lightning-style module; return what it logs."""
-        net, context = self.training_spec.net, StepContext(loss=no_loss)
+        net, context = self.net, StepContext(loss=no_loss)
         hook = EPOCH_ENDS[step.__name__] if isinstance(step, ModuleStep) else ""
         if callable(getattr(net, hook, None)):
             ModuleStep(hook)(net, None, context)
@@ -150,11 +149,6 @@ class ModelReplica:
             return contextlib.nullcontext()
         return torch.autocast(torch.device(self.device).type, self.half)
 
-    @property
-    def half(self) -> torch.dtype | None:
-        """The lower precision of autocast, or ``None``."""
-        return HALF.get(self.training_spec.precision)
-
     @contextlib.contextmanager
     def annotate_errors(self, x: Any, y: Any = None, *, own_target: bool = False) -> Iterator[None]:
         """Add notes on a batch and the network to an exception that leaves the block."""
@@ -162,7 +156,7 @@ class ModelReplica:
             yield
         except Exception as error:
             parts = [part for part in leaves(x) if hasattr(part, "dtype")]
-            dtypes = sorted({_name(each) for each in self.training_spec.net.parameters()})
+            dtypes = sorted({_name(each) for each in self.net.parameters()})
             convert = " If this is the problem, convert x, or batches by build(transform=)."
             described = [f"x with {_described(x)}", *([f"y with {_described(y)}"] if _described(y) else [])]
             error.add_note(
@@ -203,17 +197,15 @@ class ModelReplica:
                 )
             raise
 
-    def _targets(self, y: Any) -> Any:
-        """Return y with floating-point numbers in the network's dtype, and class indices that losses take."""
-        return self._converted(y, ("floats", "classes"))
-
-    def _inputs(self, x: Any) -> Any:
-        """Return x as ``_targets`` does, and note the dtypes that were converted."""
-        converted = self._targets(x)
-        self._note(x, converted)
-        return converted
+    def _formatted(self, x: Any) -> Any:
+        """Return a batch in the memory format of the network."""
+        if self.spec.memory_format != "channels_last":
+            return x
+        last = torch.channels_last
+        return map_leaves(lambda part: part.contiguous(memory_format=last) if part.dim() == 4 else part, x)
 
     def _converted(self, values: Any, kinds: tuple[str, ...]) -> Any:
+        """Return a batch with these kinds of numbers in the network's dtype, and class indices that losses take."""
         return map_leaves(lambda part: self._part(part, kinds), values) if kinds else values
 
     def _part(self, part: Any, kinds: tuple[str, ...]) -> Any:
@@ -225,6 +217,7 @@ class ModelReplica:
         return part if self._dtype is None or wanted not in kinds else part.to(self._dtype)
 
     def _note(self, before: Any, after: Any) -> None:
+        """Note which dtypes were converted."""
         if after is before:
             return
         for one, other in zip(_dtypes(before), _dtypes(after), strict=True):

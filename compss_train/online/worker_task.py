@@ -28,7 +28,7 @@ from compss_train.online.options import OnlineOptions
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream import worker_of
 from compss_train.training.training_state import worker_from_dict, worker_to_dict
-from compss_train.worker import batches, learner, server_exchange, train
+from compss_train.worker import batches, learner, server_exchange
 from compss_train.worker.state import GroupState, WorkerState
 from compss_train.worker.work import Work, WorkOptions
 
@@ -236,8 +236,7 @@ class OnlineWorker:
     def run(self) -> None:
         """Train, and stay connected until the coordinator ends the fit."""
         self._coordinator.listen(self._receiver, self._local_host)
-        prepared = batches.prepared(self._drawn_batches(), self._learner.replica, self._work.options)
-        train.train_on(prepared, self._learner, self._work)
+        self._learner.train(batches.prepared(self._drawn_batches(), self._learner, self._work.options))
         self._receiver.discard()
         self._merge()
         self._report()

@@ -194,8 +194,7 @@ def prepared(batches: Iterator[Batch], replica: ModelReplica, options: WorkOptio
     ``train_transform`` by sample: they depend neither on the worker nor on earlier training, and do not affect the
     network's generators.
     """
-    spec = replica.training_spec
-    functions = spec.collate, spec.train_transform, spec.transform, spec.sample_reader
+    functions = replica.collate, replica.train_transform, replica.transform, replica.spec.sample_reader
     if not options.structure.ragged and all(each is None for each in functions):
         return batches
     ready = (_prepared(replica, options.seed, batch) for batch in batches)
@@ -203,8 +202,6 @@ def prepared(batches: Iterator[Batch], replica: ModelReplica, options: WorkOptio
 
 
 def _prepared(replica: ModelReplica, fit_seed: int, batch: Batch) -> Batch:
-    spec = replica.training_spec
-
     def seed_of(position: int) -> int:
         return transform_seed(fit_seed, batch.epoch, batch.block, position)
 
@@ -218,12 +215,12 @@ def _prepared(replica: ModelReplica, fit_seed: int, batch: Batch) -> Batch:
         before = batch.samples
         if not before:
             return batch
-        if spec.sample_reader is not None:
+        if replica.spec.sample_reader is not None:
             reseed(batch.position)  # transforms draw as for a batch that was not read
         x, y = batch.x, batch.y
         with replica.annotate_errors(x, y, own_target=y is None), replica.autocast():
-            if spec.train_transform is not None:
-                x, y = spec.train_transform(x, y, lambda sample: reseed(batch.position + sample))
+            if replica.train_transform is not None:
+                x, y = replica.train_transform(x, y, lambda sample: reseed(batch.position + sample))
             return batch._replace(samples_before=before, x=replica.transformed(x), y=y)
 
 
@@ -235,13 +232,13 @@ def collated(replica: ModelReplica, batch: Batch, reseed: Reseed) -> Batch:
     kind. Without it, sequences of different lengths are padded: x with 0, integer targets with -100, which losses
     ignore. Raises ``TypeError`` for other targets.
     """
-    spec = replica.training_spec
-    if spec.sample_reader is not None:
-        read = spec.sample_reader.read(batch.x.numpy(), batch.epoch, batch.position, reseed, spec.collate)
+    reader, collate = replica.spec.sample_reader, replica.collate
+    if reader is not None:
+        read = reader.read(batch.x.numpy(), batch.epoch, batch.position, reseed, collate)
         batch = batch._replace(x=read.x, y=read.y, samples_before=read.samples)
         batch = batch.to(replica.device) if read.samples else batch
-    elif spec.collate is not None:
-        x, y = collate_batch(spec.collate, batch.x, batch.y, batch.samples)
+    elif collate is not None:
+        x, y = collate_batch(collate, batch.x, batch.y, batch.samples)
         return batch._replace(x=x, y=y, samples_before=batch.samples).to(replica.device)
     if not any(isinstance(part, Ragged) for part in leaves(batch.parts)):
         return batch

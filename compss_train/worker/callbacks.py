@@ -99,7 +99,7 @@ class CallbackRunner:
         callbacks: Sequence[WorkerCallback],
         context: WorkerContext,
         accumulator: MetricAccumulator,
-        states: Mapping[str, Any] | None,
+        states: Mapping[str, Any],
     ) -> None:
         own = copy.deepcopy(callbacks)
         names = numbered(type(callback).__name__ for callback in own)
@@ -107,7 +107,7 @@ class CallbackRunner:
         self.context, self._accumulator = context, accumulator
         self._at_start: dict[str, Any] = {}
         for name, callback in self._callbacks.items():
-            if states is not None and name in states:
+            if name in states:
                 callback.load_state_dict(copy.deepcopy(states[name]))
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> None:
@@ -122,8 +122,6 @@ class CallbackRunner:
 
     def batch_start(self, x: Any, y: Any, samples: int, *, epoch: int, number: int) -> None:
         """Call ``on_batch_start``."""
-        if not self._callbacks:
-            return
         context = self.context
         context.epoch, context.number, context.x, context.y = epoch, number, x, y
         self._call("on_batch_start")
@@ -131,8 +129,6 @@ class CallbackRunner:
 
     def batch_end(self, samples: int, result: StepResult | None) -> None:
         """Call ``on_batch_end``; a batch that was skipped has no result."""
-        if not self._callbacks:
-            return
         context = self.context
         if result is not None:
             context.loss, context.output = result.loss.detach(), result.output

@@ -24,32 +24,32 @@ from compss_train.worker.work import Work
 
 @repeated_without_rows
 def evaluate(
-    training_spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], works: Sequence[Work]
+    spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], works: Sequence[Work]
 ) -> list[Measured]:
     """Return the measurements on the blocks or files of each ``Work``, in evaluation mode.
 
     ``values`` are the blocks of all of them. Measurements have the same bits whatever else the task evaluates.
     """
     try:
-        return [_evaluate(training_spec, parameters, values, work) for work in works]
+        return [_evaluate(spec, parameters, values, work) for work in works]
     except Exception as error:
         if works[0].task is not None:
             error.add_note(f"This was an evaluation of {works[0].task}.")
         raise
 
 
-def _evaluate(training_spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work) -> Measured:
+def _evaluate(spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work) -> Measured:
     source = source_of(work, values)
     with random_state(0, work.device), torch.no_grad():
-        replica = ModelReplica(training_spec, parameters, work.device, training=False)
-        transform, accumulator = _Transform(replica), MetricAccumulator(replica.training_spec.measures)
+        replica = ModelReplica(spec, parameters, work.device, training=False)
+        transform, accumulator = _Transform(replica), MetricAccumulator(replica.measures)
         for batch in _batches(replica, work, source):
             with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
                 with replica.autocast():
                     result = _result(replica, transform(batch.x), batch.y)
                 accumulator.add(batch.samples, *result)
             liveness.beat()
-        accumulator.measure(replica.end_epoch(replica.training_spec.validation_step), accumulator.samples)
+        accumulator.measure(replica.end_epoch(replica.validation_step), accumulator.samples)
         measured, conversions = accumulator.measured(), sorted(replica.conversions)
         return replace(measured, **source.measured(), warnings=transform.warnings, conversions=conversions)
 
@@ -65,7 +65,7 @@ class _Transform:
 
     def __init__(self, replica: ModelReplica) -> None:
         self._replica = replica
-        self._checked = replica.training_spec.transform is None
+        self._checked = replica.transform is None
         self.warnings: Sequence[str] = ()
         """What users should know of it."""
 
@@ -82,15 +82,14 @@ class _Transform:
 
 def _batches(replica: ModelReplica, work: Work, source: Source) -> Iterator[Batch]:
     """Iterate over the batches before the transform."""
-    reader = replica.training_spec.sample_reader
-    for batch in cut_batches(work, source, replica.columns_device, sample_reader=reader):
+    for batch in cut_batches(work, source, replica.columns_device, sample_reader=replica.spec.sample_reader):
         ready = collated(replica, batch, lambda _: 0)
         if ready.samples:
             yield ready
 
 
 def _result(replica: ModelReplica, x: Any, y: Any) -> StepResult:
-    step = replica.training_spec.validation_step
+    step = replica.validation_step
     if step is not None:
         return replica.run_step(step, x, y, StepContext(loss=replica.loss, training=False))
     return replica.measure_loss(x, y)
@@ -98,14 +97,14 @@ def _result(replica: ModelReplica, x: Any, y: Any) -> StepResult:
 
 @repeated_without_rows
 def predict(
-    training_spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work
+    spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work
 ) -> tuple[list[Any], Measured]:
     """Return the outputs of each batch in evaluation mode, and what users should know of them.
 
     bfloat16 is converted to float32, and so is the float16 of autocast.
     """
     with random_state(0, work.device), torch.no_grad():
-        replica = ModelReplica(training_spec, parameters, work.device, training=False)
+        replica = ModelReplica(spec, parameters, work.device, training=False)
         transform = _Transform(replica)
         every = _batches(replica, work, source_of(work, values))
         outputs = [_output(replica, batch, transform) for batch in every]

@@ -1,14 +1,16 @@
 """``Learner``: a worker's copy of the model, which it trains batch by batch, from and to a ``WorkerState``."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import groupby
 from typing import Any
 
 import torch
 from torch import nn
 
 from compss_train._utils.private_names import let_scaler_skip, norms
+from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices, losses, metrics, schedule
 from compss_train.model import parameters as params
@@ -16,7 +18,7 @@ from compss_train.model.optimizers import JoinedOptimizer, make_optimizer, needs
 from compss_train.model.replica import ModelReplica
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.training_step import Step, StepContext, StepResult
-from compss_train.worker.batches import Batch
+from compss_train.worker.batches import Batch, batches_in_epoch
 from compss_train.worker.callbacks import CallbackRunner, WorkerContext
 from compss_train.worker.state import (
     WorkerState,
@@ -26,19 +28,18 @@ from compss_train.worker.state import (
     on_host,
     restore_buffers,
 )
-from compss_train.worker.tracing import Tracer
 from compss_train.worker.work import Work
 
 LEAST_SCALE = 1e-4
 """Minimum loss scale of fp16: gradients that overflow even then are NaN, or have diverged."""
 
 
-class Learner:
+class Learner(ModelReplica):
     """A worker's copy of the model and its optimizer, which learn batch by batch, in ``fit`` and in ``fit_online``.
 
     Parameters
     ----------
-    training_spec:
+    spec:
         The network and how it is trained; not modified.
     parameters:
         The global parameters that the copy starts from.
@@ -52,43 +53,43 @@ class Learner:
 
     def __init__(
         self,
-        training_spec: TrainingSpec,
+        spec: TrainingSpec,
         parameters: params.Parameters,
         state: WorkerState,
         work: Work,
         moments: params.Parameters | None = None,
     ) -> None:
-        self._spec, self._work = training_spec, work
-        self.replica = ModelReplica(training_spec, parameters, work.device, training=True)
-        self.net = self.replica.training_spec.net
-        restore_buffers(self.net, state.module_buffers, work.device)
-        self._measures = metrics.MetricAccumulator(self.replica.training_spec.measures)
-        context = WorkerContext(worker=work.worker, round=work.round, model=self.net, epoch=work.epoch)
-        self.callbacks = CallbackRunner(work.options.callbacks, context, self._measures, state.callbacks)
+        super().__init__(spec, parameters, work.device, training=True)
+        if state.module_buffers is not None:
+            restore_buffers(self.net, state.module_buffers, work.device)
+        self._work, self._accumulator = work, metrics.MetricAccumulator(self.measures)
+        self._callbacks: CallbackRunner | None = None
+        if work.options.callbacks:
+            context = WorkerContext(worker=work.worker, round=work.round, model=self.net, epoch=work.epoch)
+            self._callbacks = CallbackRunner(
+                work.options.callbacks, context, self._accumulator, state.callbacks or {}
+            )
         reset = work.options.optimizer_state == "reset"
-        self.optimizer = self._optimizer_with(None if reset else state.optimizer)
+        self.optimizer = self._new_optimizer(None if reset else state.optimizer)
         if moments and not reset and state.optimizer is None:
             load_moments(self.optimizer, moments)
         own = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         self._trained = [parameter for parameter in self.net.parameters() if id(parameter) in own]
-        spec = self.replica.training_spec
-        self._training_step, self._options = spec.training_step, spec.gradients
-        self._evaluates = needs_closure(self.optimizer)
-        self._scaler = _scaler_of(self.replica, self.optimizer, state.scaler)
+        self._takes_closure = needs_closure(self.optimizer)
+        self._scaler = torch.amp.GradScaler(torch.device(self.device).type, enabled=self.half is torch.float16)
         """Scales losses in fp16, and does nothing otherwise."""
-        self._accumulated_batches = 0
-        self._accumulated_samples = 0
+        if self._scaler.is_enabled():
+            self._restore_scaler(state.scaler)
+        self._accumulated_batches = self._accumulated_samples = 0
         self._batches = state.batches
         """Number of batches trained, including by earlier tasks of the worker."""
         self._updated = False
         trusts = spec.gradients.on_nan == "skip" and devices.is_gpu(work.device) and not state.skipped
         self._norms = torch.zeros((), device=work.device) if trusts else None
         """Largest norm of what was learnt on a GPU, which stands still for a read: it is read at the end."""
-        several = isinstance(self.optimizer, JoinedOptimizer)
-        self._check_outputs = work.check_outputs and not several
+        self._check_outputs = work.check_outputs and not isinstance(self.optimizer, JoinedOptimizer)
         self._output_warning = ""
         """What is wrong with the first outputs."""
-        self.tracer = Tracer(work.device, wanted=work.traced)
         self.skipped = 0
         """Number of batches skipped since the last one that was learnt."""
 
@@ -97,58 +98,87 @@ class Learner:
         """Whether all that was learnt is finite; only known before the end where each batch is checked."""
         return self._norms is None or math.isfinite(self._norms)
 
-    def learn(self, batch: Batch) -> int:
-        """Train on a prepared batch, and return the number of its samples.
+    def train(self, batches: Iterator[Batch]) -> int:
+        """Learn prepared batches, and return the number of their samples.
 
-        The optimizer steps once the gradients of ``accumulate`` batches have been added up.
+        The next batch is taken after the step on the previous one. Accumulated gradients are applied at the end of
+        each epoch.
         """
-        samples, number = batch.samples, self._batches
-        with self.tracer.batch(number):
-            self.callbacks.batch_start(batch.x, batch.y, samples, epoch=batch.epoch, number=number)
-            self._batches += 1
-            try:
-                with self.replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
-                    result = self._result(batch)
-                    if result is None:
-                        self._measures.skip()
-                    else:
-                        self._measures.add(samples, *result)
-            except torch.OutOfMemoryError as error:
-                error.add_note(
-                    f"{self._work.device} has too little memory for batches of {samples} samples in "
-                    f"{self._work.name}: choose a smaller batch_size (Gradients(accumulate=...) keeps the size of "
-                    "the steps), precision='bf16', or fewer workers on a GPU."
-                )
-                raise
-            self.skipped = 0 if result is not None else self.skipped + 1
-            self.callbacks.batch_end(samples, result)
-        return samples
+        drawn, work = 0, self._work
+        # Blocks that begin here, of which no batch was trained: the first ones are left out if nothing can be read.
+        unbegun = {(each.epoch, each.block) for each in work.block_passes if each.first + each.skip == 0}
+        if self._callbacks is not None:
+            self._callbacks.round_start()
+        for epoch, epoch_batches in groupby(batches, lambda batch: batch.epoch):
+            timed = (work.hyperparameters or {}).get(epoch, ())  # by a learning-rate schedule
+            planned = batches_in_epoch(work, epoch) if len(timed) > 1 else 0
+            changes = {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
+            current: schedule.Hyperparameters | None = None
+            before = drawn
+            for number, batch in enumerate(epoch_batches):
+                current = changes.get(number, current)
+                if work.options.optimizer_state == "reset_blocks" and (epoch, batch.block) in unbegun:
+                    unbegun.remove((epoch, batch.block))
+                    self._renew_optimizer(current)
+                elif number in changes:
+                    self._set_hyperparameters(changes[number])
+                self.learn(batch)
+                drawn += batch.samples
+                liveness.beat(batch.samples)
+            self._end_epoch(drawn - before)
+        if self._callbacks is not None:
+            self._callbacks.round_end()
+        return drawn
+
+    def learn(self, batch: Batch) -> None:
+        """Train on a prepared batch; the optimizer steps once the gradients of ``accumulate`` are added up."""
+        samples = batch.samples
+        if self._callbacks is not None:
+            self._callbacks.batch_start(batch.x, batch.y, samples, epoch=batch.epoch, number=self._batches)
+        self._batches += 1
+        try:
+            with self.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
+                result = self._result(batch)
+                if result is None:
+                    self._accumulator.skip()
+                else:
+                    self._accumulator.add(samples, *result)
+        except torch.OutOfMemoryError as error:
+            error.add_note(
+                f"{self.device} has too little memory for batches of {samples} samples in {self._work.name}: "
+                "choose a smaller batch_size (Gradients(accumulate=...) keeps the size of the steps), "
+                "precision='bf16', or fewer workers on a GPU."
+            )
+            raise
+        self.skipped = 0 if result is not None else self.skipped + 1
+        if self._callbacks is not None:
+            self._callbacks.batch_end(samples, result)
 
     def _result(self, batch: Batch) -> StepResult | None:
         """Train on a batch, and return its loss and outputs; ``None`` if it was skipped."""
         result: StepResult | None
-        if self._training_step is not None and isinstance(self.optimizer, JoinedOptimizer):
-            result = self._run_step(self._training_step, batch, self.optimizer)
+        if self.training_step is not None and isinstance(self.optimizer, JoinedOptimizer):
+            result = self._run_step(self.training_step, batch, self.optimizer)
             if not self._updated and self._batches == 1:
                 raise ValueError(
                     "the training step has updated none of the optimizers, so that nothing is trained; call, also "
                     f"in the first batch, context.update(name, loss) for {', '.join(self.optimizer.optimizers)}"
                 )
-        elif self._evaluates:
+        elif self._takes_closure:
             result = self._step_by_closure(batch)
         else:
             result = self._accumulate(batch)
         if result is not None and self._check_outputs:
             self._check_outputs = False
-            self._output_warning = losses.output_warning(self._spec.loss, result.output)
+            self._output_warning = losses.output_warning(self.spec.loss, result.output)
         return result
 
     def _accumulate(self, batch: Batch) -> StepResult | None:
         """Add the gradients of a batch, and step if it is the last of ``accumulate``; ``None`` if it is skipped."""
         if not self._accumulated_batches:
             self.optimizer.zero_grad()
-        skips = self._options.on_nan == "skip"
-        undo = _undo(self.replica.training_spec.net, self._trained) if skips and self._norms is None else None
+        skips = self.spec.gradients.on_nan == "skip"
+        undo = _undo(self.net, self._trained) if skips and self._norms is None else None
         result = self._add_gradients(batch)
         if skips:
             # In fp16, gradients overflow in normal operation; the scaler handles that.
@@ -161,8 +191,8 @@ class Learner:
                 return None
         self._accumulated_batches += 1
         self._accumulated_samples += batch.samples
-        if self._accumulated_batches == self._options.accumulate:
-            self.step_accumulated()
+        if self._accumulated_batches == self.spec.gradients.accumulate:
+            self._step_accumulated()
         return result
 
     def _step_by_closure(self, batch: Batch) -> StepResult:
@@ -185,12 +215,12 @@ class Learner:
             )
         return evaluations[0]
 
-    def end_epoch(self, samples: int) -> None:
+    def _end_epoch(self, samples: int) -> None:
         """Apply accumulated gradients at the end of an epoch with these samples, and call the module's hook."""
-        self.step_accumulated()
-        self._measures.measure(self.replica.end_epoch(self._training_step), samples)
+        self._step_accumulated()
+        self._accumulator.measure(self.end_epoch(self.training_step), samples)
 
-    def step_accumulated(self) -> None:
+    def _step_accumulated(self) -> None:
         """Make an optimizer step with the gradients that are accumulated, if any.
 
         In fp16 the scaler leaves the step out if gradients overflow; elsewhere it just calls ``optimizer.step()``.
@@ -198,7 +228,7 @@ class Learner:
         if not self._accumulated_batches:
             return
         self._scaler.unscale_(self.optimizer)
-        if self._options.accumulate > 1:  # each loss was multiplied by its number of samples
+        if self.spec.gradients.accumulate > 1:  # each loss was multiplied by its number of samples
             for gradient in _gradients(self._trained):
                 gradient.div_(self._accumulated_samples)
         self._clip(self._trained)
@@ -207,18 +237,18 @@ class Learner:
         self._accumulated_batches = self._accumulated_samples = 0
 
     def _clip(self, parameters: Sequence[nn.Parameter]) -> None:
-        if self._options.clip_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, self._options.clip_norm)
-        if self._options.clip_value is not None:
-            nn.utils.clip_grad_value_(parameters, self._options.clip_value)
+        if self.spec.gradients.clip_norm is not None:
+            nn.utils.clip_grad_norm_(parameters, self.spec.gradients.clip_norm)
+        if self.spec.gradients.clip_value is not None:
+            nn.utils.clip_grad_value_(parameters, self.spec.gradients.clip_value)
 
     def _add_gradients(self, batch: Batch) -> StepResult:
         """Add the gradients of a batch to the accumulated ones."""
-        if self._training_step is not None:
-            result = self._run_step(self._training_step, batch)
+        if self.training_step is not None:
+            result = self._run_step(self.training_step, batch)
         else:
-            with self.replica.autocast():
-                result = self.replica.measure_loss(batch.x, batch.y, batch.weight)
+            with self.autocast():
+                result = self.measure_loss(batch.x, batch.y, batch.weight)
         loss = result.loss
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             raise ValueError(
@@ -230,21 +260,21 @@ class Learner:
                 "the loss has no gradient: it does not depend on the parameters that are trained, or not in a way "
                 "that can be differentiated; leave out detach(), no_grad(), argmax and comparisons"
             )
-        scaled = loss if self._options.accumulate == 1 else loss * batch.samples
+        scaled = loss if self.spec.gradients.accumulate == 1 else loss * batch.samples
         self._scaler.scale(scaled).backward()  # type: ignore[no-untyped-call]
         return result
 
     def _run_step(self, step: Step, batch: Batch, optimizer: JoinedOptimizer | None = None) -> StepResult:
         """Run the training step; with several optimizers it updates them itself."""
         context = StepContext(
-            loss=self.replica.loss,
+            loss=self.loss,
             weight=batch.weight,
             epoch=batch.epoch,
             number=self._batches - 1,
             optimizers={} if optimizer is None else optimizer.optimizers,
             apply=None if optimizer is None else partial(self._update, optimizer),
         )
-        return self.replica.run_step(step, batch.x, batch.y, context)
+        return self.run_step(step, batch.x, batch.y, context)
 
     def _update(self, optimizer: JoinedOptimizer, name: str, loss: torch.Tensor, retain_graph: bool) -> None:
         self._updated = True
@@ -259,7 +289,7 @@ class Learner:
         self._scaler.update()
         torch.clear_autocast_cache()  # of the weights before the step
 
-    def set_hyperparameters(self, hyperparameters: schedule.Hyperparameters) -> None:
+    def _set_hyperparameters(self, hyperparameters: schedule.Hyperparameters) -> None:
         """Set the learning rate, and other values that a schedule changes, in each parameter group."""
         groups, first = self.optimizer.param_groups, hyperparameters[0]
         added = [{**first, "lr": first["lr"] * group["factor"]} for group in groups[len(hyperparameters) :]]
@@ -270,19 +300,20 @@ class Learner:
                 else:
                     group[name] = value
 
-    def renew_optimizer(self, hyperparameters: schedule.Hyperparameters | None) -> None:
+    def _renew_optimizer(self, hyperparameters: schedule.Hyperparameters | None) -> None:
         """Train the next block with a new optimizer, as dislib does; accumulated gradients are applied before."""
-        self.step_accumulated()
-        self.optimizer = self._optimizer_with(None)
+        self._step_accumulated()
+        self.optimizer = self._new_optimizer(None)
         if hyperparameters is not None:
-            self.set_hyperparameters(hyperparameters)
+            self._set_hyperparameters(hyperparameters)
 
-    def _optimizer_with(self, state: dict[str, Any] | None) -> torch.optim.Optimizer:
+    def _new_optimizer(self, state: dict[str, Any] | None) -> torch.optim.Optimizer:
         """Return a new optimizer of the copy's parameters, with the given state if it is not ``None``."""
-        for parameter, given in zip(self.net.parameters(), self._spec.net.parameters(), strict=True):
+        for parameter, given in zip(self.net.parameters(), self.spec.net.parameters(), strict=True):
             parameter.requires_grad_(given.requires_grad)  # a callback may have changed it for the last block
-        optimizer = make_optimizer(self.replica.training_spec.optimizer, self.net)
-        self.callbacks.optimizer(optimizer)
+        optimizer = make_optimizer(self.optimizer_factory, self.net)
+        if self._callbacks is not None:
+            self._callbacks.optimizer(optimizer)
         if state is not None:
             saved, own = state["param_groups"], optimizer.state_dict()["param_groups"]
             if len(saved) > len(own):
@@ -294,16 +325,24 @@ class Learner:
             load_optimizer(optimizer, state)
         return optimizer
 
+    def _restore_scaler(self, state: Mapping[str, Any] | None) -> None:
+        """Let the scaler continue from a state, and skip steps itself."""
+        one = self.optimizer
+        for part in one.optimizers.values() if isinstance(one, JoinedOptimizer) else [one]:
+            let_scaler_skip(part)  # torch's fused SGD would otherwise start with uninitialized momentum
+        if state is not None:
+            self._scaler.load_state_dict(dict(state))
+
     def finish(self, measured: metrics.Measured | None = None) -> params.Parameters:
         """Apply the gradients that are still accumulated, and return the parameters.
 
         Raises ``DivergedError`` in the task rather than in the coordinator, so that NaN is never merged.
         ``measured`` has the measurements since the last merge, if they have already been taken.
         """
-        self.step_accumulated()
+        self._step_accumulated()
         trained, name = params.from_module(self.net), self._work.name
-        if self._spec.gradients.on_nan != "ignore":
-            sums = self._measures if measured is None else measured
+        if self.spec.gradients.on_nan != "ignore":
+            sums = self._accumulator if measured is None else measured
             if not math.isfinite(sums.loss):
                 raise DivergedError(
                     f"the loss became {sums.loss / sums.samples} in {name}; lower the learning rate, or check the "
@@ -321,12 +360,11 @@ class Learner:
 
     def measured(self) -> metrics.Measured:
         """Return what was measured since the last call."""
-        measured = self._measures.measured()
+        measured = self._accumulator.measured()
         if self._output_warning:
             measured.warnings, self._output_warning = [self._output_warning], ""
-        measured.conversions = sorted(self.replica.conversions)
-        measured.trace = self.tracer.trace()
-        self._measures.clear()
+        measured.conversions = sorted(self.conversions)
+        self._accumulator = metrics.MetricAccumulator(self.measures)
         return measured
 
     def state(self) -> WorkerState:
@@ -335,24 +373,10 @@ class Learner:
             optimizer=on_host(self.optimizer.state_dict()),
             random=devices.RandomState.capture(self._work.device),
             batches=self._batches,
-            module_buffers=changed_buffers(self.net, self._spec.net),
+            module_buffers=changed_buffers(self.net, self.spec.net),
             scaler=self._scaler.state_dict() or None,
-            callbacks=self.callbacks.states(),
+            callbacks=self._callbacks.states() if self._callbacks is not None else None,
         )
-
-
-def _scaler_of(
-    replica: ModelReplica, optimizer: torch.optim.Optimizer, state: Mapping[str, Any] | None
-) -> torch.amp.GradScaler:
-    """Return the scaler of a worker, which continues from a state."""
-    scaler = torch.amp.GradScaler(torch.device(replica.device).type, enabled=replica.half is torch.float16)
-    if scaler.is_enabled():
-        parts = optimizer.optimizers.values() if isinstance(optimizer, JoinedOptimizer) else [optimizer]
-        for part in parts:
-            let_scaler_skip(part)  # torch's fused SGD would otherwise start with uninitialized momentum
-        if state is not None:
-            scaler.load_state_dict(dict(state))
-    return scaler
 
 
 def _undo(net: nn.Module, trained: Sequence[nn.Parameter]) -> Callable[[], None]:

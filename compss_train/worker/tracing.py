@@ -1,47 +1,51 @@
 """``Tracer``: traces the first batches of a worker's round with ``torch.profiler``."""
 
 import tempfile
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Self, TypeVar
 
 import torch
 from torch import profiler
+
+_Batch = TypeVar("_Batch")
 
 MOST_BATCHES = 100
 """Maximum number of batches in a trace, from the start of a round: each adds up to a megabyte."""
 
 
 class Tracer:
-    """Context manager that traces the first batches of a task with ``torch.profiler`` if ``wanted``."""
+    """Context manager in which ``torch.profiler`` traces a task, up to the last of its first batches."""
 
-    def __init__(self, device: str, *, wanted: bool) -> None:
+    def __init__(self, device: str) -> None:
         kinds = [profiler.ProfilerActivity.CPU]
         kind = torch.device(device).type.upper()  # CUDA, XPU; there is none for MPS
         kinds += [getattr(profiler.ProfilerActivity, kind)] if kind in ("CUDA", "XPU") else []
-        self._profiler = profiler.profile(activities=kinds, record_shapes=True, acc_events=True) if wanted else None
-        self._left = MOST_BATCHES
+        self._profiler = profiler.profile(activities=kinds, record_shapes=True, acc_events=True)
+        self._runs = False
 
-    def __enter__(self) -> None:
-        if self._profiler is not None:
-            self._profiler.start()
+    def __enter__(self) -> Self:
+        self._profiler.start()
+        self._runs = True
+        return self
 
     def __exit__(self, *error: object) -> None:
-        if self._profiler is not None and self._left >= 0:
+        if self._runs:
             self._profiler.stop()
+        self._runs = False
 
-    def batch(self, number: int) -> AbstractContextManager[object]:
-        """Return the context of a batch, which labels it with its number in the trace."""
-        if self._profiler is not None and self._left >= 0:
-            self._left -= 1
-            if self._left >= 0:
-                return profiler.record_function(f"batch {number}")
-            self._profiler.stop()
-        return nullcontext()
+    def labelled(self, batches: Iterator[_Batch], first: int) -> Iterator[_Batch]:
+        """Iterate over batches; what is done with each has its number in the trace, counted from ``first``."""
+        for number, batch in enumerate(batches, first):
+            if number < first + MOST_BATCHES:
+                with profiler.record_function(f"batch {number}"):
+                    yield batch
+            else:
+                self.__exit__()
+                yield batch
 
-    def trace(self) -> bytes | None:
-        """Return the finished trace as compressed JSON, or ``None`` if it was not ``wanted``."""
-        if self._profiler is None:
-            return None
+    def trace(self) -> bytes:
+        """Return the finished trace as compressed JSON."""
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "trace.json.gz")
             self._profiler.export_chrome_trace(str(path))

@@ -5,11 +5,10 @@ any number of workers. Each worker trains as it would in its own task, from the 
 state, so that its results have the same bits.
 """
 
-import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from compss_train.engines import liveness
@@ -18,15 +17,15 @@ from compss_train.model.compression import Contribution, compress_arrays
 from compss_train.model.devices import random_state
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters, first_not_finite
-from compss_train.model.schedule import Hyperparameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
-from compss_train.worker.batches import Batch, batches_in_epoch, cut_batches, prepared
+from compss_train.worker.batches import cut_batches, prepared
 from compss_train.worker.gpu_rows import repeated_without_rows
 from compss_train.worker.learner import Learner
 from compss_train.worker.server_exchange import ServerAddress
 from compss_train.worker.source import source_of
 from compss_train.worker.state import CarriedBuffer, GroupState, WorkerState, moments_of, split_moments
+from compss_train.worker.tracing import Tracer
 from compss_train.worker.work import Work
 
 
@@ -41,7 +40,7 @@ class Result(NamedTuple):
 
 @repeated_without_rows
 def train(
-    training_spec: TrainingSpec,
+    spec: TrainingSpec,
     parameters: Parameters,
     state: WorkerState,
     work: Work,
@@ -56,25 +55,28 @@ def train(
     With ``on_nan="skip"`` on a GPU, a worker that skipped nothing in its last task learns all batches, and reads at
     the end whether they were finite. If they were not, it trains again, and reads each batch's flag.
     """
-    liveness.describe(f"{work.name}, which compiles its network," if training_spec.compile else work.name)
+    liveness.describe(f"{work.name}, which compiles its network," if spec.compile else work.name)
     started, began = time.time(), time.perf_counter()
     with random_state(state.random, work.device):
-        learner = Learner(training_spec, parameters, state, work, moments)
+        learner = Learner(spec, parameters, state, work, moments)
         source, buffer = source_of(work, values), CarriedBuffer(state.sample_buffer)
-        reader = training_spec.sample_reader
-        batches = cut_batches(work, source, learner.replica.columns_device, buffer, reader)
+        cut = cut_batches(work, source, learner.columns_device, buffer, spec.sample_reader)
+        batches = prepared(cut, learner, work.options)
+        tracer = Tracer(work.device) if work.traced else None
         try:
-            drawn = train_on(prepared(batches, learner.replica, work.options), learner, work)
+            with tracer or nullcontext():
+                drawn = learner.train(batches if tracer is None else tracer.labelled(batches, state.batches))
         except Exception:  # possibly of a loss or hook that was given NaN
             if learner.finite:
                 raise
         if not learner.finite:
             del learner, batches  # as they may fill the GPU
-            result = train(training_spec, parameters, replace(state, skipped=True), work, values, moments)
+            result = train(spec, parameters, replace(state, skipped=True), work, values, moments)
             result.measured.started, result.measured.seconds = started, time.perf_counter() - began
             return result
         measured = replace(learner.measured(), **source.measured())
-        if reader is not None and reader.is_stream:
+        measured.trace = None if tracer is None else tracer.trace()
+        if spec.sample_reader is not None and spec.sample_reader.is_stream:
             measured.planned_samples, measured.unread_samples = drawn, max(0, work.samples - drawn)
         else:
             measured.planned_samples = _planned_samples(work, drawn, measured.unread_samples)
@@ -87,46 +89,14 @@ def train(
         if work.options.optimizer_state == "average":
             trained, after = trained | moments_of(learner.optimizer), replace(after, optimizer=None)
         before = {**parameters, **(moments or {})}
-        sent, error = _compressed(training_spec, work, before, trained, state, measured)
+        sent, error = _compressed(spec, work, before, trained, state, measured)
         after = replace(after, sample_buffer=buffer.after, error=error, skipped=measured.skipped_batches > 0)
         measured.started, measured.seconds = started, time.perf_counter() - began
         return Result(sent, after, measured)
 
 
-def train_on(batches: Iterator[Batch], learner: Learner, work: Work) -> int:
-    """Train on prepared batches, in ``fit`` and ``fit_online``, and return the number of their samples.
-
-    The next batch is taken after the step on the previous one. Accumulated gradients are applied at the end of
-    each epoch.
-    """
-    drawn = 0
-    # Blocks that begin here, of which no batch was trained: the first ones are left out if nothing can be read.
-    unbegun = {(each.epoch, each.block) for each in work.block_passes if each.first + each.skip == 0}
-    learner.callbacks.round_start()
-    with learner.tracer:
-        for epoch, epoch_batches in groupby(batches, lambda batch: batch.epoch):
-            timed = (work.hyperparameters or {}).get(epoch, ())  # by a learning-rate schedule
-            planned = batches_in_epoch(work, epoch) if len(timed) > 1 else 0
-            changes = {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
-            current: Hyperparameters | None = None
-            before = drawn
-            for number, batch in enumerate(epoch_batches):
-                current = changes.get(number, current)
-                if work.options.optimizer_state == "reset_blocks" and (epoch, batch.block) in unbegun:
-                    unbegun.remove((epoch, batch.block))
-                    learner.renew_optimizer(current)
-                elif number in changes:
-                    learner.set_hyperparameters(changes[number])
-                samples = learner.learn(batch)
-                drawn += samples
-                liveness.beat(samples)
-            learner.end_epoch(drawn - before)
-    learner.callbacks.round_end()
-    return drawn
-
-
 def _compressed(
-    training_spec: TrainingSpec,
+    spec: TrainingSpec,
     work: Work,
     before: Parameters,
     after: Parameters,
@@ -140,8 +110,8 @@ def _compressed(
     dtype = work.options.dtype
     if dtype is None or not measured.planned_samples:
         return after, None if dtype is None else state.error
-    changes, errors = compress_arrays(before, after, training_spec.names.weights, dtype, state.error)
-    bad = None if training_spec.gradients.on_nan == "ignore" else first_not_finite(errors)
+    changes, errors = compress_arrays(before, after, spec.names.weights, dtype, state.error)
+    bad = None if spec.gradients.on_nan == "ignore" else first_not_finite(errors)
     if bad is not None:
         raise DivergedError(
             f"the change of {bad!r} in {work.name} is too large for Merge(dtype={dtype!r}); lower the learning rate"
@@ -158,7 +128,7 @@ def _planned_samples(work: Work, drawn: int, unread: int) -> int:
 
 
 def train_group(
-    training_spec: TrainingSpec,
+    spec: TrainingSpec,
     parameters: Parameters,
     states: GroupState,
     values: Sequence[Any],
@@ -175,7 +145,7 @@ def train_group(
     after = [*states]
     for work in works:
         trained, after[work.index_in_group], own = train(
-            training_spec, parameters, after[work.index_in_group], work, values, moments
+            spec, parameters, after[work.index_in_group], work, values, moments
         )
         count = own.planned_samples if work.options.may_skip else work.samples
         sums = _with_complete_nodes([*sums, PartialSum.of_worker(trained, count, work.worker, own)], work.worker)
@@ -184,7 +154,7 @@ def train_group(
 
 
 def train_worker(
-    training_spec: TrainingSpec,
+    spec: TrainingSpec,
     parameters: Parameters,
     states: GroupState,
     values: Sequence[Any],
@@ -202,7 +172,7 @@ def train_worker(
     (work,) = works
     after = [*states]
     trained, after[work.index_in_group], own = train(
-        training_spec, parameters, after[work.index_in_group], work, values, moments
+        spec, parameters, after[work.index_in_group], work, values, moments
     )
     if server_address is not None:
         with server_address.connect(f"worker {work.worker}", generation=work.round) as server:

@@ -116,9 +116,9 @@ def test_precision_and_layout_reach_the_network(precision, layout):
     with replica.autocast():
         replica.predict(replica.transformed(torch.rand(2, 3, 5, 5)))
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    assert replica.training_spec.net.notes == [(torch.float32, layout == "channels_last", dtype)]
+    assert replica.net.notes == [(torch.float32, layout == "channels_last", dtype)]
     assert training_spec.net.notes == []
-    assert {p.dtype for p in replica.training_spec.net.parameters()} == {torch.float32}
+    assert {p.dtype for p in replica.net.parameters()} == {torch.float32}
 
 
 @pytest.mark.parametrize(
