@@ -16,13 +16,13 @@ from compss_train.buffers.base import Buffer
 from compss_train.exceptions import BufferDrainedError
 
 Item = TypeVar("Item")
-Result = TypeVar("Result")
+Loaded = TypeVar("Loaded")
 
 _POLL_SECONDS = 0.02  # how often a thread that waits for samples checks whether any will come
 _JOIN_SECONDS = 1.0  # how long closing waits for threads that are loading
 
 
-class ReadAhead(Iterator[Result], Generic[Result]):
+class ReadAhead(Iterator[Loaded], Generic[Loaded]):
     """Iterates over ``load(item)`` for every item, computed in threads ahead of time.
 
     Parameters
@@ -46,7 +46,7 @@ class ReadAhead(Iterator[Result], Generic[Result]):
     def __init__(
         self,
         items: Iterable[Item],
-        load: Callable[[Item], Result],
+        load: Callable[[Item], Loaded],
         *,
         threads: int = 1,
         depth: int | None = None,
@@ -57,7 +57,7 @@ class ReadAhead(Iterator[Result], Generic[Result]):
             raise ValueError(
                 f"depth={depth}, threads={threads}: each thread loads a result; give a depth of at least {threads}"
             )
-        self._queue: _LoadQueue[Any, Result] = _LoadQueue(items, load, depth)
+        self._queue: _LoadQueue[Any, Loaded] = _LoadQueue(items, load, depth)
         self._threads = [
             threading.Thread(target=self._queue.run, name=f"read-ahead-{number}", daemon=True)
             for number in range(threads)
@@ -66,7 +66,7 @@ class ReadAhead(Iterator[Result], Generic[Result]):
         for thread in self._threads:
             thread.start()
 
-    def __next__(self) -> Result:
+    def __next__(self) -> Loaded:
         return self._queue.take()
 
     @property
@@ -95,16 +95,16 @@ class ReadAhead(Iterator[Result], Generic[Result]):
         self.close()
 
 
-class _LoadQueue(Generic[Item, Result]):
+class _LoadQueue(Generic[Item, Loaded]):
     """The state shared by threads and consumer: items to load, and results by number in a priority queue."""
 
-    def __init__(self, items: Iterable[Item], load: Callable[[Item], Result], depth: int) -> None:
+    def __init__(self, items: Iterable[Item], load: Callable[[Item], Loaded], depth: int) -> None:
         self._source, self._items = items, iter(items)
         self._load, self._depth = load, depth
         self._item_lock = threading.Lock()  # held by the thread that takes the next item
         self._changed = threading.Condition()
         # By number. The error of the last one is that of the items: StopIteration, if all went well.
-        self._results: dict[int, tuple[Result | None, BaseException | None]] = {}
+        self._results: dict[int, tuple[Loaded | None, BaseException | None]] = {}
         self._started = self._taken = 0
         self._exhausted = False  # no more items
         self._stopped = False  # results are dropped
@@ -113,7 +113,7 @@ class _LoadQueue(Generic[Item, Result]):
         """Load items until they are exhausted or the queue is stopped."""
         while (numbered := self._next_item()) is not None:
             number, item = numbered
-            result: Result | None = None
+            result: Loaded | None = None
             raised: BaseException | None = None
             try:
                 result = self._load(item)
@@ -143,14 +143,14 @@ class _LoadQueue(Generic[Item, Result]):
                 self._started += 1
             return number, item
 
-    def _deliver(self, number: int, result: Result | None, error: BaseException | None) -> None:
+    def _deliver(self, number: int, result: Loaded | None, error: BaseException | None) -> None:
         """Add a result, or its error."""
         with self._changed:
             if not self._stopped:
                 self._results[number] = result, error
             self._changed.notify_all()
 
-    def take(self) -> Result:
+    def take(self) -> Loaded:
         """Wait for the next result and return it; raise its exception, or ``StopIteration`` after the last."""
         with self._changed:
             self._changed.wait_for(self.is_ready)

@@ -31,7 +31,7 @@ def verdict(name: str, ready: bool, found: str, advice: str) -> Finding:
 
 
 @dataclass(frozen=True)
-class Result:
+class ProgramResult:
     """Exit code and output of a program; ``code`` is ``None`` if it could not be started or timed out."""
 
     code: int | None
@@ -43,7 +43,7 @@ class Result:
         return next((line.strip() for line in self.output.splitlines() if line.strip()), "no answer")
 
 
-def run_program(command: Sequence[str], timeout: float | None = None, stdin: str = "") -> Result:
+def run_program(command: Sequence[str], timeout: float | None = None, stdin: str = "") -> ProgramResult:
     """Run a program and return its result; kill it and all its children after ``timeout`` seconds."""
     seconds = TIMEOUT if timeout is None else timeout
     try:
@@ -57,14 +57,14 @@ def run_program(command: Sequence[str], timeout: float | None = None, stdin: str
             start_new_session=True,
         )
     except OSError as error:
-        return Result(None, f"{command[0]}: {error.strerror}")
+        return ProgramResult(None, f"{command[0]}: {error.strerror}")
     with process:
         try:
             output, _ = process.communicate(stdin, timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
-            return Result(None, f"no answer from {command[0]} in {seconds:g} s")
-    return Result(process.returncode, output.strip())
+            return ProgramResult(None, f"no answer from {command[0]} in {seconds:g} s")
+    return ProgramResult(process.returncode, output.strip())
 
 
 def installed_version(package: str) -> str | None:

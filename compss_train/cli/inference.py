@@ -200,7 +200,7 @@ def read_samples(names: Sequence[str], run_file: run_files.RunFile, *, targets: 
     return dataset
 
 
-def _array_names(section: run_files.Table) -> run_files.Table:
+def _array_names(section: run_files.TomlTable) -> run_files.TomlTable:
     """Return how ``[data]`` names the arrays in files, and how it reads them."""
     if "files" in section:
         return {key: section[key] for key in ("x", "y", "classes", "reader") if key in section}

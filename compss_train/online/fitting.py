@@ -114,14 +114,14 @@ class OnlineFit:
             options=options,
             seed=model.seed + len(model.history),
         )
-        progress = records.Progress(session.num_workers, measures)
+        reports = records.Reports(session.num_workers, measures)
         self._recorder = records.Recorder(
-            model, fit.callbacks, progress, evaluation, shared.pull, options.record_every
+            model, fit.callbacks, reports, evaluation, shared.pull, options.record_every
         )
         folder = TemporaryFolder()
         stack.callback(folder.remove)
         folder.create()
-        self._workers = workers.Workers(session, job, progress, folder.path)
+        self._workers = workers.Workers(session, job, reports, folder.path)
         self._router = workers.StreamRouter(self._workers.all, job.key, paired=job.paired)
         self._runs = sources.SimulationRuns(simulations, engine, self._router, job)
         self._senders = sources.ExternalSenders(simulations.senders, self._router)
@@ -168,7 +168,7 @@ class OnlineFit:
             self._check()
         done = self._workers.all_done
         if done:
-            self._runs.check(self._recorder.progress.received, final=True)
+            self._runs.check(self._recorder.reports.received, final=True)
         self._runs.stop()
         self._senders.stop()
         if done:
@@ -217,7 +217,7 @@ class OnlineFit:
         if self._stopping.reason is not None and not self._workers.all_done:
             self.stopped = self._stopping.reason
             self._workers.broadcast("stop")
-        self._runs.check(self._recorder.progress.received)
+        self._runs.check(self._recorder.reports.received)
         if self._runs.all_ended and self._senders.all_ended:
             self._senders.closed = True
             self._workers.broadcast("end_reception")

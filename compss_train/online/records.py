@@ -18,7 +18,7 @@ from compss_train.training.trained_model import TrainedModel
 
 
 @dataclass(kw_only=True, eq=False)
-class Report(Measured):
+class WorkerReport(Measured):
     """What a worker has measured since its last report, and the state of its buffer."""
 
     held: int = 0
@@ -28,7 +28,7 @@ class Report(Measured):
     got: int = 0
 
 
-class Progress:
+class Reports:
     """The workers' reports since the last record, and the last known state of each buffer.
 
     Each worker's last report with trained batches is held back, so that the final record is not empty.
@@ -36,15 +36,15 @@ class Progress:
 
     def __init__(self, num_workers: int, measures: Measures) -> None:
         self.measures = measures
-        self._reports: list[list[Report]] = [[] for _ in range(num_workers)]
-        self._held_back: list[list[Report]] = [[] for _ in range(num_workers)]
+        self._reports: list[list[WorkerReport]] = [[] for _ in range(num_workers)]
+        self._held_back: list[list[WorkerReport]] = [[] for _ in range(num_workers)]
         self._skipped = [0] * num_workers
         self._known_problems: set[str] = set()
-        self._buffers = [Report() for _ in range(num_workers)]
+        self._buffers = [WorkerReport() for _ in range(num_workers)]
         self._recorded = time.perf_counter()
         self._fit_started = time.time()
 
-    def add(self, worker: int, report: Report) -> None:
+    def add(self, worker: int, report: WorkerReport) -> None:
         """Add a worker's report; warn of what the first one of any worker found."""
         warn_of_problems([report], self._known_problems)
         self._buffers[worker] = report
@@ -104,7 +104,7 @@ class Progress:
         }
 
 
-def _counts(reports: Sequence[Report]) -> dict[str, int]:
+def _counts(reports: Sequence[WorkerReport]) -> dict[str, int]:
     return {name: sum(getattr(report, name) for report in reports) for name in ("samples", "batches")}
 
 
@@ -168,13 +168,13 @@ class Recorder:
         self,
         model: TrainedModel,
         callbacks: CallbackList,
-        progress: Progress,
+        reports: Reports,
         evaluation: Evaluation | None,
         pull: Callable[[], Parameters],
         interval: float,
     ) -> None:
         self._model, self._callbacks, self._pull, self._interval = model, callbacks, pull, interval
-        self.progress, self.evaluation = progress, evaluation
+        self.reports, self.evaluation = reports, evaluation
         self._number = len(model.history)
         """Of the next record."""
         self._pending: Record | None = None
@@ -185,13 +185,13 @@ class Recorder:
         self._callbacks.round_start(self._number)
 
     def _record(self, simulations: dict[str, int], *, final: bool = False) -> Record:
-        return self.progress.record(self._number, self._model.epochs, simulations, final=final)
+        return self.reports.record(self._number, self._model.epochs, simulations, final=final)
 
     def update(self, simulations: dict[str, int]) -> None:
         """Complete the pending record if its validation is ready; make the next one if it is due."""
         if self._pending is not None and self.evaluation is not None and self.evaluation.is_ready:
             self.complete()
-        if self._pending is None and self.progress.is_due(self._interval):
+        if self._pending is None and self.reports.is_due(self._interval):
             record = self._record(simulations)
             if self.evaluation is None:
                 self._emit(record)
@@ -205,7 +205,7 @@ class Recorder:
         if record is None or evaluation is None:
             return
         self._pending = None
-        if (validation := evaluation.result(self.progress.measures)) is not None:
+        if (validation := evaluation.result(self.reports.measures)) is not None:
             self._emit(record | validation)
 
     def _emit(self, record: Record) -> None:
@@ -219,7 +219,7 @@ class Recorder:
         record = self._record(simulations, final=True)
         if self.evaluation is not None:
             self.evaluation.start(self._pull(), notify=False)
-            if (validation := self.evaluation.result(self.progress.measures)) is None:
+            if (validation := self.evaluation.result(self.reports.measures)) is None:
                 return  # callbacks expect validation in every record
             record |= validation
         self._model.record(record | {"repetitions": repetitions})

@@ -26,7 +26,7 @@ from compss_train.net import (
     shortened,
 )
 from compss_train.online.events import ConnectedTask
-from compss_train.online.records import Progress, Report
+from compss_train.online.records import Reports, WorkerReport
 from compss_train.online.worker_task import OnlineJob, train_online
 from compss_train.training.session import Session
 from compss_train.training.training_state import NOTHING_KEPT, worker_from_dict
@@ -103,9 +103,9 @@ class Worker(ConnectedTask):
 class Workers:
     """All workers: submitted together, restarted from their checkpoints, files in a ``folder``, when they die."""
 
-    def __init__(self, session: Session, job: OnlineJob, progress: Progress, folder: str) -> None:
+    def __init__(self, session: Session, job: OnlineJob, reports: Reports, folder: str) -> None:
         session.regroup([range(worker, worker + 1) for worker in range(job.num_workers)])
-        self._session, self._progress, self._folder = session, progress, Path(folder)
+        self._session, self._reports, self._folder = session, reports, Path(folder)
         self._warned = False
         resources = replace(session.resources, own_process=True)
         self.all: list[Worker] = []
@@ -173,8 +173,8 @@ class Workers:
             return None  # this attempt only receives, so that no stream waits for it
         elif "report" in header:
             with parsing():
-                report = Report(**saved_state.decode_value(arrays[0].tensor()))
-            self._progress.add(worker.number, report)
+                report = WorkerReport(**saved_state.decode_value(arrays[0].tensor()))
+            self._reports.add(worker.number, report)
         elif "checkpoint" in header:
             with parsing():
                 checkpoint, offsets = (array.tensor().numpy().reshape(-1) for array in arrays)

@@ -29,7 +29,7 @@ _SAID_ONCE = ("fit_started", "merge")
 
 Bar: TypeAlias = dict[str, str]
 """The percentage of each kind of activity."""
-Table: TypeAlias = tuple[list[str], list[list[str | Bar]], str | None]
+TableCells: TypeAlias = tuple[list[str], list[list[str | Bar]], str | None]
 """Headings, rows of cells, and a note."""
 KeyFigure: TypeAlias = tuple[str, str, str | None, Bar | None]
 """A name and a value, a detail and a bar where there are any."""
@@ -202,7 +202,7 @@ def _bar(parts: Mapping[str, float]) -> Bar:
     return {kind: f"{100 * part / whole:.1f}" for kind, part in parts.items()}
 
 
-def _table(rows: Iterable[Row], note: str | None = None) -> Table:
+def _table(rows: Iterable[Row], note: str | None = None) -> TableCells:
     rows = list(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))
     names.sort(key=lambda name: _LAST.index(name) if name in _LAST else -1)

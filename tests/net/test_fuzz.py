@@ -244,9 +244,9 @@ class AcceptedTasks:
         shared = {"host": None, "server_address": None, "num_workers": 2, "options": options, "seed": 0}
         job = worker_task.OnlineJob(coordinator=self.server.address, key=KEY, **shared)
         fit = object.__new__(OnlineFit)
-        progress = records.Progress(2, None)
-        fit._recorder, fit._job = SimpleNamespace(progress=progress, complete=lambda: None), job
-        fit._workers = workers.Workers(session, job, progress, self._folder)
+        reports = records.Reports(2, None)
+        fit._recorder, fit._job = SimpleNamespace(reports=reports, complete=lambda: None), job
+        fit._workers = workers.Workers(session, job, reports, self._folder)
         fit._router = workers.StreamRouter(fit._workers.all, KEY, paired=False)
         simulations = Simulations(print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN)
         fit._runs = sources.SimulationRuns(simulations, self._engine, fit._router, job)

@@ -16,7 +16,7 @@ import tomli_w
 
 from compss_train._utils import files, validation
 
-Table = dict[str, Any]
+TomlTable = dict[str, Any]
 
 SECTIONS = ("trainer", "network", "data", "validation", "build", "fit", "output")
 RUN_FILE = "config.toml"
@@ -92,7 +92,7 @@ class RunFile:
 
     path: Path
     home: Path
-    table: Table
+    table: TomlTable
 
     @property
     def output(self) -> Path:
@@ -103,7 +103,7 @@ class RunFile:
         in_run_folder = self.path.name == RUN_FILE and HOME in self.table
         return self.path.parent if in_run_folder else self.home / "runs" / self.path.stem
 
-    def section(self, name: str) -> Table:
+    def section(self, name: str) -> TomlTable:
         """Return a copy of a section, empty if the file does not have it."""
         section = self.table.get(name, {})
         return dict(section) if isinstance(section, dict) else {}
@@ -141,7 +141,7 @@ def read_run_file(path: Path, settings: Iterable[str] = (), hint: str = "") -> R
     return RunFile(path, home, table)
 
 
-def read_toml(path: Path, hint: str = "") -> Table:
+def read_toml(path: Path, hint: str = "") -> TomlTable:
     """Return the contents of a TOML file; raise ``RunFileError``, with the hint, if it cannot be read or parsed."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
@@ -151,7 +151,7 @@ def read_toml(path: Path, hint: str = "") -> Table:
         raise RunFileError(f"{path} is not valid TOML: {error}") from error
 
 
-def apply_settings(table: Table, settings: Iterable[str]) -> Table:
+def apply_settings(table: TomlTable, settings: Iterable[str]) -> TomlTable:
     """Return a copy of the table with each ``section.key=value`` set.
 
     A value is parsed as TOML (``3``, ``true``, ``[1, 2]``); any other text is a string, which needs no quotes.

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from compss_train._utils.validation import check_fraction
-from compss_train.cli.run_files import Errors, RunFile, Table, unknown_name
+from compss_train.cli.run_files import Errors, RunFile, TomlTable, unknown_name
 from compss_train.cli.run_files.objects import CALL, NONE, call_object, keywords_of, parameters_of
 from compss_train.data import BlockedTensor, FileDataset, Samples, block, readers, reading, samples
 from compss_train.training.data_source import as_data_source
@@ -63,7 +63,7 @@ def read_data(run_file: RunFile, errors: Errors, *, num_workers: int, seed: int)
     return data, validation
 
 
-def read_section(table: Table) -> Dataset:
+def read_section(table: TomlTable) -> Dataset:
     """Return the samples that a section names; raise ``ValueError`` for an invalid section."""
     if "files" in table:
         return Dataset(FileDataset(**keywords_of(table, FILES)))

@@ -19,7 +19,7 @@ from typing import Any
 
 from compss_train._utils.validation import suggestion
 from compss_train.buffers import BufferSpec
-from compss_train.cli.run_files import Table, format_exception, unknown_name
+from compss_train.cli.run_files import TomlTable, format_exception, unknown_name
 from compss_train.model import optimizers, schedule, train_transform
 from compss_train.samplers import PartialShuffle
 from compss_train.training.merge import Merge
@@ -86,7 +86,7 @@ def load_object(name: object) -> Any:
     return found
 
 
-def call_object(table: Table) -> Any:
+def call_object(table: TomlTable) -> Any:
     """Return the result of the call that a table describes, or for one with ``partial`` the call itself."""
     if CALL in table and PARTIAL in table:
         raise ValueError(f"give {CALL} (call it) or {PARTIAL} (call it later), not both")
@@ -117,7 +117,7 @@ def parameters_of(function: Callable[..., Any], *exclude: str) -> dict[str, Para
     }
 
 
-def keywords_of(table: Table, parameters: Mapping[str, Parameter]) -> dict[str, Any]:
+def keywords_of(table: TomlTable, parameters: Mapping[str, Parameter]) -> dict[str, Any]:
     """Return the keyword arguments that a section or table gives, with objects in place of what names them.
 
     ``"none"`` is ``None``, and a table for a key in ``TABLES`` an object of its class. Raises ``ValueError`` for an

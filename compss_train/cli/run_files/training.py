@@ -14,7 +14,7 @@ from compss_train import callbacks
 from compss_train._utils import files, strict_json, validation
 from compss_train.callbacks import loggers
 from compss_train.cli import run_files
-from compss_train.cli.run_files import Errors, RunFile, RunFileError, RunFolder, Table, data, objects
+from compss_train.cli.run_files import Errors, RunFile, RunFileError, RunFolder, TomlTable, data, objects
 from compss_train.model import parameters
 from compss_train.trainer import DistributedTrainer
 from compss_train.training import checkpoints
@@ -93,7 +93,7 @@ def read_trainer(run_file: RunFile, errors: Errors) -> DistributedTrainer:
     return trainer
 
 
-def read_fit(section: Table) -> dict[str, Any]:
+def read_fit(section: TomlTable) -> dict[str, Any]:
     """Return the keywords of ``fit`` with a list of callbacks, checked as far as possible without the data."""
     options = objects.keywords_of(section, FIT)
     given = {name: value for name, value in options.items() if name != "early_stopping"}
@@ -102,7 +102,7 @@ def read_fit(section: Table) -> dict[str, Any]:
 
 
 def read_output(
-    section: Table, folder: RunFolder, errors: Errors, *, has_validation: bool
+    section: TomlTable, folder: RunFolder, errors: Errors, *, has_validation: bool
 ) -> list[callbacks.Callback]:
     """Return the callbacks that write the run's files; collects errors.
 

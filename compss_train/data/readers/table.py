@@ -24,7 +24,7 @@ from compss_train.data.readers.base import Arrays, Reader, select_keys
 
 
 @dataclass(frozen=True)
-class Table:
+class OpenTable:
     """An open file that holds a table."""
 
     schema: Any
@@ -72,7 +72,7 @@ class TableReader(Reader):
         """The dtype that floating-point columns are converted to; ``None`` keeps the file's dtype."""
 
     @abstractmethod
-    def open(self, path: str, columns: Collection[str] | None) -> AbstractContextManager[Table]:
+    def open(self, path: str, columns: Collection[str] | None) -> AbstractContextManager[OpenTable]:
         """Open a file to read these columns, all by default."""
 
     def with_columns(
@@ -152,7 +152,7 @@ class TableReader(Reader):
             raise FileContentError(f"has several columns {quote_names(several)}; give each a name of its own")
         return chosen
 
-    def _field(self, table: Table, key: str) -> Field:
+    def _field(self, table: OpenTable, key: str) -> Field:
         """Return the dtype and shape of an array of the table."""
         columns = {name: self._column(table, name) for name in self._columns([key])}
         if key not in self.groups:
@@ -169,7 +169,7 @@ class TableReader(Reader):
     def _dtype_of_group(self, dtypes: Iterable[Any]) -> np.dtype[Any]:
         return tables.float_dtype(np.result_type(*self.widest, *dtypes), self.floats)
 
-    def _column(self, table: Table, name: str) -> tuple[np.dtype[Any] | str, tuple[int, ...]]:
+    def _column(self, table: OpenTable, name: str) -> tuple[np.dtype[Any] | str, tuple[int, ...]]:
         """Return the dtype and shape of a column from the schema, or Arrow's name of its type."""
         kind = table.schema.field(name).type
         if name in self.classes:
@@ -224,13 +224,13 @@ class ParquetReader(TableReader):
     """
 
     @contextmanager
-    def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
+    def open(self, path: str, columns: Collection[str] | None) -> Iterator[OpenTable]:
         """Open a file and read its footer."""
         parquet, remote = tables.import_pyarrow("pyarrow.parquet"), is_remote(path)
         options = {"page_checksum_verification": True, "memory_map": True, "pre_buffer": remote}
         with openable(path) as source, parquet.ParquetFile(source, **options) as file:
             metadata = file.metadata
-            yield Table(
+            yield OpenTable(
                 file.schema_arrow,
                 tuple(metadata.row_group(number).num_rows for number in range(metadata.num_row_groups)),
                 lambda numbers, names: file.read_row_groups(numbers, columns=names, use_threads=False),
@@ -244,7 +244,7 @@ class ArrowReader(TableReader):
     """
 
     @contextmanager
-    def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
+    def open(self, path: str, columns: Collection[str] | None) -> Iterator[OpenTable]:
         """Map a file into memory; a remote one is read where it is needed."""
         pyarrow = tables.import_pyarrow()
         with openable(path) as opened:
@@ -263,7 +263,7 @@ class ArrowReader(TableReader):
 _MAGIC = b"ARROW1"
 
 
-def _batch_file(source: Any) -> Table:
+def _batch_file(source: Any) -> OpenTable:
     """Return a table in Arrow's file format, which allows reading single batches and columns.
 
     ``pyarrow.dataset`` also reads this format, but only from the first batch onwards.
@@ -282,12 +282,12 @@ def _batch_file(source: Any) -> Table:
     widths = [field.type.bit_width if pyarrow.types.is_primitive(field.type) else 2**31 for field in schema]
     # Rows are counted in the narrowest column, because compressed columns must be read to be counted.
     narrow = opened([int(np.argmin(widths))]) if widths else file
-    return Table(
+    return OpenTable(
         schema, tuple(narrow.get_batch(number).num_rows for number in range(file.num_record_batches)), read
     )
 
 
-def _batch_stream(source: Any) -> Table:
+def _batch_stream(source: Any) -> OpenTable:
     """Return a table in Arrow's stream format: finding a batch requires scanning all batches before it."""
     pyarrow = tables.import_pyarrow()
     with tables.import_pyarrow("pyarrow.ipc").open_stream(source) as stream:
@@ -296,7 +296,7 @@ def _batch_stream(source: Any) -> Table:
     def read(numbers: list[int], names: list[str]) -> Any:
         return pyarrow.Table.from_batches([batches[number] for number in numbers], schema).select(names)
 
-    return Table(schema, tuple(batch.num_rows for batch in batches), read)
+    return OpenTable(schema, tuple(batch.num_rows for batch in batches), read)
 
 
 class CsvReader(TableReader):
@@ -337,7 +337,7 @@ class CsvReader(TableReader):
         self.decimal, self.encoding = decimal, encoding
 
     @contextmanager
-    def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
+    def open(self, path: str, columns: Collection[str] | None) -> Iterator[OpenTable]:
         """Read a file; only these columns are converted."""
         pyarrow, csv = tables.import_pyarrow(), tables.import_pyarrow("pyarrow.csv")
         delimiter = self.delimiter or ("\t" if suffix_of(path) == ".tsv" else ",")
@@ -380,7 +380,7 @@ class CsvReader(TableReader):
                     f"is no text in UTF-8, in {quote_names(other)}: give CsvReader(encoding='latin-1'), or the "
                     "encoding that it has"
                 )
-            yield Table(table.schema, (len(table),), lambda _, names: table.select(names))
+            yield OpenTable(table.schema, (len(table),), lambda _, names: table.select(names))
 
 
 def _large(table: Any, names: Collection[str]) -> Iterator[tuple[str, list[int]]]:
@@ -411,7 +411,7 @@ class JsonReader(TableReader):
     """Reads JSON lines: an object a row, whose items are columns; a file is one block and is parsed whole."""
 
     @contextmanager
-    def open(self, path: str, columns: Collection[str] | None) -> Iterator[Table]:
+    def open(self, path: str, columns: Collection[str] | None) -> Iterator[OpenTable]:
         """Read a file."""
         reader = tables.import_pyarrow("pyarrow.json")
         with open_binary(path) as source:
@@ -424,4 +424,4 @@ class JsonReader(TableReader):
                 values = [each.get(name) for each in _objects(source.read().decode("utf-8-sig"))]
                 if (row := next((row for row in rows if isinstance(values[row], int)), None)) is not None:
                     raise _rounding_error(name, row, str(values[row]), "a number with an exponent")
-            yield Table(table.schema, (len(table),), lambda _, names: table.select(names))
+            yield OpenTable(table.schema, (len(table),), lambda _, names: table.select(names))

@@ -9,7 +9,7 @@ from compss_train.engines import calls
 from compss_train.engines.graph_engine import GraphThread
 from compss_train.engines.local.starter import LostProcessError
 from compss_train.engines.local.store import discard_all
-from compss_train.engines.local.worker_process import Answer, BrokenGpuError, Call, WorkerProcess
+from compss_train.engines.local.worker_process import Answer, BrokenGpuError, SentTask, WorkerProcess
 from compss_train.engines.task_graph import Task
 from compss_train.engines.watch import Watch
 from compss_train.exceptions import TaskCancelledError, WorkerLostError
@@ -79,8 +79,8 @@ class Scheduler(GraphThread):
 
     def _start(self, task: Task, process: WorkerProcess) -> None:
         cpus, settings = task.resources.cpus, task.scope.settings
-        call = Call(task.function, task.stored_args(), _file_names(task), self._folders, cpus, settings)
-        future = process.submit(call)
+        sent = SentTask(task.function, task.stored_args(), _file_names(task), self._folders, cpus, settings)
+        future = process.submit(sent)
         self._free_cpus -= cpus
         self._running[task] = process, future
         self._watch.started(task, process)

@@ -29,7 +29,7 @@ from compss_train.model.program_settings import ProgramSettings
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class SentTask:
     """A task as it is sent to a worker process, which loads the stored values among the arguments."""
 
     function: Callable[..., Any]
@@ -72,12 +72,12 @@ def run(pickled: bytes) -> Answer | BrokenGpuError:
     outputs: Sequence[str] = ()
     folders: Sequence[str] = ()
     try:
-        call: Call = pickle.loads(pickled)
-        outputs, folders = call.outputs, call.folders
-        liveness.describe(f"task {calls.name_of(call.function)!r}")
-        args = calls.map_args(call.args, loaded)
-        with calls.intra_op_threads(call.cpus):
-            results = calls.results_of(call.function, args, len(outputs), call.settings)
+        task: SentTask = pickle.loads(pickled)
+        outputs, folders = task.outputs, task.folders
+        liveness.describe(f"task {calls.name_of(task.function)!r}")
+        args = calls.map_args(task.args, loaded)
+        with calls.intra_op_threads(task.cpus):
+            results = calls.results_of(task.function, args, len(outputs), task.settings)
         return [store(item, name, folders) for item, name in zip(results, outputs, strict=True)]
     except BaseException as error:  # SystemExit too: the process serves other tasks
         discard_all(outputs, folders)
@@ -137,12 +137,12 @@ class WorkerProcess:
         self._connection.close()
         self._start()
 
-    def submit(self, call: Call) -> Future[Answer]:
-        """Submit a call to the process, or to a new one if it died while it was idle."""
+    def submit(self, sent: SentTask) -> Future[Answer]:
+        """Send a task to the process, or to a new one if it died while it was idle."""
         self._task_start = time.monotonic(), self.heartbeat.samples
         if self._connection.poll():
             self.restart()
-        future: Future[Answer] = self._in_thread(lambda: self._exchange(cloudpickle.dumps(call)))
+        future: Future[Answer] = self._in_thread(lambda: self._exchange(cloudpickle.dumps(sent)))
         self._last = future
         return future
 

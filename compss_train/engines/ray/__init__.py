@@ -53,7 +53,7 @@ class RayEngine(GraphEngine):
         RayEngine._leave = cluster.join(modules) or RayEngine._leave
         # It imports ray, which need not be installed.
         submitter = importlib.import_module("compss_train.engines.ray.submitter")
-        self._put: Callable[[SerializedValue], Stored] = submitter.StoredValue.put
+        self._put: Callable[[SerializedValue], Stored] = submitter.RayValue.put
         self._scheduler = submitter.Submitter()
         self._graph = self._scheduler.graph
         self._numbers = itertools.count()

@@ -35,7 +35,7 @@ Lineage: TypeAlias = tuple[Any, ...]
 
 
 @dataclass(eq=False, slots=True)
-class StoredValue:
+class RayValue:
     """A value in Ray's object store.
 
     Ray remembers by which tasks it was made, to make it again. But Ray frees an object that was put when nobody has
@@ -49,7 +49,7 @@ class StoredValue:
     """Whether a worker's task has made it, as its parameters and state."""
 
     @classmethod
-    def put(cls, value: SerializedValue) -> "StoredValue":
+    def put(cls, value: SerializedValue) -> "RayValue":
         """Store a value where the coordinator is."""
         ref = ray.put(value)
         return cls(ref, ray.get_runtime_context().get_node_id(), (ref,))
@@ -125,7 +125,7 @@ class Submitter(GraphThread):
 
     def _keep(self, value: Value) -> None:
         stored = None if value.future.exception() else value.future.result()
-        if isinstance(stored, StoredValue) and stored.ref is not None and stored.lineage != (stored.ref,):
+        if isinstance(stored, RayValue) and stored.ref is not None and stored.lineage != (stored.ref,):
             began = time.monotonic()
             stored.keep()
             self._next_keep += (time.monotonic() - began) / KEEP_SHARE
@@ -180,7 +180,7 @@ class Submitter(GraphThread):
             self._start(task)
 
     def _start(self, task: Task) -> None:
-        inputs: list[StoredValue] = []
+        inputs: list[RayValue] = []
 
         def placeholder(argument: Any) -> Any:
             if not isinstance(argument, Value):
@@ -211,7 +211,7 @@ class Submitter(GraphThread):
         self._running[task] = status
         status.future().add_done_callback(lambda done: self.post(self._finish, task, results, lineage, done))
 
-    def _node_near(self, inputs: Sequence[StoredValue]) -> str:
+    def _node_near(self, inputs: Sequence[RayValue]) -> str:
         """Return the node that has most of these values, by default the coordinator's."""
         counts = Counter(each.node for each in inputs if each.node in self.nodes)
         return counts.most_common(1)[0][0] if counts else self.here
@@ -224,7 +224,7 @@ class Submitter(GraphThread):
         elif isinstance(answer := done.result(), calls.Failure):
             self.graph.fail(task, answer.exception())
         else:
-            self.graph.complete(task, [StoredValue(ref, answer, lineage, not task.priority) for ref in results])
+            self.graph.complete(task, [RayValue(ref, answer, lineage, not task.priority) for ref in results])
             for value in self._wanted.intersection(task.outputs):
                 self._keep(value)
             self._wanted.difference_update(task.outputs)
