@@ -30,12 +30,13 @@ from compss_train.model.training_step import Step, no_loss, training_steps
 from compss_train.online.options import OnlineOptions, Simulations, online_merge
 from compss_train.reports.formatting import Table
 from compss_train.reports.history import History
-from compss_train.training import build_arguments, description, planning, resuming, rounds
+from compss_train.training import build_arguments, description, planning, resuming
 from compss_train.training.callback import AnyCallback, CallbackList, check_callbacks
-from compss_train.training.fit import FitOfEpochs, FitOptions, ShuffleLike
+from compss_train.training.fit import FitOptions, ShuffleLike
 from compss_train.training.inference import inference, warn_of_problems
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.named_fits import NamedFits
+from compss_train.training.rounds import FitOfEpochs
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
 from compss_train.training.trained_model import TrainedModel
@@ -320,7 +321,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         read = {"data": fit.data, "validation_data": fit.validation, "profile": profile}
         self._model.last_fit = description.described_fit("fit", fit.options, fit.callbacks.all, **read)
         self._model.coding = fit.data.coding
-        rounds.run_rounds(fit, self._session)
+        fit.run()
         return self.get_parameters()
 
     def check_fit(self, x: Any, y: Any = None, *, num_epochs: int, **options: Any) -> None:
@@ -517,7 +518,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
     def set_parameters(self, parameters: Mapping[str, NDArray[Any]]) -> None:
         """Replace the global parameters; raise ``ValueError`` if names, shapes or kinds of numbers differ."""
         net = copy.deepcopy(self._model.built.training_spec.net)
-        if self._model.fit is not None and self._model.fit.running is not None:
+        if self._model.fit is not None and self._model.fit.running:
             raise RuntimeError(
                 "set_parameters was called during a fit, between rounds; call it at the start or end"
             )

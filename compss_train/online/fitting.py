@@ -7,8 +7,11 @@
             └────────── messages ──▶ coordinator ◀────┘  starts them, restarts them, records
 """
 
+from __future__ import annotations
+
 import time
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 from compss_train._utils.files import TemporaryFolder
@@ -26,7 +29,6 @@ from compss_train.training.inference import VALIDATION, Inference
 from compss_train.training.merging.on_arrival import GlobalParameters
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
-from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import NOTHING_KEPT, TrainingState
 
 _TICK = 0.1
@@ -57,36 +59,68 @@ def train_online(
     model.resumed_from = None
     data = {"simulations": simulations, "validation_data": validation}
     model.last_fit = description.described_fit("fit_online", options, callbacks.callbacks, **data)
-    fit = Fit(callbacks=callbacks, stopping=stopping, validation=validation)
-    with session.fitting(fit, None), ExitStack() as stack:
-        model.averaged = None
-        online = OnlineFit(model, session, simulations, options, fit, stack)
-        fit.running = online
-        try:
-            online.run()
-            model.parameters = online.current()
-            model.stopped = online.stopped
-            session.keep(session.states, NOTHING_KEPT)  # what is kept belongs to other parameters
-        except BaseException:
-            with suppress(OSError, RuntimeError, DivergedError):  # the error to raise is that of the fit
-                model.parameters = online.newest()
-            raise
-        finally:
-            fit.running = None
+    OnlineFit(
+        callbacks=callbacks,
+        stopping=stopping,
+        validation=validation,
+        session=session,
+        simulations=simulations,
+        options=options,
+    ).run()
 
 
-class OnlineFit:
-    """Runs one fit, in one thread; ``stack`` frees what it needs, for whatever reason it ends."""
+@dataclass(kw_only=True, eq=False)
+class OnlineFit(Fit):
+    """A fit of ``DistributedTrainer.fit_online``."""
 
-    def __init__(
-        self,
-        model: TrainedModel,
-        session: Session,
-        simulations: Simulations,
-        options: OnlineOptions,
-        fit: Fit,
-        stack: ExitStack,
-    ) -> None:
+    leaves_processes = False
+
+    session: Session
+    simulations: Simulations
+    options: OnlineOptions
+    loop: EventLoop | None = field(default=None, init=False)
+    """Its event loop, once it runs."""
+
+    def run(self) -> None:
+        """Train; set the model's parameters and history, and the reason why the fit stopped."""
+        session, model = self.session, self.session.model
+        with session.fitting(self, None), ExitStack() as stack:
+            model.averaged = None
+            loop = self.loop = EventLoop(self, stack)
+            self.running = True
+            try:
+                loop.run()
+                model.parameters = loop.pull()
+                model.stopped = loop.stopped
+                session.keep(session.states, NOTHING_KEPT)  # what is kept belongs to other parameters
+            except BaseException:
+                with suppress(OSError, RuntimeError, DivergedError):  # the error to raise is that of the fit
+                    model.parameters = loop.pull(timeout=rounds.MERGE_SECONDS)
+                raise
+            finally:
+                self.running = False
+
+    def current(self) -> params.Parameters | None:
+        """Return the current global parameters, or ``None`` before the parameter server has started."""
+        return None if self.loop is None else self.loop.pull()
+
+    def settled(self) -> tuple[params.Parameters | None, TrainingState]:
+        """Return the current global parameters, and the state at the start of the fit.
+
+        The workers report their new states when the fit ends.
+        """
+        return self.current(), self.session.state()
+
+    def averaged(self) -> None:
+        """Return ``None``: an online fit keeps no average."""
+
+
+class EventLoop:
+    """Trains an online fit, in one thread; ``stack`` frees what it needs, for whatever reason it ends."""
+
+    def __init__(self, fit: OnlineFit, stack: ExitStack) -> None:
+        session, simulations, options = fit.session, fit.simulations, fit.options
+        model = session.model
         engine, measures = session.engine, model.built.training_spec.measures
         self._session, self._stopping = session, fit.stopping
         self._urgent_since: float | None = None
@@ -95,7 +129,8 @@ class OnlineFit:
         self._reserve(simulations, fit.validation)
         shared = GlobalParameters(session, model.parameters, options.merge.outer_optimizer)
         stack.enter_context(shared)
-        self._pull = shared.pull
+        self.pull = shared.pull
+        """Returns the current global parameters."""
         self._server = stack.enter_context(events.EventServer(engine.host()))
         if simulations.address is not None:
             self._server.listen_for_senders(simulations.address, str(simulations.token))
@@ -137,24 +172,6 @@ class OnlineFit:
         if validation is not None:
             with suppress(ValueError):
                 session.engine.reserve([*tasks, ONE_CPU])
-
-    def current(self) -> params.Parameters:
-        """Return the current global parameters."""
-        return self._pull()
-
-    def averaged(self) -> None:
-        """Return ``None``: an online fit keeps no average."""
-
-    def settled(self) -> tuple[params.Parameters, TrainingState]:
-        """Return the current global parameters, and the state at the start of the fit.
-
-        The workers report their new states when the fit ends.
-        """
-        return self.current(), self._session.state()
-
-    def newest(self) -> params.Parameters:
-        """Return the global parameters after a fit has failed; raises ``OSError`` after a short timeout."""
-        return self._pull(timeout=rounds.MERGE_SECONDS)
 
     def run(self) -> None:
         """Train until every worker is done."""

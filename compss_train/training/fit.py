@@ -1,12 +1,13 @@
-"""A fit: ``FitOptions``, checked before any task starts, and ``Fit``, what it trains on and how far it is."""
+"""``FitOptions``: what a fit was asked for, checked before any task starts; ``Fit``: a fit while it runs."""
 
 import os
 import secrets
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self, TypeAlias
+from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
@@ -270,48 +271,27 @@ Checkpoint: TypeAlias = tuple[Path, Snapshot]
 """The path of a checkpoint and its content."""
 
 
-class RunningFit(Protocol):
-    """A fit whose tasks are running, as the trainer sees it: the rounds of ``fit`` or ``fit_online``."""
-
-    def current(self) -> params.Parameters | None:
-        """Return the global parameters after the last complete round, or ``None`` before the first."""
-
-    def settled(self) -> tuple[params.Parameters | None, TrainingState]:
-        """Return the same parameters, and the state of the training at that moment."""
-
-    def averaged(self) -> params.Parameters | None:
-        """Return the average of the parameters of the last merges, or ``None`` without averaging."""
-
-
-@dataclass(kw_only=True)
-class Fit:
-    """What callbacks and signals act on while a fit runs. ``fit_online``, without epochs, uses it directly."""
+@dataclass(kw_only=True, eq=False)
+class Fit(ABC):
+    """What the trainer, callbacks and signals act on while a fit runs."""
 
     callbacks: CallbackList
     stopping: Stopping
     validation: DataSource | None
-    running: RunningFit | None = None
-    """``None`` before the first task is submitted and after the last one has ended."""
+    running: bool = False
+    """Whether its tasks run: from before the first one is submitted until after the last one has ended."""
 
+    leaves_processes: ClassVar[bool]
+    """Whether other tasks can run meanwhile."""
 
-@dataclass(kw_only=True)
-class FitOfEpochs(Fit):
-    """A fit of ``DistributedTrainer.fit``: its checked arguments and its progress."""
+    @abstractmethod
+    def current(self) -> params.Parameters | None:
+        """Return the global parameters after the last complete round, or ``None`` before the first."""
 
-    options: FitOptions
-    data: DataSource
-    batches: int
-    """Batches of a worker with an average share of an epoch."""
-    first_epoch: int
-    """The first epoch of the fit, counted over all fits of the trainer."""
-    reached: partitioning.ResumePoint
-    """Where the next round starts."""
-    skipped: tuple[str, ...] = ()
-    """Files that could not be read."""
-    checkpoint: Checkpoint | None = None
-    """The checkpoint that the fit resumes from."""
+    @abstractmethod
+    def settled(self) -> tuple[params.Parameters | None, TrainingState]:
+        """Return the same parameters, and the state of the training at that moment."""
 
-    @property
-    def epochs(self) -> range:
-        """The epochs of the fit, counted over all fits of the trainer."""
-        return range(self.first_epoch, self.first_epoch + self.options.num_epochs)
+    @abstractmethod
+    def averaged(self) -> params.Parameters | None:
+        """Return the average of the parameters of the last merges, or ``None`` without averaging."""

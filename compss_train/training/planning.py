@@ -12,7 +12,8 @@ from compss_train.model import parameters as params
 from compss_train.model.schedule import make_schedule
 from compss_train.training import build_arguments, data_source, inference, resuming
 from compss_train.training.callback import CallbackList
-from compss_train.training.fit import FitOfEpochs, FitOptions
+from compss_train.training.fit import FitOptions
+from compss_train.training.rounds import FitOfEpochs
 from compss_train.training.session import Session
 from compss_train.training.stopping import Stopping
 from compss_train.training.trained_model import TrainedModel
@@ -48,12 +49,12 @@ def plan_fit(
     steps = 1 if schedule is None else schedule.steps
     chosen.check_data(data, workers, 2 if schedule and schedule.unit == "batches" else steps)
     start = FitOfEpochs(
+        session=session,
         callbacks=callbacks,
         stopping=stopping,
         validation=validation,
         options=chosen,
         data=data,
-        batches=chosen.batches_of_worker(data, workers),
         first_epoch=model.epochs,
         reached=partitioning.ResumePoint(model.epochs),
         checkpoint=checkpoint,
@@ -93,7 +94,7 @@ def try_fit(fit: FitOfEpochs, model: TrainedModel) -> None:
         schedule = make_schedule(built.schedule, spec.net, spec.optimizer)
         saved = built.lr_schedule.state_dict() if fit.checkpoint is None else fit.checkpoint[1].schedule
         schedule.load_state_dict(saved)
-        schedule.prepare(fit.epochs.stop, fit.batches)
+        schedule.prepare(fit.epochs.stop, fit.options.batches_of_worker(fit.data, fit.session.num_workers))
     if not fit.data.counted:  # streams would be read whole
         return
     if not built.num_gpu or devices.accelerators():
@@ -108,7 +109,7 @@ def try_fit(fit: FitOfEpochs, model: TrainedModel) -> None:
 def _evaluate_first_batch(data: data_source.DataSource, model: TrainedModel) -> None:
     """Evaluate a copy of the model on one batch of the validation data, in this process on the CPU.
 
-    Streams are left out, as some can be read once only. ``RoundRunner`` checks what only tasks can evaluate.
+    Streams are left out, as some can be read once only. ``FitOfEpochs`` checks what only tasks can evaluate.
     """
     if data.is_stream or inference.is_for_tasks(data, model.built):
         return

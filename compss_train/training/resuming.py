@@ -19,7 +19,8 @@ from compss_train.model.optimizers import make_optimizer
 from compss_train.reports.history import line_of
 from compss_train.training import checkpoints, description
 from compss_train.training.callback import Callback
-from compss_train.training.fit import Checkpoint, FitOfEpochs, FitOptions
+from compss_train.training.fit import Checkpoint, FitOptions
+from compss_train.training.rounds import FitOfEpochs
 from compss_train.training.session import Session
 from compss_train.training.trained_model import TrainedModel
 from compss_train.training.training_state import MergeState, Progress, Snapshot, TrainingState
@@ -30,8 +31,8 @@ def snapshot_of(session: Session) -> Snapshot:
     """Return the state that a later fit can resume from; in a callback, the state after the last complete round."""
     model = session.model
     fit, schedule = model.fit, model.built.lr_schedule
-    if fit is not None and fit.running is not None:
-        settled, state = fit.running.settled()
+    if fit is not None and fit.running:
+        settled, state = fit.settled()
         parameters = model.parameters if settled is None else settled
     else:
         parameters, state = model.current(), session.state()
@@ -128,7 +129,8 @@ def prepare(fit: FitOfEpochs, session: Session) -> None:
         load(snapshot, session)
         fit.callbacks.saved = snapshot.callbacks
     if model.built.lr_schedule is not None:
-        model.built.lr_schedule.prepare(fit.epochs.stop, fit.batches)
+        batches = fit.options.batches_of_worker(fit.data, session.num_workers)
+        model.built.lr_schedule.prepare(fit.epochs.stop, batches)
 
 
 def load(snapshot: Snapshot, session: Session) -> None:

@@ -1,22 +1,26 @@
-"""``RoundRunner``: submits the rounds of a fit a little ahead, collects their measurements, records the history."""
+"""``FitOfEpochs``: submits its rounds a little ahead, collects their measurements, and records the history."""
 
 import contextlib
 import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from itertools import chain
 
 from compss_train._utils.validation import warn_user
-from compss_train.data.partitioning import Round, RoundPlan
+from compss_train.data.partitioning import ResumePoint, Round, RoundPlan
 from compss_train.engines import Engine, Ref
 from compss_train.exceptions import EngineClosedError
 from compss_train.model import parameters as params
-from compss_train.model.metrics import Measured
+from compss_train.model.metrics import Measured, Measures
+from compss_train.model.schedule import LrSchedule
 from compss_train.model.weighted_mean import ranges_for_costs
 from compss_train.reports.records import Record, per_second
-from compss_train.training.fit import FitOfEpochs
+from compss_train.training.data_source import DataSource, PublishedData
+from compss_train.training.fit import Checkpoint, Fit, FitOptions
 from compss_train.training.inference import VALIDATION, Inference, is_for_tasks, skipped_batches, warn_of_problems
 from compss_train.training.merge import Merge
 from compss_train.training.merging import Merger, SubmittedRound
@@ -25,10 +29,17 @@ from compss_train.training.merging.quorum import QuorumMerger
 from compss_train.training.merging.synchronous import SynchronousMerger
 from compss_train.training.session import Session
 from compss_train.training.stopping import TICK
-from compss_train.training.trained_model import TrainedModel
-from compss_train.training.training_state import TrainingState, fetch_states, state_refs
+from compss_train.training.training_state import (
+    NOTHING_KEPT,
+    MergeState,
+    States,
+    TrainingState,
+    fetch_states,
+    state_refs,
+)
 from compss_train.training.workers import RoundWorkers
 from compss_train.worker.gpu_rows import rows_on_gpus
+from compss_train.worker.work import WorkOptions
 
 _LOG = logging.getLogger(__name__)
 
@@ -39,54 +50,146 @@ PLAIN, AVERAGED = "val_", "val_averaged_"
 """Prefixes of measures on the validation data: with the global parameters, and with their average."""
 
 
-class RoundRunner:
-    """Runs the rounds of one fit in a session, and adds their records to the history of the model."""
+@dataclass(kw_only=True, eq=False)
+class FitOfEpochs(Fit):
+    """A fit of ``DistributedTrainer.fit``: its checked arguments, its progress, and its rounds when it runs.
 
-    def __init__(self, fit: FitOfEpochs, model: TrainedModel, session: Session) -> None:
-        self._fit, self._model, self._session, self._engine = fit, model, session, session.engine
-        self._schedule = model.built.lr_schedule
-        self._constant_rates = {} if len(model.built.rates) == 1 else model.built.rates
-        self._regroup()
-        self._data = session.publish(fit.data)
-        last, gpus = fit.epochs.stop - 1, session.resources.gpus
-        self._options = fit.options.for_workers(fit.data, model.seed, last, gpus, fit.callbacks.in_workers)
-        self._validation: Inference | None = None
-        if fit.validation is not None:
-            self._validation = Inference(session, fit.validation, task=VALIDATION)
-            if is_for_tasks(fit.validation, model.built) and not fit.validation.is_stream:
-                self._validation.try_first_batch(model.parameters)
-        merge = fit.options.merge
-        self._merger = merger_for(merge, session.engine)(session, merge, model.parameters)
-        self._measures = model.built.training_spec.measures
-        self.stopped: str | None = None
-        """Why the fit ended before its last round."""
-        self._states = session.states
-        """The states of each group of workers after the last complete round."""
-        self.merge_state = self._merger.state
-        """What merges keep besides the parameters, after the last complete round."""
-        self._complete: deque[SubmittedRound] = deque(maxlen=2)
-        """The last two rounds that have been trained; the merge of the last one may still be running."""
-        self._pending: deque[SubmittedRound] = deque()
-        """Rounds whose measurements have not been collected."""
-        self._known_problems: set[str] = set()
-        self._unread = 0
-        """Samples of files that could not be read since the last round that trained on any samples."""
-        self._began, self._last_end = time.time(), fit.stopping.clock()
+    Rounds are submitted a little ahead; their records are added to the history of the model.
+    """
+
+    leaves_processes = True
+
+    session: Session
+    options: FitOptions
+    data: DataSource
+    first_epoch: int
+    """The first epoch of the fit, counted over all fits of the trainer."""
+    reached: ResumePoint
+    """Where the next round starts."""
+    skipped: tuple[str, ...] = ()
+    """Files that could not be read."""
+    checkpoint: Checkpoint | None = None
+    """The checkpoint that the fit resumes from."""
+    stopped: str | None = None
+    """Why the fit ended before its last round."""
+    _complete: deque[SubmittedRound] = field(default_factory=lambda: deque(maxlen=2), init=False)
+    """The last two rounds that have been trained; the merge of the last one may still be running."""
+    _pending: deque[SubmittedRound] = field(default_factory=deque, init=False)
+    """Rounds whose measurements have not been collected."""
+    _known_problems: set[str] = field(default_factory=set, init=False)
+    _unread: int = field(default=0, init=False)
+    """Samples of files that could not be read since the last round that trained on any samples."""
+    _states: States = field(default=(), init=False)
+    """The states of each group of workers after the last complete round."""
+    _merge_state: MergeState = field(default=NOTHING_KEPT, init=False)
+    """What merges keep besides the parameters, after the last complete round."""
+    _began: float = field(default=0.0, init=False)
+    _last_end: float = field(default=0.0, init=False)
+    """When the last round ended, by the clock of ``stopping``."""
+
+    @property
+    def epochs(self) -> range:
+        """The epochs of the fit, counted over all fits of the trainer."""
+        return range(self.first_epoch, self.first_epoch + self.options.num_epochs)
+
+    def run(self) -> None:
+        """Run the rounds; set the model's parameters and history, and the reason why the fit stopped."""
+        model, session, plan = self.session.model, self.session, self._plan()
+        begin = f"from {self.checkpoint[0]}" if self.checkpoint else f"at epoch {self.first_epoch}"
+        where = session.num_workers, session.engine_class.name, begin
+        _LOG.info("a fit of %d epochs with %d workers on %s begins %s", self.options.num_epochs, *where)
+        with session.fitting(self, plan.samples if self.data.counted else None):
+            self._regroup()
+            data, validation, merger = self._published, self._validation, self._merger
+            self._states, self._merge_state = session.states, merger.state
+            self._began, self._last_end = time.time(), self.stopping.clock()
+            self.running = True
+            try:
+                with self.data.named_nan():
+                    final = self._run_rounds(plan.rounds(self._is_over))
+                model.parameters = params.copy_of(final or model.parameters)
+                model.stopped = self.stopped
+            except BaseException:
+                newest, model.averaged = self._newest()
+                model.parameters = params.copy_of(newest or model.parameters)
+                raise
+            finally:
+                self.running = False
+                merger.stop()
+                if (resident := self._work_options.resident) is not None:  # elsewhere the rows leave when idle
+                    rows_on_gpus().release(resident.fit)
+            _LOG.info("the fit has ended (%s)", model.stopped or "complete")
+            session.keep(session.states, self._merge_state)
+            model.averaged = self.averaged()
+            data.warn_of_changes()
+            if validation is not None:
+                validation.data.warn_of_changes()
+
+    def _plan(self) -> RoundPlan:
+        """Return the plan of the rounds that are left."""
+        options, model = self.options, self.session.model
+        return RoundPlan(
+            sizes=self.data.sizes,
+            num_workers=self.session.num_workers,
+            num_epochs=options.num_epochs,
+            seed=model.seed,
+            shuffle=options.order,
+            batching=options.batching,
+            merge_every=options.every,
+            merge_unit=options.merge.unit or "epochs",
+            first_epoch=self.first_epoch,
+            first_round=len(model.history),
+            start=self.reached,
+            put_counts=options.buffer.put_counts if options.buffer and options.carries_buffers else None,
+        )
+
+    @cached_property
+    def _published(self) -> PublishedData:
+        return self.session.publish(self.data)
+
+    @cached_property
+    def _validation(self) -> Inference | None:
+        """The evaluation on the validation data; its first batch has been tried where only tasks can do so."""
+        if self.validation is None:
+            return None
+        tasks = Inference(self.session, self.validation, task=VALIDATION)
+        if is_for_tasks(self.validation, self.session.model.built) and not self.validation.is_stream:
+            tasks.try_first_batch(self.session.model.parameters)
+        return tasks
+
+    @cached_property
+    def _merger(self) -> Merger:
+        merge, session = self.options.merge, self.session
+        return merger_for(merge, session.engine)(session, merge, session.model.parameters)
+
+    @cached_property
+    def _work_options(self) -> WorkOptions:
+        last, gpus = self.epochs.stop - 1, self.session.resources.gpus
+        seed, callbacks = self.session.model.seed, self.callbacks.in_workers
+        return self.options.for_workers(self.data, seed, last, gpus, callbacks)
+
+    @property
+    def _schedule(self) -> LrSchedule | None:
+        return self.session.model.built.lr_schedule
+
+    @property
+    def _measures(self) -> Measures:
+        return self.session.model.built.training_spec.measures
 
     def _regroup(self) -> None:
         """Let several workers share a task if a task costs more time than a worker trains."""
-        source, options, session = self._fit.data, self._fit.options, self._session
+        source, options, session = self.data, self.options, self.session
         workers, resources = session.num_workers, session.resources
         sharing = min(source.shares(options.order), workers)
         # Each worker has its own task if it merges by itself, if sums would have more bytes than compressed
         # changes, and on GPUs, which workers share in another order.
         may_share = options.merge.kind == "synchronous" and options.merge.dtype is None and not resources.gpus
-        slots = self._engine.slots(resources) if may_share else 0
+        slots = self.session.engine.slots(resources) if may_share else 0
         seconds = session.sample_seconds * options.worker_samples(source.sizes, sharing)
-        active = ranges_for_costs(sharing, slots, seconds, self._engine.traits.task_seconds)
+        active = ranges_for_costs(sharing, slots, seconds, self.session.engine.traits.task_seconds)
         session.regroup([*active, *(range(n, n + 1) for n in range(sharing, workers))])
 
-    def run(self, rounds: Iterable[Round]) -> params.Parameters | None:
+    def _run_rounds(self, rounds: Iterable[Round]) -> params.Parameters | None:
         """Submit and collect rounds until the last one, or until the fit must stop.
 
         Returns the final parameters, or ``None`` if no round was completed. Raises the exceptions of tasks.
@@ -94,7 +197,7 @@ class RoundRunner:
         left = iter(rounds)
         following = next(left, None)
         while following or self._pending:
-            if (reason := self._fit.stopping.reason) is not None:
+            if (reason := self.stopping.reason) is not None:
                 self.stopped = reason
                 break
             while following and self._may_submit():
@@ -102,17 +205,17 @@ class RoundRunner:
                 following = next(left, None)
             self._collect()
         if self.stopped is not None:  # cancel the submitted rounds, unless their changes have been merged
-            while self._pending and not (self._merger.by_rounds or self._fit.stopping.urgent):
+            while self._pending and not (self._merger.by_rounds or self.stopping.urgent):
                 self._collect()
-            self._session.keep(self._states, self.merge_state)
+            self.session.keep(self._states, self._merge_state)
             self._pending.clear()
-        waits = self.stopped is None or not self._fit.stopping.urgent
+        waits = self.stopped is None or not self.stopping.urgent
         return self._merger.settled(self._complete[-1]) if self._complete and waits else self.current()
 
-    def is_over(self) -> bool:
+    def _is_over(self) -> bool:
         """Return whether the fit must stop at once, also while rounds are planned; if so, record the reason."""
-        if self.stopped is None and self._fit.stopping.urgent:
-            self.stopped = self._fit.stopping.reason
+        if self.stopped is None and self.stopping.urgent:
+            self.stopped = self.stopping.reason
         return self.stopped is not None
 
     def current(self) -> params.Parameters | None:
@@ -122,23 +225,23 @@ class RoundRunner:
     def settled(self) -> tuple[params.Parameters | None, TrainingState]:
         """Return the same parameters with the state; only after rounds for which a callback ``needs_state``."""
         parameters = self._merger.settled(self._complete[-1]) if self._complete else None
-        workers = tuple(fetch_states(self._engine, self._states))
-        return parameters, TrainingState(workers, self.merge_state.fetched(self._engine))
+        workers = tuple(fetch_states(self.session.engine, self._states))
+        return parameters, TrainingState(workers, self._merge_state.fetched(self.session.engine))
 
     def averaged(self) -> params.Parameters | None:
         """Return the averaged parameters after the last complete round, or ``None`` without averaging."""
-        ref = self.merge_state.averaged
-        averaged: params.Parameters | None = None if ref is None else self._engine.fetch([ref])[0]
+        ref = self._merge_state.averaged
+        averaged: params.Parameters | None = None if ref is None else self.session.engine.fetch([ref])[0]
         return averaged
 
-    def newest(self) -> tuple[params.Parameters | None, params.Parameters | None]:
+    def _newest(self) -> tuple[params.Parameters | None, params.Parameters | None]:
         """Return the parameters after the last complete round and their average; ``None`` if not available soon."""
         values = (self._peek(submitted.parameters) for submitted in reversed(self._complete))
-        return next((value for value in values if value is not None), None), self._peek(self.merge_state.averaged)
+        return next((value for value in values if value is not None), None), self._peek(self._merge_state.averaged)
 
     def _peek(self, ref: Ref | None) -> params.Parameters | None:
         with contextlib.suppress(OSError, EngineClosedError):  # the error that ended the fit is the one to raise
-            value: params.Parameters | None = None if ref is None else self._engine.peek(ref, MERGE_SECONDS)
+            value: params.Parameters | None = None if ref is None else self.session.engine.peek(ref, MERGE_SECONDS)
             return value
         return None
 
@@ -148,21 +251,21 @@ class RoundRunner:
         last = self._pending[-1].round.number
         if self._schedule is not None and self._schedule.waits:
             return False
-        if not self._engine.traits.asynchronous:
+        if not self.session.engine.traits.asynchronous:
             return False
-        if not self._merger.by_rounds and self._fit.callbacks.needs_state(last):
+        if not self._merger.by_rounds and self.callbacks.needs_state(last):
             return False
         return len(self._pending) <= self._merger.rounds_ahead
 
     def _submit(self, round_: Round) -> None:
         workers = RoundWorkers(
-            session=self._session,
-            data=self._data,
-            options=self._options,
+            session=self.session,
+            data=self._published,
+            options=self._work_options,
             round=round_,
             schedule=self._schedule,
             check_outputs=not (self._pending or self._complete),
-            traced=frozenset(self._fit.callbacks.traced(round_.number)),
+            traced=frozenset(self.callbacks.traced(round_.number)),
         )
         submitted = self._merger.train_and_merge(workers)
         if not submitted.unmerged:
@@ -172,49 +275,37 @@ class RoundRunner:
     def _evaluate(self, submitted: SubmittedRound) -> None:
         """Submit the evaluation of the parameters after a round whose merges have been submitted."""
         states = [*state_refs(submitted.states), *submitted.merge_state.refs()]
-        self._engine.keep([submitted.parameters, *states, *self._merger.bases.values()])
+        self.session.engine.keep([submitted.parameters, *states, *self._merger.bases.values()])
         evaluated = {PLAIN: submitted.parameters, AVERAGED: submitted.merge_state.averaged}
         submitted.measured.update(
             (prefix, self._validation.evaluate(parameters) if self._validation and parameters else [])
             for prefix, parameters in evaluated.items()
         )
 
-    def stop(self) -> None:
-        """End processes other than tasks, and release GPUs; called at the end of every fit."""
-        self._merger.stop()
-        if (resident := self._options.resident) is not None:  # other processes release them when they are idle
-            rows_on_gpus().release(resident.fit)
-
-    def warn_of_changes(self) -> None:
-        """Warn of files that have changed during the fit."""
-        self._data.warn_of_changes()
-        if self._validation is not None:
-            self._validation.data.warn_of_changes()
-
     def _collect(self) -> None:
         """Wait for the next round and record it, unless the fit must stop at once."""
         submitted = self._pending[0]
-        self._fit.callbacks.round_start(submitted.round.number)
+        self.callbacks.round_start(submitted.round.number)
         while not self._merger.wait(submitted, TICK, self._evaluate):
-            if self._fit.stopping.urgent:
+            if self.stopping.urgent:
                 return
-        values = submitted.fetch(self._engine)
+        values = submitted.fetch(self.session.engine)
         measured = values["workers"]
         self._pending.popleft()
         is_first = not self._complete
         self._complete.append(submitted)
-        self._states, self.merge_state = submitted.states, submitted.merge_state
-        self._fit.reached = submitted.round.resume_point
+        self._states, self._merge_state = submitted.states, submitted.merge_state
+        self.reached = submitted.round.resume_point
         found = [*chain.from_iterable(values.values())]
         warn_of_problems(found, self._known_problems)
         skipped = [file for part in found for file in part.skipped]
-        self._fit.skipped = tuple(dict.fromkeys([*self._fit.skipped, *skipped]))
+        self.skipped = tuple(dict.fromkeys([*self.skipped, *skipped]))
         for worker, part in zip(chain.from_iterable(submitted.tasks), measured, strict=True):
             if part.trace is not None:
-                self._fit.callbacks.trace(submitted.round.number, worker, part.trace)
+                self.callbacks.trace(submitted.round.number, worker, part.trace)
         trained = any(part.samples for part in measured)
         self._unread = 0 if trained else self._unread + sum(part.unread_samples for part in measured)
-        self._fit.data.check_readable(self._unread, measured)
+        self.data.check_readable(self._unread, measured)
         record = self._record(submitted, values)
         if self._schedule is not None:
             self._schedule.observe(record)
@@ -222,39 +313,41 @@ class RoundRunner:
         if is_first:  # it also waited for processes to start
             own = {each["worker"]: each["seconds"] for each in record["workers"]}
             seconds = max((sum(own[worker] for worker in task) for task in submitted.tasks), default=0.0)
-        self._fit.stopping.after_round(seconds)
+        self.stopping.after_round(seconds)
         _LOG.info(
             "round %d of epoch %d: loss %.6g, %.3f s", *map(record.get, ("round", "epoch", "loss", "seconds"))
         )
-        self._model.record(record)
+        self.session.model.record(record)
 
     def _record(self, submitted: SubmittedRound, values: Mapping[str, list[Measured]]) -> Record:
-        now = self._fit.stopping.clock()
+        now = self.stopping.clock()
         seconds, self._last_end = now - self._last_end, now
         round_, measured = submitted.round, values["workers"]
         samples = sum(part.planned_samples for part in measured)
         # The last epoch, and the part of it that has been trained after this round.
         end = round_.last_epoch, max((stop for start, stop in round_.spans if start < stop), default=Fraction(1))
-        rates = self._schedule.rates(*end) if self._schedule else self._constant_rates
+        built, measures = self.session.model.built, self._measures
+        constant = built.rates if len(built.rates) > 1 else {}
+        rates = self._schedule.rates(*end) if self._schedule else constant
         return {
             "round": round_.number,
             "epoch": round_.last_epoch + 1,
-            **self._measures.values(measured),
+            **measures.values(measured),
             "samples": samples,
             "seconds": seconds,
             "samples_per_second": per_second(samples, seconds),
             "fit_started": self._began,
             "ended": time.time(),
             "merge": self._merger.name,
-            **({"skipped": list(self._fit.skipped)} if self._fit.skipped else {}),
+            **({"skipped": list(self.skipped)} if self.skipped else {}),
             **skipped_batches(sum(part.skipped_batches for part in measured)),
             **rates,
             "workers": [
                 self._of_worker(worker, part)
                 for worker, part in zip(chain.from_iterable(submitted.tasks), measured, strict=True)
             ],
-            **(self._measures.values(values[PLAIN], PLAIN) if values[PLAIN] else {}),
-            **(self._measures.values(values[AVERAGED], AVERAGED) if values[AVERAGED] else {}),
+            **(measures.values(values[PLAIN], PLAIN) if values[PLAIN] else {}),
+            **(measures.values(values[AVERAGED], AVERAGED) if values[AVERAGED] else {}),
         }
 
     def _of_worker(self, worker: int, part: Measured) -> Record:
@@ -281,43 +374,3 @@ def merger_for(merge: Merge, engine: Engine) -> type[Merger]:
         return SynchronousMerger
     mergers: Sequence[type[Merger]] = (SynchronousMerger, QuorumMerger, ServerMerger)
     return next(merger for merger in mergers if merger.name == merge.kind)
-
-
-def run_rounds(fit: FitOfEpochs, session: Session) -> None:
-    """Run the rounds of a fit; set the model's parameters and history, and the reason why the fit stopped."""
-    model, options = session.model, fit.options
-    plan = RoundPlan(
-        sizes=fit.data.sizes,
-        num_workers=session.num_workers,
-        num_epochs=options.num_epochs,
-        seed=model.seed,
-        shuffle=options.order,
-        batching=options.batching,
-        merge_every=options.every,
-        merge_unit=options.merge.unit or "epochs",
-        first_epoch=fit.first_epoch,
-        first_round=len(model.history),
-        start=fit.reached,
-        put_counts=options.buffer.put_counts if options.buffer and options.carries_buffers else None,
-    )
-    begin = f"from {fit.checkpoint[0]}" if fit.checkpoint else f"at epoch {fit.first_epoch}"
-    where = session.num_workers, session.engine_class.name, begin
-    _LOG.info("a fit of %d epochs with %d workers on %s begins %s", options.num_epochs, *where)
-    with session.fitting(fit, plan.samples if fit.data.counted else None):
-        rounds = fit.running = RoundRunner(fit, model, session)
-        try:
-            with fit.data.named_nan():
-                final = rounds.run(plan.rounds(rounds.is_over))
-            model.parameters = params.copy_of(final or model.parameters)
-            model.stopped = rounds.stopped
-        except BaseException:
-            newest, model.averaged = rounds.newest()
-            model.parameters = params.copy_of(newest or model.parameters)
-            raise
-        finally:
-            fit.running = None
-            rounds.stop()
-        _LOG.info("the fit has ended (%s)", model.stopped or "complete")
-        session.keep(session.states, rounds.merge_state)
-        model.averaged = rounds.averaged()
-        rounds.warn_of_changes()

@@ -12,7 +12,7 @@ from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.description import Details, described_fields
-from compss_train.training.fit import Fit, FitOfEpochs
+from compss_train.training.fit import Fit
 
 
 class TrainedModel:
@@ -79,7 +79,7 @@ class TrainedModel:
 
     def require_workers(self, method: str) -> None:
         """Raise ``RuntimeError`` during an online fit, whose tasks leave no process for others until it ends."""
-        if self.fit is not None and self.fit.running is not None and not isinstance(self.fit, FitOfEpochs):
+        if self.fit is not None and self.fit.running and not self.fit.leaves_processes:
             raise RuntimeError(
                 f"{method} was called during fit_online, whose tasks use all processes; give fit_online "
                 "validation_data=, or use model() in this process"
@@ -87,7 +87,7 @@ class TrainedModel:
 
     def current(self, *, averaged: bool = False) -> params.Parameters:
         """Return the global parameters, or their average; during a fit, those after the last complete round."""
-        running = None if self.fit is None else self.fit.running
+        running = self.fit if self.fit is not None and self.fit.running else None
         if not averaged and self.built:
             current = None if running is None else running.current()
             return self.parameters if current is None else current

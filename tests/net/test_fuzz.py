@@ -21,7 +21,7 @@ from compss_train.model.saved_state import encode_value
 from compss_train.net.sockets import LOOPBACK
 from compss_train.online import records, sources, worker_task, workers
 from compss_train.online.events import EventServer
-from compss_train.online.fitting import OnlineFit
+from compss_train.online.fitting import EventLoop
 from compss_train.online.options import OnlineOptions, online_merge
 from compss_train.parameter_server import connect, serve
 from tests.buffers.kinds import DEADLINE, Thread, make, until
@@ -160,7 +160,7 @@ class StopAtLast(Callback):
         self.running, self.told = None, False
 
     def on_round_start(self, trainer, number):
-        self.running = trainer._session.model.fit.running
+        self.running = trainer._session.model.fit.loop
 
     def on_round_end(self, trainer, record):
         if self.told:
@@ -243,7 +243,7 @@ class AcceptedTasks:
         options = OnlineOptions(buffer=BufferSpec("FIFO", 9), batch_size=1, merge=online_merge("parameter_server"))
         shared = {"host": None, "server_address": None, "num_workers": 2, "options": options, "seed": 0}
         job = worker_task.OnlineJob(coordinator=self.server.address, key=KEY, **shared)
-        fit = object.__new__(OnlineFit)
+        fit = object.__new__(EventLoop)
         reports = records.Reports(2, None)
         fit._recorder, fit._job = SimpleNamespace(reports=reports, complete=lambda: None), job
         fit._workers = workers.Workers(session, job, reports, self._folder)
