@@ -13,7 +13,7 @@ TORCH_pinned :=
 TORCH_oldest := s/^torch==.*/torch==$(shell sed -n 's/.*"torch>=\([0-9.]*\).*/\1/p' pyproject.toml).*/
 TORCH_newest := /^torch==/d
 
-.PHONY: demo test simulate lint docs tutorials wheel recipes bench clean
+.PHONY: demo install test simulate lint docs tutorials wheel extras recipes bench clean
 
 demo: $(VENV)/installed
 	@if [ -d "$(FASHION_MNIST)" ]; then \
@@ -22,6 +22,12 @@ demo: $(VENV)/installed
 		echo "No Fashion-MNIST in $(FASHION_MNIST) (Debian: apt install dataset-fashion-mnist); training on digits."; \
 		$(BIN)/python apps/digits.py --workers 2; \
 	fi
+
+# Into the environment of $(PYTHON), with extras by `make install EXTRAS=online,report`. Modules that an earlier build
+# has left would be installed, too.
+install:
+	rm -rf build/lib build/bdist.*
+	$(PYTHON) -m pip install --quiet '.$(if $(EXTRAS),[$(EXTRAS)])'
 
 # With CPU=avx2 or CPU=sse, the last line alone runs, with the instructions of an older processor.
 #
@@ -55,10 +61,12 @@ tutorials: $(VENV)/installed
 	cd build/tutorials && ../../$(BIN)/jupyter execute \
 		--NotebookClient.record_timing=False --inplace *.ipynb && cp *.ipynb ../../docs/tutorials
 
-# The wheel in a fresh environment, outside the checkout; then each extra.
 wheel:
 	rm -rf build/wheel dist && $(PYTHON) -m venv build/wheel
 	build/wheel/bin/pip install --quiet build && build/wheel/bin/python -m build --outdir dist
+
+# The wheel in a fresh environment, outside the checkout; then each extra.
+extras: wheel
 	rm -rf build/wheel && $(PYTHON) -m venv build/wheel && mkdir build/wheel/empty
 	build/wheel/bin/pip install --quiet --constraint constraints.txt dist/*.whl
 	cp packaging/try_wheel.py build/wheel && cd build/wheel/empty && ../bin/python ../try_wheel.py train

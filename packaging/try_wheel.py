@@ -1,6 +1,6 @@
 """Try an installed wheel: train, run the command, and check that what each extra installs can be imported.
 
-``make wheel`` calls it with the Python of a fresh environment that holds the wheel and nothing else, from an empty
+``make extras`` calls it with the Python of a fresh environment that holds the wheel and nothing else, from an empty
 folder, so that no file of the checkout can help::
 
     python try_wheel.py train              # five lines, the doctor, the example of `compss-train fit`

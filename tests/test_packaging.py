@@ -1,6 +1,7 @@
 """Recipes and workflows agree with ``pyproject.toml`` and the Makefile."""
 
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 
@@ -43,9 +44,27 @@ def test_images_install_extras_that_exist(name):
     assert extras <= set(PROJECT["optional-dependencies"])
 
 
+def targets_of_the_makefile():
+    return set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def test_documents_call_targets_of_the_makefile():
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")]
+    called = {name for page in pages for name in re.findall(r"(?:^|`)make (\w+)", page.read_text(), re.MULTILINE)}
+    assert {"install", "demo", "test", "extras"} <= called <= targets_of_the_makefile()
+
+
+def test_readme_and_its_page_install_by_the_same_command_which_is_one_of_pip():
+    assert "| Install | `make install`;" in (ROOT / "README.md").read_text()
+    (first,) = re.findall(r"## With pip\n\n```sh\n(make \w+) ", (ROOT / "docs/install.md").read_text())
+    dry = ["make", "--dry-run", *first.split()[1:], "EXTRAS=online,report", "PYTHON=python"]
+    commands = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert commands[1:] == ["python -m pip install --quiet '.[online,report]'"]
+
+
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
 def test_workflows_call_targets_of_the_makefile(path):
-    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    targets = targets_of_the_makefile()
     jobs = yaml.safe_load(path.read_text())["jobs"]
     commands = [step["run"] for job in jobs.values() for step in job.get("steps", []) if "run" in step]
     called = {command.split()[1] for command in commands if command.startswith("make ")}

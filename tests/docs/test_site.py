@@ -2,11 +2,16 @@
 
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import subprocess
 import sys
+import threading
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -58,6 +63,26 @@ def test_the_site_has_every_public_name_with_what_it_inherits(site):
 @in_the_site
 def test_the_site_has_the_tutorials_with_what_they_draw(site):
     assert "data:image/png;base64," in (site / "tutorials" / "surrogate.html").read_text("utf-8")
+
+
+@in_the_site
+def test_the_site_as_served_can_be_searched_and_begins_with_what_the_project_is(site):
+    handler = partial(SimpleHTTPRequestHandler, directory=str(site))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+
+        def read(path):
+            with urlopen(f"http://127.0.0.1:{server.server_port}/{path}") as answer:
+                return answer.read().decode()
+
+        start = read("index.html")
+        config = json.loads(re.search(r'id="__config"[^>]*>(.*?)</script>', start)[1])
+        assert "search" in read(config["search"])  # the worker's script
+        found = [each["location"] for each in json.loads(read("search/search_index.json"))["docs"]]
+        assert all(read(page) for page in {location.partition("#")[0] for location in found[:200]})
+        assert "long-runs.html#checkpoints" in found
+        server.shutdown()
+    assert re.search(r"<h1.*?</h1>\s*<p><code>compss_train</code> trains any", start, re.DOTALL)
 
 
 def test_what_the_reference_lists_exists():
