@@ -1,10 +1,9 @@
-"""Samples from many files: partial shuffles against plain reading and the original sampler, fits against memory.
+"""Do files and tables keep up with training? Partial shuffles, slow stores, caches, and formats of tables.
 
-A store that takes 50 ms a file is read with one thread and with several, and a fit's second epoch from a cache.
-``--tables`` only compares fits on Parquet, Arrow and a data set of Hugging Face with fits from memory.
-
-``--original FOLDER`` names a checkout of microsoft/PartiallyShuffleDistributedSampler, whose sampler with two pools
-then runs too. Current PyTorch refuses the call of its base class, which is let pass here.
+The part ``samplers`` compares partial shuffles with plain reading, and with the original sampler if ``--original``
+names a checkout of microsoft/PartiallyShuffleDistributedSampler, whose call of its base class current PyTorch
+refuses, and which is let pass here. ``threads`` and ``cache`` read a store that takes 50 ms a file; ``fits`` and
+``tables`` compare fits on files, and on Parquet, Arrow and a data set of Hugging Face, with fits from memory.
 """
 
 from __future__ import annotations
@@ -12,52 +11,42 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import _common as common
 import numpy as np
 import torch
-from _common import image_source, load_images, network, parser, print_table, ratios, spread
 from torch.utils.data import Sampler
 
-from compss_train import (
-    BlockedTensor,
-    DistributedTrainer,
-    FileDataset,
-    PartialShuffle,
-    PartialShuffleSampler,
-    Samples,
-    write_files,
-)
+from compss_train import FileDataset, PartialShuffle, PartialShuffleSampler, Samples, write_files
 from compss_train.data.readers import NpzReader
 
-FILES, BATCH, POOL, LARGE_POOL = 20, 128, 4096, 65_536
-WORKERS, OPTIMIZER = 2, {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9}
+FILES, BATCH, POOL = 20, 128, 4096
 ORIGINAL_BATCHES = 40
 """Batches of the original that are timed, after as many: it makes some ten a second."""
-PLAIN = "plain: read a file, permute it"
+PLAIN, MEMORY = "plain: read a file, permute it", "memory"
 SLOW_FILES, SECONDS_PER_FILE = 64, 0.05
 """Files of the slow store, and how long each takes to come."""
-
-
-# -- samplers ----------------------------------------------------------------------------------------------
-
-
-def seconds_of(function: Callable[[], object]) -> float:
-    began = time.perf_counter()
-    function()
-    return time.perf_counter() - began
 
 
 def use_up(batches: Iterable[Any]) -> None:
     for _ in batches:
         pass
+
+
+def written(folder: Path, files: int, **arrays: Any) -> Any:
+    """Return the files that hold the arrays' rows."""
+    return write_files(folder, arrays, rows=-(-len(next(iter(arrays.values()))) // files))
+
+
+# -- samplers ----------------------------------------------------------------------------------------------
 
 
 def read_plainly(dataset: FileDataset, random: np.random.Generator) -> None:
@@ -69,39 +58,30 @@ def read_plainly(dataset: FileDataset, random: np.random.Generator) -> None:
                 file[key][order]
 
 
-def report_samplers(dataset: FileDataset, options: argparse.Namespace) -> None:
+def report_samplers(folder: Path, options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
-    samplers = {
-        f"{pools} pool{'s' * (pools - 1)} of {pool:,}, file_buffer={held}": PartialShuffleSampler(
-            dataset, shuffle_buffer=pool, pools=pools, file_buffer=held, batch_size=BATCH
-        )
-        for pools, pool, held in (
-            *((1, POOL, 10), (2, POOL, 10), (2, POOL, 1)),
-            *((1, LARGE_POOL, 10), (2, LARGE_POOL, 10)),
-        )
-    }
     random = np.random.default_rng(0)
-    speeds: dict[str, list[float]] = {PLAIN: [], **{label: [] for label in samplers}}
-    for epoch in range(options.sampler_repetitions + 1):
-        plain = seconds_of(lambda: read_plainly(dataset, random))
-        seconds = {PLAIN: plain}
-        for label, sampler in samplers.items():
-            sampler.set_epoch(epoch)
-            seconds[label] = seconds_of(lambda sampler=sampler: use_up(sampler))
-        if epoch:  # in the first one, the memory of the pools is taken from the system
-            for label, taken in seconds.items():
-                speeds[label].append(dataset.number_samples / taken)
+    x, y = random.integers(0, 256, (options.samples, 784), dtype=np.uint8), random.integers(0, 10, options.samples)
+    dataset = FileDataset(written(folder / "bytes", FILES, x=x, y=y))
+
+    def rate(read: Callable[[], object]) -> float:
+        return dataset.number_samples / common.seconds_of(read)
+
+    def sample(sampler: PartialShuffleSampler, epoch: int) -> float:
+        sampler.set_epoch(epoch)
+        return rate(partial(use_up, sampler))
+
+    contestants: dict[str, Callable[[int], float]] = {PLAIN: lambda _: rate(lambda: read_plainly(dataset, random))}
+    for pools, pool in ((1, POOL), (2, POOL), (1, 16 * POOL), (2, 16 * POOL)):
+        sampler = PartialShuffleSampler(dataset, shuffle_buffer=pool, pools=pools, batch_size=BATCH)
+        contestants[f"{pools} pool(s) of {pool:,}"] = partial(sample, sampler)
+    found = common.in_turn(contestants, 3 * options.repetitions + 1)
+    speeds = {label: rates[1:] for label, rates in found.items()}  # the first epoch takes memory from the system
     if options.original is not None:
-        for pool in (POOL, LARGE_POOL):
+        for pool in (POOL, 16 * POOL):
             speeds[f"original, 2 pools of {pool:,}"] = [original_speed(dataset, options.original, pool)]
-    rows = [
-        [label, spread(values, ",.0f"), spread(ratios(values, speeds[PLAIN])) if len(values) > 1 else "-"]
-        for label, values in speeds.items()
-    ]
     title = f"{dataset.number_samples:,} samples of 784 bytes in {FILES} npz files, batches of {BATCH}"
-    print_table(title, ["contestant", "samples/s", "of plain (2 pools of 4,096: >= 0.5)"], rows)
-    two = "2 pools of {:,}, file_buffer=10"
-    print("large to small pool:", spread(ratios(speeds[two.format(LARGE_POOL)], speeds[two.format(POOL)])))
+    common.print_rates(title, speeds, PLAIN, "2 pools of 4,096: >= 0.5")
 
 
 def original_speed(dataset: FileDataset, folder: Path, pool: int) -> float:
@@ -124,7 +104,7 @@ def original_speed(dataset: FileDataset, folder: Path, pool: int) -> float:
         Sampler.__init__ = before  # type: ignore[method-assign]
     batches = iter(sampler)
     use_up(islice(batches, ORIGINAL_BATCHES))
-    return ORIGINAL_BATCHES * BATCH / seconds_of(lambda: use_up(islice(batches, ORIGINAL_BATCHES)))
+    return ORIGINAL_BATCHES * BATCH / common.seconds_of(lambda: use_up(islice(batches, ORIGINAL_BATCHES)))
 
 
 def original_reader(filename: str, get_data: bool = False) -> Any:
@@ -138,139 +118,99 @@ def original_reader(filename: str, get_data: bool = False) -> Any:
 # -- a slow store ------------------------------------------------------------------------------------------
 
 
-def report_slow_store(dataset: FileDataset, options: argparse.Namespace) -> None:
-    """Read files that take as long to come as a model takes to train on them."""
-    step = 2e-3  # seconds that a model would train on a batch
-    delay = step * dataset.number_samples / BATCH / FILES
-
-    def slow_reader(filename: str, get_data: bool = False) -> Any:
-        if get_data:
-            time.sleep(delay)
-        return dataset.reader(filename, get_data)
-
-    rows = []
-    for held in (1, 2, 10):
-        taken = []
-        for _ in range(options.repetitions):
-            sampler = PartialShuffleSampler(
-                dataset, slow_reader, shuffle_buffer=POOL, batch_size=BATCH, file_buffer=held
-            )
-            taken.append(seconds_of(lambda sampler=sampler: [time.sleep(step) for _ in sampler]))
-        rows.append([str(held), spread(taken), spread([value / (delay * FILES) for value in taken])])
-    title = f"a store of {delay:.2f} s a file, a model that takes as long ({delay * FILES:.1f} s an epoch each)"
-    print_table(title, ["file_buffer", "seconds", "of the store's own"], rows)
-
-
-def fifty_ms_reader(filename: str, get_data: bool = False) -> Any:
+def slow_reader(filename: str, get_data: bool = False) -> Any:
     """Read a file of a store that takes its time for the rows, as many at a time as it is asked for."""
     if get_data:
         time.sleep(SECONDS_PER_FILE)
     return NpzReader()(filename, get_data)
 
 
-def report_threads(dataset: FileDataset, options: argparse.Namespace) -> None:
+def report_threads(folder: Path, options: argparse.Namespace) -> None:
     """Read an epoch of the slow store with one thread and with several."""
-    taken: dict[int, list[float]] = {threads: [] for threads in (1, 2, 4, 8)}
-    for _ in range(options.repetitions):
-        for threads, seconds in taken.items():
-            sampler = PartialShuffleSampler(
-                dataset, fifty_ms_reader, shuffle_buffer=POOL, batch_size=BATCH, threads=threads
-            )
-            seconds.append(seconds_of(lambda sampler=sampler: use_up(sampler)))
-    rows = [
-        [str(threads), spread(seconds), spread(ratios(taken[1], seconds))] for threads, seconds in taken.items()
-    ]
-    title = f"{len(dataset.files)} files of a store of {SECONDS_PER_FILE} s a file, file_buffer=10"
-    print_table(title, ["threads", "seconds an epoch", "times one thread (4: >= 3.5)"], rows)
+    x = np.random.default_rng(0).integers(0, 256, (options.samples, 784), dtype=np.uint8)
+    files = written(folder / "many", SLOW_FILES, x=x)
 
+    def rate(threads: int, _: int) -> float:
+        dataset = FileDataset(files, reader=slow_reader, threads=threads)
+        sampler = PartialShuffleSampler(dataset, shuffle_buffer=POOL, batch_size=BATCH)
+        return dataset.number_samples / common.seconds_of(lambda: use_up(sampler))
 
-def report_cache(folder: Path, options: argparse.Namespace) -> None:
-    """Train on the slow store: the first epoch reads it, the second one a cache; beside a fit from memory."""
-    images = load_images(options.samples)
-    files = write_files(folder / "slow", {"x": images.x, "y": images.y}, rows=-(-len(images.y) // SLOW_FILES))
-    partial = {"shuffle": PartialShuffle(POOL)}
-    caches: dict[str, Any] = {"no cache": None, "in memory": "memory", "in a folder": folder / "cache"}
-    speeds: dict[str, list[tuple[float, float]]] = {"memory, no files": [], **{label: [] for label in caches}}
-    for repetition in range(options.repetitions):
-        speeds["memory, no files"].append(epoch_speeds(blocked(images), repetition, {}))
-        for label, cache in caches.items():
-            if cache == folder / "cache":
-                shutil.rmtree(cache, ignore_errors=True)  # what the repetition before has left there
-            dataset = FileDataset(files, fifty_ms_reader, cache=cache, cache_bytes=cache and 2**30)
-            speeds[label].append(epoch_speeds((dataset,), repetition, partial))
-    memory = [second for _, second in speeds["memory, no files"]]
-    rows = []
-    for label, pairs in speeds.items():
-        first, second = map(list, zip(*pairs, strict=True))
-        rows.append([label, spread(first, ",.0f"), spread(second, ",.0f"), spread(ratios(second, memory), ".3f")])
-    title = f"MLP, {WORKERS} workers, one reading thread each, {SLOW_FILES} files of {SECONDS_PER_FILE} s"
-    print_table(title, ["cache", "1st epoch, samples/s", "2nd epoch", "2nd of memory (>= 0.9)"], rows)
-
-
-def epoch_speeds(data: tuple[Any, ...], seed: int, fit_options: dict[str, Any]) -> tuple[float, float]:
-    """Return samples/s of the first two epochs of a fit, after one on other data that starts the processes."""
-    with DistributedTrainer(WORKERS, engine="local", seed=seed, threads=1) as trainer:
-        trainer.build(network("MLP", seed), OPTIMIZER, "cross_entropy")
-        warm = np.zeros((1000, 784), np.float32), np.zeros(1000, np.int64)
-        trainer.fit(*warm, num_epochs=1, batch_size=100, progress=False)
-        trainer.build(network("MLP", seed), OPTIMIZER, "cross_entropy")
-        trainer.fit(*data, num_epochs=2, batch_size=100, **fit_options, progress=False)
-        first, second = (float(record["samples_per_second"]) for record in trainer.history)
-    return first, second
+    contestants = {f"{threads} thread(s)": partial(rate, threads) for threads in (1, 2, 4, 8)}
+    title = f"{SLOW_FILES} files of a store of {SECONDS_PER_FILE} s a file, file_buffer=10"
+    found = common.in_turn(contestants, options.repetitions)
+    common.print_rates(title, found, "1 thread(s)", "4 threads: >= 3.5")
 
 
 # -- fits --------------------------------------------------------------------------------------------------
 
+Contestants = dict[str, tuple[Callable[[], tuple[Any, ...]], dict[str, Any]]]
+"""What makes the data of a fit, and the fit's options."""
+
+
+def report_fits_of(title: str, contestants: Contestants, goal: str, options: argparse.Namespace) -> None:
+    """Print samples/s of whole fits with processes that run, and of their first two epochs."""
+
+    def run(data: Callable[[], tuple[Any, ...]], fit_options: dict[str, Any], seed: int) -> common.Fitted:
+        with common.warm_trainer(common.network("MLP", seed), seed=seed) as trainer:
+            return common.fit(trainer, *data(), epochs=max(2, options.epochs), **fit_options)
+
+    images = common.load_images(options.samples)
+    everyone = {MEMORY: (lambda: images.blocked(FILES), {}), **contestants}
+    runs = {label: partial(run, *contestant) for label, contestant in everyone.items()}
+    results = common.in_turn(runs, options.repetitions)
+    columns = {
+        "whole fit": {label: [fitted.rate for fitted in found] for label, found in results.items()},
+        **{
+            f"epoch {epoch + 1}": {
+                label: [float(fitted.history[epoch]["samples_per_second"]) for fitted in found]
+                for label, found in results.items()
+            }
+            for epoch in (0, 1)
+        },
+    }
+    headers, rows = ["samples/s from"], [[label] for label in everyone]
+    for name, speeds in columns.items():
+        headers += [name, f"to {MEMORY}{f' (goal {goal})' if name != 'epoch 1' else ''}"]
+        for cells, each in zip(rows, speeds.values(), strict=True):
+            cells += [common.spread(each, ",.0f"), common.spread(common.ratios(each, speeds[MEMORY]))]
+    epochs = max(2, options.epochs)
+    common.print_table(f"{title}; MLP, {common.WORKERS} workers, {epochs} epochs", headers, rows)
+
+
+def report_cache(folder: Path, options: argparse.Namespace) -> None:
+    """Train on the slow store: the first epoch reads it, later ones a cache."""
+    images = common.load_images(options.samples)
+    files = written(folder / "slow", SLOW_FILES, x=images.x, y=images.y)
+
+    def dataset(cache: Any) -> tuple[Any, ...]:
+        shutil.rmtree(folder / "cache", ignore_errors=True)  # what the repetition before has left there
+        return (FileDataset(files, reader=slow_reader, cache=cache, cache_bytes=cache and 2**30),)
+
+    caches = {"no cache": None, "a cache in memory": "memory", "a cache in a folder": folder / "cache"}
+    shuffle = {"shuffle": PartialShuffle(POOL)}
+    contestants: Contestants = {label: (partial(dataset, cache), shuffle) for label, cache in caches.items()}
+    title = f"One reading thread a worker, {SLOW_FILES} files of {SECONDS_PER_FILE} s"
+    report_fits_of(title, contestants, "epoch 2: 0.9", options)
+
 
 def report_fits(folder: Path, options: argparse.Namespace) -> None:
-    images = load_images(options.samples)
-    rows = -(-len(images.y) // FILES)
-    dataset = FileDataset(write_files(folder / "fit", {"x": images.x, "y": images.y}, rows=rows))
-    partial = {"shuffle": PartialShuffle(POOL)}
-    contestants: dict[str, tuple[bool, dict[str, Any]]] = {
-        "memory, shuffled by blocks": (False, {}),
-        "files, 1 pool": (True, partial),
-        "files, 2 pools": (True, {**partial, "pools": 2}),
-        "files, whole ones dealt and shuffled": (True, {}),
+    images = common.load_images(options.samples)
+    dataset = FileDataset(written(folder / "fit", FILES, x=images.x, y=images.y))
+    contestants: Contestants = {
+        "files, 1 pool": (lambda: (dataset,), {"shuffle": PartialShuffle(POOL)}),
+        "files, 2 pools": (lambda: (dataset,), {"shuffle": PartialShuffle(POOL, pools=2)}),
+        "files, whole ones dealt and shuffled": (lambda: (dataset,), {}),
     }
-    speeds: dict[str, list[float]] = {label: [] for label in contestants}
-    for repetition in range(options.repetitions):
-        for label, (from_files, fit_options) in contestants.items():
-            data = (dataset,) if from_files else blocked(images)
-            speeds[label].append(trained_per_second(data, images, options.epochs, repetition, fit_options))
-            print(f"{repetition + 1}: {label}: {speeds[label][-1]:,.0f}/s", file=sys.stderr)
-    memory = next(iter(speeds.values()))
-    table = [[label, spread(v, ",.0f"), spread(ratios(v, memory), ".3f")] for label, v in speeds.items()]
-    title = f"MLP, {WORKERS} workers, {options.epochs} epochs of {len(images.y):,} float32 images, {FILES} files"
-    print_table(title, ["contestant", "samples/s", "of memory (>= 0.9)"], table)
+    report_fits_of(f"{len(images.y):,} float32 images in {FILES} files", contestants, "0.9", options)
 
 
 def report_tables(folder: Path, options: argparse.Namespace) -> None:
     """Train on one file of 20 row groups or record batches, and on a data set: pixels in a list, or in columns."""
-    images = load_images(options.samples)
-    tables = write_tables(folder, images)
-    speeds: dict[str, list[tuple[float, float]]] = {"memory": [], **{label: [] for label in tables}}
-    for repetition in range(options.repetitions):
-        for label, values in speeds.items():
-            data = blocked(images) if label == "memory" else (tables[label],)
-            values.append(epoch_speeds(data, repetition, {}))
-            print(f"{repetition + 1}: {label}: {values[-1][0]:,.0f}, {values[-1][1]:,.0f}/s", file=sys.stderr)
-    memory = [second for _, second in speeds["memory"]]
-    table = []
-    for label, pairs in speeds.items():
-        first, second = map(list, zip(*pairs, strict=True))
-        of_memory = spread(ratios(second, memory), ".3f")
-        table.append([label, spread(first, ",.0f"), spread(second, ",.0f"), of_memory])
-    title = f"MLP, {WORKERS} workers, {len(images.y):,} float32 images in {FILES} blocks"
-    columns = ["contestant", "1st epoch, samples/s", "2nd epoch", "2nd of memory (files >= 0.9, data set >= 0.95)"]
-    print_table(title, columns, table)
-
-
-def write_tables(folder: Path, images: Any) -> dict[str, FileDataset | Samples]:
     import datasets
     import pyarrow as pa
     import pyarrow.parquet
 
+    images = common.load_images(options.samples)
     pixels, rows = images.x.reshape(len(images.y), -1), -(-len(images.y) // FILES)
     lists = pa.FixedSizeListArray.from_arrays(pa.array(pixels.reshape(-1)), pixels.shape[1])
     names = [f"pixel{number}" for number in range(pixels.shape[1])]
@@ -281,61 +221,35 @@ def write_tables(folder: Path, images: Any) -> dict[str, FileDataset | Samples]:
     with pa.ipc.new_file(folder / "lists.arrow", of_lists.schema) as file:
         file.write_table(of_lists, max_chunksize=rows)
     datasets.Dataset(datasets.table.InMemoryTable(of_lists)).save_to_disk(folder / "hugging-face")
-    return {
+    hugging_face = datasets.load_from_disk(folder / "hugging-face")
+    sources: dict[str, FileDataset | Samples] = {
         "Parquet, a list of pixels": FileDataset(folder / "lists.parquet"),
         "Parquet, 784 columns": FileDataset(folder / "columns.parquet", x=names, y="y"),
         "Arrow, a list of pixels": FileDataset(folder / "lists.arrow"),
-        "Hugging Face, a list of pixels": Samples(datasets.load_from_disk(folder / "hugging-face"), blocks=FILES),
+        "Hugging Face, a list of pixels": Samples(hugging_face, blocks=FILES),
     }
+    contestants: Contestants = {label: (partial(tuple, (data,)), {}) for label, data in sources.items()}
+    title = f"{len(images.y):,} float32 images in {FILES} blocks"
+    report_fits_of(title, contestants, "epoch 2: files 0.9, data set 0.95", options)
 
 
-def blocked(images: Any) -> tuple[BlockedTensor, BlockedTensor]:
-    return BlockedTensor.from_array(images.x, (FILES, 1)), BlockedTensor.from_array(images.y, (FILES, 1))
-
-
-def trained_per_second(
-    data: tuple[Any, ...], images: Any, epochs: int, seed: int, fit_options: dict[str, Any]
-) -> float:
-    """Return samples/s of a fit with a warm engine."""
-    with DistributedTrainer(WORKERS, engine="local", seed=seed, threads=1) as trainer:
-        trainer.build(network("MLP", seed), OPTIMIZER, "cross_entropy")
-        trainer.fit(images.x[:10_000], images.y[:10_000], num_epochs=1, batch_size=100, progress=False)
-        trainer.build(network("MLP", seed), OPTIMIZER, "cross_entropy")
-        seconds = seconds_of(
-            lambda: trainer.fit(*data, num_epochs=epochs, batch_size=100, **fit_options, progress=False)
-        )
-    return epochs * len(images.y) / seconds
+PARTS = {
+    "samplers": report_samplers,
+    "threads": report_threads,
+    "cache": report_cache,
+    "fits": report_fits,
+    "tables": report_tables,
+}
 
 
 def main() -> None:
-    options_parser = parser(__doc__, repetitions=3, epochs=3)
-    options_parser.add_argument("--samples", type=int, default=60_000, help="training images")
-    options_parser.add_argument("--sampler-repetitions", type=int, default=9, help="epochs of each sampler")
+    options_parser = common.parser(__doc__, repetitions=3, epochs=3, samples=60_000, parts=PARTS)
     options_parser.add_argument("--original", type=Path, help="checkout of the original sampler")
-    options_parser.add_argument("--slow-only", action="store_true", help="only threads and cache of a slow store")
-    options_parser.add_argument("--tables", action="store_true", help="only fits on tables and a data set")
-    options = options_parser.parse_args()
-    if options.quick:
-        options.repetitions, options.epochs, options.samples, options.sampler_repetitions = 1, 1, 12_000, 2
-    print(f"{image_source()}; torch {torch.__version__}")
-    with tempfile.TemporaryDirectory() as name:
-        folder, random = Path(name), np.random.default_rng(0)
-        if options.tables:
-            report_tables(folder, options)
-            return
-        x = random.integers(0, 256, (options.samples, 784), dtype=np.uint8)
-        rows = -(-options.samples // FILES)
-        files = write_files(folder / "bytes", {"x": x, "y": random.integers(0, 10, len(x))}, rows=rows)
-        dataset = FileDataset(files)
-        if not options.slow_only:
-            report_samplers(dataset, options)
-            report_slow_store(dataset, options)
-        many = write_files(folder / "many", {"x": x}, rows=-(-options.samples // SLOW_FILES))
-        report_threads(FileDataset(many), options)
-        report_cache(folder, options)
-        if not options.slow_only:
-            report_fits(folder, options)
-            report_tables(folder, options)
+    options = common.parsed(options_parser, epochs=2, samples=12_000)
+    print(common.image_source())
+    for part in options.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            PARTS[part](Path(folder), options)
 
 
 if __name__ == "__main__":

@@ -12,72 +12,53 @@ import contextlib
 import multiprocessing
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from multiprocessing.synchronize import Event
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 
+import _common as common
 import numpy as np
 import psutil
 import torch
-from _common import in_fresh_process, parser, print_table, spread, threads_of_children
 from numpy.typing import NDArray
 from torch import nn
 
-FEATURES = 1_000
-BATCH = 100
-TINY_MEGABYTES = 2.0
-TARGET = 1.0
+FEATURES, MEGABYTE, TINY_MEGABYTES = 1_000, 1e6, 2.0
 INTERVAL = 0.05
 """Seconds between two looks at the processes."""
-MEGABYTE = 1e6
+SHARED = "compss_train-*"
+"""Folders of the local engine in ``/dev/shm``."""
+
+Usage = tuple[float, float, float]
+"""Megabytes while training: peak of PSS, and median and peak with unmapped files.
+
+Tasks map the blocks anew, so that PSS climbs in each; its median would mean little.
+"""
 
 
-@dataclass(frozen=True)
-class Usage:
-    """Megabytes over the time of training."""
+@contextlib.contextmanager
+def watched(folders: set[Path]) -> Iterator[Callable[[], Usage]]:
+    """Look at this process and its descendants meanwhile; yield what tells the usage after it."""
+    ended = threading.Event()
+    pss: list[float] = []
+    whole: list[float] = []
 
-    pss: float
-    """Peak of PSS. Tasks map the blocks anew, so that PSS climbs in each; its median would mean little."""
-    whole: float
-    """Median, with shared-memory files as a whole."""
-    whole_peak: float
-
-
-@dataclass
-class Sampler:
-    """A thread that looks at this process and its descendants for the duration of a ``with`` block."""
-
-    folders: Sequence[Path] = ()
-    """Shared-memory folders whose files count whether they are mapped or not."""
-    pss: list[float] = field(default_factory=list)
-    whole: list[float] = field(default_factory=list)
-    _ended: threading.Event = field(default_factory=threading.Event)
-
-    def __enter__(self) -> Sampler:
-        self._thread = threading.Thread(target=self._run)
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(INTERVAL):
-            pss, shared = _tree_pss()
+    def run() -> None:
+        while not ended.wait(INTERVAL):
+            total, shared = _tree_pss()
             # The folders are read last: a block that becomes a file meanwhile counts twice, an upper bound.
-            self.pss.append(pss / MEGABYTE)
-            self.whole.append((pss - shared + sum(map(_folder_bytes, self.folders))) / MEGABYTE)
+            pss.append(total / MEGABYTE)
+            whole.append((total - shared + sum(map(_folder_bytes, folders))) / MEGABYTE)
 
-    def usage(self) -> Usage:
-        """Return what was seen; a training too short to be seen is an error."""
-        if not self.pss:
-            raise RuntimeError(
-                f"training took less than {INTERVAL} s, so that its memory was not seen: more epochs"
-            )
-        return Usage(max(self.pss), median(self.whole), max(self.whole))
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield lambda: (max(pss), median(whole), max(whole))
+    finally:
+        ended.set()
+        thread.join()
 
 
 def _tree_pss() -> tuple[int, int]:
@@ -109,31 +90,18 @@ def _make(megabytes: float) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 def ours(workers: int, megabytes: float, epochs: int) -> Usage:
     """Fit a tiny network on blocks whose source array is gone, with a process a worker."""
-    from compss_train import BlockedTensor, DistributedTrainer, LocalEngine
+    from compss_train import BlockedTensor, LocalEngine
 
-    array, labels = _make(megabytes)
-    x, y = BlockedTensor.from_array(array, (8, 1)), BlockedTensor.from_array(labels, (8, 1))
-    del array, labels
-    before = _engine_folders()
+    x, y = (BlockedTensor.from_array(array, (8, 1)) for array in _make(megabytes))
+    before = set(Path("/dev/shm").glob(SHARED))
+    warm = np.zeros((800, FEATURES), np.float32), np.zeros(800, np.int64)
     with LocalEngine(processes=workers, threads=1) as engine:
-        folders = _engine_folders() - before
-        trainer = DistributedTrainer(workers, engine=engine, seed=0, threads=1)
-        trainer.build(nn.Linear(FEATURES, 10), {"optimizer": "sgd", "lr": 0.001}, "cross_entropy")
-        # Processes first, without the data: the samples are of training and not of the start.
-        trainer.fit(
-            np.zeros((800, FEATURES), np.float32),
-            np.zeros(800, np.int64),
-            num_epochs=2,
-            batch_size=BATCH,
-            progress=False,
-        )
-        with Sampler(sorted(folders)) as sampler:
-            trainer.fit(x, y, num_epochs=epochs, batch_size=BATCH, progress=False)
-    return sampler.usage()
-
-
-def _engine_folders() -> set[Path]:
-    return set(Path("/dev/shm").glob("compss_train-*"))
+        folders = set(Path("/dev/shm").glob(SHARED)) - before
+        net = nn.Linear(FEATURES, 10)
+        with common.warm_trainer(net, workers=workers, engine=engine, warm=warm) as trainer:
+            with watched(folders) as usage:
+                common.fit(trainer, x, y, epochs=epochs)
+            return usage()
 
 
 def copies(workers: int, megabytes: float, epochs: int) -> Usage:
@@ -143,80 +111,55 @@ def copies(workers: int, megabytes: float, epochs: int) -> Usage:
     ready, start = context.Semaphore(0), context.Event()
     args = (array, labels, epochs, ready, start)
     processes = [context.Process(target=_plain_loop, args=args) for _ in range(workers)]
-    with threads_of_children(1):
+    with common.threads_of_children(1):
         for process in processes:
             process.start()
     for _ in processes:
         ready.acquire()
-    with Sampler() as sampler:
+    with watched(set()) as usage:
         start.set()
         for process in processes:
             process.join()
-    return sampler.usage()
+    return usage()
 
 
-def _plain_loop(
-    array: NDArray[np.float32],
-    labels: NDArray[np.int64],
-    epochs: int,
-    ready: multiprocessing.synchronize.Semaphore,
-    start: Event,
-) -> None:
+def _plain_loop(array: NDArray[np.float32], labels: NDArray[np.int64], epochs: int, ready: Any, start: Any) -> None:
     torch.set_num_threads(1)
     x, y, net = torch.from_numpy(array), torch.from_numpy(labels), nn.Linear(FEATURES, 10)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
     ready.release()
     start.wait()
     for _ in range(epochs):
-        for rows in torch.randperm(len(x)).split(BATCH):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(net(x[rows]), y[rows]).backward()
-            optimizer.step()
-    time.sleep(3 * INTERVAL)  # tiny data are trained on at once: let the sampler see the process
+        for rows in torch.randperm(len(x)).split(common.BATCH):
+            common.step(net, optimizer, x[rows], y[rows])
+    time.sleep(3 * INTERVAL)  # tiny data are trained on at once: let the process be seen
 
 
-CONTESTANTS: dict[str, Callable[[int, float, int], Usage]] = {"ours": ours, "a copy each": copies}
-
-
-def multiples(contestant: str, workers: int, options: argparse.Namespace) -> Usage:
+def multiples(run: Callable[[int, float, int], Usage], workers: int, options: argparse.Namespace, _: int) -> Usage:
     """Return usage beyond that with tiny data, in units of the data's size."""
-    run = CONTESTANTS[contestant]
-    large = in_fresh_process(run, workers, options.megabytes, options.epochs)
+    large = common.in_fresh_process(run, workers, options.megabytes, options.epochs)
     # As many batches as with the large data would take as long; a second is enough to see the processes.
-    tiny = in_fresh_process(run, workers, TINY_MEGABYTES, 20 * options.epochs)
+    tiny = common.in_fresh_process(run, workers, TINY_MEGABYTES, 20 * options.epochs)
     size = options.megabytes - TINY_MEGABYTES
-    return Usage(
-        (large.pss - tiny.pss) / size,
-        (large.whole - tiny.whole) / size,
-        (large.whole_peak - tiny.whole_peak) / size,
-    )
+    pss, whole, peak = ((more - less) / size for more, less in zip(large, tiny, strict=True))
+    return pss, whole, peak
 
 
 def main() -> None:
-    options_parser = parser("Memory of all processes during a fit.", repetitions=3, epochs=10)
+    options_parser = common.parser(__doc__, repetitions=3, epochs=10)
     options_parser.add_argument("--megabytes", type=float, default=400.0, help="size of the data")
     options_parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4])
-    options = options_parser.parse_args()
-    if options.quick:
-        options.repetitions, options.megabytes, options.epochs, options.workers = 1, 80.0, 5, [1, 2]
-    print(f"{options.megabytes:.0f} MB of float32; PSS of all processes while training, over that with tiny data")
-    found: dict[tuple[str, int], list[Usage]] = {}
-    for _ in range(options.repetitions):
-        for workers in options.workers:
-            for name in CONTESTANTS:
-                found.setdefault((name, workers), []).append(multiples(name, workers, options))
-    rows = [
-        [
-            f"{name}, {workers}",
-            spread([usage.pss for usage in usages]),
-            spread([usage.whole for usage in usages]),
-            spread([usage.whole_peak for usage in usages]),
-            f"{TARGET:.1f}" if name == "ours" else "peer",
-        ]
-        for (name, workers), usages in sorted(found.items(), key=lambda item: (item[0][0] != "ours", item[0]))
-    ]
-    headers = ["who, processes", "PSS, peak", "with unmapped, median", "with unmapped, peak", "target"]
-    print_table("Memory, as a multiple of the data's size", headers, rows)
+    options = common.parsed(options_parser, megabytes=80.0, epochs=5, workers=[1, 2])
+    contestants = {
+        f"{name}, {workers}": partial(multiples, run, workers, options)
+        for name, run in (("ours (goal 1.0)", ours), ("a copy each", copies))
+        for workers in options.workers
+    }
+    found = common.in_turn(contestants, options.repetitions)
+    rows = [[name, *(common.spread(each) for each in zip(*usages, strict=True))] for name, usages in found.items()]
+    headers = ["who, processes", "PSS, peak", "with unmapped, median", "with unmapped, peak"]
+    title = f"Memory of all processes while training on {options.megabytes:.0f} MB, as a multiple of that"
+    common.print_table(title, headers, rows)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,18 @@
-"""Training while simulations run: the cost of receiving samples, compared with a bare socket and a plain loop."""
+"""What does receiving samples of simulations cost training? Compared with a bare socket and a plain loop."""
 
 from __future__ import annotations
 
 import itertools
 import multiprocessing
 import socket
-import sys
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
+import _common as common
 import numpy as np
 import torch
-from _common import parser, print_table, ratios, spread
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
@@ -20,10 +21,18 @@ from compss_train.online.events import EventServer
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream import Stream
 
-BARE, OURS, ENCRYPTED = "bare socket, TCP", "stream and FIFO, socket file", "stream and FIFO, TCP"
-PLAIN, ONLINE = "plain loop", "fit_online, Reservoir"
+BARE, PLAIN = "bare socket, TCP", "plain loop"
 BATCH = 10
 KEY = "a key"
+
+
+# -- samples that travel -----------------------------------------------------------------------------------
+
+
+def start(target: Callable[..., None], *args: Any) -> Any:
+    process = multiprocessing.get_context("spawn").Process(target=target, args=args)
+    process.start()
+    return process
 
 
 def send_bare(port: int, size: int, samples: int) -> None:
@@ -35,7 +44,7 @@ def send_bare(port: int, size: int, samples: int) -> None:
             connection.sendall(y.data)
 
 
-def receive_bare(size: int, samples: int) -> float:
+def receive_bare(size: int, samples: int, _: int) -> float:
     """Return samples per second, each read into new arrays."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         sender = start(send_bare, server.getsockname()[1], size, samples)
@@ -60,7 +69,7 @@ def send_ours(address: Any, size: int, samples: int) -> None:
         stream.finish()
 
 
-def receive_ours(size: int, samples: int, address: str | None = None) -> float:
+def receive_ours(address: str | None, size: int, samples: int, _: int) -> float:
     """Return samples per second through a buffer, from which another thread gets batches.
 
     The samples come through a socket file, or encrypted over TCP.
@@ -76,37 +85,25 @@ def receive_ours(size: int, samples: int, address: str | None = None) -> float:
             raise TimeoutError("the sender has not started")
         received[0].send({"accepted": True, "stream": 0, "workers": [receiver.url], "key": KEY})
         first = len(buffer.get_batch(BATCH)[0])
-        began = time.perf_counter()
-        for _ in range(samples // BATCH - 1):
-            buffer.get_batch(BATCH)
-        rate = (samples - first) / (time.perf_counter() - began)
+        took = common.seconds_of(lambda: [buffer.get_batch(BATCH) for _ in range(samples // BATCH - 1)])
         sender.join()
-    return rate
-
-
-def start(target: Any, *args: Any) -> Any:
-    process = multiprocessing.get_context("spawn").Process(target=target, args=args)
-    process.start()
-    return process
+    return (samples - first) / took
 
 
 def report_transport(size: int, samples: int, repetitions: int) -> None:
-    rates: dict[str, list[float]] = {BARE: [], OURS: [], ENCRYPTED: []}
-    for _ in range(repetitions):
-        rates[BARE].append(receive_bare(size, samples))
-        rates[OURS].append(receive_ours(size, samples))
-        rates[ENCRYPTED].append(receive_ours(size, samples, "tcp://127.0.0.1:*"))
+    contestants: dict[str, Callable[[int], float]] = {
+        BARE: partial(receive_bare, size, samples),
+        "stream and FIFO, socket file": partial(receive_ours, None, size, samples),
+        "stream and FIFO, TCP": partial(receive_ours, "tcp://127.0.0.1:*", size, samples),
+    }
+    rates = common.in_turn(contestants, repetitions)
     megabytes = (size + 6) * 4 / 1e6
-    rows = [
-        [
-            label,
-            spread(values, ",.0f"),
-            f"{np.median(values) * megabytes:,.0f}",
-            spread(ratios(values, rates[BARE])),
-        ]
-        for label, values in rates.items()
-    ]
-    print_table(f"Samples of 6 + {size:,} float32", ["contestant", "samples/s", "MB/s", "of bare"], rows)
+    common.print_rates(f"Samples of 6 + {size:,} float32, {1000 * megabytes:.1f} kB each", rates, BARE)
+    for label, values in rates.items():
+        print(f"{label}: {np.median(values) * megabytes:,.0f} MB/s")
+
+
+# -- training ----------------------------------------------------------------------------------------------
 
 
 def network(size: int) -> nn.Module:
@@ -114,13 +111,13 @@ def network(size: int) -> nn.Module:
     return nn.Sequential(nn.Linear(6, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, size))
 
 
-def simulate(size: int) -> Any:
+def simulate(size: int) -> Iterator[Any]:
     rng = np.random.default_rng(0)
     for _ in range(1000):
         yield rng.random(6, np.float32), rng.random(size, np.float32)
 
 
-def plain(size: int, batches: int) -> float:
+def plain(size: int, batches: int, _: int) -> float:
     """Return batches per second of a loop over samples in memory."""
     net = network(size)
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
@@ -134,7 +131,7 @@ def plain(size: int, batches: int) -> float:
     return batches / (time.perf_counter() - began)
 
 
-def online(trainer: DistributedTrainer, size: int, batches: int) -> float:
+def online(trainer: DistributedTrainer, size: int, batches: int, _: int) -> float:
     trainer.build(network(size), {"optimizer": "adam", "lr": 1e-3}, "mse")
     trainer.fit_online(
         Simulations(simulate, itertools.repeat(size)),
@@ -145,32 +142,28 @@ def online(trainer: DistributedTrainer, size: int, batches: int) -> float:
         record_every=0.5,
         progress=False,
     )
-    records = trainer.history[1:-1] or trainer.history  # the first one includes the start
-    return sum(record["batches"] for record in records) / sum(record["seconds"] for record in records)
+    records = list(trainer.history)[1:-1] or list(trainer.history)  # the first one includes the start
+    return float(sum(record["batches"] for record in records) / sum(record["seconds"] for record in records))
 
 
 def report_training(size: int, batches: int, repetitions: int) -> None:
     torch.set_num_threads(1)
-    rates: dict[str, list[float]] = {PLAIN: [], ONLINE: []}
     with DistributedTrainer(1, engine="local", threads=1, seed=0) as trainer:
-        online(trainer, size, 20)
-        for _ in range(repetitions):
-            rates[PLAIN].append(plain(size, batches))
-            rates[ONLINE].append(online(trainer, size, batches))
-    rows = [
-        [label, spread(values, ",.0f"), spread(ratios(values, rates[PLAIN]))] for label, values in rates.items()
-    ]
+        online(trainer, size, 20, 0)
+        contestants: dict[str, Callable[[int], float]] = {
+            PLAIN: partial(plain, size, batches),
+            "fit_online, Reservoir": partial(online, trainer, size, batches),
+        }
+        rates = common.in_turn(contestants, repetitions)
     title = f"Batches of {BATCH}, MLP 6-256-256-{size:,}, one thread, while one simulation runs at full speed"
-    print_table(title, ["contestant", "batches/s", "of plain"], rows)
+    common.print_rates(title, rates, PLAIN, unit="batches/s")
 
 
 def main() -> None:
-    options = parser(__doc__, repetitions=5, epochs=0).parse_args()
-    repetitions = 1 if options.quick else options.repetitions
+    options = common.parsed(common.parser(__doc__, repetitions=5))
     for size, samples in ((16, 20_000), (4096, 10_000), (250_000, 500)):
-        report_transport(size, samples if not options.quick else samples // 20, repetitions)
-        print(f"{size} done", file=sys.stderr)
-    report_training(4096, 300 if options.quick else 1500, repetitions)
+        report_transport(size, samples // 20 if options.quick else samples, options.repetitions)
+    report_training(4096, 300 if options.quick else 1500, options.repetitions)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,16 @@
-"""Pushes and pulls of a served parameter server, compared with bare ZeroMQ that moves and adds the same bytes."""
+"""How fast is a parameter server? Pushes and pulls, against bare ZeroMQ that moves and adds the same bytes."""
 
 from __future__ import annotations
 
 import multiprocessing
-import sys
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
+import _common as common
 import numpy as np
 import zmq
-from _common import parser, print_table, ratios, spread
 from numpy.typing import NDArray
 
 from compss_train.parameter_server import LocalParameterServer, ParameterServer, connect, serve
@@ -21,6 +20,9 @@ SMALL = 16
 """Number of elements of a small array."""
 
 Arrays = list[NDArray[np.float32]]
+
+
+# -- servers, in processes of their own --------------------------------------------------------------------
 
 
 def bare_server(pipe: Any) -> None:
@@ -39,32 +41,24 @@ def bare_server(pipe: Any) -> None:
             arrays[key] = np.add(arrays[key], pushed, out=arrays[key]) if key in arrays else pushed.copy()
             socket.send_multipart([client, b""])
         else:
-            socket.send_multipart([client, arrays[key]], copy=False)
+            socket.send_multipart([client, arrays[key].data], copy=False)
     context.destroy(1000)
 
 
-def parameter_server(pipe: Any) -> None:
-    serve_at(None, pipe)
-
-
-def encrypted_server(pipe: Any) -> None:
-    serve_at("tcp://127.0.0.1:*", pipe)
-
-
-def serve_at(address: str | None, pipe: Any) -> None:
+def parameter_server(address: str | None, pipe: Any) -> None:
     with serve(address) as serving:
         pipe.send((serving.address, serving.token))
         pipe.recv()
 
 
 @contextmanager
-def started(server: Callable[[Any], None]) -> Iterator[tuple[Any, Any]]:
-    """Run a server in a process; yield the first object that it sends, and the pipe to it."""
+def started(server: Callable[[Any], None]) -> Iterator[Any]:
+    """Run a server in a process; yield the first object that it sends."""
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
     process = multiprocessing.get_context("spawn").Process(target=server, args=(theirs,))
     process.start()
     try:
-        yield ours.recv(), ours
+        yield ours.recv()
     finally:
         ours.send(None)
         process.join()
@@ -72,7 +66,7 @@ def started(server: Callable[[Any], None]) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def bare() -> Iterator[zmq.Socket[bytes]]:
-    with started(bare_server) as (port, _):
+    with started(bare_server) as port:
         context = zmq.Context()
         socket = context.socket(zmq.DEALER)
         socket.connect(f"tcp://127.0.0.1:{port}")
@@ -82,16 +76,19 @@ def bare() -> Iterator[zmq.Socket[bytes]]:
 
 
 @contextmanager
-def served(server: Callable[[Any], None] = parameter_server) -> Iterator[ParameterServer]:
-    with started(server) as ((address, token), _), connect(address, token) as client:
+def served(at: str | None = None) -> Iterator[ParameterServer]:
+    with started(partial(parameter_server, at)) as (address, token), connect(address, token) as client:
         yield client
+
+
+# -- pushes and pulls --------------------------------------------------------------------------------------
 
 
 def move_bare(socket: zmq.Socket[bytes], arrays: Arrays, weights: Arrays) -> None:
     """Push all arrays, wait for the answers, then pull one after the other."""
     keys = [b"%d" % number for number in range(1, len(arrays) + 1)]
     for key, array in zip(keys, arrays, strict=True):
-        socket.send_multipart([key, array], copy=False)
+        socket.send_multipart([key, array.data], copy=False)
     for _ in keys:
         socket.recv()
     for key, weight in zip(keys, weights, strict=True):
@@ -106,86 +103,65 @@ def move(server: ParameterServer, arrays: Arrays, weights: Arrays) -> None:
         server.pull(f"{len(arrays)}/{number}", [weight])
 
 
-def seconds(run: Callable[[], None]) -> float:
-    began = time.perf_counter()
-    run()
-    return time.perf_counter() - began
-
-
-def operations(server: ParameterServer, keys: int, count: int) -> float:
-    """Return the executed pushes of small arrays per second."""
-    arrays = [np.ones(SMALL, np.float32)] * keys
-    pushes = [(f"{keys}/{number % keys}", arrays[:1]) for number in range(count)]
-
-    def push_all() -> None:
-        for key, array in pushes:
-            server.push(key, array)
-        for key in {key for key, _ in pushes[-10:]}:
-            server.pull(key)
-
-    return count / seconds(push_all)
-
-
 def init(server: ParameterServer, keys: int, size: int) -> None:
     for number in range(keys):
         server.init(f"{keys}/{number}", [np.zeros(size, np.float32)])
 
 
-def run_large(megabytes: int, keys: int, repetitions: int) -> dict[str, list[float]]:
+def report_large(megabytes: int, keys: int, repetitions: int) -> None:
     arrays = [np.ones(megabytes * 250_000 // keys, np.float32) for _ in range(keys)]
     weights = [np.zeros_like(array) for array in arrays]
-    with bare() as socket, served() as remote, served(encrypted_server) as tcp, LocalParameterServer() as local:
-        for server in (remote, tcp, local):
+    with bare() as socket, served() as remote, served("tcp://127.0.0.1:*") as tcp, LocalParameterServer() as local:
+        contestants: dict[str, Callable[[], None]] = {BARE: lambda: move_bare(socket, arrays, weights)}
+        for label, server in ((SERVED, remote), (ENCRYPTED, tcp), (LOCAL, local)):
             init(server, keys, len(arrays[0]))
-        contestants: dict[str, Callable[[], None]] = {
-            BARE: lambda: move_bare(socket, arrays, weights),
-            SERVED: lambda: move(remote, arrays, weights),
-            ENCRYPTED: lambda: move(tcp, arrays, weights),
-            LOCAL: lambda: move(local, arrays, weights),
-        }
-        for contestant in contestants.values():
-            contestant()  # warm-up: allocates memory
-        results: dict[str, list[float]] = {label: [] for label in contestants}
-        for _ in range(repetitions):
-            for label, contestant in contestants.items():
-                results[label].append(seconds(contestant))
-        return results
+            contestants[label] = partial(move, server, arrays, weights)
+        rates = {label: partial(_per_second, run) for label, run in contestants.items()}
+        found = common.in_turn(rates, repetitions + 1)
+    found = {label: values[1:] for label, values in found.items()}  # the first one allocates memory
+    common.print_rates(f"Push and pull of {megabytes} MB as {keys} key(s)", found, BARE, ">= 0.5", "per s", ".2f")
+    for label, values in found.items():
+        print(f"{label}: {common.spread([1000 / value for value in values], ',.0f')} ms")
 
 
-def report_large(megabytes: int, keys: int, repetitions: int) -> None:
-    took = run_large(megabytes, keys, repetitions)
-    rows = [
-        [label, spread([1000 * value for value in values], ",.0f"), spread(ratios(took[BARE], values))]
-        for label, values in took.items()
-    ]
-    print_table(
-        f"Push and pull of {megabytes} MB as {keys} key(s)", ["contestant", "ms", "speed of bare (>= 0.5)"], rows
-    )
+def _per_second(run: Callable[[], object], _: int) -> float:
+    return 1 / common.seconds_of(run)
+
+
+def pushes(server: ParameterServer, keys: int, count: int) -> float:
+    """Return the executed pushes of small arrays per second."""
+    array, names = np.ones(SMALL, np.float32), [f"{keys}/{number % keys}" for number in range(count)]
+
+    def push_all() -> None:
+        for key in names:
+            server.push(key, [array])
+        for key in set(names[-10:]):
+            server.pull(key)
+
+    return count / common.seconds_of(push_all)
 
 
 def report_small(few: int, many: int, count: int, repetitions: int) -> None:
     rows = []
-    with served() as remote, served(encrypted_server) as tcp, LocalParameterServer() as local:
+    with served() as remote, served("tcp://127.0.0.1:*") as tcp, LocalParameterServer() as local:
         for label, server in ((SERVED, remote), (ENCRYPTED, tcp), (LOCAL, local)):
             for keys in (few, many):
                 init(server, keys, SMALL)
-                operations(server, keys, count)  # warm-up: the client requests the keys' dtypes and shapes
-            for keys in (few, many):
-                rates = [operations(server, keys, count) for _ in range(repetitions)]
-                rows.append([label, f"{keys:,}", spread(rates, ",.0f")])
-    print_table(
-        f"Pushes of {SMALL} float32, {count:,} at a time", ["contestant", "keys", "pushes/s (>= 10,000)"], rows
-    )
+                pushes(server, keys, count)  # warm-up: the client requests the keys' dtypes and shapes
+                rates = [pushes(server, keys, count) for _ in range(repetitions)]
+                rows.append([label, f"{keys:,}", common.spread(rates, ",.0f")])
+    title = f"Pushes of {SMALL} float32, {count:,} at a time"
+    common.print_table(title, ["contestant", "keys", "pushes/s (>= 10,000)"], rows)
 
 
 def main() -> None:
-    options = parser(__doc__, repetitions=9, epochs=0).parse_args()
-    megabytes, count = (100, 10_000) if not options.quick else (8, 500)
-    repetitions = options.repetitions if not options.quick else 1
+    options = common.parsed(
+        common.parser(__doc__, repetitions=9, epochs=3, samples=60_000), epochs=1, samples=6_000
+    )
+    megabytes, count = (8, 500) if options.quick else (100, 10_000)
     for keys in (1, 25):
-        report_large(megabytes, keys, repetitions)
-        print(f"{keys} key(s) done", file=sys.stderr)
-    report_small(3, count, count, repetitions)
+        report_large(megabytes, keys, options.repetitions)
+    report_small(3, count, count, options.repetitions)
 
 
 if __name__ == "__main__":
