@@ -32,15 +32,14 @@ from compss_train.reports.formatting import Table
 from compss_train.reports.history import History
 from compss_train.training import build_arguments, description, planning, resuming
 from compss_train.training.callback import AnyCallback, CallbackList, check_callbacks
+from compss_train.training.checkpoints import Snapshot
 from compss_train.training.fit import FitOptions, ShuffleLike
 from compss_train.training.inference import inference, warn_of_problems
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.named_fits import NamedFits
 from compss_train.training.rounds import FitOfEpochs
-from compss_train.training.session import Session
+from compss_train.training.session import Session, TrainedModel, TrainingState
 from compss_train.training.stopping import Stopping
-from compss_train.training.trained_model import TrainedModel
-from compss_train.training.training_state import Snapshot, TrainingState
 
 
 class DistributedTrainer(NamedFits[params.Parameters]):

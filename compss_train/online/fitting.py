@@ -24,12 +24,10 @@ from compss_train.online.options import OnlineOptions, Simulations
 from compss_train.training import build_arguments, description, planning, rounds
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
-from compss_train.training.fit import Fit
 from compss_train.training.inference import VALIDATION, Inference
 from compss_train.training.merging.on_arrival import GlobalParameters
-from compss_train.training.session import Session
+from compss_train.training.session import NOTHING_KEPT, Fit, Session, TrainingState
 from compss_train.training.stopping import Stopping
-from compss_train.training.training_state import NOTHING_KEPT, TrainingState
 
 _TICK = 0.1
 """Seconds between checks for changes that cause no message."""

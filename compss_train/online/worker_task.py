@@ -27,7 +27,7 @@ from compss_train.net import Address, ConnectionLostError, Header, shortened, so
 from compss_train.online.options import OnlineOptions
 from compss_train.online.receiver import Receiver
 from compss_train.online.stream import worker_of
-from compss_train.training.training_state import worker_from_dict, worker_to_dict
+from compss_train.training.checkpoints import worker_from_dict, worker_to_dict
 from compss_train.worker import batches, learner, server_exchange
 from compss_train.worker.state import GroupState, WorkerState
 from compss_train.worker.work import Work, WorkOptions

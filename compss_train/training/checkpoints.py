@@ -17,17 +17,24 @@ import socket
 import tempfile
 import weakref
 from collections import deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, Self, TypeAlias
+
+import numpy as np
 
 from compss_train._utils.files import DISK, Disk, is_running, make_folders
 from compss_train._utils.validation import warn_user
 from compss_train.data.locations import file_system, is_remote
+from compss_train.data.partitioning import ResumePoint
 from compss_train.exceptions import BadCheckpointError
+from compss_train.model.devices import RandomState
+from compss_train.model.parameters import Parameters
 from compss_train.model.saved_state import STATE, read_state, write_state
 from compss_train.training.shared_history import SharedHistory, read_history
+from compss_train.worker.state import WorkerState
 
 _LOG = logging.getLogger(__name__)
 _ROUND_FOLDER = re.compile(r"round-([0-9]{6}|[1-9][0-9]{6,})")
@@ -217,3 +224,88 @@ def _latest_good(paths: Iterable[Path], damaged: list[BadCheckpointError]) -> tu
                 raise
             damaged.append(error)
     return None, {}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Progress:
+    """The progress of a fit, and the values that its rounds depend on."""
+
+    options: dict[str, Any]
+    """The options of the fit and its objective, as plain values."""
+    sizes: tuple[int, ...]
+    """The number of samples of each block or file."""
+    first_epoch: int
+    """The first epoch of the fit, counted over all fits of the trainer."""
+    reached: ResumePoint
+    fingerprint: int | None = None
+    """The fingerprint of the data, if they were available."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Snapshot:
+    """The state of a trainer, without what the resuming program provides again."""
+
+    parameters: Parameters
+    """The global parameters."""
+    workers: tuple[WorkerState, ...]
+    """The optimizer and random state of each worker."""
+    epoch: int
+    """The number of started epochs of all fits."""
+    history: list[dict[str, Any]]
+    setting: dict[str, Any]
+    """The settings of the trainer and its network, to be compared on resuming."""
+    progress: Progress | None
+    """The progress of the running ``fit``; ``None`` between fits and in ``fit_online``."""
+    callbacks: dict[str, Any]
+    """The state of each callback that has one."""
+    schedule: dict[str, Any]
+    """The state of the learning-rate schedule that does not follow from the epoch."""
+    merge: dict[str, Any] = field(default_factory=dict)
+    """What merges keep besides the parameters."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the snapshot as plain values."""
+        progress = self.progress and {**vars(self.progress), "reached": _fields(self.progress.reached)}
+        return {**vars(self), "workers": [worker_to_dict(state) for state in self.workers], "progress": progress}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any], path: Path) -> Self:
+        """Return the snapshot from its plain values, which were read from a checkpoint.
+
+        Raises ``BadCheckpointError`` for workers or progress that no trainer has written, with a right checksum.
+        """
+        try:
+            saved = content["progress"]
+            progress = None if saved is None else Progress(**{**saved, "reached": ResumePoint(**saved["reached"])})
+            workers = tuple(worker_from_dict(state) for state in content["workers"])
+            return cls(**{**content, "workers": workers, "progress": progress})
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
+            raise BadCheckpointError(path, f"its state is not that of a trainer: {error}") from error
+
+
+def _fields(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass with slots."""
+    return {name: getattr(value, name) for name in value.__slots__}
+
+
+def worker_to_dict(state: WorkerState) -> dict[str, Any]:
+    """Return the state of a worker as plain values."""
+    if isinstance(state.random, int):
+        return _fields(state)
+    version, numbers, gauss = state.random.python
+    python = {"version": version, "numbers": np.array(numbers, np.int64), "gauss": gauss}
+    return {**_fields(state), "random": {**_fields(state.random), "python": python}}
+
+
+def worker_from_dict(saved: Mapping[str, Any]) -> WorkerState:
+    """Return the state of a worker from its plain values."""
+    random = saved["random"]
+    if isinstance(random, int):
+        return WorkerState(**saved)
+    python = random["python"]
+    state = (python["version"], tuple(python["numbers"].tolist()), python["gauss"])
+    return WorkerState(**{**saved, "random": RandomState(**{**random, "python": state})})
+
+
+Checkpoint: TypeAlias = tuple[Path, Snapshot]
+"""The path of a checkpoint and its content."""

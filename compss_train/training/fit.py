@@ -2,26 +2,21 @@
 
 import os
 import secrets
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
-from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
 from compss_train.data import FileDataset, partitioning
 from compss_train.data.block_passes import Batching
-from compss_train.model import parameters as params
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.samplers import PartialShuffle
 from compss_train.samplers.loader import check_threads
 from compss_train.training import merge as merges
-from compss_train.training.callback import AnyCallback, CallbackList
+from compss_train.training.callback import AnyCallback
 from compss_train.training.data_source import DataSource
-from compss_train.training.stopping import Stopping
-from compss_train.training.training_state import Snapshot, TrainingState
 from compss_train.worker.callbacks import WorkerCallback
 from compss_train.worker.work import Residency, WorkOptions
 
@@ -265,33 +260,3 @@ class FitOptions:
             )
             most_blocks = -(-len(sizes) // num_workers)
             self.buffer.check_samples(sum(sorted(sizes)[-most_blocks:]))
-
-
-Checkpoint: TypeAlias = tuple[Path, Snapshot]
-"""The path of a checkpoint and its content."""
-
-
-@dataclass(kw_only=True, eq=False)
-class Fit(ABC):
-    """What the trainer, callbacks and signals act on while a fit runs."""
-
-    callbacks: CallbackList
-    stopping: Stopping
-    validation: DataSource | None
-    running: bool = False
-    """Whether its tasks run: from before the first one is submitted until after the last one has ended."""
-
-    leaves_processes: ClassVar[bool]
-    """Whether other tasks can run meanwhile."""
-
-    @abstractmethod
-    def current(self) -> params.Parameters | None:
-        """Return the global parameters after the last complete round, or ``None`` before the first."""
-
-    @abstractmethod
-    def settled(self) -> tuple[params.Parameters | None, TrainingState]:
-        """Return the same parameters, and the state of the training at that moment."""
-
-    @abstractmethod
-    def averaged(self) -> params.Parameters | None:
-        """Return the average of the parameters of the last merges, or ``None`` without averaging."""

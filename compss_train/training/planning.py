@@ -14,9 +14,8 @@ from compss_train.training import build_arguments, data_source, inference, resum
 from compss_train.training.callback import CallbackList
 from compss_train.training.fit import FitOptions
 from compss_train.training.rounds import FitOfEpochs
-from compss_train.training.session import Session
+from compss_train.training.session import Session, TrainedModel
 from compss_train.training.stopping import Stopping
-from compss_train.training.trained_model import TrainedModel
 from compss_train.worker.inference import evaluate
 from compss_train.worker.state import WorkerState, check_averageable
 from compss_train.worker.train import train

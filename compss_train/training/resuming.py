@@ -19,11 +19,10 @@ from compss_train.model.optimizers import make_optimizer
 from compss_train.reports.history import line_of
 from compss_train.training import checkpoints, description
 from compss_train.training.callback import Callback
-from compss_train.training.fit import Checkpoint, FitOptions
+from compss_train.training.checkpoints import Checkpoint, Progress, Snapshot
+from compss_train.training.fit import FitOptions
 from compss_train.training.rounds import FitOfEpochs
-from compss_train.training.session import Session
-from compss_train.training.trained_model import TrainedModel
-from compss_train.training.training_state import MergeState, Progress, Snapshot, TrainingState
+from compss_train.training.session import MergeState, Session, TrainedModel, TrainingState
 from compss_train.worker.state import optimizer_bytes
 
 

@@ -19,24 +19,25 @@ from compss_train.model.metrics import Measured, Measures
 from compss_train.model.schedule import LrSchedule
 from compss_train.model.weighted_mean import ranges_for_costs
 from compss_train.reports.records import Record, per_second
+from compss_train.training.checkpoints import Checkpoint
 from compss_train.training.data_source import DataSource, PublishedData
-from compss_train.training.fit import Checkpoint, Fit, FitOptions
+from compss_train.training.fit import FitOptions
 from compss_train.training.inference import VALIDATION, Inference, is_for_tasks, skipped_batches, warn_of_problems
 from compss_train.training.merge import Merge
-from compss_train.training.merging import Merger, SubmittedRound
 from compss_train.training.merging.on_arrival import CommutativeMerger, ServerMerger
 from compss_train.training.merging.quorum import QuorumMerger
-from compss_train.training.merging.synchronous import SynchronousMerger
-from compss_train.training.session import Session
-from compss_train.training.stopping import TICK
-from compss_train.training.training_state import (
+from compss_train.training.merging.synchronous import Merger, SubmittedRound, SynchronousMerger
+from compss_train.training.session import (
     NOTHING_KEPT,
+    Fit,
     MergeState,
+    Session,
     States,
     TrainingState,
     fetch_states,
     state_refs,
 )
+from compss_train.training.stopping import TICK
 from compss_train.training.workers import RoundWorkers
 from compss_train.worker.gpu_rows import rows_on_gpus
 from compss_train.worker.work import WorkOptions
@@ -81,7 +82,7 @@ class FitOfEpochs(Fit):
     """Samples of files that could not be read since the last round that trained on any samples."""
     _states: States = field(default=(), init=False)
     """The states of each group of workers after the last complete round."""
-    _merge_state: MergeState = field(default=NOTHING_KEPT, init=False)
+    _merge_state: MergeState[Ref] = field(default=NOTHING_KEPT, init=False)
     """What merges keep besides the parameters, after the last complete round."""
     _began: float = field(default=0.0, init=False)
     _last_end: float = field(default=0.0, init=False)

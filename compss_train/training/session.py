@@ -1,28 +1,32 @@
-"""``Session``: the engine of a trainer, started on first use, and what it holds for the built model."""
+"""What a trainer holds from fit to fit: its ``TrainedModel``, and the ``Session`` that holds its engine.
 
+In a fit the states of the workers of each group are one value of the engine: what the group's last task returned.
+"""
+
+import secrets
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
 from compss_train import worker
-from compss_train._utils.validation import check_count, check_seconds
+from compss_train._utils.validation import check_count, check_seconds, check_seed
 from compss_train.data.order import worker_seed
+from compss_train.data.tables import Coding
 from compss_train.engines import Engine, Ref, Resources, engine_class
-from compss_train.exceptions import EngineClosedError
+from compss_train.exceptions import EngineClosedError, NotBuiltError
+from compss_train.model import parameters as params
 from compss_train.model.training_spec import TensorNames
+from compss_train.reports.history import History
+from compss_train.reports.records import Record
+from compss_train.training.build_arguments import BuildArguments
+from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource, PublishedData
-from compss_train.training.fit import Fit
-from compss_train.training.stopping import SIGTERM
-from compss_train.training.trained_model import TrainedModel
-from compss_train.training.training_state import (
-    NOTHING_KEPT,
-    MergeState,
-    States,
-    TrainingState,
-    fetch_states,
-    state_refs,
-)
+from compss_train.training.description import Details, described_fields
+from compss_train.training.stopping import SIGTERM, Stopping
 from compss_train.worker.state import GroupState, WorkerState
 
 FLOPS_OF_WEIGHT = 6
@@ -30,6 +34,178 @@ FLOPS_OF_WEIGHT = 6
 
 FLOPS_PER_SECOND = 1e10
 """Rough speed of a core; the training time decides how many workers share a task."""
+
+Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class MergeState(Generic[Kept]):
+    """What merges keep besides the parameters: values, or references to them during a fit."""
+
+    moments: Kept | None = None
+    """The mean of the workers' optimizer states, as named arrays, with ``optimizer_state="average"``."""
+    outer: Kept | None = None
+    """The state of the outer optimizer."""
+    averaged: Kept | None = None
+    """The average of the parameters of the last merges, with ``Merge(averaging=...)``."""
+
+    def refs(self) -> Iterator[Ref]:
+        """Iterate over the references."""
+        return (value for value in vars(self).values() if isinstance(value, Ref))
+
+    def published(self, engine: Engine) -> "MergeState[Ref]":
+        """Return references to the values."""
+        values = {name: value for name, value in vars(self).items() if value is not None}
+        return MergeState(**{name: v if isinstance(v, Ref) else engine.publish(v) for name, v in values.items()})
+
+    def fetched(self, engine: Engine) -> "MergeState[Any]":
+        """Return the values, waiting for the tasks that compute them."""
+        names = [each.name for each in fields(self) if isinstance(getattr(self, each.name), Ref)]
+        return replace(self, **dict(zip(names, engine.fetch(list(self.refs())), strict=True)))
+
+
+NOTHING_KEPT: MergeState[Any] = MergeState()
+
+
+@dataclass(frozen=True, eq=False)
+class TrainingState:
+    """What a fit passes on to the next fit and to a checkpoint, besides the parameters."""
+
+    workers: tuple[WorkerState, ...] = ()
+    """The state of each worker; workers without a state start fresh."""
+    merge: MergeState[Any] = NOTHING_KEPT
+
+
+States: TypeAlias = Sequence[GroupState | Ref]
+"""The states of each group."""
+
+
+def state_refs(states: States) -> list[Ref]:
+    """Return the references to states."""
+    return [each for each in states if isinstance(each, Ref)]
+
+
+def fetch_states(engine: Engine, states: States) -> list[WorkerState]:
+    """Return the state of each worker, waiting for the tasks that compute them."""
+    fetched = iter(engine.fetch(state_refs(states)))
+    return [state for each in states for state in (next(fetched) if isinstance(each, Ref) else each)]
+
+
+@dataclass(kw_only=True, eq=False)
+class Fit(ABC):
+    """What the trainer, callbacks and signals act on while a fit runs."""
+
+    callbacks: CallbackList
+    stopping: Stopping
+    validation: DataSource | None
+    running: bool = False
+    """Whether its tasks run: from before the first one is submitted until after the last one has ended."""
+
+    leaves_processes: ClassVar[bool]
+    """Whether other tasks can run meanwhile."""
+
+    @abstractmethod
+    def current(self) -> params.Parameters | None:
+        """Return the global parameters after the last complete round, or ``None`` before the first."""
+
+    @abstractmethod
+    def settled(self) -> tuple[params.Parameters | None, TrainingState]:
+        """Return the same parameters, and the state of the training at that moment."""
+
+    @abstractmethod
+    def averaged(self) -> params.Parameters | None:
+        """Return the average of the parameters of the last merges, or ``None`` without averaging."""
+
+
+class TrainedModel:
+    """The network of a trainer with its global parameters and its history, and the fit that runs, if any."""
+
+    def __init__(self, seed: int | None) -> None:
+        self.given_seed = None if seed is None else check_seed(seed)
+        """The user's seed, or ``None`` for a drawn one."""
+        self.seed = secrets.randbits(32) if self.given_seed is None else self.given_seed
+        self._built: BuildArguments | None = None
+        self.fit: Fit | None = None
+        """The running fit, or ``None``."""
+        self._start_over({})
+
+    def build(self, built: BuildArguments) -> None:
+        """Start over with a network."""
+        self._built = built
+        self._start_over(params.copy_of(params.from_module(built.training_spec.net)))
+
+    def _start_over(self, parameters: params.Parameters) -> None:
+        self.parameters = parameters
+        self.averaged: params.Parameters | None = None
+        """The average of the parameters that the last fit kept, with ``Merge(averaging=...)``."""
+        self.epochs = 0
+        self.history = History()
+        self.last_fit: dict[str, Any] | None = None
+        """The description of the last fit."""
+        self.coding: Coding = {}
+        """What the numbers of the last fit's data meant."""
+        self.stopped: str | None = None
+        self.resumed_from: Path | None = None
+
+    @property
+    def built(self) -> BuildArguments:
+        """The arguments of ``build``; raises ``NotBuiltError`` before it was called."""
+        if self._built is None:
+            raise NotBuiltError("this trainer has no network yet; call build(net, optimizer, loss) first")
+        return self._built
+
+    @property
+    def described(self) -> dict[str, Any] | None:
+        """The arguments of ``build`` as values that JSON can hold, or ``None`` before it was called."""
+        if self._built is None:
+            return None
+        spec, others = described_fields(self._built.training_spec), described_fields(self._built)
+        del others["training_spec"]
+        count = sum(parameter.numel() for parameter in self._built.training_spec.net.parameters())
+        return {"net": spec.pop("net"), "parameters": count, **spec.pop("gradients"), **spec, **others}
+
+    @property
+    def details(self) -> Details | None:
+        """What tells apart the objects of ``build``, or ``None`` before it was called."""
+        return None if self._built is None else {**self._built.objective, **self._built.surroundings}
+
+    def ready(self, method: str) -> BuildArguments:
+        """Return ``built``; raise ``RuntimeError`` during a fit."""
+        self.require_idle(method)
+        return self.built
+
+    def require_idle(self, method: str) -> None:
+        """Raise ``RuntimeError`` during a fit."""
+        if self.fit is not None:
+            raise RuntimeError(f"{method} was called during a fit, from a callback; call it when the fit has ended")
+
+    def require_workers(self, method: str) -> None:
+        """Raise ``RuntimeError`` during an online fit, whose tasks leave no process for others until it ends."""
+        if self.fit is not None and self.fit.running and not self.fit.leaves_processes:
+            raise RuntimeError(
+                f"{method} was called during fit_online, whose tasks use all processes; give fit_online "
+                "validation_data=, or use model() in this process"
+            )
+
+    def current(self, *, averaged: bool = False) -> params.Parameters:
+        """Return the global parameters, or their average; during a fit, those after the last complete round."""
+        running = self.fit if self.fit is not None and self.fit.running else None
+        if not averaged and self.built:
+            current = None if running is None else running.current()
+            return self.parameters if current is None else current
+        average = self.averaged if running is None else running.averaged()
+        if average is None:
+            raise ValueError(
+                'the last fit kept no average of the parameters; give fit merge=Merge(averaging="ema")'
+            )
+        return average
+
+    def record(self, record: Record) -> None:
+        """Add the record of a round to the history, and pass it to the callbacks of the fit."""
+        self.history.append(record)
+        self.epochs = record["epoch"]
+        if self.fit is not None:
+            self.fit.callbacks.round_end(record)
 
 
 class Session:
@@ -180,7 +356,7 @@ class Session:
         """The states of each group, after the tasks that were submitted."""
         return (*self._states,)
 
-    def keep(self, states: States, merge_state: MergeState) -> None:
+    def keep(self, states: States, merge_state: MergeState[Any]) -> None:
         """Keep these states of the groups, and of their merges, for the next fit."""
         self._states, self.merge_state = [*states], merge_state
 

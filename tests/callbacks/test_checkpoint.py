@@ -13,8 +13,7 @@ from compss_train.data import locations
 from compss_train.model import parameters
 from compss_train.reports.history import line_of
 from compss_train.training import shared_history
-from compss_train.training.checkpoints import list_checkpoints, local_copy, read_latest_checkpoint
-from compss_train.training.training_state import Snapshot
+from compss_train.training.checkpoints import Snapshot, list_checkpoints, local_copy, read_latest_checkpoint
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import ADAM, assert_same_bits
 from tests.helpers.small_fits import PLAIN_SGD, X, Y, assert_alike, fit, trainer_of

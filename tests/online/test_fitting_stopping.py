@@ -13,8 +13,7 @@ from torch import nn
 
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint
-from compss_train.training.checkpoints import read_latest_checkpoint
-from compss_train.training.training_state import Snapshot
+from compss_train.training.checkpoints import Snapshot, read_latest_checkpoint
 from tests.helpers.models import ADAM, assert_same_bits
 from tests.online.fits import FIFO, build_trainer, fit_online, online
 from tests.online.simulations import COUNTING_SGD, CountingNet, EndlessSimulation, OneHotSimulation, sum_loss

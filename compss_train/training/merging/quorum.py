@@ -16,8 +16,7 @@ from statistics import median
 from compss_train.engines import Ref
 from compss_train.model.parameters import Parameters
 from compss_train.training.merge import Merge
-from compss_train.training.merging import SubmittedRound
-from compss_train.training.merging.synchronous import SynchronousMerger
+from compss_train.training.merging.synchronous import SubmittedRound, SynchronousMerger
 from compss_train.training.session import Session
 from compss_train.training.workers import RoundWorkers
 from compss_train.worker.merge import rebased

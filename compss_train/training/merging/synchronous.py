@@ -1,19 +1,26 @@
-"""Synchronous merging: a weighted average of all workers by a tree of tasks, and the outer optimizer."""
+"""``Merger``, the interface of all kinds, and synchronous merging: a weighted average by a tree of tasks.
+
+Mergers work on references, and wait only where they say so.
+"""
 
 import math
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
+from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
+from compss_train.model.metrics import Measured
 from compss_train.model.optimizers import optimizer_factory
 from compss_train.model.parameters import Parameters
 from compss_train.model.weighted_mean import partial_sum
 from compss_train.training.merge import Merge, MergeKind
-from compss_train.training.merging import Merger, SubmittedRound
-from compss_train.training.session import Session
-from compss_train.training.training_state import MergeState
+from compss_train.training.session import NOTHING_KEPT, MergeState, Session
 from compss_train.training.workers import RoundWorkers
 from compss_train.worker.merge import MergeRule, merge_results
+from compss_train.worker.state import GroupState
 
 EMA_DECAY = 0.8
 """The decay of ``Merge(averaging="ema")``: the average reaches back about five merges."""
@@ -25,32 +32,108 @@ BYTES_PER_SECOND = 1e9
 """Rough rate at which a task reads and adds up parameters, measured with 100 MB of files in memory."""
 
 
+@dataclass(eq=False, kw_only=True)
+class SubmittedRound:
+    """A round whose tasks have been submitted."""
+
+    round: Round
+    tasks: list[list[int]]
+    """The workers that each task trains."""
+    measured: dict[str, list[Ref]]
+    """References to lists of measurements: of the ``workers``, and of the validation data, by the prefixes of their
+    names."""
+    parameters: Ref
+    """The global parameters after the round."""
+    states: list[GroupState | Ref]
+    """The states of each group of workers after the round."""
+    merge_state: MergeState[Ref] = NOTHING_KEPT
+    """What merges keep besides the parameters, after the round."""
+    unmerged: int = 0
+    """Number of workers whose merges have not been submitted; until then ``parameters`` are older ones."""
+
+    @property
+    def refs(self) -> list[Ref]:
+        """All references to measurements."""
+        return [ref for refs in self.measured.values() for ref in refs]
+
+    def fetch(self, engine: Engine) -> dict[str, list[Measured]]:
+        """Return the measurements by the same keys."""
+        values = iter(engine.fetch(self.refs, small=True))
+        return {name: [part for _ in refs for part in next(values)] for name, refs in self.measured.items()}
+
+
+class Merger(ABC):
+    """Submits the training and merging of rounds, and keeps the reference to the global parameters."""
+
+    name: ClassVar[MergeKind]
+    rounds_ahead: ClassVar[int] = 1
+    """Number of rounds submitted beyond the awaited one, so that no worker idles."""
+    by_rounds: ClassVar[bool] = False
+    """Whether the parameters of a round never contain contributions of later rounds."""
+
+    def __init__(self, session: Session, merge: Merge, initial: Parameters) -> None:
+        """Continue from what the merges of the last fit kept; ``merge`` is filled."""
+        self.session, self.engine, self.merge = session, session.engine, merge
+        self.parameters = self.engine.publish(initial)
+        """The global parameters after the last round that was submitted."""
+        self.state = session.merge_state.published(self.engine)
+        """What is kept besides the parameters."""
+        self.bases: dict[int, Ref] = {}
+        """What each worker starts from, where that is not the global parameters."""
+
+    @abstractmethod
+    def train_and_merge(self, workers: RoundWorkers) -> SubmittedRound:
+        """Submit the training and merging of a round."""
+
+    def wait(self, submitted: SubmittedRound, timeout: float, evaluate: Callable[[SubmittedRound], None]) -> bool:
+        """Wait for a round at most ``timeout`` seconds; return whether it is complete, with its measurements.
+
+        Calls ``evaluate`` with each round whose last workers are merged meanwhile.
+        """
+        return self.engine.wait(submitted.refs, timeout)
+
+    def settled(self, submitted: SubmittedRound) -> Parameters:
+        """Return the global parameters after a round; no later round was submitted, or later rounds are ignored."""
+        value: Parameters = self.engine.fetch([submitted.parameters])[0]
+        return value
+
+    def current(self, submitted: SubmittedRound) -> Parameters:
+        """Return the global parameters after a complete round; waits for its merge if necessary."""
+        return self.settled(submitted)
+
+    def stop(self) -> None:
+        """End processes other than tasks; called at the end of every fit."""
+        return
+
+
 class SynchronousMerger(Merger):
     """Every worker starts a round from the global parameters; their average, or a step towards it, ends it."""
 
     name: ClassVar[MergeKind] = "synchronous"
     by_rounds = True
 
-    def __init__(self, session: Session, merge: Merge, initial: Parameters) -> None:
-        super().__init__(session, merge, initial)
-        self._rule = MergeRule(
-            names=session.names,
+    @cached_property
+    def _rule(self) -> MergeRule:
+        merge = self.merge
+        return MergeRule(
+            names=self.session.names,
             optimizer=None if merge.outer_optimizer is None else optimizer_factory(merge.outer_optimizer),
             moments=merge.optimizer_state == "average",
             compressed=merge.dtype is not None,
             decay=EMA_DECAY if merge.averaging == "ema" else merge.averaging,
         )
-        self._published_rule = self.engine.publish(self._rule)
-        self._arity = best_arity(self.engine.traits.task_seconds, sum(array.nbytes for array in initial.values()))
+
+    @cached_property
+    def _published_rule(self) -> Ref:
+        return self.engine.publish(self._rule)
 
     def train_and_merge(self, workers: RoundWorkers) -> SubmittedRound:
         """Train from the global parameters and average; a worker without samples does not count."""
         active = {group: workers.active(group) for group in range(len(self.session.groups))}
         tasks = {group: members for group, members in active.items() if members}
-        alone = self._rule.is_mean and sum(map(len, tasks.values())) == 1
         start = self.parameters, self.state.moments
         merged: Mapping[str, Ref]
-        if alone:
+        if sum(map(len, tasks.values())) == 1 and self._rule.is_mean:
             trained, measured = workers.train_worker(next(iter(tasks)), *start)
             merged = {"parameters": trained, "measured": measured}
         else:
@@ -67,7 +150,8 @@ class SynchronousMerger(Merger):
 
     def _merge(self, trained: Mapping[int, Ref]) -> Mapping[str, Ref]:
         """Submit the tasks that merge results, given by their first workers."""
-        items = sum_by_tree(self.engine, trained, self._arity)
+        size = sum(array.nbytes for array in self.session.model.parameters.values())
+        items = sum_by_tree(self.engine, trained, best_arity(self.engine.traits.task_seconds, size))
         moments = self.state.moments if self._rule.compressed else None
         last = self._published_rule, self.parameters, self.state.outer, self.state.averaged, moments
         names = self._rule.result_names
