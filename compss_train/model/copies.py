@@ -11,7 +11,7 @@ import io
 import pickle
 import weakref
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from itertools import chain
@@ -41,28 +41,25 @@ def copy_network(net: nn.Module) -> nn.Module:
 def own_entries(net: nn.Module) -> list[torch.Tensor]:
     """Return the tensors of the state_dict that share no memory with other tensors and have no attributes."""
     stored = {id(tensor) for tensor in net.state_dict(keep_vars=True).values()}
-    own = [tensor for tensor in (*net.parameters(), *net.buffers()) if id(tensor) in stored and _is_plain(tensor)]
-    storages = [tensor.untyped_storage() for tensor in own]
-    users = Counter(storage.data_ptr() for storage in storages)
+    plain = [
+        tensor
+        for tensor in (*net.parameters(), *net.buffers())
+        if id(tensor) in stored and type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided
+    ]
+    users = Counter(tensor.untyped_storage().data_ptr() for tensor in plain)
     return [
         tensor
-        for tensor, storage in zip(own, storages, strict=True)
-        if tensor.is_meta
-        or (storage.nbytes() == tensor.numel() * tensor.element_size() and users[storage.data_ptr()] == 1)
+        for tensor in plain
+        if tensor.is_leaf
+        and not (vars(tensor) or tensor.is_quantized)
+        and (tensor.is_meta or _is_alone(tensor, users))
     ]
 
 
-def unset_copies(entries: Iterable[torch.Tensor], device: str) -> dict[int, torch.Tensor]:
-    """Return new uninitialized tensors by the ``id`` of the originals: a memo for ``copy.deepcopy``.
-
-    On the device ``"meta"`` they have no memory.
-    """
-    return {id(tensor): _unset(tensor, device) for tensor in entries}
-
-
-def _is_plain(tensor: torch.Tensor) -> bool:
-    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout == torch.strided and tensor.is_leaf
-    return plain and not (vars(tensor) or tensor.is_quantized)
+def _is_alone(tensor: torch.Tensor, users: Mapping[int, int]) -> bool:
+    """Return whether a tensor has all of its memory, and no other has any; ``users`` are counted by address."""
+    storage = tensor.untyped_storage()
+    return storage.nbytes() == tensor.nbytes and users[storage.data_ptr()] == 1
 
 
 _LARGE = 2**22
@@ -127,40 +124,36 @@ _SHARED = (type, FunctionType, BuiltinFunctionType, CodeType, property, bytes, w
 _ARRAYS = (torch.Tensor, np.ndarray)
 
 
-class CopyTemplate:
+class CopyTemplate(pickle.Pickler):
     """Copies what an object holds now, as ``copy.deepcopy`` does, which walks through all of it in Python.
 
     The structure is a pickle, loaded once for each copy. Tensors and arrays are kept beside it and copied by
-    deepcopy. If something cannot be pickled or has its own ``__deepcopy__``, deepcopy copies the whole object.
+    deepcopy; those in ``unset`` are not copied: others take their places, whose values are not set. If something
+    cannot be pickled or has its own ``__deepcopy__``, deepcopy copies the whole object.
     """
 
-    def __init__(self, value: Any) -> None:
-        self._value = value
-        self._pickle: bytes | None = None
+    def __init__(self, value: Any, unset: Sequence[torch.Tensor]) -> None:
         stream = io.BytesIO()
-        pickler = _Pickler(stream)
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self._value, self._unset, self._pickle = value, unset, b""
+        self._kept: dict[int, Any] = {}
+        """What is not pickled, by its ``id``."""
         with suppress(Exception):
-            pickler.dump(value)
+            self.dump(value)
             self._pickle = stream.getvalue()
-        self._kept = pickler.kept
+        self.clear_memo()
 
-    def copy(self, replaced: Mapping[int, torch.Tensor]) -> Any:
-        """Return a copy; ``replaced`` has tensors to take instead of copies, by the ``id`` of the original."""
-        memo: dict[int, Any] = dict(replaced)
-        if self._pickle is None:
+    def copy(self, device: str) -> Any:
+        """Return a copy with new tensors on a device in place of ``unset``; on ``"meta"`` they have no memory."""
+        memo: dict[int, Any] = {id(tensor): _unset(tensor, device) for tensor in self._unset}
+        if not self._pickle:
             return copy.deepcopy(self._value, memo)
         return _Unpickler(self._pickle, self._kept, memo).load()
 
-
-class _Pickler(pickle.Pickler):
-    def __init__(self, stream: io.BytesIO) -> None:
-        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
-        self.kept: dict[int, Any] = {}
-        """What is not pickled, by its ``id``."""
-
     def persistent_id(self, obj: Any) -> int | None:
+        """Keep what is shared, and what deepcopy copies."""
         if isinstance(obj, (*_SHARED, *_ARRAYS)):
-            self.kept[id(obj)] = obj
+            self._kept[id(obj)] = obj
             return id(obj)
         if hasattr(type(obj), "__deepcopy__"):
             raise pickle.PicklingError("it decides itself what a copy shares with it")

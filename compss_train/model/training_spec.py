@@ -1,6 +1,5 @@
 """``TrainingSpec``: a network, how it is trained, and its copies."""
 
-import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -127,27 +126,28 @@ class TrainingSpec:
         caption = f"{numbers:,} parameters, {trained:,} of them trained; {size:,.3g} MB in each worker's copy"
         return params.table(tensors, caption, kinds)
 
-    @cached_property
-    def _template(self) -> copies.CopyTemplate:
-        own = {name: value for name, value in self.__getstate__().items() if name not in _SHARED_BY_COPIES}
-        return copies.CopyTemplate(own)  # not of this object: a cycle would keep its memory
-
-    @cached_property
-    def _entries(self) -> list[torch.Tensor]:
-        return copies.own_entries(self.net)
-
     def __getstate__(self) -> dict[str, Any]:
         """Return the fields only: not what has been computed from them."""
         return {each.name: getattr(self, each.name) for each in fields(self)}
 
-    def without_weights(self) -> Self:
-        """Return a copy for tasks, with a network without values: tasks receive the parameters separately."""
-        return copy.deepcopy(self, dict(copies.unset_copies(self._entries, "meta")))
+    @cached_property
+    def _template(self) -> copies.CopyTemplate:
+        copied = {
+            each.name: getattr(self, each.name) for each in fields(self) if each.name not in _SHARED_BY_COPIES
+        }
+        return copies.CopyTemplate(copied, copies.own_entries(self.net))  # not of this object: it would be a cycle
+
+    def without_weights(self, device: str = "meta") -> Self:
+        """Return a copy for tasks, with a network without values: tasks receive the parameters separately.
+
+        On the device ``"meta"`` the network has no memory, elsewhere it is not set.
+        """
+        shared = {name: getattr(self, name) for name in _SHARED_BY_COPIES}
+        return type(self)(**self._template.copy(device), **shared)
 
     def copied(self, parameters: params.Parameters, device: str, training: bool) -> Self:
         """Return a copy with these parameters on a device, which shares nothing with this object."""
-        shared = {name: getattr(self, name) for name in _SHARED_BY_COPIES}
-        own = type(self)(**self._template.copy(copies.unset_copies(self._entries, device)), **shared)
+        own = self.without_weights(device)
         augment = own.train_transform and own.train_transform.function
         for part in (own.net, own.loss, own.transform, augment, *own.measures.modules()):
             if isinstance(part, nn.Module):
