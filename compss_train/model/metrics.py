@@ -26,6 +26,7 @@ Metric: TypeAlias = BatchFunction | TorchMetric
 _MAX_PENDING = 1024  # batches after which values are summed, so that they do not pile up on the device
 
 
+@dataclass(eq=False)
 class WeightedSum:
     """The sum of the means of batches times their sizes, in double precision.
 
@@ -33,12 +34,11 @@ class WeightedSum:
     value would wait for the device.
     """
 
-    def __init__(self) -> None:
-        self._total = 0.0
-        self._values: list[Tensor] = []
-        self._weights: list[int] = []
-        self.weight = 0
-        """The sum of the sizes."""
+    weight: int = 0
+    """The sum of the sizes."""
+    _total: float = 0.0
+    _values: list[Tensor] = field(default_factory=list)
+    _weights: list[int] = field(default_factory=list)
 
     def add(self, value: Tensor | float, weight: int) -> None:
         """Add the mean of a batch."""

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -44,11 +45,15 @@ class ModelReplica:
         self.training_step, self.validation_step = own.training_step, own.validation_step
         self.columns_device = device if (spec.sample_reader or own.collate) is None else CPU
         """Where data columns are copied to: sample numbers, and what ``collate`` gets, stay on the CPU."""
-        dtypes = {parameter.dtype for parameter in own.net.parameters() if parameter.is_floating_point()}
-        self._dtype = dtypes.pop() if len(dtypes) == 1 else None
         self._stage = 0
         self.conversions: set[tuple[str, str]] = set()
         """The dtypes that were converted, each with the new one."""
+
+    @cached_property
+    def _dtype(self) -> torch.dtype | None:
+        """The dtype of the network's floating-point parameters, if they have a single one."""
+        dtypes = {parameter.dtype for parameter in self.net.parameters() if parameter.is_floating_point()}
+        return dtypes.pop() if len(dtypes) == 1 else None
 
     def transformed(self, x: Any) -> Any:
         """Return a batch transformed for the network."""
@@ -214,7 +219,7 @@ class ModelReplica:
         if "classes" in kinds and part.dtype in _CLASSES:
             return part.long()
         wanted = "floats" if part.is_floating_point() else "integers"
-        return part if self._dtype is None or wanted not in kinds else part.to(self._dtype)
+        return part if wanted not in kinds or self._dtype is None else part.to(self._dtype)
 
     def _note(self, before: Any, after: Any) -> None:
         """Note which dtypes were converted."""

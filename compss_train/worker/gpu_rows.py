@@ -128,7 +128,7 @@ def _has_room(blocks: Sequence[_Dense], device: str, share: float) -> bool:
     return bool(free - size >= total / 2 and used + size <= total * share / 2)
 
 
-def repeated_without_rows(function: _Task) -> _Task:
+def retry_without_gpu_rows(function: _Task) -> _Task:
     """Call a task again without rows that stay on the GPU if it has too little memory beside them."""
 
     @wraps(function)

@@ -17,12 +17,12 @@ from compss_train.model.replica import ModelReplica
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.training_step import StepContext, StepResult
 from compss_train.worker.batches import Batch, collated, cut_batches
-from compss_train.worker.gpu_rows import repeated_without_rows
+from compss_train.worker.gpu_rows import retry_without_gpu_rows
 from compss_train.worker.source import Source, source_of
 from compss_train.worker.work import Work
 
 
-@repeated_without_rows
+@retry_without_gpu_rows
 def evaluate(
     spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], works: Sequence[Work]
 ) -> list[Measured]:
@@ -95,7 +95,7 @@ def _result(replica: ModelReplica, x: Any, y: Any) -> StepResult:
     return replica.measure_loss(x, y)
 
 
-@repeated_without_rows
+@retry_without_gpu_rows
 def predict(
     spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work
 ) -> tuple[list[Any], Measured]:

@@ -110,9 +110,7 @@ class Learner(ModelReplica):
         if self._callbacks is not None:
             self._callbacks.round_start()
         for epoch, epoch_batches in groupby(batches, lambda batch: batch.epoch):
-            timed = (work.hyperparameters or {}).get(epoch, ())  # by a learning-rate schedule
-            planned = batches_in_epoch(work, epoch) if len(timed) > 1 else 0
-            changes = {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
+            changes = self._changes_in(epoch) if work.hyperparameters is not None else {}
             current: schedule.Hyperparameters | None = None
             before = drawn
             for number, batch in enumerate(epoch_batches):
@@ -129,6 +127,12 @@ class Learner(ModelReplica):
         if self._callbacks is not None:
             self._callbacks.round_end()
         return drawn
+
+    def _changes_in(self, epoch: int) -> dict[int, schedule.Hyperparameters]:
+        """Return the hyperparameters of a schedule in an epoch, by the number of the batch from which they hold."""
+        timed = (self._work.hyperparameters or {}).get(epoch, ())
+        planned = batches_in_epoch(self._work, epoch) if len(timed) > 1 else 0
+        return {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
 
     def learn(self, batch: Batch) -> None:
         """Train on a prepared batch; the optimizer steps once the gradients of ``accumulate`` are added up."""

@@ -7,6 +7,7 @@ the rows of the whole block or of a part, on the CPU or, from task to task, on a
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -63,10 +64,8 @@ class PassSamples:
         on_gpu = isinstance(columns[0], torch.Tensor) and is_gpu(columns[0].device.type)
         self._is_there = on_gpu or not is_gpu(device)
         """Whether the columns are on the device."""
-        self._first = 0
-        """The place of the first sample of the pass among the rows, if they are in order."""
-        self._order: torch.Tensor | None = None
-        """The rows of the samples, if they are shuffled, or if some are missing."""
+        self._first, self._order = 0, None
+        """The place of the first sample among the rows; the rows of all samples, unless they are in order."""
         self.missing: NDArray[np.intp] = NO_ROWS
         """The samples that could not be read, which batches leave out."""
         if held is None:
@@ -142,11 +141,11 @@ def _chunk(samples: PassSamples | None) -> Chunk | None:
     return None if samples is None else (samples.rows(), samples.missing)
 
 
+@dataclass(eq=False)
 class Source(ABC):
     """Opens the passes of a task."""
 
-    def __init__(self, work: Work) -> None:
-        self._work, self._options = work, work.options
+    work: Work
 
     @abstractmethod
     def open(
@@ -179,7 +178,7 @@ class Source(ABC):
 
     def _on_gpu(self, device: str, held: RowRange | None, columns: Sequence[Block]) -> Columns | None:
         """Return columns on a GPU, or ``None``; those that are the rows ``held`` of a block stay there."""
-        resident, dense = self._options.resident, [each for each in columns if not isinstance(each, Ragged)]
+        resident, dense = self.work.options.resident, [each for each in columns if not isinstance(each, Ragged)]
         if resident is None or len(dense) < len(columns) or not is_gpu(device):
             return None
         return rows_on_gpus().moved(resident, device, held, dense)
@@ -188,8 +187,8 @@ class Source(ABC):
 def source_of(work: Work, values: Sequence[Any]) -> Source:
     """Return the source of the batches of a worker: the values that its task received, or files."""
     if work.files is not None:
-        return FileSource(work.files, work)
-    return BlockSource(columns_of(values, len(work.blocks)), work)
+        return FileSource(work, work.files)
+    return BlockSource(work, columns_of(values, len(work.blocks)))
 
 
 def columns_of(values: Sequence[Any], number: int) -> list[Sequence[Block]]:
@@ -215,12 +214,11 @@ def split_rows(
     return pieces if len(pieces) > 1 else pieces[0]
 
 
+@dataclass(eq=False)
 class BlockSource(Source):
     """Blocks of x, y and weights, in memory or in mapped files."""
 
-    def __init__(self, columns: Sequence[Sequence[Block]], work: Work) -> None:
-        super().__init__(work)
-        self._columns = columns
+    columns: Sequence[Sequence[Block]]
 
     @contextmanager
     def open(self, block_passes: WorkerAssignment, device: str = CPU) -> Iterator[Iterator[PassSamples]]:
@@ -229,28 +227,28 @@ class BlockSource(Source):
         After the last pass of the last epoch the rows of the fit leave the GPU.
         """
         yield (self._open(block_pass, device) for block_pass in block_passes)
-        resident, last = self._options.resident, block_passes[-1] if is_gpu(device) and block_passes else None
+        resident, last = self.work.options.resident, block_passes[-1] if is_gpu(device) and block_passes else None
         if resident is not None and last is not None and last.epoch == resident.last_epoch and not last.rest:
             rows_on_gpus().release(resident.fit)
 
     def _open(self, block_pass: BlockPass, device: str) -> PassSamples:
+        options = self.work.options
         if block_pass.sample_numbers is not None:
             gathered = self._gathered(block_pass.sample_numbers)
-            columns = self._on_gpu(device, None, gathered) or gathered
-            return PassSamples(block_pass, self._options, None, columns, device)
-        whole = RowRange(block_pass.block, block_pass.first, block_pass.first + block_pass.whole)
-        if (resident := self._on_gpu(device, whole, self._stored(whole))) is not None:
-            return PassSamples(block_pass, self._options, whole, resident, device)
-        needed = rows_of(block_pass, self._options)
-        columns = tuple(map(as_tensor, self._stored(needed)))
-        return PassSamples(block_pass, self._options, needed, columns, device)
+            return PassSamples(block_pass, options, None, self._on_gpu(device, None, gathered) or gathered, device)
+        if options.resident is not None:
+            whole = RowRange(block_pass.block, block_pass.first, block_pass.first + block_pass.whole)
+            if (resident := self._on_gpu(device, whole, self._stored(whole))) is not None:
+                return PassSamples(block_pass, options, whole, resident, device)
+        needed = rows_of(block_pass, options)
+        return PassSamples(block_pass, options, needed, [*map(as_tensor, self._stored(needed))], device)
 
     def _stored(self, rows: RowRange) -> Piece:
-        number = self._work.blocks.index(rows.file)
-        return tuple([blocks[number][rows.start : rows.stop] for blocks in self._columns])
+        number = self.work.blocks.index(rows.file)
+        return tuple([blocks[number][rows.start : rows.stop] for blocks in self.columns])
 
     def _gathered(self, samples: NDArray[Any]) -> Columns:
-        return tuple([gather(samples, self._work.starts, blocks) for blocks in self._columns])
+        return tuple([gather(samples, self.work.starts, blocks) for blocks in self.columns])
 
     @contextmanager
     def chunks(self, block_passes: WorkerAssignment) -> Iterator[Iterable[Columns]]:
@@ -259,8 +257,8 @@ class BlockSource(Source):
         Copying rows that are in memory ahead of time would gain nothing and cost a tenth of the training of a small
         network: copies move from core to core, and threads take turns.
         """
-        on_file = any(isinstance(block, np.memmap) for blocks in self._columns for block in blocks)
-        sample_bytes = sum(int(rows_of_bytes(blocks[0][:1]).shape[1]) for blocks in self._columns)
+        on_file = any(isinstance(block, np.memmap) for blocks in self.columns for block in blocks)
+        sample_bytes = sum(int(rows_of_bytes(blocks[0][:1]).shape[1]) for blocks in self.columns)
         step = max(1, (_FILE_CHUNK if on_file else _MEMORY_CHUNK) // max(1, sample_bytes))
         copies = self._copies(block_passes, step)
         if on_file:
@@ -272,9 +270,9 @@ class BlockSource(Source):
     def _copies(self, block_passes: WorkerAssignment, step: int) -> Iterator[Callable[[], Columns]]:
         """Iterate over functions that each copy the next ``step`` samples."""
         for block_pass in block_passes:
-            needed, numbers = rows_of(block_pass, self._options), block_pass.sample_numbers
+            needed, numbers = rows_of(block_pass, self.work.options), block_pass.sample_numbers
             if numbers is None:
-                copied = PassSamples(block_pass, self._options, needed, self._stored(needed)).cut
+                copied = PassSamples(block_pass, self.work.options, needed, self._stored(needed)).cut
             for start in range(0, block_pass.size, step):
                 stop = min(start + step, block_pass.size)
                 yield (
@@ -287,7 +285,7 @@ class BlockSource(Source):
 class FileSource(Source):
     """Files, read in order and ahead."""
 
-    def __init__(self, part: FilePart, work: Work) -> None:
+    def __init__(self, work: Work, part: FilePart) -> None:
         super().__init__(work)
         self._loader = FileLoader(part, part.file_buffer)
         self._keys = part.keys or ()
@@ -297,7 +295,7 @@ class FileSource(Source):
     @contextmanager
     def open(self, block_passes: WorkerAssignment, device: str = CPU) -> Iterator[Iterator[PassSamples | None]]:
         """Provide the samples, file by file."""
-        rows = [rows_of(block_pass, self._options) for block_pass in block_passes]
+        rows = [rows_of(block_pass, self.work.options) for block_pass in block_passes]
         opened = partial(self._open, device)
         with self._loader.open(rows) as read:
             yield map(opened, block_passes, rows, read)  # holds no reference while the next file is read
@@ -310,7 +308,7 @@ class FileSource(Source):
             return None
         columns = tuple([as_tensor(read.arrays[key]) for key in self._keys])
         columns = self._on_gpu(device, None, columns) or columns
-        samples = PassSamples(block_pass, self._options, rows, columns, device, read.missing)
+        samples = PassSamples(block_pass, self.work.options, rows, columns, device, read.missing)
         self._unread_samples += len(samples.missing)
         return samples
 

@@ -20,7 +20,7 @@ from compss_train.model.parameters import Parameters, first_not_finite
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
 from compss_train.worker.batches import cut_batches, prepared
-from compss_train.worker.gpu_rows import repeated_without_rows
+from compss_train.worker.gpu_rows import retry_without_gpu_rows
 from compss_train.worker.learner import Learner
 from compss_train.worker.server_exchange import ServerAddress
 from compss_train.worker.source import source_of
@@ -38,7 +38,7 @@ class Result(NamedTuple):
     measured: Measured
 
 
-@repeated_without_rows
+@retry_without_gpu_rows
 def train(
     spec: TrainingSpec,
     parameters: Parameters,
