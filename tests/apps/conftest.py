@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.helpers.processes import ROOT, wait_until
+from tests.helpers.processes import ROOT
+from tests.helpers.waiting import wait_until
 
 APPS = ROOT / "apps"
 APP_MODULES = {path.stem for path in APPS.glob("*.py")}

@@ -1,12 +1,12 @@
 """Buffers of every kind, numbered samples, and threads."""
 
 import threading
-import time
 
 import torch
 
 from compss_train.buffers import BufferDrainedError, BufferFullError, SimPairedReservoir, TimeStep
 from compss_train.integrations.melissa import make_buffer
+from tests.helpers.waiting import wait_until
 
 PLAIN = ("FIFO", "FIRO", "Reservoir", "BatchReservoir")
 ALL = (*PLAIN, "SimPairedReservoir")
@@ -94,14 +94,6 @@ class Thread(threading.Thread):
         return self._returned
 
 
-def until(reached):
-    """Wait until ``reached()`` is true."""
-    end = time.monotonic() + DEADLINE
-    while not reached():
-        assert time.monotonic() < end, "it never came to that"
-        threading.Event().wait(0.0005)
-
-
 def until_waiting(buffer):
     """Wait until a thread waits."""
-    until(lambda: buffer._waiting)
+    wait_until(lambda: buffer._waiting)

@@ -20,9 +20,9 @@ from tests.buffers.kinds import (
     put_some,
     sample,
     samples,
-    until,
 )
 from tests.buffers.kinds import until_waiting as waiting
+from tests.helpers.waiting import wait_until
 
 
 def fill(buffer):
@@ -60,7 +60,7 @@ def test_the_end_of_reception_wakes_all_who_wait(kind):
     fill(full)
     putters = [Thread(full.put_many, samples(full, [number, number + 1])) for number in (4, 6)]
     getters = [Thread(empty.get) for _ in range(2)]
-    until(lambda: full._waiting == empty._waiting == 2)
+    wait_until(lambda: full._waiting == empty._waiting == 2)
     full.signal_reception_over()
     empty.signal_reception_over()
     for putter in putters:
@@ -94,7 +94,6 @@ class ThreadSchedule:
         self.capacity = int(self.random.integers(10, 14) if self.paired else self.random.integers(2, 12))
         threshold = 0 if kind == "FIFO" else int(self.random.integers(self.capacity + 1))
         self.buffer = make(kind, self.capacity, threshold, seed=int(seed))
-        self.end = threading.Event()
         # Some end before the first put has found room, and others after the last.
         self.operations = int(self.random.integers(1.5 * EACH * self.producers))
         self.counting = threading.Lock()
@@ -106,8 +105,6 @@ class ThreadSchedule:
     def count(self, operations):
         with self.counting:
             self.operations -= operations
-            if self.operations <= 0:
-                self.end.set()
 
     def produce(self, producer, seed):
         random, put = np.random.default_rng(seed), []
@@ -144,8 +141,8 @@ class ThreadSchedule:
             got += came
 
     def finish(self):
-        while self.operations > 0 and any(putter.is_alive() for putter in self.putters):
-            self.end.wait(0.001)
+        over = lambda: self.operations <= 0 or not any(putter.is_alive() for putter in self.putters)  # noqa: E731
+        wait_until(over, every=0.0005)
         self.buffer.signal_reception_over()
 
     def results(self):

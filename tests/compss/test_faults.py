@@ -11,7 +11,8 @@ from compss_train.model import parameters
 from compss_train.training.checkpoints import list_checkpoints
 from tests.compss.inside.resumed import fit
 from tests.helpers.models import assert_same_bits
-from tests.helpers.processes import ROOT, wait_until
+from tests.helpers.processes import ROOT
+from tests.helpers.waiting import wait_until
 from tests.soak.fits import disturb_fit
 
 

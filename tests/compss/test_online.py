@@ -5,7 +5,7 @@ import signal
 
 import pytest
 
-from tests.helpers.processes import wait_until
+from tests.helpers.waiting import wait_until
 
 
 def result(run, mode, folder, **options):

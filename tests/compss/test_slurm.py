@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -17,7 +16,8 @@ from compss_train.model import parameters
 from tests.compss.inside.resumed import fit
 from tests.compss.test_fits import INSIDE, OPTIONS
 from tests.helpers.models import assert_same_bits
-from tests.helpers.processes import ROOT, wait_until
+from tests.helpers.processes import ROOT
+from tests.helpers.waiting import wait_until
 
 PROGRAMS = ("enqueue_compss", "slurmctld", "slurmd", "sbatch", "munged", "unshare", "nsenter", "ip")
 OWN_NAMESPACES = ("--mount", "--net", "--uts", "--pid")
@@ -61,11 +61,9 @@ class SlurmCluster:
 
     def wait(self, job: str, states: set[str], seconds: float = 200) -> str:
         """Wait for a state of a job, and return it."""
-        end = time.monotonic() + seconds
-        while (state := self.state(job)) not in states:
-            assert time.monotonic() < end, f"{state}: {self.output(job)}"
-            time.sleep(0.2)
-        return state
+        said = lambda: f"{self.state(job)}: {self.output(job)}"  # noqa: E731
+        wait_until(lambda: self.state(job) in states, seconds, every=0.2, said=said)
+        return self.state(job)
 
     def state(self, job: str) -> str:
         return re.search(r"JobState=(\w+)", self.run("scontrol", "show", "job", job))[1]

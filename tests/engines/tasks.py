@@ -4,13 +4,13 @@ import os
 import socket
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from compss_train.model.program_settings import ProgramSettings
+from tests.helpers.waiting import wait_until
 
 
 def add(*numbers):
@@ -69,11 +69,7 @@ def wait_for(path: Path, value):
 
     Meanwhile other processes may have to start twice, which has taken 30 s each on a machine with little time left.
     """
-    deadline = time.monotonic() + 100
-    while not path.exists():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"{path} never came")
-        time.sleep(0.005)
+    wait_until(path.exists, 100, said=lambda: f"{path} never came")
     return value
 
 

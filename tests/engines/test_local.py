@@ -23,8 +23,9 @@ from compss_train.engines.local.store import store
 from compss_train.engines.nodes import ONE_CPU
 from compss_train.exceptions import BadFileError, EngineClosedError
 from tests.engines import tasks
-from tests.helpers.processes import ROOT, children, leftovers, wait_until
+from tests.helpers.processes import ROOT, children, leftovers
 from tests.helpers.shared_engine import fork_processes
+from tests.helpers.waiting import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -343,9 +344,10 @@ def _meet_and_report(place, number, size):
 
 
 AT_THE_END = """
-import concurrent.futures.thread, os, sys, threading, time
+import concurrent.futures.thread, os, sys, threading
 from compss_train import DistributedTrainer, LocalEngine
 from tests.engines import tasks
+from tests.helpers.waiting import wait_until
 
 place = tasks.Path(sys.argv[1])
 engine = LocalEngine(1)
@@ -356,16 +358,13 @@ trainer = DistributedTrainer(1, engine=engine)
 os.kept = [trainer, *queued, sys.modules["compss_train.engines.graph_engine"]]
 
 def open_gate():
-    while not concurrent.futures.thread._shutdown:
-        time.sleep(0.001)
+    wait_until(lambda: concurrent.futures.thread._shutdown, 60)
     (place / "gate").touch()
 
 def let_the_scheduler_see_the_end():
-    while engine._scheduler.alive:
-        time.sleep(0.001)
+    wait_until(lambda: not engine._scheduler.alive, 60)
 
-while not engine._scheduler._running:
-    time.sleep(0.001)
+wait_until(lambda: engine._scheduler._running, 60)
 threading.Thread(target=open_gate, daemon=True).start()
 threading.Thread(target=let_the_scheduler_see_the_end).start()
 """

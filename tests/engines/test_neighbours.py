@@ -22,8 +22,8 @@ from tests.engines.test_conformance import fetch, runs_tasks_side_by_side
 from tests.engines.test_local import stored
 from tests.helpers.callbacks import CallAt
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp
-from tests.helpers.processes import wait_until
 from tests.helpers.small_fits import fit, trainer_of
+from tests.helpers.waiting import wait_until
 from tests.simulation.engine import SimulatedEngine
 from tests.simulation.laws import check_engine
 from tests.trainer.test_faults import KillOnce

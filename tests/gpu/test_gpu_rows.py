@@ -19,8 +19,8 @@ from compss_train.worker.gpu_rows import rows_on_gpus
 from compss_train.worker.source import source_of
 from compss_train.worker.work import Residency
 from tests.helpers.models import SGD, classification
-from tests.helpers.processes import wait_until
 from tests.helpers.shared_engine import SharedEngine
+from tests.helpers.waiting import wait_until
 from tests.worker.assignments import whole
 
 X = torch.arange(40.0)[:, None]

@@ -8,7 +8,7 @@ import os
 import random
 import signal
 import sys
-import time
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -18,8 +18,9 @@ from compss_train import LocalEngine, SerialEngine
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.training.checkpoints import list_checkpoints, read_checkpoint
 from tests.helpers.models import MODES
-from tests.helpers.processes import leftovers, wait_until
+from tests.helpers.processes import leftovers
 from tests.helpers.small_fits import X, Y, contents, fit, trainer_of
+from tests.helpers.waiting import wait_until
 from tests.training.checkpoints.trees import assert_same
 
 OPTIONS = {"validation_data": (X[:20], Y[:20]), **MODES[3]}
@@ -51,10 +52,8 @@ def check(folder: Path) -> None:
         assert len(read_checkpoint(path)["history"]) == number + 1
 
 
-def ended(child: int) -> bool:
-    pid, status = os.waitpid(child, os.WNOHANG)
-    assert status == 0
-    return pid == child
+def has_ended(child: int) -> bool:
+    return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
 def is_running(process: psutil.Process) -> bool:
@@ -66,14 +65,20 @@ def is_running(process: psutil.Process) -> bool:
 
 def kill(child: int, number: signal.Signals, seconds: float, goes_on: Callable[[], bool]) -> None:
     """Kill a program so many seconds after it goes on; its processes and files go, too."""
-    while not goes_on():
-        assert not ended(child), "it ended before it was killed as often as asked for"
-        time.sleep(0.0005)
-    time.sleep(seconds)
-    assert not ended(child), "it ended before it was killed as often as asked for"
-    processes = psutil.Process(child).children(recursive=True)
-    os.kill(child, number)
+    processes: list[psutil.Process] = []
+
+    def strike() -> None:
+        processes.extend(psutil.Process(child).children(recursive=True))
+        os.kill(child, number)
+
+    wait_until(lambda: goes_on() or has_ended(child), 60, every=0.0005)
+    timer = threading.Timer(seconds, strike)
+    timer.start()
+    os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # its number is not given to another process yet
+    timer.cancel()
+    timer.join()
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    assert code != 0, "it ended before it was killed as often as asked for"
     assert code in ((143, -number) if number == signal.SIGTERM else (-number,))  # before its fit it is just killed
     wait_until(lambda: not any(map(is_running, processes)) and not leftovers(child), 20)
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,15 +33,6 @@ def session(leader: int) -> list[int]:
         except (ProcessLookupError, psutil.NoSuchProcess):
             continue
     return found
-
-
-def wait_until(condition, seconds: float = 10.0) -> float:
-    """Return how long it took; fail where it took longer than ``seconds``."""
-    started = time.monotonic()
-    while not condition():
-        assert time.monotonic() - started < seconds, "it never came to be"
-        time.sleep(0.01)
-    return time.monotonic() - started
 
 
 ROOT = Path(__file__).parents[2]

@@ -12,7 +12,8 @@ import zmq
 from zmq.utils import z85
 
 from compss_train.net.connection import Connection
-from tests.buffers.kinds import DEADLINE, until
+from tests.buffers.kinds import DEADLINE
+from tests.helpers.waiting import wait_until
 
 HERE, TOKEN = "127.0.0.1", "töken"
 KEY = "kéy"
@@ -26,7 +27,7 @@ def no_threads_left():
     """Check that no thread of the package outlives the block."""
     before = set(threading.enumerate())
     yield
-    until(lambda: not [each for each in threading.enumerate() if each.name in THREADS and each not in before])
+    wait_until(lambda: not [each for each in threading.enumerate() if each.name in THREADS and each not in before])
 
 
 @contextmanager
@@ -41,7 +42,7 @@ def no_open_connections():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Connection, "__init__", record)
         yield
-    until(lambda: all(each._socket.closed for each in made))
+    wait_until(lambda: all(each._socket.closed for each in made))
 
 
 def raw_socket(url):

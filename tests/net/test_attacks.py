@@ -23,6 +23,7 @@ from compss_train.net.server import MessageServer
 from compss_train.net.sockets import LOOPBACK
 from compss_train.parameter_server import connect, serve
 from tests.buffers.kinds import DEADLINE, Thread, make
+from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import HERE, KEY, TOKEN, PlainClient, no_threads_left, raw_socket
 from tests.online.sample_streams import connect_sender, send_stream
 from tests.online.stub_fits import StubWorker, stub_fit
@@ -134,10 +135,7 @@ def test_silent_strangers_are_cut_off_and_clients_are_served(listening):
     for stranger in strangers:
         stranger.sendall(b"\xff")
         stranger.setblocking(False)
-    deadline = time.monotonic() + 30
-    while sum(map(is_closed, strangers)) < 300 - 150:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until(lambda: sum(map(is_closed, strangers)) >= 300 - 150, 30)
     listening.check()
     for stranger in strangers:
         stranger.close()

@@ -1,9 +1,10 @@
 """Servers under messages that nobody should send: afterwards they serve as before, and no thread has died."""
 
 import logging
+import queue
 import threading
 import warnings
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,8 @@ from compss_train.online.events import EventServer
 from compss_train.online.fitting import EventLoop
 from compss_train.online.options import OnlineOptions, online_merge
 from compss_train.parameter_server import connect, serve
-from tests.buffers.kinds import DEADLINE, Thread, make, until
+from tests.buffers.kinds import DEADLINE, Thread, make
+from tests.helpers.waiting import wait_until
 from tests.net.fuzzing import Fuzzer, FuzzingClient
 from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
 from tests.online.fits import build_trainer, online
@@ -134,13 +136,11 @@ def test_a_worker_that_receives(address, paired, seed, messages):
 def take_all(receiver, buffer):
     """Train: take what comes, and make checkpoints, until the end of reception."""
     while not buffer.reception_over:
-        with np.errstate(all="ignore"):
-            if buffer.is_ready():
-                buffer.get()
+        with np.errstate(all="ignore"), suppress(queue.Empty):
+            buffer.get(timeout=0.001)
         state, offsets = receiver.snapshot()
         encode_value({"buffer": state, "offsets": offsets})
         torch.tensor(list(offsets.items()), dtype=torch.int64)
-        threading.Event().wait(0.001)
 
 
 class Indifferent(nn.Linear):
@@ -180,7 +180,7 @@ def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of senders that fail
         fitting = Thread(fit)
-        until(lambda: stopping.running is not None)
+        wait_until(lambda: stopping.running is not None)
         running = stopping.running
 
         def check():

@@ -17,7 +17,8 @@ from compss_train.net.messages import MessageError, pack, parsing, shortened, un
 from compss_train.net.server import MessageServer
 from compss_train.net.sockets import LOOPBACK
 from compss_train.parameter_server import connect, serve
-from tests.buffers.kinds import DEADLINE, make, until
+from tests.buffers.kinds import DEADLINE, make
+from tests.helpers.waiting import wait_until
 from tests.net.fuzzing import FuzzingClient, encoded, nested
 from tests.net.plain_clients import KEY, TOKEN, raw_socket
 from tests.net.test_attacks import received_from
@@ -165,7 +166,7 @@ def test_a_refused_client_is_disconnected_and_another_is_not(address, caplog):
         assert header["error"].startswith("ValueError: éé")
         client.send({"ignored": 2})
 
-        until(lambda: server.receive() is None and not server._refused)
+        wait_until(lambda: server.receive() is None and not server._refused)
         with pytest.raises(ConnectionLostError):
             client.receive(DEADLINE)
         other.send({"n": 3})
@@ -202,7 +203,7 @@ def test_a_lost_client_is_noticed_after_many_strangers():
     with MessageServer(LOOPBACK, TOKEN) as server:
         with server.address.connect({"n": 1}):
             peer, _, _ = received_from(server)
-        until(lambda: peer.descriptor in server._connections.closed)
+        wait_until(lambda: peer.descriptor in server._connections.closed)
         for _ in range(1100):
             raw_socket(server.address.url).close()
         assert received_from(server) == (peer, None, [])
@@ -213,7 +214,7 @@ def test_a_server_whose_connections_nobody_watches_says_so(monkeypatch):
         monkeypatch.setattr("compss_train.net.server.time", None)
         with server.address.connect({"n": 1}):
             pass
-        until(lambda: not server._connections._thread.is_alive())
+        wait_until(lambda: not server._connections._thread.is_alive())
         with pytest.raises(RuntimeError, match="the thread that watches connections has died: AttributeError"):
             server.receive()
 
@@ -248,7 +249,7 @@ def test_a_receiver_that_dies_is_named_to_its_worker_and_its_senders(make_stub, 
         monkeypatch.setattr(stub.receiver, "_put_waiting", lambda: {}["a bug"])
         with pytest.raises(OSError, match="is lost"):
             connection.read("never")
-    until(lambda: stub.receiver.failed is not None)
+    wait_until(lambda: stub.receiver.failed is not None)
     assert str(stub.receiver.failed) == "the thread that receives samples has died: KeyError: 'a bug'"
 
 

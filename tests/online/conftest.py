@@ -8,7 +8,7 @@ import pytest
 
 from compss_train.engines import Resources
 from compss_train.online import sender, simulation_task
-from tests.helpers.processes import wait_until
+from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import no_threads_left
 from tests.online.stub_fits import StubWorker
 

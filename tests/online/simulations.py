@@ -8,7 +8,6 @@ called with the number of a sample, or the numbers of a batch.
 import itertools
 import os
 import socket
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import nn
+
+from tests.helpers.waiting import pause, wait_until
 
 COUNTING_SGD = {"optimizer": "sgd", "lr": 1.0}
 
@@ -49,7 +50,7 @@ class CountingNet(nn.Linear):
 
 def slow_copy(x: torch.Tensor) -> torch.Tensor:
     """A transform that takes long enough to run in a thread beside the steps."""
-    time.sleep(0.001)
+    pause(0.001)
     return x.clone()
 
 
@@ -85,12 +86,8 @@ def pairing(earlier, later):
     return x, later.data[1]
 
 
-def wait_for_file(path: Path, seconds: float = 20.0) -> None:
-    until = time.monotonic() + seconds
-    while not path.exists():
-        if time.monotonic() > until:
-            raise TimeoutError(f"{path.name} was not created")
-        time.sleep(0.005)
+def wait_for_file(path: Path) -> None:
+    wait_until(path.exists, 20, said=lambda: f"{path.name} was not created")
 
 
 def increment(path: Path) -> int:

@@ -10,7 +10,8 @@ from compss_train.online.events import EventServer
 from compss_train.online.receiver import Receiver
 from compss_train.online.sources import ExternalSenders
 from compss_train.online.workers import StreamRouter
-from tests.buffers.kinds import DEADLINE, Thread, make, numbers, until
+from tests.buffers.kinds import DEADLINE, Thread, make, numbers
+from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
 from tests.online.sample_streams import SampleConnection
 
@@ -83,11 +84,11 @@ class StubCoordinator:
         return [header[key] for _, header in list(self.events) if header is not None and key in header]
 
     def wait_for(self, key, times=1):
-        until(lambda: len(self.received(key)) >= times)
+        wait_until(lambda: len(self.received(key)) >= times)
         return self.received(key)
 
     def wait_for_disconnects(self, times=1):
-        until(lambda: sum(header is None for _, header in list(self.events)) >= times)
+        wait_until(lambda: sum(header is None for _, header in list(self.events)) >= times)
 
     def broadcast(self, header):
         self.call(lambda: [client.send(header) for client in self.clients])

@@ -6,7 +6,7 @@ import torch
 from compss_train.net.connection import Address
 from compss_train.online.events import EventServer
 from tests.buffers.kinds import DEADLINE
-from tests.helpers.processes import wait_until
+from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import HERE, TOKEN, no_threads_left
 
 

@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -117,10 +116,8 @@ def test_records_are_made_during_training(local, tmp_path):
             self.running = getattr(self, "running", None) or record["simulations"]
 
     def simulate(_):
-        until = time.monotonic() + 20
-        while not (tmp_path / "recorded").exists() and time.monotonic() < until:
+        while not (tmp_path / "recorded").exists():
             yield one_hot(0, 10), np.float32(0)
-            time.sleep(0.001)
 
     release = Release()
     trainer = build_trainer(local, 1, CountingNet(10), COUNTING_SGD, sum_loss)

@@ -2,11 +2,11 @@
 
 import re
 import threading
-import time
 
 import pytest
 
 from compss_train import BufferSpec
+from tests.helpers.waiting import hang
 from tests.online.fits import fit_and_count, run_fit, split_range
 from tests.online.simulations import (
     CallAll,
@@ -58,18 +58,12 @@ def test_an_unpicklable_input_raises_in_the_caller(local):
     assert "pickle" in str(error)
 
 
-def sleep_long() -> None:
-    until = time.monotonic() + 60
-    while time.monotonic() < until:
-        time.sleep(0.01)
-
-
 def compute_long() -> None:
     """Compute in C, with the interpreter lock held."""
     re.match(r"(a|a)*b", "a" * 34)
 
 
-@pytest.mark.parametrize(("hang", "said"), [(sleep_long, "in sleep_long"), (compute_long, "")])
+@pytest.mark.parametrize(("hang", "said"), [(hang, "in hang"), (compute_long, "")])
 def test_a_hanging_simulation_is_retried(local, tmp_path, hang, said):
     fault = Fault(7, hang, tmp_path)
     with pytest.warns(UserWarning, match="(?s)simulation 0 .*; retry 1 of") as warned:

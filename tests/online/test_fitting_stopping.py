@@ -3,7 +3,6 @@
 import itertools
 import tempfile
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.training.checkpoints import Snapshot, read_latest_checkpoint
 from tests.helpers.models import ADAM, assert_same_bits
+from tests.helpers.waiting import settled, wait_until
 from tests.online.fits import FIFO, build_trainer, fit_online, online
 from tests.online.simulations import COUNTING_SGD, CountingNet, EndlessSimulation, OneHotSimulation, sum_loss
 
@@ -23,7 +23,6 @@ ENDLESS = 10**6
 
 def simulate(samples):
     for number in range(samples):
-        time.sleep(0.001)
         yield torch.full((3,), float(number % 7)), torch.zeros(1)
 
 
@@ -35,8 +34,8 @@ class BlockedInEvaluation(nn.Linear):
         self.flag = flag
 
     def forward(self, x):
-        while not self.training and self.flag.parent.exists() and not self.flag.exists():
-            time.sleep(0.01)
+        if not self.training:
+            wait_until(lambda: self.flag.exists() or not self.flag.parent.exists(), 60)
         return super().forward(x)
 
 
@@ -117,17 +116,7 @@ def test_a_fit_leaves_nothing_behind(local, tmp_path):
         }
 
     fits()
-    before = settled(state)
+    before = settled(state, apart=0.2)
     fits()
     fits()
-    deadline = time.monotonic() + 5
-    while (after := state()) != before and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert after == before
-
-
-def settled(state):
-    before = None
-    while before != (before := state()):
-        time.sleep(0.2)
-    return before
+    wait_until(lambda: state() == before, every=0.05, said=lambda: f"it was {before} and is {state()}")

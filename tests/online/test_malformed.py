@@ -8,7 +8,8 @@ import torch
 
 from compss_train.model.saved_state import encode_value
 from compss_train.net import Address
-from tests.buffers.kinds import DEADLINE, until
+from tests.buffers.kinds import DEADLINE
+from tests.helpers.waiting import wait_until
 from tests.net.fuzzing import nested
 from tests.net.plain_clients import TOKEN, no_open_connections
 from tests.net.test_fuzz import AcceptedTasks
@@ -98,7 +99,7 @@ def test_a_sender_with_a_number_of_samples_that_is_none(samples):
             assert sender.receive(DEADLINE)[0]["error"].startswith("malformed message: ")
             with pytest.raises(OSError, match="is lost"):
                 sender.receive(DEADLINE)
-        until(lambda: running.coordinator.warnings)
+        wait_until(lambda: running.coordinator.warnings)
         assert "sender 'solver' has failed and may reconnect" in running.coordinator.warnings[0]
         with connect_sender(running, "solver") as sender:
             send_all(sender, range(2))
@@ -111,7 +112,7 @@ def test_texts_of_senders_can_be_printed_and_their_errors_are_reported_whatever_
         error = ValueError("é\ud800" * 10**6)
         sender.__exit__(ValueError, error, None)
         (failed,) = running.coordinator.wait_for("failed")
-        until(lambda: running.coordinator.warnings)
+        wait_until(lambda: running.coordinator.warnings)
         assert "ValueError: é" in failed
         assert "sender '\\ud800' has failed" in running.coordinator.warnings[0].encode().decode()
         sender._stream.close()

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.buffers.kinds import Thread, make, until
+from tests.buffers.kinds import Thread, make
+from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import no_threads_left
 from tests.online.sample_streams import number_sample, send_stream, simulation_stream
 from tests.online.stub_fits import StubWorker, stub_fit
@@ -60,7 +61,7 @@ def test_a_full_buffer_blocks_the_sender(length, samples, ahead):
         for taken in (0, 2, 5):
             got += [int(buffer.get()[0][0]) for _ in range(taken)]
             expected = len(got) + capacity + ahead
-            until(lambda expected=expected: opened.sent == expected)
+            wait_until(lambda expected=expected: opened.sent == expected)
             assert not opened._routes[0].credit
             assert buffer.samples_put == buffer.samples_got + capacity
         got += [int(buffer.get()[0][0]) for _ in range(samples - len(got))]

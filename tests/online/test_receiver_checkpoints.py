@@ -8,7 +8,8 @@ from contextlib import suppress
 import numpy as np
 import pytest
 
-from tests.buffers.kinds import STEPS, Thread, make, numbers, until
+from tests.buffers.kinds import STEPS, Thread, make, numbers
+from tests.helpers.waiting import wait_until
 from tests.online.sample_streams import send_stream
 
 
@@ -29,7 +30,7 @@ def test_a_snapshot_and_repeated_streams_give_each_sample_once(make_stub, kind, 
     consuming = Thread(consume)
     snapshots = []
     for moment in [*sorted(random.integers(streams * samples, size=6).tolist()), streams * samples]:
-        until(lambda moment=moment: stub.buffer.samples_put >= moment)
+        wait_until(lambda moment=moment: stub.buffer.samples_put >= moment)
         snapshots.append(pickle.loads(pickle.dumps(stub.receiver.snapshot())))
     for each in running:
         each.result()

@@ -8,7 +8,8 @@ from compss_train.exceptions import TrainingEndedError
 from compss_train.net.connection import Address
 from compss_train.online.sender import SampleSender, open_stream
 from compss_train.online.stream import NameInUseError
-from tests.buffers.kinds import Thread, until
+from tests.buffers.kinds import Thread
+from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import HERE, TOKEN, no_open_connections
 from tests.online.sample_streams import connect_sender, send_all
 from tests.online.stub_fits import stub_fit
@@ -31,7 +32,7 @@ def test_a_sender_waits_for_the_replacement_of_a_dead_worker():
         with connecting.result() as sender:
             send_all(sender, range(3))
         assert running.coordinator.wait_for("finished") == [3]
-        until(lambda: running.coordinator.call(lambda: running.coordinator.senders.all_ended))
+        wait_until(lambda: running.coordinator.call(lambda: running.coordinator.senders.all_ended))
 
 
 def free_port():
@@ -72,7 +73,7 @@ def test_a_sender_waits_until_its_name_is_free(how):
     with no_open_connections(), stub_fit() as running:
         first, waits = connect_sender(running, "solver"), []
         first.send(1.0)
-        until(lambda: running.workers[0].buffer.samples_put == 1)
+        wait_until(lambda: running.workers[0].buffer.samples_put == 1)
 
         def wait(seconds):
             waits.append(seconds)

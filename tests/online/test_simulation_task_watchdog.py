@@ -7,11 +7,12 @@ import sys
 import psutil
 import pytest
 
-from tests.buffers.kinds import until
+from tests.helpers.waiting import wait_until
 
 CHILD = """
-import ctypes, json, os, pickle, subprocess, sys, threading, time
+import ctypes, json, os, pickle, subprocess, sys, threading
 from compss_train.online import simulation_task as watchdog
+from tests.helpers.waiting import hang, pause
 
 watchdog._TICK, watchdog._GRACE = 0.02, 1.5
 hold = ctypes.PyDLL(None).usleep  # keeps other threads of Python from running
@@ -30,7 +31,7 @@ class Stream:
 
 def hangs(stream):
     with watchdog.Watchdog(stream, 0.2) as dog, dog.computing():
-        time.sleep(100)
+        hang()
 
 def hangs_deep(stream):
     with watchdog.Watchdog(stream, 0.2) as dog, dog.computing():
@@ -39,30 +40,30 @@ def hangs_deep(stream):
 def continues_after_the_end(stream):
     with watchdog.Watchdog(stream, None) as dog, dog.computing():
         stream.ended.set()
-        time.sleep(100)
+        hang()
 
 def waits_after_the_end(stream):
     with watchdog.Watchdog(stream, 100) as dog:
         stream.ended.set()
-        time.sleep(100)
+        hang()
 
 def ends_after_the_end(stream):
     with watchdog.Watchdog(stream, None) as dog, dog.computing():
         stream.ended.set()
-        time.sleep(0.1)
+        pause(0.1)
 
 def takes_less_than_the_limit(stream):
     with watchdog.Watchdog(stream, 0.3) as dog:
         for _ in range(3):
             with dog.computing():
-                time.sleep(0.15)
+                pause(0.15)
 
 class Imported:
     def __reduce__(self):
         return imported, ()
 
 def imported():
-    time.sleep(0.7)
+    pause(0.7)
     return lambda number: []
 
 def imports_for_longer_than_the_limit(stream):
@@ -135,7 +136,7 @@ def test_the_stack_of_a_hanging_simulation_is_reported(children):
 def test_descendants_are_killed_with_the_process(children):
     programs = children[0]["has_programs"][0]
     assert len(set(programs)) == 4
-    until(lambda: not any(is_running(program) for program in programs))
+    wait_until(lambda: not any(is_running(program) for program in programs))
 
 
 def is_running(process):

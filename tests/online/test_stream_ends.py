@@ -7,7 +7,8 @@ import torch
 
 from compss_train.buffers import BufferFullError
 from compss_train.exceptions import TrainingEndedError
-from tests.buffers.kinds import STEPS, Thread, until
+from tests.buffers.kinds import STEPS, Thread
+from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import no_open_connections
 from tests.online.sample_streams import connect_sender, send_all, send_repeatedly
 from tests.online.stub_fits import END_TRAINING, stub_fit
@@ -57,7 +58,7 @@ def test_the_end_of_training_raises_in_the_sender_and_is_no_failure(end, workers
         senders[0].send(1.0)
         END_TRAINING[end](running)
         for sender in senders:
-            until(lambda stream=sender._stream: stream.update() or stream.ended.is_set())
+            wait_until(lambda stream=sender._stream: stream.update() or stream.ended.is_set())
         with pytest.raises(TrainingEndedError, match="no more samples are accepted"):
             senders[0].send(2.0)
         with pytest.raises(TrainingEndedError, match="no more samples are accepted"), senders[0]:
@@ -73,7 +74,7 @@ def test_the_end_of_training_unblocks_a_send(end):
     with stub_fit(capacity=2) as running:
         sender = connect_sender(running)
         blocked = Thread(lambda: [sender.send(torch.zeros(2**18)) for _ in range(20)])
-        until(lambda: running.workers[0].buffer._waiting)
+        wait_until(lambda: running.workers[0].buffer._waiting)
         assert blocked.is_alive()
         END_TRAINING[end](running)
         with pytest.raises(TrainingEndedError):

@@ -5,7 +5,8 @@ import warnings
 import pytest
 
 from compss_train.net.connection import ConnectionLostError
-from tests.buffers.kinds import Thread, until
+from tests.buffers.kinds import Thread
+from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import no_open_connections
 from tests.online.sample_streams import (
     connect_sender,
@@ -37,7 +38,7 @@ def test_samples_lost_with_a_worker_are_counted_in_a_warning(workers, worker, sa
     with stub_fit(workers) as running, connect_sender(running) as sender:
         send_all(sender, range(6))
         [sent] = [own for number, own in enumerate(expected_samples(0, 6, workers)) if number == worker]
-        until(lambda: running.workers[worker].buffer.samples_put == len(sent))
+        wait_until(lambda: running.workers[worker].buffer.samples_put == len(sent))
         running.kill(worker)
         running.replace(worker, {0: saved})
         lost = sum(number >= saved for number in sent)
@@ -63,12 +64,12 @@ def test_the_coordinator_announces_a_silently_lost_worker(waiting):
                 sending.result()
             if waiting == "for its samples to arrive":
                 sending = Thread(sender.close)
-            until(lambda: silent.buffer.samples_put == 3 or silent.buffer._waiting)
+            wait_until(lambda: silent.buffer.samples_put == 3 or silent.buffer._waiting)
             running.coordinator.set_url(0, None)
             if waiting == "not at all":
                 sender._stream.update(10)
                 sending = Thread(sender.send, number_sample(3)[0])
-            until(lambda: sender._stream._urls == [None])
+            wait_until(lambda: sender._stream._urls == [None])
             running.replace(0, {}, capacity=400)
             sending.result()
             sender.close()

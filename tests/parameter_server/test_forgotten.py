@@ -5,7 +5,8 @@ import pytest
 
 from compss_train.net import Address
 from compss_train.parameter_server import connect, server_loop
-from tests.buffers.kinds import DEADLINE, until
+from tests.buffers.kinds import DEADLINE
+from tests.helpers.waiting import wait_until
 
 
 @pytest.fixture(params=[0.0, 600.0], ids=["soon", "late"])
@@ -33,9 +34,9 @@ def test_many_dead_clients_leave_nothing(serving, client, monkeypatch):
         with address.connect({"generation": 0, **named}) as dying:
             dying.send({"call": "pull", "key": "w", "priority": 0, "number": number, "count": 0})
             assert dying.receive(DEADLINE)[0] == {"numbers": [number]}
-    until(lambda: len(serving._clients) == 2)
+    wait_until(lambda: len(serving._clients) == 2)
     assert sorted(name.split()[0] for name in serving._clients) == ["named", "unnamed"]
-    until(lambda: not serving._absent and len(serving._connected) == 1)
+    wait_until(lambda: not serving._absent and len(serving._connected) == 1)
     with connect(serving.address, serving.token, name="task") as task:  # it is remembered
         task.push("w", [np.ones(1)])
     client.push("w", [np.ones(1)])
@@ -49,11 +50,12 @@ def test_an_idle_client_goes_on_however_long_it_was_away(serving, patience):
         for total in range(1, 4):
             client.push("w", [np.ones(1)])
             assert client.pull("w")[0].item() == total
-            until(lambda: not client._caller._sent or client._caller._connection._socket.poll(0))  # of the push
+            # Of the push.
+            wait_until(lambda: not client._caller._sent or client._caller._connection._socket.poll(0))
             (connected,) = serving._connected
             serving._server._connections._shut_down(connected.descriptor)
-            until(lambda: client._caller._connection._monitor.poll(0))
-            until(lambda: not serving._connected and (patience or not serving._clients))
+            wait_until(lambda: client._caller._connection._monitor.poll(0))
+            wait_until(lambda: not serving._connected and (patience or not serving._clients))
         client.push("v", [np.ones(1)])
         assert client.pull("v")[0].item() == 1.0
 
@@ -62,10 +64,10 @@ def test_a_call_whose_answer_was_lost_is_not_executed_twice(serving, patience):
     with remembered_for_no_time(serving) as client:
         client.init("w", [np.zeros(1)])
         client.push("w", [np.ones(1)])
-        until(lambda: serving._store.entry("w").values[0].item() == 1.0)
+        wait_until(lambda: serving._store.entry("w").values[0].item() == 1.0)
         client._caller._connection.receive = lambda timeout: None
         client._caller._disconnect()  # without the answer
-        until(lambda: not serving._connected and (patience or not serving._clients))
+        wait_until(lambda: not serving._connected and (patience or not serving._clients))
         if patience:
             assert client.pull("w")[0].item() == 1.0
         else:
@@ -78,7 +80,7 @@ def test_another_server_at_the_address_is_noticed_by_an_idle_client(serving):
     with connect(serving.address, serving.token) as client:
         client.init("w", [np.zeros(1)])
         client._caller._disconnect()
-        until(lambda: not serving._connected)
+        wait_until(lambda: not serving._connected)
         serving._clients.clear()
         serving._id = "of another one"
         with pytest.raises(ValueError, match="if the server was restarted, use a new client"):
@@ -90,6 +92,6 @@ def test_a_client_that_waits_for_longer_is_remembered_for_as_long(serving, monke
     with connect(serving.address, serving.token, timeout=10**6) as client:
         client.init("w", [np.zeros(1)])
         client._caller._disconnect()
-        until(lambda: serving._absent)
+        wait_until(lambda: serving._absent)
         serving._forget_absent()
         assert len(serving._clients) == 1

@@ -8,7 +8,6 @@ import signal
 import socket
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
@@ -21,6 +20,7 @@ from compss_train.net.messages import pack, unpack
 from compss_train.net.sockets import client_socket, proof_of
 from compss_train.parameter_server import connect, serve, serve_apart
 from tests.helpers.shared_engine import other_process
+from tests.helpers.waiting import wait_until
 
 
 def push(connection, address, token, delta, pushes):
@@ -298,9 +298,7 @@ def test_a_client_without_a_name_is_forgotten_when_it_closes(serving, client):
             other.push("w", [np.ones(1)])
     assert client.pull("w")[0].item() == 3.0
     clients = serving._clients
-    deadline = time.monotonic() + 10
-    while len(clients) > 2 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(clients) <= 2)
     assert sorted(name.split()[0] for name in clients) == ["named", "unnamed"]
 
 

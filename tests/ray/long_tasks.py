@@ -1,16 +1,16 @@
 """A program with a long task for each of two nodes, which notes that it begins: it must not run again."""
 
 import sys
-import time
 from pathlib import Path
 
 from compss_train.engines import RayEngine
+from tests.helpers.waiting import pause
 
 
 def wait(notes, number, seconds):
     with Path(notes).open("a") as file:
         file.write(f"{number}\n")
-    time.sleep(seconds)
+    pause(seconds)
     return number
 
 

@@ -19,9 +19,9 @@ from compss_train.engines.ray import submitter
 from tests.engines import tasks
 from tests.helpers.callbacks import CallAt
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, classification
-from tests.helpers.processes import wait_until
 from tests.helpers.ray_cluster import NODE
 from tests.helpers.small_fits import fit, trainer_of
+from tests.helpers.waiting import wait_until
 from tests.trainer.test_faults import KillOnce
 
 pytestmark = pytest.mark.slow  # nodes that start and die take minutes on a busy machine

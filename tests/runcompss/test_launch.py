@@ -4,11 +4,12 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+
+from tests.helpers.waiting import wait_until
 
 SCRIPTS = Path(__file__).parents[2] / "runcompss"
 
@@ -115,13 +116,15 @@ def test_laptop_calls_runcompss(app, tmp_path):
 
 
 LINGERING_RUNCOMPSS = """#!{python}
-import os, pathlib, subprocess, sys, time
+import os, pathlib, signal, subprocess, sys
 project = next(flag for flag in sys.argv if flag.startswith("--project=")).split("=")[1]
 piper = pathlib.Path(project).parent / "workers" / "piper"
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", piper], start_new_session=True)
+hangs = "import signal; signal.alarm(60); signal.pause()"
+child = subprocess.Popen([sys.executable, "-c", hangs, piper], start_new_session=True)
 pathlib.Path({pid!r} + "_").write_text(str(child.pid))
 os.rename({pid!r} + "_", {pid!r})
-time.sleep(60)
+signal.alarm(60)
+signal.pause()
 """
 
 
@@ -131,17 +134,10 @@ def test_laptop_kills_remaining_processes(app, tmp_path):
     fake.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), "PYTHON": sys.executable}
     with subprocess.Popen(["bash", SCRIPTS / "laptop.sh", app], env=environment, stderr=subprocess.PIPE) as laptop:
-        wait_for(pid.exists)
+        wait_until(pid.exists, 30)
         laptop.terminate()
         assert laptop.wait(30) == 130
-    wait_for(lambda: not runs(int(pid.read_text())))
-
-
-def wait_for(condition):
-    end = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: not runs(int(pid.read_text())), 30)
 
 
 def runs(pid):

@@ -4,7 +4,6 @@ import errno
 import gc
 import tempfile
 import threading
-import time
 from collections import Counter
 
 import numpy as np
@@ -21,6 +20,7 @@ from compss_train.samplers import (
     PartialShuffleSampler,
 )
 from compss_train.samplers.loader import FileLoader, FileReads
+from tests.helpers.waiting import wait_until
 from tests.samplers import numbered_files as numbered
 from tests.samplers.numbered_files import BUFFERS, LAYOUT, cases, until_error
 
@@ -90,13 +90,6 @@ def whole(sizes):
     return [RowRange(file, 0, size) for file, size in enumerate(sizes)]
 
 
-def wait_for(condition):
-    until = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < until, "it never came to be"
-        time.sleep(0.001)
-
-
 def test_it_counts_what_was_there_and_what_it_waited():
     reader = numbered.CountingReader()
     slow = threading.Event()
@@ -112,7 +105,7 @@ def test_it_counts_what_was_there_and_what_it_waited():
         next(arrays)
         assert loader.reads.ahead == 0
         assert 0.01 < loader.reads.seconds_waited < 10
-        wait_for(lambda: len(reader.opened) == 3 and not numbered.reading_threads())
+        wait_until(lambda: len(reader.opened) == 3 and not numbered.reading_threads())
         waited = loader.reads.seconds_waited
         assert len(list(arrays)) == 2
     assert loader.reads.ahead == 2

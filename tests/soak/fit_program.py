@@ -1,7 +1,6 @@
 """A fit that goes on from its checkpoints, slowly, on the engine that is there: fit_program.py FOLDER EPOCHS."""
 
 import sys
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import nn
 from compss_train import DistributedTrainer
 from compss_train.callbacks import Checkpoint
 from tests.helpers.models import ADAM, blocked, classification
+from tests.helpers.waiting import pause
 from tests.soak.disturbed import note_process
 
 INPUTS, WORKERS = 64, 10
@@ -33,19 +33,19 @@ class Noted:
     """A transform that changes nothing and takes a while; notes the processes in which it runs."""
 
     folder: Path = field(repr=False)
-    pause: float = field(repr=False)
+    seconds: float = field(repr=False)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         note_process(self.folder, "workers")
-        time.sleep(self.pause)
+        pause(self.seconds)
         return x
 
 
-def fit(folder: Path, engine: str, epochs: int, pause: float) -> None:
+def fit(folder: Path, engine: str, epochs: int, seconds: float) -> None:
     """Train, with all that a checkpoint has to hold: states of workers, random numbers, a best round."""
     x, y = classification(samples=2000, inputs=INPUTS)
     trainer = DistributedTrainer(WORKERS, engine=engine, seed=0, threads=1, worker_timeout=10.0)
-    trainer.build(network(), ADAM, "cross_entropy", "accuracy", transform=Noted(folder, pause))
+    trainer.build(network(), ADAM, "cross_entropy", "accuracy", transform=Noted(folder, seconds))
     trainer.fit(
         *blocked(x, y, WORKERS),
         num_epochs=epochs,

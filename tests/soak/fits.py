@@ -43,6 +43,6 @@ def disturb_fit(folder: Path, launch: Callable[[int], subprocess.Popen], minutes
     program.report(rounds=rounds)
     program.check_flat(megabytes)
     assert rounds > COORDINATORS + 3, "there was hardly a fit to disturb"
-    fit(folder / "whole", "serial", rounds, pause=0)
+    fit(folder / "whole", "serial", rounds, seconds=0)
     ours, theirs = contents(checkpoints), contents(folder / "whole" / "checkpoints")
     assert_same(ours[rounds - 1], theirs[rounds - 1])

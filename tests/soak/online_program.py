@@ -3,7 +3,6 @@
 import itertools
 import json
 import sys
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
+from tests.helpers.waiting import pause
 from tests.online.simulations import COUNTING_SGD, sample_counts, sum_loss
 from tests.soak.disturbed import note_process
 
@@ -29,7 +29,7 @@ def simulate(folder: Path, number: int) -> Iterator[tuple[np.ndarray, np.float32
     """Yield the numbers of samples, slowly."""
     for step in range(STEPS):
         note_process(folder, "simulations")
-        time.sleep(PAUSE)
+        pause(PAUSE)
         yield np.array([number * STEPS + step]), np.float32(0)
 
 

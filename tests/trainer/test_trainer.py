@@ -17,9 +17,10 @@ from compss_train.engines import nodes
 from compss_train.integrations.dislib import EncapsulatedFunctionsDistributedPytorch
 from tests.helpers.cases import each_value
 from tests.helpers.models import FITS, MODES, SGD, assert_same_bits, awkward_net, blocked, classification, mlp
-from tests.helpers.processes import children, wait_until
+from tests.helpers.processes import children
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 from tests.helpers.tolerances import loss_error, output_error
+from tests.helpers.waiting import wait_until
 
 
 def built(engine="serial", workers=2, optimizer=SGD, **options):

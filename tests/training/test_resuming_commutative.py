@@ -5,7 +5,6 @@ order give the same bits, which tell how many batches have been merged.
 """
 
 import os
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -20,6 +19,7 @@ from tests.helpers.callbacks import InterruptAt, StopAfter
 from tests.helpers.cases import each_value
 from tests.helpers.models import blocked
 from tests.helpers.small_fits import combined, fit
+from tests.helpers.waiting import pause
 
 STEP = 2.0**-10
 MERGES = [Merge("commutative", quorum=0), Merge("commutative", quorum=1), Merge("parameter_server")]
@@ -40,7 +40,7 @@ class Down(nn.Module):
 
 
 def unsteady(x):
-    time.sleep(os.urandom(1)[0] / 255 * 0.004)
+    pause(os.urandom(1)[0] / 255 * 0.004)
     return x
 
 

@@ -19,8 +19,9 @@ from compss_train.training.stopping import Stopping
 from tests.helpers.callbacks import CallAt, EndCounter, InterruptAt, LookaheadEngine, StopAfter
 from tests.helpers.cases import each_value, slow
 from tests.helpers.models import MODES, SGD, assert_same_bits, mlp
-from tests.helpers.processes import children, wait_until
+from tests.helpers.processes import children
 from tests.helpers.small_fits import X, Y, assert_alike, combined, fit, trainer_of
+from tests.helpers.waiting import hang, wait_until
 from tests.training.checkpoints.trees import assert_same
 
 BLOCKS = {**MODES[3], "num_epochs": 2}
@@ -205,17 +206,16 @@ def test_max_time_is_a_time_above_zero(value):
         fit(trainer_of(), max_time=value)
 
 
-class Slow(nn.Module):
-    """Takes a while for each batch that it is trained on, and ever for one that begins with so many samples."""
+class Hanging(nn.Module):
+    """Never ends its first batch of training."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.seconds = seconds
         self.net = mlp()
 
     def forward(self, x):
         if self.training:
-            time.sleep(self.seconds)
+            hang()
         return self.net(x)
 
 
@@ -223,7 +223,7 @@ class Slow(nn.Module):
 def test_processes_that_have_no_time_left_are_ended():
     before = children()
     with DistributedTrainer(1, engine="local", seed=0, threads=1) as trainer:
-        trainer.build(Slow(60), SGD, "cross_entropy")
+        trainer.build(Hanging(), SGD, "cross_entropy")
         trainer.evaluate(X, Y)  # starts them
         started, parameters = time.monotonic(), trainer.get_parameters()
         assert_same_bits(fit(trainer, max_time=0.3), parameters)
@@ -234,14 +234,12 @@ def test_processes_that_have_no_time_left_are_ended():
 
 def test_tasks_that_have_no_time_left_are_ended_in_a_given_engine(shared_local):
     with DistributedTrainer(2, engine=shared_local, seed=0, threads=1) as trainer:
-        trainer.build(Slow(60), SGD, "cross_entropy")
+        trainer.build(Hanging(), SGD, "cross_entropy")
         trainer.evaluate(X, Y)
         parameters, state = trainer.get_parameters(), trainer.snapshot().to_dict()["workers"]
         assert_same_bits(fit(trainer, max_time=0.3), parameters)
         assert trainer.stopped == "max_time"
-        started = time.monotonic()
-        trainer.evaluate(X, Y)  # all processes were busy for a minute a batch
-        assert time.monotonic() - started < 30
+        trainer.evaluate(X, Y)  # all processes hung
         assert_same(trainer.snapshot().to_dict()["workers"], state)
 
 

@@ -17,8 +17,8 @@ from compss_train.worker import source
 from tests.helpers.cases import each_value
 from tests.helpers.models import MODES, assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
-from tests.helpers.processes import wait_until
 from tests.helpers.small_fits import STILL, X, Y, combined, fit, trainer_of
+from tests.helpers.waiting import wait_until
 
 BATCHES = {"merge": Merge(unit="batches")}
 FIFO, FIRO = BufferSpec("FIFO", 16), BufferSpec("FIRO", 24, threshold=9)

@@ -8,7 +8,8 @@ import pytest
 from compss_train.cli.run_files import RunFileError, read_run_file
 from compss_train.cli.run_files.objects import load_object
 from compss_train.cli.run_files.trust import check_trust, modules_beside, working_directory
-from tests.helpers.processes import ROOT, leftovers, session, wait_until
+from tests.helpers.processes import ROOT, leftovers, session
+from tests.helpers.waiting import wait_until
 
 NETWORK = "import torch\nfrom helping import width\n\ndef net():\n    return torch.nn.Linear(5, width())\n"
 HELPING = "def width():\n    import deeper.part\n    return deeper.part.WIDTH\n"

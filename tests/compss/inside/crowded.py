@@ -2,18 +2,16 @@
 
 import os
 import sys
-import time
 from pathlib import Path
 
 from compss_train.engines import CompssEngine
+from tests.helpers.waiting import wait_until
 
 
 def meet(folder, number, total):
     (folder / str(number)).touch()
-    end = time.monotonic() + 15
-    while len(os.listdir(folder)) < total and time.monotonic() < end:
-        time.sleep(0.01)
-    return len(os.listdir(folder))
+    wait_until(lambda: len(os.listdir(folder)) == total, 15)
+    return total
 
 
 if __name__ == "__main__":

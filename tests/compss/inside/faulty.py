@@ -4,7 +4,6 @@ import hashlib
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from compss_train import DistributedTrainer
+from tests.helpers.waiting import hang
 
 
 class Faulty(nn.Module):
@@ -33,7 +33,7 @@ class Faulty(nn.Module):
             os.kill(os.getpid(), signal.SIGSTOP if self.how == "stop" else signal.SIGKILL)
         if self.how == "wait":
             self.flag.touch()
-            time.sleep(0.2)
+            hang()
         return self.linear(x)
 
 

@@ -6,13 +6,13 @@ SIGNAL is a number, or ``batch``, by which the first run of a SLURM job sends SI
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.model import parameters
 from tests.helpers.models import ADAM, awkward_net, blocked, classification
+from tests.helpers.waiting import wait_until
 
 
 class SendSignal(Callback):
@@ -27,8 +27,7 @@ class SendSignal(Callback):
             return
         if self.signal == "batch":
             subprocess.run(["scancel", "--batch", "--signal=TERM", os.environ["SLURM_JOB_ID"]], check=True)
-            while trainer.stopping is None:  # until the script has passed it on
-                time.sleep(0.01)
+            wait_until(lambda: trainer.stopping is not None, 60)  # the script passes it on
         else:
             os.kill(os.getpid(), int(self.signal))
 

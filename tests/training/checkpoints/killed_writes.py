@@ -4,7 +4,6 @@ import os
 import random
 import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -80,15 +79,16 @@ def at_random(folder: Path, times: int) -> int:
     size, draw = 300_000, random.Random(0)
     write_checkpoint(checkpoint_path(folder, 0), content(0, size))
     for _ in range(times):
+        run, seconds = draw.choice([0, 100]), draw.uniform(1e-6, 0.05)
         if not (child := os.fork()):
-            number, run, shared = 0, draw.choice([0, 100]), SharedHistory()
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends a process as SIGKILL does
+            signal.setitimer(signal.ITIMER_REAL, seconds)
+            number, shared = 0, SharedHistory()
             while True:
                 number = (number + 1) % 50
                 write_checkpoint(checkpoint_path(folder, number), content(number + run, size), shared=shared)
                 prune_checkpoints(folder, {0, number - 1, number})
-        time.sleep(draw.uniform(0, 0.05))
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGALRM
         check(folder, set(), size)
     return times
 
