@@ -78,13 +78,7 @@ class FIRO(PartitionedBuffer):
     """
 
     def __init__(
-        self,
-        capacity: int,
-        threshold: int,
-        *,
-        passes: int = 1,
-        seed: int | None = None,
-        pin_memory: bool = False,
+        self, capacity: int, threshold: int, *, passes: int = 1, seed: int | None = None, pin_memory: bool = False
     ) -> None:
         super().__init__(capacity, threshold, seed=seed, pin_memory=pin_memory)
         self.passes = check_count("passes", passes)
@@ -179,13 +173,7 @@ class BatchReservoir(Reservoir):
     _repeats = False
 
     def __init__(
-        self,
-        capacity: int,
-        threshold: int,
-        batch_size: int,
-        *,
-        seed: int | None = None,
-        pin_memory: bool = False,
+        self, capacity: int, threshold: int, batch_size: int, *, seed: int | None = None, pin_memory: bool = False
     ) -> None:
         super().__init__(capacity, threshold, seed=seed, pin_memory=pin_memory)
         self.batch_size = check_count("batch_size", batch_size)

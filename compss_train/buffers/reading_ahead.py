@@ -44,12 +44,7 @@ class ReadAhead(Iterator[Loaded], Generic[Loaded]):
     """
 
     def __init__(
-        self,
-        items: Iterable[Item],
-        load: Callable[[Item], Loaded],
-        *,
-        threads: int = 1,
-        depth: int | None = None,
+        self, items: Iterable[Item], load: Callable[[Item], Loaded], *, threads: int = 1, depth: int | None = None
     ) -> None:
         check_count("threads", threads)
         depth = check_count("depth", 2 * threads if depth is None else depth)

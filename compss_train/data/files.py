@@ -361,11 +361,7 @@ class FileDataset:
             try:
                 with open(os.path.join(block.path, *block.files[:1]), "rb") as file:
                     size = file.seek(0, os.SEEK_END)
-                    for place in (
-                        0,
-                        size // 2,
-                        max(0, size - FINGERPRINT_BYTES),
-                    ):  # of .npz the directory
+                    for place in (0, size // 2, max(0, size - FINGERPRINT_BYTES)):  # of .npz the directory
                         file.seek(place)
                         checksum = zlib.crc32(file.read(FINGERPRINT_BYTES), checksum)
             except OSError:

@@ -24,11 +24,7 @@ Part = Mapping[str, Block]
 
 
 def write_files(
-    folder: str | os.PathLike[str],
-    arrays: Mapping[str, Any],
-    *,
-    rows: int,
-    format: str = "npz",
+    folder: str | os.PathLike[str], arrays: Mapping[str, Any], *, rows: int, format: str = "npz"
 ) -> list[str]:
     """Write arrays to files of ``rows`` samples each (the last one may be smaller); return their names in order.
 

@@ -37,14 +37,7 @@ FIRST = (
     "gather_values",
 )
 """Functions of this package that are tasks with priority. COMPSs finds a task by its name, so all have one here."""
-ON_GPUS = (
-    "train_group",
-    "train_worker",
-    "train_online",
-    "evaluate",
-    "predict",
-    "run",
-)
+ON_GPUS = ("train_group", "train_worker", "train_online", "evaluate", "predict", "run")
 """Those that may use a GPU; ``run`` stands for the functions of programs."""
 OTHERS = ("simulate_and_send", "split_rows", "describe")
 

@@ -54,8 +54,7 @@ class TrainTransform:
     def _sample(self, x: Any, y: Any, number: int, reseed: Callable[[int], object]) -> tuple[Any, Any]:
         reseed(number)
         return self._apply(
-            map_leaves(lambda part: part[number], x),
-            y if y is None else map_leaves(lambda part: part[number], y),
+            map_leaves(lambda part: part[number], x), y if y is None else map_leaves(lambda part: part[number], y)
         )
 
     def _apply(self, x: Any, y: Any) -> tuple[Any, Any]:

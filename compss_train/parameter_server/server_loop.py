@@ -328,11 +328,7 @@ class ServerLoop(Closable):
         self._queue.add(request.key, request.priority, size, run)
 
     def _answer(
-        self,
-        request: _Request,
-        error: CallError | None = None,
-        arrays: Sequence[torch.Tensor] = (),
-        **fields: str,
+        self, request: _Request, error: CallError | None = None, arrays: Sequence[torch.Tensor] = (), **fields: str
     ) -> None:
         errors = {} if error is None else {"error": error}
         self._send(request.records, {"numbers": [request.number], **errors, **fields}, arrays)

@@ -74,11 +74,7 @@ def write(
 
 
 def page(
-    history: Sequence[Record],
-    configuration: Mapping[str, Any],
-    status: str | None = None,
-    *,
-    refresh: bool = False,
+    history: Sequence[Record], configuration: Mapping[str, Any], status: str | None = None, *, refresh: bool = False
 ) -> str:
     """Return the report as HTML that needs no other file.
 

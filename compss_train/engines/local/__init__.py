@@ -155,11 +155,7 @@ class LocalEngine(GraphEngine):
 
 
 def _shut_down(
-    scheduler: Scheduler,
-    processes: list[WorkerProcess],
-    starter: Starter,
-    folders: store.StoreFolders,
-    owner: int,
+    scheduler: Scheduler, processes: list[WorkerProcess], starter: Starter, folders: store.StoreFolders, owner: int
 ) -> None:
     if os.getpid() != owner:  # a forked child of the program does not own its copy of the engine
         return
