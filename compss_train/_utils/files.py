@@ -253,10 +253,8 @@ def is_running(process: int) -> bool:
     """Return whether a process of this machine has not ended."""
     try:
         os.kill(process, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:  # it is another user's
-        return True
+    except OSError as error:
+        return isinstance(error, PermissionError)  # it is another user's
     return True
 
 

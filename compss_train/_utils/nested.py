@@ -12,9 +12,7 @@ def leaves(value: Any) -> list[Any]:
     """Return the leaves of a value; dicts are traversed in insertion order."""
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in leaves(item)]
-    if isinstance(value, tuple | list):
-        return [leaf for item in value for leaf in leaves(item)]
-    return [value]
+    return [leaf for item in value for leaf in leaves(item)] if isinstance(value, tuple | list) else [value]
 
 
 def rebuilt(template: Any, values: Iterable[Any]) -> Any:

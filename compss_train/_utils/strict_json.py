@@ -15,14 +15,16 @@ def dumps(value: Any, default: Callable[[Any], Any] | None = None, **options: An
         return json.dumps(value, allow_nan=False, default=default, **options)
     except ValueError:  # of NaN; looking at each number would take longer in all other cases
         plain = json.loads(json.dumps(value, default=default))
-        return json.dumps(_without(plain), allow_nan=False, **options)
+        return json.dumps(_mapped(plain, _as_text), allow_nan=False, **options)
 
 
-def _without(value: Any) -> Any:
+def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
     if isinstance(value, dict):
-        return {key: _without(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_without(item) for item in value]
+        return {key: _mapped(item, leaf) for key, item in value.items()}
+    return [_mapped(item, leaf) for item in value] if isinstance(value, list) else leaf(value)
+
+
+def _as_text(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return next(text for text, number in NOT_FINITE.items() if number == value or math.isnan(value))
     return value
@@ -30,12 +32,4 @@ def _without(value: Any) -> Any:
 
 def loads(text: str | bytes) -> Any:
     """Return the value that ``dumps`` wrote, with numbers for their texts; also what ``json.dumps`` wrote."""
-    return _with(json.loads(text))
-
-
-def _with(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _with(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_with(item) for item in value]
-    return NOT_FINITE.get(value, value) if isinstance(value, str) else value
+    return _mapped(json.loads(text), lambda leaf: NOT_FINITE.get(leaf, leaf) if isinstance(leaf, str) else leaf)

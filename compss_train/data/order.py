@@ -88,9 +88,7 @@ def worker_seed(seed: int, worker: int) -> int:
     Worker 0 uses the seed itself, so that a single worker starts as a plain loop does after
     ``torch.manual_seed(seed)``.
     """
-    if worker == 0:
-        return seed
-    return _derived_seed(seed, _Stream.WORKERS, worker)
+    return seed if worker == 0 else _derived_seed(seed, _Stream.WORKERS, worker)
 
 
 def buffer_seed(seed: int, epoch: int, block: int) -> int:

@@ -65,6 +65,8 @@ class Traits:
     """Whether tasks map published values, so that a large argument is not copied."""
     pays_by_value: bool = False
     """Whether each value passed to a task is costly, however small it is."""
+    binds_gpus: bool = False
+    """Whether the runtime assigns a GPU to each task that asks for one."""
     task_seconds: float = 0.001
     """Rough overhead of a task, besides its work."""
 
@@ -160,6 +162,8 @@ class Engine(ABC):
         function of this package that the table of tasks in ``calls`` lacks, where COMPSs would not find it.
         """
         calls.task_name(function)
+        self._check_open()
+        self._check_size(resources)
         refs = self._submit(function, args, returns, resources, priority)
         return refs[0] if returns == 1 else refs
 
@@ -168,6 +172,9 @@ class Engine(ABC):
         self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
     ) -> Sequence[Ref]:
         """Submit the task, and return references to its results."""
+
+    def _check_size(self, resources: Resources) -> None:  # noqa: B027 (every engine has what one process has)
+        """Raise ``ValueError`` if a task needs more than the engine ever has."""
 
     @abstractmethod
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
@@ -266,8 +273,8 @@ class Engine(ABC):
 
     @classmethod
     def device(cls, worker: int, num_gpu: int) -> str:
-        """Return the torch device of a worker's tasks if workers are assigned to ``num_gpu`` GPUs round-robin."""
-        return gpu(worker % num_gpu) if num_gpu else CPU
+        """Return the torch device of a worker's tasks: one of ``num_gpu`` in turn, unless a runtime binds them."""
+        return gpu(None if cls.traits.binds_gpus else worker % num_gpu) if num_gpu else CPU
 
     @classmethod
     def check_gpus(cls, num_gpu: int) -> None:

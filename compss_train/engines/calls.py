@@ -1,4 +1,4 @@
-"""What every engine does with a task: prepare its process, fill in its arguments, call it, send its exception."""
+"""What every engine does with a task: name it, prepare a process, fill in arguments, call it, send exceptions."""
 
 import ctypes
 import gc
@@ -34,7 +34,6 @@ FIRST = (
     "read_parameters",
     "notify_evaluated",
     "copy_value",
-    "gather_values",
 )
 """Functions of this package that are tasks with priority. COMPSs finds a task by its name, so all have one here."""
 ON_GPUS = ("train_group", "train_worker", "train_online", "evaluate", "predict", "run")

@@ -65,9 +65,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             return _load_once, (_OwnPickle.of(obj),)
         if type(obj) is torch.Tensor and _is_plain(obj):
             return _reduce_tensor(obj)
-        if is_on_file(obj):
-            return _reduce_memmap(obj)
-        return super().reducer_override(obj)
+        return _reduce_memmap(obj) if is_on_file(obj) else super().reducer_override(obj)
 
 
 @dataclass(frozen=True)

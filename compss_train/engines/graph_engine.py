@@ -126,7 +126,6 @@ class GraphEngine(Engine):
         self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
     ) -> Sequence[Ref]:
         """Queue the task."""
-        self._check_open()
         task = Task(
             number=next(self._numbers),
             function=function,

@@ -1,8 +1,8 @@
 """Liveness: what a process's task has done so far, and how long a healthy task may be silent.
 
 A report costs less than a microsecond because nothing is sent: the process adds to counters in a mapped file. Other
-processes that map the file can read them at any time: the local engine, to notice processes that are stopped or
-hang (``local.scheduler``), and the display of progress within a round.
+processes that map the file can read them at any time: to notice tasks that are stopped or hang (``watch``), and for
+the display of progress within a round.
 """
 
 import mmap
@@ -79,11 +79,6 @@ class Heartbeat:
 
 _own: ContextVar[Heartbeat | None] = ContextVar("heartbeat", default=None)
 """The heartbeat of this process if its engine watches it. Tasks are plain functions and get no engine."""
-
-
-def report_to(heartbeat: Heartbeat) -> None:
-    """Let the tasks that this thread runs report to a heartbeat."""
-    _own.set(heartbeat)
 
 
 @contextmanager

@@ -42,7 +42,6 @@ class SerialEngine(Engine):
         self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
     ) -> Sequence[Ref]:
         """Run the task immediately."""
-        self._check_open()
         values = map_refs(args, lambda ref: _serial(ref).value)
         with IN_PROCESS, calls.intra_op_threads(resources.cpus), liveness.reporting_to(self._heartbeat):
             try:
@@ -52,6 +51,7 @@ class SerialEngine(Engine):
 
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:
         """Update immediately, in the order of submission."""
+        self._check_open()
         [updated] = self._submit(function, (target, *args), 1, ONE_CPU, True)
         _serial(target).value = _serial(updated).value
         return self._made(_SerialRef(_serial(target).value))

@@ -113,7 +113,7 @@ def specs_of(arrays: Sequence[Block]) -> ArraySpecs:
 class Entry:
     """A key's arrays, and the optimizer that updates them, if any. For one thread at a time."""
 
-    def __init__(self, key: str, value: Sequence[Block], optimizer: OptimizerFactory | None) -> None:
+    def __init__(self, value: Sequence[Block], optimizer: OptimizerFactory | None) -> None:
         self._values: list[torch.Tensor] = [cpu_copy(block) for block in value]
         self.specs: ArraySpecs = [(value.dtype, tuple(value.shape)) for value in self._values]
         """The dtypes and shapes of the arrays."""
@@ -183,7 +183,7 @@ class LocalParameterServer(ParameterServer):
 
     def _init(self, key: str, value: Sequence[Block], optimized: bool) -> None:
         self._check_open()
-        entry = Entry(key, value, self.optimizer if optimized else None)
+        entry = Entry(value, self.optimizer if optimized else None)
         with self._adding:
             if key in self._entries:
                 raise ValueError(f"{key!r} exists already; push to it, or use another key")

@@ -20,7 +20,6 @@ from compss_train.engines.compss.task_body import Call, LostInputError
 from compss_train.engines.local import run_in_child
 from compss_train.engines.nodes import Node, Resources, check_room, check_size
 from compss_train.exceptions import EngineClosedError, TaskCancelledError
-from compss_train.model.devices import CPU, gpu
 
 COMPUTING_UNITS = "ComputingUnits"
 """Environment variable with the number of computing units of a task, as in dislib."""
@@ -64,7 +63,7 @@ class CompssEngine(Engine):
 
     name: ClassVar[str] = "compss"
     # Waiting holds the global interpreter lock: PyCOMPSs's binding does not release it.
-    traits: ClassVar[Traits] = Traits(interruptible=False, pays_by_value=True, task_seconds=0.02)
+    traits: ClassVar[Traits] = Traits(interruptible=False, pays_by_value=True, binds_gpus=True, task_seconds=0.02)
     _owner: ClassVar[threading.Thread | None] = None
     """The thread that the runtime serves."""
 
@@ -110,11 +109,6 @@ class CompssEngine(Engine):
         """Return the seconds until the limit of ``runcompss --wall_clock_limit``."""
         return runtime.seconds_left()
 
-    @classmethod
-    def device(cls, worker: int, num_gpu: int) -> str:
-        """Return the CPU, or the GPU that COMPSs binds a task to."""
-        return gpu() if num_gpu else CPU
-
     def publish(self, value: object) -> Ref:
         """Keep the value until a task reads it and COMPSs writes it to a file; PyCOMPSs's futures are passed on."""
         self._check_open()
@@ -127,12 +121,14 @@ class CompssEngine(Engine):
         self._check_open()
         return self._new_ref(future, external=True)
 
+    def _check_size(self, resources: Resources) -> None:
+        """Raise ``ValueError`` if a task is larger than every node."""
+        check_size(resources, self._nodes)
+
     def _submit(
         self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
     ) -> Sequence[Ref]:
         """Submit a task of PyCOMPSs."""
-        self._check_open()
-        check_size(resources, self._nodes)
         gpu, watching = bool(resources.gpus), self._scope.watching
         timeout = None if watching is None else watching.timeout
         in_child = resources.own_process or (timeout is not None and not gpu)
@@ -156,7 +152,7 @@ class CompssEngine(Engine):
         self._check_open()
         own = [_compss(ref) for ref in refs]
         if small and len(own) > _MAX_SINGLE_WAITS:
-            return list(self._load(self._result_of(gather_values, own)))
+            return list(self._load(self._result_of(copy_value, own)))
         return [self._fetch(ref) for ref in own]
 
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
@@ -273,13 +269,8 @@ class CompssEngine(Engine):
 
 
 def copy_value(value: Any) -> Any:
-    """Return the value: a task that transfers a copy to the coordinator."""
+    """Return the value: a task that transfers a copy to the coordinator, of a list of values as one result."""
     return value
-
-
-def gather_values(values: list[Any]) -> list[Any]:
-    """Return the values: a task that combines many into one result."""
-    return values
 
 
 def _free(

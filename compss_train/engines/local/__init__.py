@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Self
 import torch
 
 from compss_train._utils.validation import check_count
-from compss_train.engines.base import Ref, Traits
+from compss_train.engines.base import Traits
 from compss_train.engines.graph_engine import GraphEngine
 from compss_train.engines.local import store
 from compss_train.engines.local.scheduler import Scheduler
@@ -120,17 +120,13 @@ class LocalEngine(GraphEngine):
         """Write the value to shared memory; of a memory-mapped array only the path is stored."""
         return store.store(value, f"{next(self._numbers)}-published", self._folders.paths)
 
-    def _submit(
-        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
-    ) -> Sequence[Ref]:
-        """Run the task in a worker process."""
-        self._check_open()
+    def _check_size(self, resources: Resources) -> None:
+        """Raise ``ValueError`` for more CPUs than the processes have together."""
         if resources.cpus > self._widest:
             with self._lock:
                 if resources.cpus > self.cpus:
                     raise ValueError(f"a task asks for {resources.cpus} CPUs and this engine has {self.cpus}")
                 self._widest = max(self._widest, resources.cpus)
-        return super()._submit(function, args, returns, resources, priority)
 
     def shutdown(self, *, kill: bool = False) -> None:
         """End the processes and remove all files from shared memory; further calls do nothing."""

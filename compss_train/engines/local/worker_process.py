@@ -56,9 +56,8 @@ def serve(connection: Connection, heartbeat_path: str) -> None:
         sys.stdout.reconfigure(line_buffering=True)  # lines reach a file or pipe before the process is killed
     if not os.path.isdir(os.path.dirname(heartbeat_path)):  # the engine has ended
         return
-    liveness.report_to(liveness.Heartbeat(heartbeat_path))
     write_stacks(_stack_path(heartbeat_path))
-    with suppress(EOFError, OSError):
+    with liveness.reporting_to(liveness.Heartbeat(heartbeat_path)), suppress(EOFError, OSError):
         connection.send(os.getpid())
         while True:
             connection.send(run(connection.recv_bytes()))

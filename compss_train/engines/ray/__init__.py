@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from compss_train.engines.base import Ref, Traits
 from compss_train.engines.codec import SerializedValue
@@ -16,7 +16,6 @@ from compss_train.engines.nodes import Node, Resources, check_room, check_size
 from compss_train.engines.ray import cluster
 from compss_train.engines.task_graph import Stored
 from compss_train.exceptions import EngineClosedError
-from compss_train.model.devices import CPU, gpu
 
 if TYPE_CHECKING:
     from compss_train.engines.ray.submitter import Submitter
@@ -41,7 +40,7 @@ class RayEngine(GraphEngine):
     """
 
     name: ClassVar[str] = "ray"
-    traits: ClassVar[Traits] = Traits(shared_memory=True, task_seconds=0.004)
+    traits: ClassVar[Traits] = Traits(shared_memory=True, binds_gpus=True, task_seconds=0.004)
     _engines: ClassVar[int] = 0
     """The number of engines that use the cluster."""
     _leave: ClassVar[Callable[[], None] | None] = None
@@ -76,22 +75,13 @@ class RayEngine(GraphEngine):
         alone = len(nodes) == 1 and nodes[0].name == "localhost"
         return super().default_workers(threads) if alone else max(1, sum(node.cpus // threads for node in nodes))
 
-    @classmethod
-    def device(cls, worker: int, num_gpu: int) -> str:
-        """Return the CPU, or the GPU that Ray assigns to a task."""
-        return gpu() if num_gpu else CPU
-
     def _store(self, value: object) -> Stored:
         """Put the value into the object store of the coordinator's node."""
         return self._put(SerializedValue.of(value))
 
-    def _submit(
-        self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
-    ) -> Sequence[Ref]:
-        """Queue the task; raise ``ValueError`` if it is larger than every node."""
-        self._check_open()
+    def _check_size(self, resources: Resources) -> None:
+        """Raise ``ValueError`` if a task is larger than every node."""
         check_size(resources, [*self._scheduler.nodes.values()])
-        return super()._submit(function, args, returns, resources, priority)
 
     def keep(self, refs: Sequence[Ref]) -> None:
         """Fetch the values and put them again, unless that was done a moment ago."""
