@@ -47,7 +47,9 @@ def gather(x: BlockedTensor, y: BlockedTensor, share: WorkerAssignment) -> None:
     begins = tuple(accumulate(x.sizes[:-1], initial=0))
     starts = tuple(begins[number] for number in numbers)
     options = FitOptions(num_epochs=1, batch_size=BATCH, shuffle_block_data=not total)
-    work = Work(options.for_workers(DataSource(x=x), SEED, 0, 0.0), share, blocks=numbers, starts=starts)
+    work = Work(
+        options.for_workers(DataSource(columns={"x": x}), SEED, 0, 0.0), share, blocks=numbers, starts=starts
+    )
     xs, ys = list(x.blocks()), list(y.blocks())
     source = source_of(work, [column[number] for column in (xs, ys) for number in numbers])
     for _ in cut_batches(work, source, "cpu"):

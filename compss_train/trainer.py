@@ -315,11 +315,8 @@ class DistributedTrainer(NamedFits[params.Parameters]):
             max_time=max_time,
         )
         fit = self._plan("fit", x, y, options)
-        resuming.prepare(fit, self._session)
         profile = next((str(each.path) for each in fit.callbacks.callbacks if isinstance(each, Profile)), None)
-        read = {"data": fit.data, "validation_data": fit.validation, "profile": profile}
-        self._model.last_fit = description.described_fit("fit", fit.options, fit.callbacks.all, **read)
-        self._model.coding = fit.data.coding
+        planning.begin(fit, profile=profile)
         fit.run()
         return self.get_parameters()
 
@@ -334,7 +331,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         check_keywords(self.fit, options)
         options["merge"] = Merge.of(options.get("merge", "synchronous"))
         fit = self._plan("check_fit", x, y, FitOptions(num_epochs=num_epochs, **options))
-        planning.try_fit(fit, self._model)
+        planning.try_fit(fit)
 
     def _plan(self, method: str, x: Any, y: Any, options: FitOptions) -> FitOfEpochs:
         """Return the fit with these options, which ``method`` needs, after all checks that need no task."""

@@ -1,6 +1,7 @@
 """``BlockedTensor``: samples in a grid of blocks; shuffling blocked tensors, sample weights, fingerprints."""
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from itertools import pairwise, starmap
 from pathlib import Path
 from pkgutil import resolve_name
@@ -262,7 +263,9 @@ def as_blocked(value: object, blocks: int | BlockedTensor, name: str = "x") -> B
     for each sample). The blocks of a contiguous array share its memory.
     """
     if isinstance(value, BlockedTensor):
-        return value
+        own = copy(value)
+        own.tensors = [[*row] for row in value.tensors]  # where engines replace blocks by views
+        return own
     if hasattr(value, "tensors"):
         return BlockedTensor.from_dislib(value)
     if hasattr(value, "_blocks") and hasattr(value, "_reg_shape"):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from compss_train._utils.nested import leaves, rebuilt, template_of
+from compss_train._utils.nested import leaves, rebuilt
 from compss_train.data import block, tables
 from compss_train.data.blocked import BlockedTensor
 from compss_train.data.ragged import Ragged, is_ragged
@@ -31,11 +31,6 @@ class ColumnStructure:
     weighted: bool = False
     """Whether the last column holds the samples' weights."""
 
-    @classmethod
-    def of(cls, x: Any, y: Any = None) -> "ColumnStructure":
-        """Return the structure of these data."""
-        return cls(template_of(x), None if y is None else template_of(y))
-
     def parts(self, columns: Iterable[torch.Tensor]) -> tuple[Any, Any, torch.Tensor | None]:
         """Return x, y and weights of these columns, as the network and the loss receive them."""
         own = list(columns)
@@ -51,25 +46,31 @@ SINGLE = ColumnStructure()
 """One column for x, and perhaps one for y."""
 
 
-def structured(value: Any) -> Any:
-    """Return data with tuples, lists and dicts kept: the leaves are arrays, frames or blocked tensors.
+def columns_of(value: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    """Return the tuples, lists and dicts of data, with ``None`` for each column, and the columns.
+
+    Columns are arrays, frames and blocked tensors; their keys are names for messages, such as ``x['user']``.
 
     Dicts are several columns, and so are tuples and lists of arrays, frames or blocked tensors. But a list of
     arrays of one dtype and shape is one array with a sample for each, as in numpy, and a list of sequences that
     differ in length is ``Ragged``. Raises ``ValueError`` for empty data.
     """
     if isinstance(value, Mapping):
-        parts: Any = {name: structured(item) for name, item in value.items()}
+        parts = {key: columns_of(item, f"{name}[{key!r}]") for key, item in value.items()}
     elif isinstance(value, tuple | list) and _are_columns(value):
-        items = [structured(item) for item in value]
-        parts = tuple(items) if isinstance(value, tuple) or any(map(tables.is_frame, value)) else items
+        parts = {key: columns_of(item, f"{name}[{key!r}]") for key, item in enumerate(value)}
     elif isinstance(value, tuple | list):
-        return Ragged(value) if is_ragged(value) else block.as_block(value)
+        return None, {name: Ragged(value) if is_ragged(value) else block.as_block(value)}
     else:
-        return value
+        return None, {name: value}
     if not parts:
         raise ValueError(f"an empty {type(value).__name__} has no samples")
-    return parts
+    columns = {each: column for _, own in parts.values() for each, column in own.items()}
+    structure: Any = {key: own for key, (own, _) in parts.items()}
+    if not isinstance(value, Mapping):
+        is_tuple = isinstance(value, tuple) or any(map(tables.is_frame, value))
+        structure = tuple(structure.values()) if is_tuple else list(structure.values())
+    return structure, columns
 
 
 def _are_columns(items: Sequence[Any]) -> bool:
@@ -87,12 +88,3 @@ def _is_column(item: Any) -> bool:
     if isinstance(item, tuple | list):
         return _are_columns(item)
     return isinstance(item, Mapping | BlockedTensor | Ragged) or hasattr(item, "tensors") or tables.is_frame(item)
-
-
-def named_columns(value: Any, name: str) -> list[tuple[str, Any]]:
-    """Return the leaves of structured data, with names for messages such as ``x['user']``."""
-    if isinstance(value, dict):
-        return [each for key, item in value.items() for each in named_columns(item, f"{name}[{key!r}]")]
-    if isinstance(value, tuple | list):
-        return [each for number, item in enumerate(value) for each in named_columns(item, f"{name}[{number}]")]
-    return [(name, value)]

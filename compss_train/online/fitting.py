@@ -51,8 +51,9 @@ def train_online(
             "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
             "learning rate"
         )
-    validation = planning.validation_source(session, validation_data)
-    build_arguments.check_outer_optimizer(options.merge.outer_optimizer, built.training_spec.net)
+    validation = None if validation_data is None else planning.validation_source(session, validation_data)
+    if options.merge.outer_optimizer is not None:
+        build_arguments.check_outer_optimizer(options.merge.outer_optimizer, built.training_spec.net)
     params.check_finite(model.parameters)
     model.resumed_from = None
     data = {"simulations": simulations, "validation_data": validation}

@@ -168,10 +168,8 @@ def check_optimizer(net: nn.Module, factory: optimizers.NetOptimizer, unsupporte
         )
 
 
-def check_outer_optimizer(spec: optimizers.OptimizerSpec | None, net: nn.Module | None = None) -> None:
+def check_outer_optimizer(spec: optimizers.OptimizerSpec, net: nn.Module | None = None) -> None:
     """Raise ``TypeError`` or ``ValueError`` unless this is a valid ``outer_optimizer``, of ``net`` if given."""
-    if spec is None:
-        return
     try:
         factory = optimizers.optimizer_factory(spec)
         if net is not None:

@@ -1,7 +1,7 @@
 """``DataSource``: the samples of a fit or an evaluation; ``PublishedData``: what an engine holds of them."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -11,12 +11,11 @@ from typing import Any, Self
 import numpy as np
 import torch
 
-from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset, locations, tables
 from compss_train.data.block import Block, RemoteBlock, as_tensor, load_block
 from compss_train.data.blocked import as_blocked, as_weights, check_paired, fingerprint
-from compss_train.data.columns import ColumnStructure, named_columns, structured
+from compss_train.data.columns import SINGLE, ColumnStructure, columns_of
 from compss_train.data.partitioning import Shuffle
 from compss_train.data.ragged import Ragged
 from compss_train.data.readers import CustomReader
@@ -39,17 +38,16 @@ class DataSource:
     For a data set that workers read, the only column holds the sample numbers.
     """
 
-    x: Any = None
-    """A blocked tensor, or tuples, lists and dicts of them; ``None`` for files."""
-    y: Any = None
-    weight: BlockedTensor | str | None = None
-    """A weight for each sample: blocks that match x, or the name of an array in the files."""
+    columns: Mapping[str, BlockedTensor] = field(default_factory=dict)
+    """The columns of x, of y and of weights, in the same blocks, by their names in messages; none for files."""
+    structure: ColumnStructure = field(default=SINGLE, repr=False)
+    """Which columns are x, y and weights."""
     dataset: FileDataset | None = None
     """The files."""
     keys: tuple[str, ...] = ()
     """The arrays to read from files."""
     reader: SampleReader | None = None
-    """What reads samples by the numbers in x; ``None`` for columns of samples."""
+    """What reads samples by their numbers; ``None`` for columns of samples."""
     batch_size: int | None = None
     """The batch size that comes with the data, from a ``DataLoader``."""
     notes: tuple[str, ...] = ()
@@ -58,24 +56,9 @@ class DataSource:
     """What the numbers mean, which is the same in all data of a network."""
 
     @cached_property
-    def columns(self) -> list[BlockedTensor]:
-        """The columns of x, of y and of weights; none for files."""
-        return [each for each in leaves((self.x, self.y, self.weight)) if isinstance(each, BlockedTensor)]
-
-    @cached_property
-    def structure(self) -> ColumnStructure:
-        """Which columns are x, y and weights."""
-        if self.dataset is not None:
-            return ColumnStructure(weighted=self.weight is not None)
-        ragged = [block for each in self.columns if isinstance(block := next(each.blocks()), Ragged)]
-        bucketed = any(block.bucket_by_length for block in ragged)
-        own = ColumnStructure.of(self.x, self.y)
-        return replace(own, ragged=bool(ragged), bucketed=bucketed, weighted=self.weight is not None)
-
-    @property
     def sizes(self) -> tuple[int, ...]:
         """Samples of each block or file."""
-        return self.columns[0].sizes if self.dataset is None else self.dataset.sizes
+        return next(iter(self.columns.values())).sizes if self.dataset is None else self.dataset.sizes
 
     @property
     def number_samples(self) -> int:
@@ -103,7 +86,7 @@ class DataSource:
         if self.dataset is not None:
             return self.dataset.fingerprint()
         if self.reader is None:
-            return fingerprint(self.columns)
+            return fingerprint(self.columns.values())
         stops = tuple(accumulate(self.sizes))
         return self.reader.fingerprint((0, *stops[:-1]), stops)
 
@@ -121,7 +104,9 @@ class DataSource:
                 "sample_weight needs numbered samples, which an IterableDataset does not have; let the data set "
                 "yield weights as part of y, and weight the loss in a training_step"
             )
-        return replace(self, weight=as_weights(sample_weight, self.columns[0]))
+        weights = as_weights(sample_weight, next(iter(self.columns.values())))
+        structure = replace(self.structure, weighted=True)
+        return replace(self, columns={**self.columns, "sample_weight": weights}, structure=structure)
 
     def _weighted_files(self, dataset: FileDataset, sample_weight: Any) -> Self:
         if sample_weight is not None:
@@ -133,7 +118,7 @@ class DataSource:
             return self
         keys = (*self.keys, weight)
         dataset.check_dtypes(keys)
-        return replace(self, keys=keys, weight=weight)
+        return replace(self, keys=keys, structure=ColumnStructure(weighted=True))
 
     def files_of(self, numbers: Sequence[int]) -> FilePart | None:
         """Return what a task on these files needs to read them, or ``None`` for blocks."""
@@ -141,10 +126,10 @@ class DataSource:
 
     def load(self, number: int) -> list[Block]:
         """Return the columns of a block, for a task in this process; none for files."""
-        return [load_block(list(tensor.blocks())[number]) for tensor in self.columns]
+        return [load_block(list(tensor.blocks())[number]) for tensor in self.columns.values()]
 
     @contextmanager
-    def named_nan(self) -> Iterator[None]:
+    def locate_nan_on_error(self) -> Iterator[None]:
         """Add the first row of the arrays that has NaN, if any, to a ``DivergedError`` that leaves the block."""
         try:
             yield
@@ -154,9 +139,7 @@ class DataSource:
             raise
 
     def _first_nan(self) -> str | None:
-        names = [name for name, _ in [*named_columns(self.x, "x"), *named_columns(self.y, "y")]]
-        columns = [] if self.reader is not None else list(zip(names, self.columns, strict=False))
-        for name, column in columns:
+        for name, column in self.columns.items() if self.reader is None else ():
             first = 0
             for block in column.blocks():
                 if isinstance(block, np.ndarray | torch.Tensor):
@@ -208,8 +191,8 @@ def as_data_source(x: Any, y: Any, blocks: int, *, targets: bool = True, floats:
     """
     if isinstance(x, FileDataset):
         return _files(x, y, targets, floats)
-    batch_size = None
-    if (samples := as_samples(x)) is not None:
+    samples = None if isinstance(x, np.ndarray | torch.Tensor | BlockedTensor) else as_samples(x)
+    if samples is not None:
         if y is not None:
             raise TypeError(
                 f"y is a {type(y).__name__}, but x is a {type(x).__name__}, whose samples have targets in them; "
@@ -217,20 +200,33 @@ def as_data_source(x: Any, y: Any, blocks: int, *, targets: bool = True, floats:
             )
         if samples.tensors is None:
             return _read(samples, blocks if targets or not samples.is_stream else 1, floats)
-        (x, y), batch_size = samples.tensors, samples.batch_size
-    both, notes, coding = (structured(x), None if y is None else structured(y)), [], tables.Coding()
-    named = [*named_columns(both[0], "x"), *([] if y is None else named_columns(both[1], "y"))]
-    for place, (name, value) in enumerate(named):
+        x, y = samples.tensors
+    structure, columns = columns_of(x, "x")
+    of_y = None
+    if y is not None:
+        of_y, more = columns_of(y, "y")
+        columns |= more
+    notes: list[str] = []
+    coding = tables.Coding()
+    for name, value in columns.items():
+        if isinstance(value, np.ndarray | torch.Tensor | BlockedTensor):
+            continue
+        if holds_targets(value):
+            raise TypeError(f"a {type(value).__name__} holds samples and targets; give it as x, without y")
         if tables.is_frame(value):
-            array, notes_of_frame, coding_of_frame = tables.frame_as_array(value, name, floats)
-            named[place] = name, array
+            columns[name], notes_of_frame, coding_of_frame = tables.frame_as_array(value, name, floats)
             notes += notes_of_frame
             coding |= coding_of_frame
-    blocked = _blocked_columns(named, blocks)
-    own = len(leaves(both[0]))
-    ys = None if y is None else rebuilt(both[1], blocked[own:])
-    xs = rebuilt(both[0], blocked[:own])
-    return DataSource(x=xs, y=ys, batch_size=batch_size, notes=tuple(notes), coding=coding)
+    blocked = _in_same_blocks(columns, blocks)
+    ragged = [block for each in blocked.values() if isinstance(block := next(each.blocks()), Ragged)]
+    bucketed = any(block.bucket_by_length for block in ragged)
+    return DataSource(
+        columns=blocked,
+        structure=ColumnStructure(structure, of_y, ragged=bool(ragged), bucketed=bucketed),
+        batch_size=None if samples is None else samples.batch_size,
+        notes=tuple(notes),
+        coding=coding,
+    )
 
 
 def holds_targets(value: Any) -> bool:
@@ -238,19 +234,19 @@ def holds_targets(value: Any) -> bool:
     return isinstance(value, FileDataset) or as_samples(value) is not None
 
 
-def _blocked_columns(named: Sequence[tuple[str, Any]], number: int) -> list[BlockedTensor]:
+def _in_same_blocks(columns: Mapping[str, Any], number: int) -> dict[str, BlockedTensor]:
     """Return columns as blocked tensors with equal blocks: those of the first column that has blocks."""
-    for _, value in named:
-        if holds_targets(value):
-            raise TypeError(f"a {type(value).__name__} holds samples and targets; give it as x, without y")
-    in_blocks = {name for name, value in named if isinstance(value, BlockedTensor) or hasattr(value, "tensors")}
-    ready = {name: as_blocked(value, number) for name, value in named if name in in_blocks}
-    reference = next(iter(ready.values()), number)
-    ready |= {name: as_blocked(value, reference, name) for name, value in named if name not in in_blocks}
-    first, *others = (name for name, _ in named)
+    given = {
+        name: as_blocked(value, number)
+        for name, value in columns.items()
+        if isinstance(value, BlockedTensor) or hasattr(value, "tensors")
+    }
+    reference = next(iter(given.values()), number)
+    blocked = {name: given.get(name) or as_blocked(value, reference, name) for name, value in columns.items()}
+    first, *others = blocked
     for name in others:
-        check_paired(ready[first], ready[name], name)
-    return [ready[name] for name, _ in named]
+        check_paired(blocked[first], blocked[name], name)
+    return blocked
 
 
 def _read(samples: Samples, blocks: int, floats: str | None) -> DataSource:
@@ -264,7 +260,7 @@ def _read(samples: Samples, blocks: int, floats: str | None) -> DataSource:
         with IN_PROCESS, random_state(0, "cpu"):
             reader.read_first()
     x = BlockedTensor([[block] for block in numbers])
-    return DataSource(x=x, reader=reader, batch_size=samples.batch_size, notes=reader.notes)
+    return DataSource(columns={"x": x}, reader=reader, batch_size=samples.batch_size, notes=reader.notes)
 
 
 def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> DataSource:
@@ -322,10 +318,17 @@ class PublishedData:
     def __init__(self, engine: Engine, source: DataSource, spec: TrainingSpec, training_spec: Ref) -> None:
         """``training_spec`` is a reference to ``spec``."""
         self.engine, self.source, self.training_spec = engine, source, training_spec
-        blocks = [block for tensor in source.columns for block in tensor.blocks()]
+        columns = source.columns.values()
+        blocks = [block for tensor in columns for block in tensor.blocks()]
         self.mapped = engine.traits.shared_memory or all(map(is_on_file, blocks))
         """Whether a task reads only the rows that it uses from a block."""
-        self._columns = publish_columns(engine, source.columns)
+        together = engine.traits.pays_by_value and len(columns) > 1
+        if together and not any(isinstance(block, RemoteBlock) for block in blocks):
+            rows = zip(*(tensor.blocks() for tensor in columns), strict=True)
+            self._columns = [[engine.publish(row) for row in rows]]
+        else:
+            self._columns = [_publish_blocks(engine, tensor) for tensor in columns]
+        """References to the blocks of each column, or to those of all columns where every value is costly."""
         on_file = (block for block in blocks if isinstance(block, np.memmap) and is_on_file(block))
         mapped = {os.path.abspath(str(block.filename)) for block in on_file}
         self._stamps = {name: locations.file_stamp(name) for name in mapped}
@@ -359,28 +362,17 @@ class PublishedData:
                 warn_user(f"{name} changed while it was in use: results are those of old and of new values")
 
 
-def publish_columns(engine: Engine, columns: Sequence[BlockedTensor]) -> list[list[Ref]]:
-    """Publish the blocks of x, y and the weights, as one value each where every value is costly for the engine."""
-    remote = any(isinstance(block, RemoteBlock) for tensor in columns for block in tensor.blocks())
-    if engine.traits.pays_by_value and len(columns) > 1 and not remote:
-        rows = zip(*(tensor.blocks() for tensor in columns), strict=True)
-        return [[engine.publish(blocks) for blocks in rows]]
-    return [_publish_blocks(engine, tensor) for tensor in columns]
-
-
 def _publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:
     """Publish the blocks of a tensor.
 
-    If the engine keeps values in shared memory, the tensor's own blocks become views of them, so that the
-    coordinator holds no second copy.
+    If the engine keeps values in shared memory, the blocks become views of them in this tensor, which is a data
+    source's own: no second copy is held of what was converted for the fit.
     """
     refs: list[Ref] = []
     for row in tensor.tensors:
         for column, block in enumerate(row):
             foreign = isinstance(block, RemoteBlock) and block.home != engine.name
-            ref = engine.publish(load_block(block) if foreign else block)
-            refs.append(ref)
-            adoptable = engine.traits.shared_memory and not isinstance(block, np.memmap | RemoteBlock)
-            held = engine.peek(ref) if adoptable else None
-            row[column] = block if held is None else held
+            refs.append(engine.publish(load_block(block) if foreign else block))
+            if engine.traits.shared_memory and not isinstance(block, np.memmap | RemoteBlock):
+                row[column] = engine.fetch(refs[-1:])[0]
     return refs

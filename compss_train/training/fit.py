@@ -73,7 +73,8 @@ class FitOptions:
             object.__setattr__(self, "merge", self.merge.filled())
         check_choice("shuffle_block_data", self.shuffle_block_data, (True, False))
         self._check_shuffle()
-        self._check_buffer()
+        if self.buffer is not None:
+            self._check_buffer(self.buffer)
         if self.merge.optimizer_state == "reset_blocks" and (self.buffer is not None or self.order == "partial"):
             mixing = "buffer=" if self.buffer is not None else "PartialShuffle"
             raise ValueError(
@@ -88,18 +89,10 @@ class FitOptions:
             "give exactly one of them, batches a block or samples a batch"
         )
 
-    def with_batch_size(self, default: int | None = None) -> Self:
-        """Return these options with a batch size, if they leave it open: the ``default``, or that of a preset.
-
-        Raises ``ValueError`` if there is none.
-        """
-        if self.batch_size is not None or self.num_batches_per_worker is not None:
-            return self
-        if default is not None:
-            return replace(self, batch_size=default)
-        if self.merge.preset != "auto":
+    def check_batches(self) -> None:
+        """Raise ``ValueError`` if the batches are left open, unless a preset chooses them."""
+        if self.batch_size is None and self.num_batches_per_worker is None and self.merge.preset != "auto":
             raise self._batching_error
-        return self
 
     def _check_shuffle(self) -> None:
         given: object = self.shuffle
@@ -113,10 +106,10 @@ class FitOptions:
                 "take shuffle='blocks'"
             )
 
-    def _check_buffer(self) -> None:
-        if not isinstance(self.buffer, BufferSpec | None):
-            raise TypeError(f"buffer={self.buffer!r}: give a BufferSpec, such as BufferSpec('FIRO', 4096), or None")
-        if self.buffer is not None and self.buffer.pairs:
+    def _check_buffer(self, given: object) -> None:
+        if not isinstance(given, BufferSpec):
+            raise TypeError(f"buffer={given!r}: give a BufferSpec, such as BufferSpec('FIRO', 4096), or None")
+        if given.pairs:
             raise ValueError(
                 "a SimPairedReservoir pairs time steps of simulations, which blocks do not have: use it in "
                 "fit_online, or choose another buffer"
@@ -178,22 +171,27 @@ class FitOptions:
             ),
         )
 
-    def with_preset(self, sizes: Sequence[int], num_workers: int, spec: TrainingSpec, scheduled: bool) -> Self:
-        """Return these options with those that the preset of ``merge``, if any, chooses for these blocks.
+    def for_data(self, source: DataSource, num_workers: int, spec: TrainingSpec, scheduled: bool) -> Self:
+        """Return the options for these samples: with their batch size, if they have one and none was given.
 
-        ``scheduled`` says whether the learning rate has a schedule.
+        A preset of ``merge`` chooses its options; ``scheduled`` says whether the learning rate has a schedule.
+        Raises ``ValueError`` if the batches are still left open.
         """
-        preset = self.merge.preset
+        size, preset = self.batch_size, self.merge.preset
+        if size is None and self.num_batches_per_worker is None and source.batch_size is not None:
+            return replace(self, batch_size=source.batch_size).for_data(source, num_workers, spec, scheduled)
+        self.check_batches()
         if preset is None:
             return self
-        size = self.batch_size
         if preset == "auto":
             batch = size or merges.auto_batch(num_workers, spec.net, scheduled)
             if self.num_batches_per_worker is None:
                 size = batch
             else:
-                batch = -(-max(sizes) // self.num_batches_per_worker)
-            chosen = merges.auto_merge(sum(sizes), batch, num_workers, spec.net, spec.optimizer, scheduled)
+                batch = -(-max(source.sizes) // self.num_batches_per_worker)
+            chosen = merges.auto_merge(
+                source.number_samples, batch, num_workers, spec.net, spec.optimizer, scheduled
+            )
         else:
             chosen = merges.published_merge(preset, self.num_epochs)
         merge = replace(self.merge, kind=self.merge.kind_of_preset).filled(chosen)

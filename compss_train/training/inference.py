@@ -147,7 +147,7 @@ def first_batch(
 
 def is_for_tasks(source: DataSource, built: BuildArguments) -> bool:
     """Return whether only tasks can evaluate the model on these samples: on GPUs, or where the blocks are."""
-    blocks = chain.from_iterable(column.blocks() for column in source.columns)
+    blocks = chain.from_iterable(column.blocks() for column in source.columns.values())
     return built.num_gpu > 0 or any(isinstance(block, RemoteBlock) for block in blocks)
 
 

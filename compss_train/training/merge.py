@@ -112,7 +112,8 @@ class Merge:
             raise ValueError(
                 f"Merge({self.kind!r}) chooses every= and unit= together: give both or neither of them"
             )
-        check_outer_optimizer(self.outer_optimizer)
+        if self.outer_optimizer is not None:
+            check_outer_optimizer(self.outer_optimizer)
         check_choice("optimizer_state", self.optimizer_state, (*get_args(OptimizerState), None))
         if isinstance(self.averaging, str):
             check_choice("averaging", self.averaging, ("ema", "a decay between 0 and 1", None))

@@ -10,7 +10,7 @@ from compss_train.exceptions import DivergedError
 from compss_train.model import devices, losses
 from compss_train.model import parameters as params
 from compss_train.model.schedule import make_schedule
-from compss_train.training import build_arguments, data_source, inference, resuming
+from compss_train.training import build_arguments, data_source, description, inference, resuming
 from compss_train.training.callback import CallbackList
 from compss_train.training.fit import FitOptions
 from compss_train.training.rounds import FitOfEpochs
@@ -27,27 +27,31 @@ def plan_fit(
     """Return the fit with these options; check them against the data, the network and the checkpoint."""
     model, workers = session.model, session.num_workers
     spec, schedule = model.built.training_spec, model.built.schedule
-    checkpoint = resuming.find_checkpoint(options.resume, callbacks.callbacks)
+    given = options.resume is not None and options.resume is not False
+    checkpoint = resuming.find_checkpoint(options.resume, callbacks.callbacks) if given else None
     progress = None if checkpoint is None else checkpoint[1].progress
     blocks = workers if progress is None else len(progress.sizes)  # as in the fit to resume
     if isinstance(x, FileDataset) and options.order != "partial":
         x = x.cut(blocks)
-    data = data_source.as_data_source(x, y, blocks, floats=spec.float_dtype).weighted(options.sample_weight)
+    data = data_source.as_data_source(x, y, blocks, floats=spec.float_dtype)
+    if options.sample_weight is not None or data.dataset is not None:
+        data = data.weighted(options.sample_weight)
     data_source.check_same_coding(model.coding, data, "this fit's data")
-    asked = options.with_batch_size(data.batch_size)
-    chosen = asked.with_preset(data.sizes, workers, spec, scheduled=schedule is not None)
+    chosen = options.for_data(data, workers, spec, scheduled=schedule is not None)
     if data.structure.weighted and spec.training_step is None:
         losses.check_weightable(spec.loss)
-    validation = validation_source(session, options.validation_data)
-    if validation is not None:
+    validation = None
+    if options.validation_data is not None:
+        validation = validation_source(session, options.validation_data)
         data_source.check_same_coding(data.coding, validation, "the validation data")
         _evaluate_first_batch(validation, model)
-    build_arguments.check_outer_optimizer(chosen.merge.outer_optimizer, spec.net)
+    if chosen.merge.outer_optimizer is not None:
+        build_arguments.check_outer_optimizer(chosen.merge.outer_optimizer, spec.net)
     if chosen.merge.optimizer_state == "average":
         check_averageable(spec.net, spec.optimizer)
     steps = 1 if schedule is None else schedule.steps
     chosen.check_data(data, workers, 2 if schedule and schedule.unit == "batches" else steps)
-    start = FitOfEpochs(
+    fit = FitOfEpochs(
         session=session,
         callbacks=callbacks,
         stopping=stopping,
@@ -58,7 +62,8 @@ def plan_fit(
         reached=partitioning.ResumePoint(model.epochs),
         checkpoint=checkpoint,
     )
-    fit = resuming.resumed(start, session)
+    if checkpoint is not None:
+        fit = resuming.resumed(fit, checkpoint, session)
     chosen.check_epochs(fit.epochs, blocks=len(data.sizes))
     params.check_finite(model.parameters if checkpoint is None else checkpoint[1].parameters)
     data.warn_of_idle_workers(workers, chosen.order)
@@ -67,10 +72,27 @@ def plan_fit(
     return fit
 
 
-def validation_source(session: Session, validation_data: Any) -> data_source.DataSource | None:
-    """Return the source of ``validation_data``; ``TypeError`` unless it is (x, y), files, a data set or None."""
-    if validation_data is None:
-        return None
+def begin(fit: FitOfEpochs, **described: object) -> None:
+    """Let the model begin a fit, from its checkpoint if there is one; describe it, with other values by name.
+
+    Raises ``ValueError`` if the schedule does not reach the end of the fit.
+    """
+    session, model = fit.session, fit.session.model
+    model.resumed_from = None
+    if fit.checkpoint is not None:
+        model.resumed_from, snapshot = fit.checkpoint
+        resuming.load(snapshot, session)
+        fit.callbacks.saved = snapshot.callbacks
+    if model.built.lr_schedule is not None:
+        batches = fit.options.batches_of_worker(fit.data, session.num_workers)
+        model.built.lr_schedule.prepare(fit.epochs.stop, batches)
+    read = {"data": fit.data, "validation_data": fit.validation, **described}
+    model.last_fit = description.described_fit("fit", fit.options, fit.callbacks.all, **read)
+    model.coding = fit.data.coding
+
+
+def validation_source(session: Session, validation_data: Any) -> data_source.DataSource:
+    """Return the source of ``validation_data``; raise ``TypeError`` unless it is (x, y), files or a data set."""
     spec = session.model.built.training_spec
     spec.check_evaluable()
     pair = (validation_data, None) if data_source.holds_targets(validation_data) else validation_data
@@ -82,12 +104,12 @@ def validation_source(session: Session, validation_data: Any) -> data_source.Dat
     return data_source.as_data_source(pair[0], pair[1], session.num_workers, floats=spec.float_dtype)
 
 
-def try_fit(fit: FitOfEpochs, model: TrainedModel) -> None:
+def try_fit(fit: FitOfEpochs) -> None:
     """Check a new copy of the learning-rate schedule, and train the first batch on a device that is here.
 
     For GPUs that only other nodes have this is the CPU, whose error is then a warning: some kernels need a GPU.
     """
-    built = model.built
+    model, built = fit.session.model, fit.session.model.built
     if built.schedule is not None and built.lr_schedule is not None:
         spec = built.training_spec
         schedule = make_schedule(built.schedule, spec.net, spec.optimizer)
@@ -128,7 +150,7 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
         _, size = options.batching.bounds(rows)[0]
         task = "the first batch"
         work = inference.first_batch(data, number, size, task=task, device=device, check_outputs=True)
-        with suppress(*skipped_errors), data.named_nan(), devices.IN_PROCESS:
+        with suppress(*skipped_errors), data.locate_nan_on_error(), devices.IN_PROCESS:
             measured = train(
                 spec, model.parameters, WorkerState(None, model.seed), work, data.load(number)
             ).measured

@@ -89,9 +89,7 @@ def restore(session: Session, folder: str | os.PathLike[str], *, best: bool = Fa
 
 
 def find_checkpoint(resume: str | os.PathLike[str] | bool, callbacks: Sequence[Callback]) -> Checkpoint | None:
-    """Return the checkpoint to resume from, or ``None`` for a new fit."""
-    if resume is False or resume is None:
-        return None
+    """Return the checkpoint to resume from, or ``None`` for a new fit: ``True`` and an empty folder."""
     folder: Any = resume
     if resume is True:
         folder = next(filter(None, (callback.resume_folder() for callback in callbacks)), None)
@@ -104,32 +102,17 @@ def find_checkpoint(resume: str | os.PathLike[str] | bool, callbacks: Sequence[C
     return path, Snapshot.from_dict(content, path)
 
 
-def resumed(fit: FitOfEpochs, session: Session) -> FitOfEpochs:
-    """Return the fit starting from its checkpoint, if any; check that the checkpoint is of the same fit."""
-    if fit.checkpoint is None:
-        return fit
-    model, (path, snapshot) = session.model, fit.checkpoint
-    check_trainer(fit.checkpoint, session)
-    saved = check_same_fit(fit.checkpoint, fit, session)
-    warn_of_differences(fit.checkpoint, session, fit="the fit resumes")
+def resumed(fit: FitOfEpochs, checkpoint: Checkpoint, session: Session) -> FitOfEpochs:
+    """Return the fit starting from the checkpoint; check that the checkpoint is of the same fit."""
+    model, (path, snapshot) = session.model, checkpoint
+    check_trainer(checkpoint, session)
+    saved = check_same_fit(checkpoint, fit, session)
+    warn_of_differences(checkpoint, session, fit="the fit resumes")
     last = snapshot.history[-1] if snapshot.history else {}
     own = bool(model.history) and model.history[-1]["ended"] == last.get("ended")
     check_end(path, saved, fit.options, own=own)
     skipped = tuple(last.get("skipped", ()))
     return replace(fit, first_epoch=saved.first_epoch, reached=saved.reached, skipped=skipped)
-
-
-def prepare(fit: FitOfEpochs, session: Session) -> None:
-    """Load the checkpoint that the fit starts from, if any; check that the schedule reaches the end of the fit."""
-    model = session.model
-    model.resumed_from = None
-    if fit.checkpoint is not None:
-        model.resumed_from, snapshot = fit.checkpoint
-        load(snapshot, session)
-        fit.callbacks.saved = snapshot.callbacks
-    if model.built.lr_schedule is not None:
-        batches = fit.options.batches_of_worker(fit.data, session.num_workers)
-        model.built.lr_schedule.prepare(fit.epochs.stop, batches)
 
 
 def load(snapshot: Snapshot, session: Session) -> None:

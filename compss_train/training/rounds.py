@@ -106,7 +106,7 @@ class FitOfEpochs(Fit):
             self._began, self._last_end = time.time(), self.stopping.clock()
             self.running = True
             try:
-                with self.data.named_nan():
+                with self.data.locate_nan_on_error():
                     final = self._run_rounds(plan.rounds(self._is_over))
                 model.parameters = params.copy_of(final or model.parameters)
                 model.stopped = self.stopped

@@ -7,7 +7,7 @@ from torch import nn
 from torch.nn import functional
 
 from compss_train import BlockedTensor, BufferSpec, Merge, PartialShuffle, TrainTransform
-from compss_train.data.columns import ColumnStructure, structured
+from compss_train.data.columns import columns_of
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
 from tests.helpers import small_fits
@@ -132,13 +132,19 @@ def test_transforms_and_steps_get_the_structure():
 
 def test_what_is_several_columns_and_what_is_one_array():
     array = np.zeros((3, 2), np.float32)
-    assert structured([array, array]).shape == (2, 3, 2)
+    assert columns_of([array, array], "x")[1]["x"].shape == (2, 3, 2)
     for one in ([array, array], [[1.0, 2.0], [3.0, 4.0]], ((1.0, 2.0), (3.0, 4.0))):
-        assert isinstance(structured(one), np.ndarray)
+        structure, columns = columns_of(one, "x")
+        assert structure is None
+        assert isinstance(columns["x"], np.ndarray)
     for several in ([array, np.zeros(3)], (array, array), [BlockedTensor.from_array(array, 1)] * 2):
-        assert type(structured(several)) is type(several)
-    assert structured({"a": (array, array)})["a"][1] is array
-    assert ColumnStructure.of({"a": array}, (array, [array])).y == (None, [None])
+        structure, columns = columns_of(several, "x")
+        assert structure == type(several)([None, None])
+        assert [*columns] == ["x[0]", "x[1]"]
+    structure, columns = columns_of({"a": (array, [array, np.zeros(3)])}, "x")
+    assert structure == {"a": (None, [None, None])}
+    assert columns["x['a'][0]"] is array
+    assert [*columns] == ["x['a'][0]", "x['a'][1][0]", "x['a'][1][1]"]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from compss_train import Ragged, Samples
 from compss_train.data import tables
-from compss_train.data.columns import named_columns, structured
 from compss_train.training.data_source import as_data_source
 
 FRAME = pd.DataFrame(
@@ -55,11 +54,11 @@ def test_a_frame_is_a_matrix_in_the_networks_dtype(frame, floats):
 def test_frames_may_be_parts_of_several_inputs(pack):
     frames = pack([FRAME[["height"]], FRAME["age"]])
     source = as_data_source(frames, np.zeros(3), 1, floats="float32")
-    (_, matrix), (_, vector) = named_columns(source.x, "x")
+    matrix, vector, _ = source.columns.values()
     np.testing.assert_array_equal(matrix.collect(), NUMBERS[:, 1:2].astype(np.float32))
     np.testing.assert_array_equal(vector.collect(), FRAME["age"])
     assert source.notes[0].startswith("float64 becomes float32")
-    assert isinstance(structured(frames), dict if isinstance(frames, dict) else tuple)
+    assert isinstance(source.structure.x, dict if isinstance(frames, dict) else tuple)
 
 
 WRONG = {

@@ -19,6 +19,7 @@ from compss_train.model import losses
 from compss_train.model.optimizers import Gradients, optimizer_factory
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training import PostLocal
+from compss_train.training.data_source import as_data_source
 from compss_train.training.description import MOST_ITEMS, described, stable_name
 from compss_train.training.fit import FitOptions
 from compss_train.training.merge import NESTEROV
@@ -117,8 +118,8 @@ def test_a_trainer_tells_all_that_it_was_given():
         [],
     )
     assert fit["buffer"]["capacity"] == 20
-    assert fit["data"]["x"] == "BlockedTensor(2 x 1 blocks, 60 samples of float32 (6,))"
-    assert "7 samples" in fit["validation_data"]["y"]
+    assert fit["data"]["columns"]["x"] == "BlockedTensor(2 x 1 blocks, 60 samples of float32 (6,))"
+    assert "7 samples" in fit["validation_data"]["columns"]["y"]
     assert fit["started"] <= trainer.history[0]["fit_started"] <= fit["started"] + 5
     trainer.build(mlp(), SGD, "cross_entropy")
     assert trainer.configuration["fit"] is None
@@ -149,7 +150,7 @@ def chosen(merge, net=mlp, workers=32, samples=60_000, optimizer=SGD, num_epochs
     if not batches and merge.preset != "auto":
         batches = {"batch_size": 100}
     asked = FitOptions(num_epochs=num_epochs, merge=merge, **batches)
-    options = asked.with_preset([samples // 4] * 4, workers, spec, scheduled)
+    options = asked.for_data(as_data_source(np.zeros(samples), None, 4), workers, spec, scheduled)
     return options.merge, options.batch_size
 
 

@@ -97,7 +97,7 @@ def read_fit(section: TomlTable) -> dict[str, Any]:
     """Return the keywords of ``fit`` with a list of callbacks, checked as far as possible without the data."""
     options = objects.keywords_of(section, FIT)
     given = {name: value for name, value in options.items() if name != "early_stopping"}
-    FitOptions(**{**given, "merge": Merge.of(options.get("merge", "synchronous"))}).with_batch_size()
+    FitOptions(**{**given, "merge": Merge.of(options.get("merge", "synchronous"))}).check_batches()
     return {**options, "callbacks": check_callbacks(options.get("callbacks", ()))}
 
 

@@ -1,0 +1,57 @@
+"""``DataSource`` and ``PublishedData``: what was given stays as it was."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from compss_train import BlockedTensor
+from compss_train.engines import LocalEngine
+from compss_train.model.training_spec import TrainingSpec
+from compss_train.training.data_source import PublishedData, as_data_source
+from tests.helpers.small_fits import trainer_of
+
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(4000, 6)).astype(np.float32)  # more than travels in messages
+Y = RANDOM.integers(0, 3, 4000)
+W = RANDOM.uniform(size=4000)
+
+
+@pytest.fixture(scope="module")
+def local():
+    with LocalEngine(processes=1, threads=1) as engine:
+        yield engine
+
+
+def test_a_fit_and_an_evaluation_replace_no_block_of_the_users(local):
+    given = [BlockedTensor.from_array(each, 4) for each in (X, Y, W)]
+    before = [list(tensor.blocks()) for tensor in given]
+    bytes_before = [tensor.collect().tobytes() for tensor in given]
+    with trainer_of(local, workers=2) as trainer:
+        trainer.fit(
+            *given[:2],
+            sample_weight=given[2],
+            num_epochs=1,
+            batch_size=100,
+            progress=False,
+            validation_data=given[:2],
+        )
+        trainer.evaluate(*given[:2])
+        trainer.predict(given[0])
+    for tensor, blocks, content in zip(given, before, bytes_before, strict=True):
+        assert all(now is then for now, then in zip(tensor.blocks(), blocks, strict=True))
+        assert tensor.collect().tobytes() == content
+        next(tensor.blocks())[:1] = 0  # and they can still be written to
+
+
+def test_what_is_made_for_a_fit_is_held_once(local):
+    """The blocks that a data source made become views of the engine's values."""
+    source = as_data_source(X[::2], Y[::2], 4)  # copies, in order in memory
+    made = [*source.columns["x"].blocks()]
+    spec = TrainingSpec(net=nn.Linear(6, 3), optimizer=partial(torch.optim.SGD, lr=0.1), loss=nn.CrossEntropyLoss())
+    PublishedData(local, source, spec, local.publish(spec))
+    held = [*source.columns["x"].blocks()]
+    assert all(np.array_equal(now, then) for now, then in zip(held, made, strict=True))
+    assert not any(np.shares_memory(now, then) for now, then in zip(held, made, strict=True))
