@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -57,17 +57,21 @@ def parser(
     repetitions: int,
     epochs: int = 0,
     samples: int = 0,
-    parts: Mapping[str, Any] | None = None,
+    parts: Iterable[str] = (),
+    default: Sequence[str] = (),
 ) -> argparse.ArgumentParser:
-    """Return a parser with the options that benchmarks have: ``parts`` are tables that can be asked for by name."""
+    """Return a parser with the options that benchmarks have.
+
+    ``parts`` are measurements that can be asked for by name; those of ``default``, or all, run if none is.
+    """
     options = argparse.ArgumentParser(
         description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
-    if parts:
-        options.add_argument(
-            "parts", nargs="*", metavar="PART", default=[], help=f"{', '.join(parts)}; all if none"
-        )
-        options.set_defaults(every_part=list(parts))
+    if names := list(parts):
+        default = default or names
+        text = f"{', '.join(names)}; {', '.join(default)} if none is given"
+        options.add_argument("parts", nargs="*", choices=[*names, []], metavar="PART", help=text)
+        options.set_defaults(default_parts=default)
     options.add_argument("--repetitions", type=int, default=repetitions, help="times that each contestant runs")
     if epochs:
         options.add_argument("--epochs", type=int, default=epochs, help="epochs (rounds) of each fit")
@@ -80,10 +84,8 @@ def parser(
 def parsed(options: argparse.ArgumentParser, **quick: Any) -> argparse.Namespace:
     """Return the command line's options; with ``--quick`` a single repetition, and what ``quick`` replaces."""
     given = options.parse_args()
-    if hasattr(given, "parts"):
-        given.parts = given.parts or given.every_part
-        if unknown := set(given.parts) - set(given.every_part):
-            options.error(f"no part {', '.join(unknown)}; there are {', '.join(given.every_part)}")
+    if "parts" in given:
+        given.parts = given.parts or given.default_parts
     if given.quick:
         vars(given).update({"repetitions": 1, **quick})
     return given
@@ -390,8 +392,6 @@ class Exchange:
     rank: Rank
     period: int
     """Steps between merges."""
-    first_steps: int = 0
-    """Steps at which gradients are averaged, before the parameters are."""
 
 
 @contextmanager
@@ -433,18 +433,11 @@ def _power_sgd(peer: Exchange) -> Iterator[Method]:
 
 @contextmanager
 def _averager(peer: Exchange) -> Iterator[Method]:
-    """Average the parameters after every ``period`` steps, and the gradients at each of the first steps."""
-    from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook as hook
+    """Average the parameters after every ``period`` steps."""
     from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 
-    net = peer.net
-    if peer.first_steps:
-        net = nn.parallel.DistributedDataParallel(net)
-        state = hook.PostLocalSGDState(None, None, peer.first_steps, post_local_gradient_allreduce=False)
-        net.register_comm_hook(state, hook.post_localSGD_hook)
-    # Its first step has the number 0, and it averages after those that are 0 after the warm-up, modulo the period.
-    averager = PeriodicModelAverager(peer.period, warmup_steps=peer.first_steps or peer.period - 1)
-    yield net, lambda: averager.average_parameters(peer.net.parameters())
+    averager = PeriodicModelAverager(peer.period, warmup_steps=peer.period - 1)  # its first step has the number 0
+    yield peer.net, lambda: averager.average_parameters(peer.net.parameters())
 
 
 @contextmanager

@@ -16,18 +16,14 @@ from math import ceil, log2
 from pathlib import Path
 from typing import Any
 
+import _common as common
 import torch
-from _common import NETWORKS, image_source, load_images, network, parser, print_table, threads_of_children
-from _learning_cases import Case, base_cases, with_setting
-from _learning_results import Result, ResultsFile
-from learning import measure
+from learning import MARKS, Case, Result, base_cases, measure, with_setting
 
-from compss_train import DistributedTrainer, Merge
+from compss_train import Merge
 from compss_train.reports.advice import RoundCost, measured_cost
-from compss_train.reports.history import History
 
 NODES = [1, 2, 4, 8, 16, 32, 64]
-MARKS = 4
 ARITY = 8
 """Versions that a task of a merge reads; as in ``advice``."""
 COST_SAMPLES, COST_FITS = 6_000, 3
@@ -39,25 +35,20 @@ def cost_of(case: Case, used: Mapping[str, Any]) -> RoundCost:
     Seconds of a sample are those of the processor, and those of a round the best of some fits, so that a busy
     machine does not change them much.
     """
-    images = load_images(COST_SAMPLES)
+    images = common.load_images(COST_SAMPLES)
     merge = Merge(**{name: used["merge"][name] for name in ("every", "unit", "outer_optimizer", "optimizer_state")})
+    net, workers = common.network(case.network, 0), min(2, case.workers)
 
-    def fit(engine: str, epochs: int) -> History:
-        with DistributedTrainer(min(2, case.workers), engine=engine, seed=0, threads=1) as trainer:
-            trainer.build(network(case.network, 0), case.optimizer, "cross_entropy")
-            options = {"batch_size": used["batch_size"], "merge": merge, "progress": False}
-            trainer.fit(images.x, images.y, num_epochs=epochs, **options)
-            return trainer.history
+    def cost(engine: str, epochs: int) -> tuple[float, RoundCost]:
+        with common.warm_trainer(net, case.optimizer, workers=workers, engine=engine) as trainer:
+            began = time.process_time()
+            options = {"batch_size": used["batch_size"], "merge": merge}
+            common.fit(trainer, images.x, images.y, epochs=epochs, **options)
+            return time.process_time() - began, measured_cost(trainer.history)
 
-    seconds = []
-    for _ in range(COST_FITS):  # the first one imports some modules
-        began = time.process_time()
-        fit("serial", 1)
-        seconds.append(time.process_time() - began)
-    with threads_of_children(1):
-        costs = [measured_cost(fit("local", 3)) for _ in range(COST_FITS)]
-    best = min(costs, key=lambda cost: cost.merge + cost.task)
-    return replace(best, sample=min(seconds) / COST_SAMPLES)
+    seconds = min(cost("serial", 1)[0] for _ in range(COST_FITS))
+    costs = [cost("local", 3)[1] for _ in range(COST_FITS)]
+    return replace(min(costs, key=lambda each: each.merge + each.task), sample=seconds / COST_SAMPLES)
 
 
 def sent_in_turn(nodes: int) -> int:
@@ -81,7 +72,7 @@ def seconds_of(case: Case, result: Result, target: float, rates: Sequence[float]
     cost = replace(cost_of(case, result.used), samples=case.samples * case.epochs / result.merges)
     training, others = cost.seconds(case.workers, case.workers)
     averaged = result.used["merge"]["optimizer_state"] == "average"  # momentum, as large as the parameters
-    size = 4 * sum(each.numel() for each in network(case.network, 0).state_dict().values())
+    size = 4 * sum(each.numel() for each in common.network(case.network, 0).state_dict().values())
     sent = size * (2 if averaged else 1) * sent_in_turn(case.workers)
     wires = [8 * sent / (rate * 1e6) for rate in rates]
     return [rounds, *(rounds * each for each in (training, others, *wires))]
@@ -105,30 +96,25 @@ def print_nodes(cases: Sequence[Case], done: Mapping[str, Result], options: argp
     names = [f"{rate:g} Mbit/s" for rate in options.rates]
     headers = ["nodes", "% at the end", "batch", "epochs", "rounds", "s training", "s rounds"]
     headers += [f"{what} {name}" for what in ("s wire", "s", "faster") for name in names]
-    print_table(f"{cases[0].network}, seconds to {target:.2f}%", headers, rows)
+    common.print_table(f"{cases[0].network}, seconds to {target:.2f}%", headers, rows)
 
 
 def main() -> None:
-    options_parser = parser(__doc__, repetitions=1, epochs=8)
+    options_parser = common.parser(__doc__, repetitions=1, epochs=8, samples=60_000)
     add = options_parser.add_argument
-    add("--samples", type=int, default=60_000, help="training images")
-    add("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
+    add("--networks", nargs="+", choices=common.NETWORKS, default=list(common.NETWORKS))
     add("--nodes", nargs="+", type=int, default=NODES)
     add("--rates", nargs="+", type=float, default=[1_000.0, 10_000.0], help="Mbit/s")
     add("--results", type=Path, default=Path("build/speedup.jsonl"), help="file that accuracies are appended to")
     add("--points", type=float, default=0.5, help="percent below one worker's accuracy at the end")
-    options = options_parser.parse_args()
-    options.choose, options.engine = False, "serial"
-    if options.quick:
-        options.epochs, options.samples, options.nodes, options.networks = 2, 3_000, [1, 2, 8], ["MLP"]
-    print(f"{image_source()}: {options.samples} of them, {options.epochs} epochs")
+    options_parser.set_defaults(choose=False, engine="serial", schedule="constant")
+    options = common.parsed(options_parser, epochs=2, samples=3_000, nodes=[1, 2, 8], networks=["MLP"])
+    print(f"{common.image_source()}; {options.samples} of them, {options.epochs} epochs")
     torch.set_num_threads(1)
-    file = ResultsFile(options.results)
     for base in base_cases(options):
         one = replace(base, marks=MARKS)
         cases = [one, *(with_setting(one, "auto", nodes) for nodes in options.nodes if nodes > 1)]
-        measure(cases, file)
-        print_nodes(cases, file.load(), options)
+        print_nodes(cases, measure(cases, options.results), options)
 
 
 if __name__ == "__main__":
