@@ -206,7 +206,7 @@ class Learner(ModelReplica):
         def closure() -> torch.Tensor:
             self.optimizer.zero_grad()
             result = self._add_gradients(batch)
-            self._clip(self._trained)
+            self.spec.gradients.clip(self._trained)
             if not evaluations:
                 evaluations.append(result)
             return result.loss
@@ -235,16 +235,10 @@ class Learner(ModelReplica):
         if self.spec.gradients.accumulate > 1:  # each loss was multiplied by its number of samples
             for gradient in _gradients(self._trained):
                 gradient.div_(self._accumulated_samples)
-        self._clip(self._trained)
+        self.spec.gradients.clip(self._trained)
         self._scaler.step(self.optimizer)
         self._scaler.update()
         self._accumulated_batches = self._accumulated_samples = 0
-
-    def _clip(self, parameters: Sequence[nn.Parameter]) -> None:
-        if self.spec.gradients.clip_norm is not None:
-            nn.utils.clip_grad_norm_(parameters, self.spec.gradients.clip_norm)
-        if self.spec.gradients.clip_value is not None:
-            nn.utils.clip_grad_value_(parameters, self.spec.gradients.clip_value)
 
     def _add_gradients(self, batch: Batch) -> StepResult:
         """Add the gradients of a batch to the accumulated ones."""
@@ -288,7 +282,7 @@ class Learner(ModelReplica):
         with torch.autocast(loss.device.type, enabled=False):
             torch.autograd.backward(self._scaler.scale(loss), inputs=trained, retain_graph=retain_graph)
         self._scaler.unscale_(own)
-        self._clip(trained)
+        self.spec.gradients.clip(trained)
         self._scaler.step(own)
         self._scaler.update()
         torch.clear_autocast_cache()  # of the weights before the step

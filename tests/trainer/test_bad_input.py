@@ -125,7 +125,13 @@ def trainer_with(**options):
         (Gradients, {"clip_norm": float("inf")}, "clip_norm=inf: give a number above 0"),
         (Gradients, {"clip_value": "1"}, "clip_value='1': give a number above 0"),
         (Gradients, {"clip_value": True}, "clip_value=True: give a number above 0"),
+        (Gradients, {"clip_adaptive": -0.01}, "clip_adaptive=-0.01: give a number above 0"),
         (Gradients, {"clip_norm": 1.0, "clip_value": 0.5}, "clip_norm=1.0 and clip_value=0.5: give at most one"),
+        (
+            Gradients,
+            {"clip_norm": 1.0, "clip_adaptive": 0.5},
+            "clip_norm=1.0 and clip_adaptive=0.5: give at most one",
+        ),
         (Gradients, {"accumulate": 0}, "accumulate=0: give an integer of at least 1"),
         (Gradients, {"accumulate": 2.0}, "accumulate=2.0: give an integer of at least 1"),
         (Gradients, {"on_nan": "stop"}, "on_nan='stop': choose one of 'raise', 'skip', 'ignore'"),

@@ -96,10 +96,22 @@ def value_clipped(net):
     nn.utils.clip_grad_value_(net.parameters(), 0.02)
 
 
+def unit_clipped(net):
+    """Clip as Brock et al. define it, one unit after another."""
+    for parameter in net.parameters():
+        units = [parameter] if parameter.dim() < 2 else parameter
+        gradients = [parameter.grad] if parameter.dim() < 2 else parameter.grad
+        for unit, gradient in zip(units, gradients, strict=True):
+            limit = 0.02 * unit.detach().norm().clamp(min=1e-3)
+            if gradient.norm() > limit:
+                gradient.mul_(limit / gradient.norm())
+
+
 CLIPPED = {
     "not": ({}, None),
     "norm": ({"clip_norm": 0.5}, norm_clipped),
     "value": ({"clip_value": 0.02}, value_clipped),
+    "adaptive": ({"clip_adaptive": 0.02}, unit_clipped),
 }
 
 

@@ -1,0 +1,319 @@
+"""The training programs of the paper that dislib's training comes from, with their own dislib and with ours.
+
+"Scalable Neural Network Training: Distributed Data-Parallel Approaches" (WACCPD at SC25) has 48 programs on a
+public forge: 13 regressions and 35 classifications, on 1 to 64 workers. Give a checkout of them, and one of dislib,
+of which the programs bring parts. They stay as they are, except for the import, the data, the sizes of networks and
+fits, the CPU where there is no GPU, and known typing errors. Their forks of dislib crop, flip and clip in every
+task, which ours gets as two arguments of ``build``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import _paper_parts
+import numpy as np
+import torch
+from _common import Runtime, call, environment, parsed, parser, print_table, ratios, spread
+
+THEIRS, OURS = "dislib", "ours"
+IMPORT = re.compile(r"from dislib\.pytorch\S* import EncapsulatedFunctionsDistributedPytorch")
+OUR_IMPORT = "from compss_train.integrations.dislib import EncapsulatedFunctionsDistributedPytorch"
+REPAIRS = {
+    "ds.data.tensor,from_pt_tensor": "ds.data.tensor.from_pt_tensor",
+    "assign_weigths_to_model": "assign_weights_to_model",
+    "from dislib.data.tensor import tensor_from_ds_array": "",  # unused, and in no dislib
+    "from dislib.utils import train_test_split": "",  # the same
+}
+"""Typing errors of the programs and of their forks."""
+NEWER = {"columns=data.columns[0], axis=1": "columns=data.columns[0]"}
+"""What today's pandas takes."""
+TEST_BLOCKS = {
+    "block_size=(15000, 10)": "block_size=y_test.shape",
+    "block_size=(500000, 1)": "block_size=y_test.shape",
+}
+"""Blocks that are larger than small data."""
+CPU = {'"cuda:0"': '"cpu"', "'cuda:0'": "'cpu'"}
+NO_TORCHVISION = {
+    "import torchvision.transforms.functional as Trans_F": "import _paper_parts as Trans_F",
+    "from torchvision import datasets, transforms": "",
+    "from torchvision import transforms": "",
+    "from torchvision.transforms.functional import rotate, affine": "",
+}
+PARTS = "train_transform=_paper_parts.crop_and_flip, gradient_clipping=_paper_parts.clip"
+RESULTS = {"regression": "MSE", "classification": "Accuracy"}
+"""What programs print of their result: a number to be small, or to be large."""
+CLASSES, COLUMNS, TARGET = 10, 8, "Intensity Value 3s"
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes of data, networks and fits."""
+
+    rows: int
+    pixels: int
+    narrow: int
+    batch: int
+    batches: int
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Program:
+    """One of the programs."""
+
+    path: Path
+    fork: Path
+    """The folder of the part of dislib that it brings."""
+
+    @property
+    def kind(self) -> str:
+        """Regression or classification."""
+        return "regression" if self.path.name.startswith("train_everything") else "classification"
+
+    @property
+    def name(self) -> str:
+        """The folders of the program, without those that many share."""
+        parts = [part for part in self.path.parent.parts if part not in self.fork.parent.parts]
+        return "/".join([self.kind[:5], *(["curves"] if "Losses" in self.fork.parent.name else []), *parts])
+
+    @property
+    def workers(self) -> int:
+        """The workers that it trains with."""
+        found = re.search(r"num_workers=(\d+)", self.path.read_text())
+        return int(found[1]) if found else 1
+
+
+def programs(checkout: Path) -> list[Program]:
+    """Return the programs of a checkout, in the order of their names."""
+    found = []
+    for pattern in ("train_everything*.py", "distributed_training*.py"):
+        for path in checkout.rglob(pattern):
+            forks = [folder / "dislib" for folder in path.parents if (folder / "dislib").is_dir()]
+            if forks:
+                found.append(Program(path, forks[0]))
+    return sorted(found, key=lambda each: (each.kind, each.name.split("/")[:-1], each.workers))
+
+
+# -- copies of programs ------------------------------------------------------------------------------------
+
+
+def replaced(text: str, table: Mapping[str, str]) -> str:
+    """Return a text with all replacements of a table."""
+    for old, new in table.items():
+        text = text.replace(old, new)
+    return text
+
+
+def common_replacements() -> dict[str, str]:
+    """Return what is replaced in programs and forks on this machine."""
+    found = REPAIRS | NEWER | TEST_BLOCKS
+    if not torch.cuda.is_available():
+        found |= CPU
+    if importlib.util.find_spec("torchvision") is None:
+        found |= NO_TORCHVISION
+    return found
+
+
+def copied_program(program: Program, side: str, sizes: Sizes, folder: Path, parts: bool) -> Path:
+    """Copy a program with its modules, in the sizes of the benchmark."""
+    for path in program.path.parent.glob("*.py"):
+        text = replaced(path.read_text(), common_replacements())
+        if path == program.path:
+            text = re.sub(r"\b2543, 32\b", f"{sizes.batches}, {sizes.epochs}", text)
+            text = re.sub(r"\bnum_batches, 50\b", f"num_batches, {sizes.epochs}", text)
+            text = re.sub(r"\bindexes ?= ?128\b", f"indexes = {sizes.batch}", text)
+            text = re.sub(r"\bT_max=100\b", f"T_max={2 * sizes.epochs}", text)
+            if side == OURS:
+                text, number = IMPORT.subn(OUR_IMPORT, text)
+                if number != 1:
+                    raise ValueError(f"{path} imports dislib's class {number} times")
+                if parts and program.kind == "classification":
+                    text = "import _paper_parts\n" + text.replace(
+                        "scheduler=scheduler,", f"scheduler=scheduler, {PARTS},"
+                    )
+        elif path.name == "NFNet.py":
+            head, start, body = text.partition("class NFNet(")
+            text = (
+                head
+                + start
+                + re.sub(r"\b(32|64|128|256|512|1024)\b", lambda each: str(int(each[0]) // sizes.narrow), body)
+            )
+        (folder / path.name).write_text(text)
+    shutil.copy(_paper_parts.__file__, folder)
+    return folder / program.path.name
+
+
+def copied_dislib(checkout: Path, fork: Path, folder: Path) -> Path:
+    """Copy dislib, with a fork's part of it over it; return the folder to import it from."""
+    if not (folder / "dislib").exists():
+        shutil.copytree(checkout / "dislib", folder / "dislib")
+        shutil.copytree(fork, folder / "dislib", dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
+        for path in (folder / "dislib").rglob("*.py"):
+            path.write_text(replaced(path.read_text(), common_replacements()))
+    return folder
+
+
+# -- data --------------------------------------------------------------------------------------------------
+
+
+def write_data(folder: Path, sizes: Sizes) -> dict[str, list[str]]:
+    """Write data that can be learned; return the arguments of each kind of program."""
+    random = np.random.default_rng(0)
+    frames = {}
+    for part, rows in (("all", 2 * sizes.rows), ("train", sizes.rows), ("test", sizes.rows // 4)):
+        x = random.random((rows, COLUMNS))
+        y = np.sin(3 * x[:, 0]) + x[:, 1] * x[:, 2] + 0.5 * x[:, 3] ** 2 + 0.05 * random.standard_normal(rows)
+        names = [f"column {number}" for number in range(COLUMNS)] + [TARGET]
+        lines = [
+            f"{row},{','.join(f'{value:.6f}' for value in values)}"
+            for row, values in enumerate(np.column_stack([x, y]))
+        ]
+        frames[part] = folder / f"{part}.csv"
+        frames[part].write_text("\n".join([f",{','.join(names)}", *lines]) + "\n")
+    generator = torch.Generator().manual_seed(0)
+    coarse = torch.randn(CLASSES, 3, 2, 2, generator=generator)
+    patterns = torch.nn.functional.interpolate(coarse, sizes.pixels, mode="bilinear")
+    tensors = {}
+    for part, rows in (("train", sizes.rows), ("test", sizes.rows // 4)):
+        classes = torch.randint(0, CLASSES, (rows,), generator=generator)
+        noise = 2 * torch.randn(rows, 3, sizes.pixels, sizes.pixels, generator=generator)
+        targets = classes if part == "train" else torch.nn.functional.one_hot(classes, CLASSES)
+        for name, tensor in ((f"x_{part}", (patterns[classes] + noise).sigmoid()), (f"y_{part}", targets)):
+            tensors[name] = folder / f"{name}.pt"
+            torch.save(tensor, tensors[name])
+    return {
+        "regression": [str(frames[part]) for part in ("all", "train", "test")],
+        "classification": [str(tensors[name]) for name in ("x_train", "y_train", "x_test", "y_test")],
+    }
+
+
+# -- runs --------------------------------------------------------------------------------------------------
+
+
+def outcome(program: Program, printed: str) -> dict[str, float]:
+    """Return the numbers that a program has printed."""
+    found = {"seconds": re.search(r"Time used to train NN: (\S+)", printed)}
+    found["result"] = re.search(rf"^{RESULTS[program.kind]}: (\S+)", printed, re.MULTILINE)
+    if None in found.values():
+        raise RuntimeError(f"{program.name} printed no result:\n{printed[-2000:]}")
+    return {name: float(match[1]) for name, match in found.items() if match}
+
+
+class Runner:
+    """Runs programs under COMPSs where there is one, otherwise in plain Python."""
+
+    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+        self._options, self._folder = options, folder
+        self.sizes = Sizes(**{name: getattr(options, name) for name in Sizes.__dataclass_fields__})
+        self._data = write_data(folder, self.sizes)
+        home = os.environ.get("COMPSS_HOME")
+        self._bindings = [str(Path(home, "Bindings", "python", "3"))] if home else []
+        self.compss = shutil.which("runcompss") is not None and not options.plain
+
+    def run(self, program: Program, side: str, seed: int) -> dict[str, float]:
+        """Return the training seconds and the final error or accuracy of a program."""
+        fork = str(program.fork.relative_to(self._options.checkout)).replace(os.sep, "-")
+        dislib = self._folder / "forks" / fork
+        dislib.mkdir(parents=True, exist_ok=True)
+        copied_dislib(self._options.dislib, program.fork, dislib)
+        with tempfile.TemporaryDirectory(dir=self._folder) as name:
+            own = Path(name)
+            path = copied_program(program, side, self.sizes, own, parts=not self._options.unchanged)
+            folders = [str(own), str(dislib)]
+            variables = {"ComputingUnits": "1", "MPLBACKEND": "Agg"}
+            if not torch.cuda.is_available():
+                variables["ComputingUnitsGPUs"] = "0"
+            runtime = (
+                Runtime(self._options.units, pythonpath=folders, environment=variables) if self.compss else None
+            )
+            if runtime is None:
+                variables["PYTHONPATH"] = os.pathsep.join([*folders, *self._bindings, *sys.path])
+            arguments = str(path), self._data[program.kind], seed, 1
+            with environment(**variables):
+                result = call(_paper_parts.run_program, *arguments, runtime=runtime)
+        return outcome(program, result["printed"])
+
+
+def why_not(error: Exception) -> str:
+    """Return the last line of an error, which names it."""
+    lines = [line.strip() for line in str(error).splitlines() if re.match(r"\s*[\w.]*(Error|Exception): ", line)]
+    return (lines or [str(error)])[-1][:150]
+
+
+def measure(runner: Runner, chosen: Sequence[Program], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Run all programs on both sides in turn; return a row for each."""
+    rows = []
+    for program in chosen:
+        row: dict[str, Any] = {"program": program, **{side: [] for side in options.sides}}
+        for seed in range(options.repetitions):
+            for side in options.sides:
+                try:
+                    row[side].append(runner.run(program, side, seed))
+                except Exception as error:
+                    row[f"{side} error"] = why_not(error)
+                    if options.verbose:
+                        print(error, file=sys.stderr)
+        rows.append(row)
+        print(" | ".join(cells(row, options.sides)), flush=True)
+    return rows
+
+
+def cells(row: Mapping[str, Any], sides: Sequence[str]) -> list[str]:
+    """Return the cells of a row of the table."""
+    found = [row["program"].name]
+    for number, form in (("seconds", ".2f"), ("result", ".4f")):
+        for side in sides:
+            found.append(row.get(f"{side} error") or spread([each[number] for each in row[side]], form))
+    seconds = [[each["seconds"] for each in row.get(side, ())] for side in (OURS, THEIRS)]
+    complete = len(seconds[0]) == len(seconds[1])
+    return [*found, spread(ratios(*seconds)) if complete else "-"]
+
+
+def main() -> None:
+    options_parser = parser(__doc__, repetitions=3, epochs=4)
+    options_parser.add_argument("checkout", type=Path, help="the paper's programs")
+    options_parser.add_argument("--dislib", type=Path, required=True, help="a checkout of dislib")
+    options_parser.add_argument("--only", default="", help="regular expression of the programs to run")
+    options_parser.add_argument("--sides", nargs="+", choices=(THEIRS, OURS), default=[THEIRS, OURS], help="sides")
+    options_parser.add_argument("--rows", type=int, default=4096, help="rows of training data")
+    options_parser.add_argument("--pixels", type=int, default=16, help="width and height of images")
+    options_parser.add_argument("--narrow", type=int, default=8, help="divisor of the channels of NFNet")
+    options_parser.add_argument("--batch", type=int, default=64, help="rows of a batch of images")
+    options_parser.add_argument("--batches", type=int, default=8, help="batches of a block of the regressions")
+    options_parser.add_argument("--units", type=int, default=2, help="tasks at a time under COMPSs")
+    options_parser.add_argument("--plain", action="store_true", help="plain Python also where there is COMPSs")
+    options_parser.add_argument(
+        "--unchanged", action="store_true", help="change nothing but the import: ours does not crop, flip and clip"
+    )
+    options_parser.add_argument("--verbose", action="store_true", help="print all of the errors of programs")
+    options = parsed(options_parser, rows=512, epochs=2)
+    found = programs(options.checkout)
+    chosen = [each for each in found if re.search(options.only, each.name)]
+    with tempfile.TemporaryDirectory(prefix="paper_programs-") as name:
+        runner = Runner(options, Path(name))
+        how = f"runcompss, {options.units} units" if runner.compss else "plain Python"
+        print(f"{len(chosen)} of {len(found)} programs; {how}; torch {torch.__version__}; {runner.sizes}")
+        rows = measure(runner, chosen, options)
+    columns = [f"{what}, {side}" for what in ("training s", "result") for side in options.sides]
+    print_table(
+        "Programs of the paper",
+        ["program", *columns, "ours to dislib"],
+        [cells(row, options.sides) for row in rows],
+    )
+    for side in options.sides:
+        print(f"{side}: {sum(f'{side} error' not in row for row in rows)} of {len(rows)} programs ran")
+
+
+if __name__ == "__main__":
+    main()
