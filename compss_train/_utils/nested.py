@@ -16,22 +16,23 @@ def leaves(value: Any) -> list[Any]:
 
 
 def rebuilt(template: Any, values: Iterable[Any]) -> Any:
-    """Return a value with the tuples, lists and dicts of ``template``, and these leaves."""
-    left = iter(values)  # of an iterator, the iterator itself: its items go to one leaf after another
-    if isinstance(template, dict):
-        return {name: rebuilt(item, left) for name, item in template.items()}
-    if isinstance(template, tuple | list):
-        items = [rebuilt(item, left) for item in template]
-        named = hasattr(template, "_fields")
-        return type(template)(*items) if named else tuple(items) if isinstance(template, tuple) else items
-    return next(left)
+    """Return a value with the tuples, lists and dicts of ``template``, and these leaves.
+
+    Of an iterator, later leaves stay for later calls.
+    """
+    left = iter(values)
+    return map_leaves(lambda _: next(left), template)
 
 
 def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Return a value with the tuples, lists and dicts of this one, and the results of the function as leaves."""
-    if not isinstance(value, tuple | list | dict):
-        return function(value)
-    return rebuilt(value, map(function, leaves(value)))
+    if isinstance(value, dict):
+        return {name: map_leaves(function, item) for name, item in value.items()}
+    if isinstance(value, tuple | list):
+        items = [map_leaves(function, item) for item in value]
+        named = hasattr(value, "_fields")
+        return type(value)(*items) if named else tuple(items) if isinstance(value, tuple) else items
+    return function(value)
 
 
 def template_of(value: Any) -> Any:

@@ -121,18 +121,30 @@ def seed_generators(seed: int, device: str) -> None:
     random.seed(seed)
 
 
+def set_random_state(start: RandomState | int, device: str) -> None:
+    """Set the random state to ``start``, a state or a seed."""
+    if isinstance(start, int):
+        seed_generators(start, device)
+    else:
+        start.restore(device)
+
+
 @contextmanager
-def random_state(start: RandomState | int, device: str) -> Iterator[None]:
-    """Set the random state to ``start``, a state or a seed, within the block, and restore the previous one.
+def kept_random_state(device: str) -> Iterator[None]:
+    """Restore the random state at the end of the block.
 
     Otherwise the serial engine would change the random numbers of the caller.
     """
     previous = RandomState.capture(device)
     try:
-        if isinstance(start, int):
-            seed_generators(start, device)
-        else:
-            start.restore(device)
         yield
     finally:
         previous.restore(device)
+
+
+@contextmanager
+def random_state(start: RandomState | int, device: str) -> Iterator[None]:
+    """Set the random state to ``start``, a state or a seed, within the block, and restore the previous one."""
+    with kept_random_state(device):
+        set_random_state(start, device)
+        yield

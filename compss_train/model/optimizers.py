@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Literal, Self, TypeAlias, get_args
 
 import torch
@@ -178,7 +178,12 @@ def in_torch(name: Any, arguments: Mapping[str, Any], betas: Sequence[float] = _
 
 def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
     """Return whether ``step`` requires a closure that evaluates the loss of a batch, as LBFGS does."""
-    _, *parameters = inspect.signature(type(optimizer).step).parameters.values()
+    return _requires_closure(type(optimizer).step)
+
+
+@lru_cache(maxsize=16)  # the inspection takes as long as a small layer
+def _requires_closure(step: Callable[..., Any]) -> bool:
+    _, *parameters = inspect.signature(step).parameters.values()
     return any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
 
 

@@ -3,10 +3,10 @@
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache, wraps
-from typing import Any, TypeAlias, TypeVar
+from functools import cache
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -14,8 +14,6 @@ import torch
 from compss_train.data.block import as_tensor
 from compss_train.data.order import RowRange
 from compss_train.worker.work import Residency
-
-_Task = TypeVar("_Task", bound=Callable[..., Any])
 
 Columns: TypeAlias = tuple[torch.Tensor, ...]
 """Rows of the columns of x, then of y and of the weights if the data have them."""
@@ -126,18 +124,3 @@ def _has_room(blocks: Sequence[_Dense], device: str, share: float) -> bool:
     used, size = module.memory_allocated(device), sum(block.nbytes for block in blocks)
     free += module.memory_reserved(device) - used
     return bool(free - size >= total / 2 and used + size <= total * share / 2)
-
-
-def retry_without_gpu_rows(function: _Task) -> _Task:
-    """Call a task again without rows that stay on the GPU if it has too little memory beside them."""
-
-    @wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return function(*args, **kwargs)
-        except torch.OutOfMemoryError:
-            if not rows_on_gpus().make_room():
-                raise
-        return function(*args, **kwargs)  # after the handler, whose error holds what fills the GPU
-
-    return call  # type: ignore[return-value]

@@ -17,8 +17,7 @@ from compss_train.model.replica import ModelReplica
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.training_step import StepContext, StepResult
 from compss_train.worker.batches import Batch, collated, cut_batches
-from compss_train.worker.gpu_rows import retry_without_gpu_rows
-from compss_train.worker.source import Source, source_of
+from compss_train.worker.source import Source, retry_without_gpu_rows, source_of
 from compss_train.worker.work import Work
 
 

@@ -8,9 +8,9 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, wraps
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from compss_train.worker.work import Work, WorkOptions
 
 Piece: TypeAlias = tuple[Block, ...]
 """Rows of a block of x, with the same rows of y and of the weights."""
+
+_Task = TypeVar("_Task", bound=Callable[..., Any])
 
 _FILE_CHUNK = 2**22  # bytes read at a time: large enough to make the hand-over to another thread negligible
 _MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the core's cache until they are put
@@ -322,3 +324,18 @@ class FileSource(Source):
         """Return the counts of reads, and the files and samples that were skipped."""
         skipped = {"skipped": self._loader.skipped, "unread_samples": self._unread_samples}
         return {"files": dict(vars(self._loader.reads)), **skipped}
+
+
+def retry_without_gpu_rows(function: _Task) -> _Task:
+    """Call a task again without rows that stay on the GPU if it has too little memory beside them."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except torch.OutOfMemoryError:
+            if not rows_on_gpus().make_room():
+                raise
+        return function(*args, **kwargs)  # after the handler, whose error holds what fills the GPU
+
+    return call  # type: ignore[return-value]

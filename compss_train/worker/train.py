@@ -14,16 +14,15 @@ from typing import Any, NamedTuple
 from compss_train.engines import liveness
 from compss_train.exceptions import DivergedError
 from compss_train.model.compression import Contribution, compress_arrays
-from compss_train.model.devices import random_state
+from compss_train.model.devices import kept_random_state, set_random_state
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters, first_not_finite
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
 from compss_train.worker.batches import cut_batches, prepared
-from compss_train.worker.gpu_rows import retry_without_gpu_rows
 from compss_train.worker.learner import Learner
 from compss_train.worker.server_exchange import ServerAddress
-from compss_train.worker.source import source_of
+from compss_train.worker.source import retry_without_gpu_rows, source_of
 from compss_train.worker.state import CarriedBuffer, GroupState, WorkerState, moments_of, split_moments
 from compss_train.worker.tracing import Tracer
 from compss_train.worker.work import Work
@@ -49,50 +48,50 @@ def train(
 ) -> Result:
     """Train a model copy on the batches of a worker; accumulated gradients are applied at the end of each epoch.
 
-    ``values`` are the blocks or pieces that ``work`` describes, and ``moments`` the optimizer state for a
-    worker that has none.
+    ``values`` are the blocks or pieces that ``work`` describes, and ``moments`` the optimizer state for a worker
+    that has none. The random state is left as the training ends with it.
 
     With ``on_nan="skip"`` on a GPU, a worker that skipped nothing in its last task learns all batches, and reads at
     the end whether they were finite. If they were not, it trains again, and reads each batch's flag.
     """
     liveness.describe(f"{work.name}, which compiles its network," if spec.compile else work.name)
     started, began = time.time(), time.perf_counter()
-    with random_state(state.random, work.device):
-        learner = Learner(spec, parameters, state, work, moments)
-        source, buffer = source_of(work, values), CarriedBuffer(state.sample_buffer)
-        cut = cut_batches(work, source, learner.columns_device, buffer, spec.sample_reader)
-        batches = prepared(cut, learner, work.options)
-        tracer = Tracer(work.device) if work.traced else None
-        try:
-            with tracer or nullcontext():
-                drawn = learner.train(batches if tracer is None else tracer.labelled(batches, state.batches))
-        except Exception:  # possibly of a loss or hook that was given NaN
-            if learner.finite:
-                raise
-        if not learner.finite:
-            del learner, batches  # as they may fill the GPU
-            result = train(spec, parameters, replace(state, skipped=True), work, values, moments)
-            result.measured.started, result.measured.seconds = started, time.perf_counter() - began
-            return result
-        measured = replace(learner.measured(), **source.measured())
-        measured.trace = None if tracer is None else tracer.trace()
-        if spec.sample_reader is not None and spec.sample_reader.is_stream:
-            measured.planned_samples, measured.unread_samples = drawn, max(0, work.samples - drawn)
-        else:
-            measured.planned_samples = _planned_samples(work, drawn, measured.unread_samples)
-        if measured.skipped_batches and not measured.batches:
-            raise DivergedError(
-                f"loss or gradients were NaN or infinite in all {measured.skipped_batches} batches of {work.name}, "
-                "so nothing was trained; lower the learning rate, or check the data"
-            )
-        trained, after = learner.finish(measured), learner.state()
-        if work.options.optimizer_state == "average":
-            trained, after = trained | moments_of(learner.optimizer), replace(after, optimizer=None)
-        before = {**parameters, **(moments or {})}
-        sent, error = _compressed(spec, work, before, trained, state, measured)
-        after = replace(after, sample_buffer=buffer.after, error=error, skipped=measured.skipped_batches > 0)
-        measured.started, measured.seconds = started, time.perf_counter() - began
-        return Result(sent, after, measured)
+    set_random_state(state.random, work.device)
+    learner = Learner(spec, parameters, state, work, moments)
+    source, buffer = source_of(work, values), CarriedBuffer(state.sample_buffer)
+    batches = cut_batches(work, source, learner.columns_device, buffer, spec.sample_reader)
+    batches = prepared(batches, learner, work.options)
+    tracer = Tracer(work.device) if work.traced else None
+    try:
+        with tracer or nullcontext():
+            drawn = learner.train(batches if tracer is None else tracer.labelled(batches, state.batches))
+    except Exception:  # possibly of a loss or hook that was given NaN
+        if learner.finite:
+            raise
+    if not learner.finite:
+        del learner, batches  # as they may fill the GPU
+        result = train(spec, parameters, replace(state, skipped=True), work, values, moments)
+        result.measured.started, result.measured.seconds = started, time.perf_counter() - began
+        return result
+    measured = replace(learner.measured(), **source.measured())
+    measured.trace = None if tracer is None else tracer.trace()
+    if spec.sample_reader is not None and spec.sample_reader.is_stream:
+        measured.planned_samples, measured.unread_samples = drawn, max(0, work.samples - drawn)
+    else:
+        measured.planned_samples = _planned_samples(work, drawn, measured.unread_samples)
+    if measured.skipped_batches and not measured.batches:
+        raise DivergedError(
+            f"loss or gradients were NaN or infinite in all {measured.skipped_batches} batches of {work.name}, "
+            "so nothing was trained; lower the learning rate, or check the data"
+        )
+    trained, after = learner.finish(measured), learner.state()
+    if work.options.optimizer_state == "average":
+        trained, after = trained | moments_of(learner.optimizer), replace(after, optimizer=None)
+    before = {**parameters, **(moments or {})}
+    sent, error = _compressed(spec, work, before, trained, state, measured)
+    after = replace(after, sample_buffer=buffer.after, error=error, skipped=measured.skipped_batches > 0)
+    measured.started, measured.seconds = started, time.perf_counter() - began
+    return Result(sent, after, measured)
 
 
 def _compressed(
@@ -143,12 +142,14 @@ def train_group(
     """
     sums: list[PartialSum] = []
     after = [*states]
-    for work in works:
-        trained, after[work.index_in_group], own = train(
-            spec, parameters, after[work.index_in_group], work, values, moments
-        )
-        count = own.planned_samples if work.options.may_skip else work.samples
-        sums = _with_complete_nodes([*sums, PartialSum.of_worker(trained, count, work.worker, own)], work.worker)
+    with kept_random_state(works[0].device):
+        for work in works:
+            number = work.index_in_group
+            trained, after[number], own = train(spec, parameters, after[number], work, values, moments)
+            count = own.planned_samples if work.options.may_skip else work.samples
+            sums = _with_complete_nodes(
+                [*sums, PartialSum.of_worker(trained, count, work.worker, own)], work.worker
+            )
     total = partial_sum(sums)
     return (total, tuple(after), [*total.measured]) if measured_apart else (total, tuple(after))
 
@@ -170,10 +171,9 @@ def train_worker(
     died connects as the same client, so that changes that had already arrived are not added twice.
     """
     (work,) = works
-    after = [*states]
-    trained, after[work.index_in_group], own = train(
-        spec, parameters, after[work.index_in_group], work, values, moments
-    )
+    after, number = [*states], work.index_in_group
+    with kept_random_state(work.device):
+        trained, after[number], own = train(spec, parameters, after[number], work, values, moments)
     if server_address is not None:
         with server_address.connect(f"worker {work.worker}", generation=work.round) as server:
             exchange, share = server_address.exchange, own.planned_samples / samples
