@@ -6,6 +6,7 @@ import secrets
 import signal
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -21,6 +22,9 @@ CHECK_SECONDS = 0.25
 
 STACK_SIGNAL = signal.SIGUSR1
 """The signal at which a worker process writes the stack of its task to a file."""
+
+STACK_SUFFIX = ".stack"
+"""What the name of that file has besides the heartbeat's."""
 
 STACK_SECONDS = 0.5
 """Seconds that a process has to write its stack before it counts as stopped."""
@@ -49,45 +53,46 @@ class WatchedTask(Protocol):
         """How it is watched; ``None`` for not at all."""
 
 
-class WatchedProcess(Protocol):
-    """A process that runs tasks."""
+class WatchedProcess(ABC):
+    """A process that runs tasks, and writes the stack of the running one to a file whenever it is asked to."""
 
     heartbeat: liveness.Heartbeat
     """What its tasks report."""
     ready: Future[int]
     """Done once the process accepts tasks."""
+    pid: int
+    """The process id."""
+
+    @abstractmethod
+    def _send(self, number: signal.Signals) -> None:
+        """Send a signal to the process, unless it has ended."""
 
     @property
-    def pid(self) -> int:
-        """The process id."""
+    def stack_path(self) -> Path:
+        """The file that it writes stacks to."""
+        return Path(f"{self.heartbeat.path}{STACK_SUFFIX}")
 
     def kill(self) -> None:
-        """Kill the process."""
+        """Kill the process and the task that it runs, even if it is stopped."""
+        self._send(signal.SIGKILL)
 
     def ask_for_stack(self) -> None:
         """Let the process write the stack of the running task, without waiting for it."""
+        with suppress(OSError):
+            os.truncate(self.stack_path, 0)
+        self._send(STACK_SIGNAL)
 
     def stack(self) -> str:
         """Return what it has written since; empty if nothing yet, or never because it is stopped."""
+        with suppress(OSError):
+            return self.stack_path.read_text(errors="replace")
+        return ""
 
 
-def write_stacks(path: str) -> None:
-    """Let this process write its stack to a file whenever it is asked to."""
-    stack_file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+def write_stacks(heartbeat_path: str) -> None:
+    """Let this process write its stack, beside the file of its heartbeat, whenever it is asked to."""
+    stack_file = os.open(f"{heartbeat_path}{STACK_SUFFIX}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     faulthandler.register(STACK_SIGNAL, stack_file, all_threads=False)
-
-
-def read_stack(path: Path) -> str:
-    """Return the stack that a process has written to this file; empty if none."""
-    with suppress(OSError):
-        return path.read_text(errors="replace")
-    return ""
-
-
-def clear_stack(path: Path) -> None:
-    """Remove what a process has written to this file."""
-    with suppress(OSError):
-        os.truncate(path, 0)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -23,7 +23,7 @@ import cloudpickle
 from compss_train.engines import calls, liveness
 from compss_train.engines.local.starter import LostProcessError, Starter
 from compss_train.engines.local.store import StoredValue, discard_all, loaded, store, written
-from compss_train.engines.watch import STACK_SIGNAL, clear_stack, read_stack, write_stacks
+from compss_train.engines.watch import WatchedProcess, write_stacks
 from compss_train.exceptions import EngineClosedError
 from compss_train.model.program_settings import ProgramSettings
 
@@ -56,7 +56,7 @@ def serve(connection: Connection, heartbeat_path: str) -> None:
         sys.stdout.reconfigure(line_buffering=True)  # lines reach a file or pipe before the process is killed
     if not os.path.isdir(os.path.dirname(heartbeat_path)):  # the engine has ended
         return
-    write_stacks(_stack_path(heartbeat_path))
+    write_stacks(heartbeat_path)
     with liveness.reporting_to(liveness.Heartbeat(heartbeat_path)), suppress(EOFError, OSError):
         connection.send(os.getpid())
         while True:
@@ -86,12 +86,7 @@ def run(pickled: bytes) -> Answer | BrokenGpuError:
         return calls.Failure.of(error)
 
 
-def _stack_path(heartbeat_path: str) -> str:
-    """Return where a process with this heartbeat writes its stack."""
-    return f"{heartbeat_path}-stack"
-
-
-class WorkerProcess:
+class WorkerProcess(WatchedProcess):
     """A worker process, which ``starter`` starts; it is replaced by a new one when it dies.
 
     A thread of its own sends it a task and waits for the answer.
@@ -102,7 +97,6 @@ class WorkerProcess:
         space = [memoryview(bytes(liveness.SIZE))]  # found now, or never missing later
         self.heartbeat = liveness.Heartbeat(written(space, f"{secrets.token_hex(4)}-heartbeat", folders))
         """What its tasks report."""
-        self._stack = Path(_stack_path(self.heartbeat.path))
         self.speed = 0.0
         """Samples a second of its last task that trained; 0 before the first."""
         self._task_start = (0.0, 0)
@@ -168,18 +162,8 @@ class WorkerProcess:
         if trained := self.heartbeat.samples - before:
             self.speed = trained / (time.monotonic() - began)
 
-    def kill(self) -> None:
-        """Kill the process and the task that it runs, even if it is stopped."""
-        self._starter.send_signal(self.pid, signal.SIGKILL)
-
-    def ask_for_stack(self) -> None:
-        """Let the process write the stack of the running task."""
-        clear_stack(self._stack)
-        self._starter.send_signal(self.pid, STACK_SIGNAL)
-
-    def stack(self) -> str:
-        """Return what it has written since."""
-        return read_stack(self._stack)
+    def _send(self, number: signal.Signals) -> None:
+        self._starter.send_signal(self.pid, number)
 
     def end(self) -> None:
         """Kill the process, even if it has not started; the thread notices when it is gone."""
@@ -207,5 +191,5 @@ class WorkerProcess:
 
     def remove_files(self) -> None:
         """Remove what the process has written besides results."""
-        for path in (Path(self.heartbeat.path), self._stack):
+        for path in (Path(self.heartbeat.path), self.stack_path):
             path.unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from compss_train._utils.files import check_private
 from compss_train.data.block import MappedMemory
 from compss_train.engines import calls, liveness
 from compss_train.engines.codec import SerializedValue
-from compss_train.engines.watch import STACK_SIGNAL, Watch, Watching, clear_stack, read_stack, write_stacks
+from compss_train.engines.watch import STACK_SUFFIX, Watch, WatchedProcess, Watching, write_stacks
 
 COPIED_BYTES = 100_000
 """Ray sends values up to about this size in messages; the arrays in them are copied, and may be changed."""
@@ -34,7 +34,6 @@ FITS = 100
 """Number of fits whose longest silence an agent remembers."""
 
 _NEW = ".new"
-_STACK = ".stack"
 
 
 def load(value: SerializedValue) -> Any:
@@ -85,7 +84,7 @@ def _heartbeat() -> liveness.Heartbeat:
     calls.prepare_process()
     process = psutil.Process()
     path = _folder() / f"{process.pid}-{process.create_time()}"
-    write_stacks(f"{path}{_STACK}")
+    write_stacks(str(path))
     (new := path.with_suffix(_NEW)).write_bytes(bytes(liveness.SIZE))
     return liveness.Heartbeat(str(new.rename(path)))
 
@@ -101,13 +100,13 @@ def _folder() -> Path:
     return check_private(folder)
 
 
-class _Process:
+class _Process(WatchedProcess):
     """A process of Ray's that runs tasks, as its agent sees it: the watch's process and its task in one."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.heartbeat = liveness.Heartbeat(str(path))
-        self.ready: Future[int] = Future()
+        self.ready = Future()
         self.timed_out = False
         self.watching: Watching | None = None
         pid, _, created = path.name.partition("-")
@@ -120,23 +119,6 @@ class _Process:
             process = psutil.Process(self.pid)
             return bool(process.create_time() == self._created and process.status() != psutil.STATUS_ZOMBIE)
         return False
-
-    def kill(self) -> None:
-        """Kill the process; Ray runs its task again."""
-        self._send(signal.SIGKILL)
-
-    def ask_for_stack(self) -> None:
-        """Let the process write the stack of the running task."""
-        clear_stack(self._stack)
-        self._send(STACK_SIGNAL)
-
-    def stack(self) -> str:
-        """Return what it has written since."""
-        return read_stack(self._stack)
-
-    @property
-    def _stack(self) -> Path:
-        return Path(f"{self.path}{_STACK}")
 
     def _send(self, number: signal.Signals) -> None:
         if self.alive():
@@ -190,7 +172,7 @@ class Agent:
     def _look(self) -> None:
         """Find processes that have started, died, or begun or ended a task."""
         for path in _folder().iterdir():
-            if path.suffix not in (_NEW, _STACK) and path.name not in self._processes:
+            if path.suffix not in (_NEW, STACK_SUFFIX) and path.name not in self._processes:
                 self._processes[path.name] = _Process(path)
         for name, process in list(self._processes.items()):
             alive = process.alive()
@@ -203,7 +185,7 @@ class Agent:
                 self._samples += process.heartbeat.samples
                 del self._processes[name]
                 process.path.unlink(missing_ok=True)
-                Path(f"{process.path}{_STACK}").unlink(missing_ok=True)
+                process.stack_path.unlink(missing_ok=True)
 
     def _watching(self, process: _Process) -> Watching | None:
         """Return how the task that a process runs is watched."""
