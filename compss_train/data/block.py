@@ -29,7 +29,7 @@ def as_block(value: object) -> Block:
     if isinstance(value, Ragged):
         return value
     check_values("a block", value)
-    block: Any = value.detach().cpu() if isinstance(value, torch.Tensor) else _as_array(value)
+    block: Block = value.detach().cpu() if isinstance(value, torch.Tensor) else _as_array(value)
     if block.ndim == 0:
         raise ValueError(
             f"a block needs a first dimension of samples, but this value is a scalar: {value!r}; give an array, a "
@@ -37,8 +37,7 @@ def as_block(value: object) -> Block:
         )
     if isinstance(block, np.ndarray):
         check_dtype(block.dtype)
-    result: Block = signed(block)
-    return result
+    return signed(block)
 
 
 def _as_array(value: Any) -> NDArray[Any]:

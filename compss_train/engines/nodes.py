@@ -80,12 +80,17 @@ def address_for(nodes: Sequence[Node]) -> str:
     """
     if nodes and all(is_loopback(node.name) for node in nodes):
         return LOOPBACK
+    try:
+        return own_address(*_UNUSED_ADDRESS)
+    except OSError:
+        return socket.gethostbyname(socket.gethostname())
+
+
+def own_address(host: str, port: int) -> str:
+    """Return the address of this machine on the route to a host; sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(_UNUSED_ADDRESS)
-            return str(probe.getsockname()[0])
-        except OSError:
-            return socket.gethostbyname(socket.gethostname())
+        probe.connect((host, port))
+        return str(probe.getsockname()[0])
 
 
 def check_room(tasks: Sequence[Resources], nodes: Sequence[Node], advice: str) -> None:

@@ -5,7 +5,6 @@ pickle.
 """
 
 import queue
-import socket
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -151,12 +150,8 @@ class CoordinatorConnection(Closable):
 
 def _local_host(coordinator: Address) -> str:
     """Return the address of this machine as the coordinator's machine sees it."""
-    parts = urlsplit(coordinator.url)
-    if parts.hostname is None:  # a socket file
-        return nodes.LOOPBACK
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams:  # sends nothing
-        datagrams.connect((parts.hostname, parts.port or 1))
-        return str(datagrams.getsockname()[0])
+    parts = urlsplit(coordinator.url)  # without a host for a socket file
+    return nodes.LOOPBACK if parts.hostname is None else nodes.own_address(parts.hostname, parts.port or 1)
 
 
 def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob, number: int, device: str) -> None:
