@@ -150,7 +150,7 @@ class Watch:
         heartbeat, process, watching = run.process.heartbeat, run.process, run.watching
         if heartbeat.beats != run.beats:
             if run.warned and run.asked is None:
-                _say(f"{heartbeat.doing} continues after {run.silence:.0f} s")
+                say(f"{heartbeat.doing} continues after {run.silence:.0f} s")
             else:
                 watching.longest = max(watching.longest, run.silence)
             run.beats, run.silence, run.asked, run.warned = heartbeat.beats, 0.0, None, False
@@ -159,7 +159,7 @@ class Watch:
         longest = f" (the longest until now: {watching.longest:.1f} s)" if watching.longest else ""
         silent = f"{heartbeat.doing} has reported no batch for {run.silence:.0f} s{longest}"
         if watching.timeout is not None and run.silence >= watching.timeout:
-            _say(f"{silent}: worker_timeout={watching.timeout:g} ends its process {process.pid}")
+            say(f"{silent}: worker_timeout={watching.timeout:g} ends its process {process.pid}")
             task.timed_out = True
             process.kill()
         elif not run.warned:
@@ -173,9 +173,10 @@ class Watch:
                 stopped = f", which is stopped (kill -CONT {process.pid} continues it) or waits for a disk"
                 advice = "; worker_timeout=SECONDS would run its task in another process"
                 advice = "" if watching.timeout else advice
-                _say(f"{silent}: process {process.pid}{'' if stack else stopped}{advice}{stack and '. Its stack:'}")
+                say(f"{silent}: process {process.pid}{'' if stack else stopped}{advice}{stack and '. Its stack:'}")
                 print(stack, end="", file=sys.stderr, flush=True)
 
 
-def _say(message: str) -> None:
+def say(message: str) -> None:
+    """Print what happens to tasks, processes and nodes."""
     print(f"compss_train: {message}", file=sys.stderr, flush=True)

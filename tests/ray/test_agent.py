@@ -1,6 +1,7 @@
 """The agent of a node, outside of Ray."""
 
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -61,3 +62,23 @@ def test_processes_that_others_could_have_reported_are_not_watched(folder, victi
             assert watching._processes == {}
     finally:
         watching._open = False
+
+
+def test_a_process_that_dies_during_a_task_is_named_with_what_runs_again(folder, victim, capsys):
+    folder.mkdir(mode=0o700)
+    report(folder, victim)
+    watching = agent.Agent()
+    try:
+        with watching._lock:
+            watching._look()
+            victim.kill()
+            victim.wait()
+            watching._look()
+            watching._look()
+    finally:
+        watching._open = False
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        f"compss_train: process {victim.pid} on {socket.gethostname()} died during task 'wait', "
+    )
+    assert line.endswith("which runs again unless its fit has ended, at most 4 times in all")

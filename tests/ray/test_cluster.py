@@ -3,12 +3,14 @@
 import faulthandler
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
+import psutil
 import pytest
 import ray
 
@@ -78,7 +80,9 @@ def test_a_cluster_that_others_have_started_gets_no_setting(joined, monkeypatch)
     with socket.create_server(("127.0.0.1", 0)) as head:
         monkeypatch.setenv(cluster.ADDRESS, f"127.0.0.1:{head.getsockname()[1]}")
         before = ray_variables()
-        cluster.join()
+        context = SimpleNamespace(gcs_address=os.environ[cluster.ADDRESS])
+        monkeypatch.setattr(ray, "get_runtime_context", lambda: context)
+        cluster.join()()
     ((options, variables),) = joined
     assert variables == before == ray_variables()
     assert {*options} == {"address", "runtime_env", "logging_level"}
@@ -145,6 +149,62 @@ def test_nodes_have_agents_before_other_threads_see_them(monkeypatch):
     assert [*asked, made.ask_agents("samples", 1.0)] == [0, 0, 2]
     made.agents.clear()  # as the end of the engine does
     assert made.ask_agents("samples", 1.0) == 0
+
+
+def test_a_node_that_is_lost_is_named(monkeypatch, capsys):
+    made = Submitter.__new__(Submitter)
+    made.agents, made.nodes = {}, {}
+    made._new_agent = MagicMock()
+    nodes = {"a" * 56: Node("first", 2), "b" * 56: Node("second", 2)}
+    monkeypatch.setattr(cluster, "nodes_by_id", nodes.copy)
+    made._look_for_nodes()
+    assert capsys.readouterr().err == ""
+    del nodes["b" * 56]
+    made._look_for_nodes()
+    made._look_for_nodes()
+    text = "node second is lost or has left: its tasks run again, and its values are made again; 1 node is left"
+    assert capsys.readouterr().err == f"compss_train: {text}\n"
+
+
+@pytest.mark.parametrize(
+    ("listens", "goodbye", "said"), [(True, "", ""), (False, "left", ""), (False, "", "start it again")]
+)
+def test_the_last_words_are_said_if_program_and_head_have_ended(listens, goodbye, said):
+    with socket.socket() as head:
+        head.bind(("127.0.0.1", 0))
+        if listens:
+            head.listen()
+        command = ["-c", cluster._LAST_WORDS, "127.0.0.1", str(head.getsockname()[1]), "start it again"]
+        done = subprocess.run([sys.executable, *command], input=goodbye, capture_output=True, text=True, check=True)
+    assert done.stderr == said
+
+
+JOINED = """
+from compss_train.engines import RayEngine
+
+engine = RayEngine()
+print("joined", flush=True)
+while True:
+    engine.fetch([engine.submit(max, 1, 2)])
+"""
+
+
+@pytest.mark.slow
+def test_a_program_whose_head_is_lost_says_how_to_resume(tmp_path):
+    (tmp_path / "program.py").write_text(JOINED)
+    command = [sys.executable, str(tmp_path / "program.py"), "two words"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with started_by_hand() as environment, subprocess.Popen(command, env=environment, **pipes) as program:
+        assert program.stdout.readline() == "joined\n"
+        address = environment["RAY_ADDRESS"]
+        for each in psutil.process_iter(["name", "cmdline"]):
+            if each.info["name"] in ("gcs_server", "raylet") and address.partition(":")[2] in f"{each.cmdline()}":
+                each.kill()
+        _, printed = program.communicate(timeout=100)
+    (line,) = [
+        line for line in printed.splitlines() if line.startswith("compss_train: the head of the Ray cluster")
+    ]
+    assert line.endswith(f"fit(resume=True) continues from the newest checkpoint: {shlex.join(command)}")
 
 
 @pytest.mark.slow  # other processes of each node

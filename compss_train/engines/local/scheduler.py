@@ -1,6 +1,5 @@
 """The local engine's scheduler: a thread that starts ready tasks on idle worker processes, and watches them."""
 
-import sys
 from collections.abc import Sequence
 from concurrent.futures import Future, wait
 from operator import attrgetter
@@ -11,7 +10,7 @@ from compss_train.engines.local.starter import LostProcessError
 from compss_train.engines.local.store import discard_all
 from compss_train.engines.local.worker_process import Answer, BrokenGpuError, SentTask, WorkerProcess
 from compss_train.engines.task_graph import Task
-from compss_train.engines.watch import Watch
+from compss_train.engines.watch import Watch, say
 from compss_train.exceptions import TaskCancelledError, WorkerLostError
 
 
@@ -129,7 +128,7 @@ class Scheduler(GraphThread):
             return
         if task.deaths < calls.MAX_RUNS:
             code = f" ({reason})" if reason else ""
-            print(f"compss_train: a worker process died{code}; its task {name!r} runs again", file=sys.stderr)
+            say(f"a worker process died{code}; its task {name!r} runs again")
             task.timed_out = False
             self.graph.requeue(task)
             return

@@ -4,6 +4,7 @@ import os
 import pickle
 import shutil
 import signal
+import socket
 import tempfile
 import threading
 import time
@@ -22,7 +23,7 @@ from compss_train._utils.files import check_private
 from compss_train.data.block import MappedMemory
 from compss_train.engines import calls, liveness
 from compss_train.engines.codec import SerializedValue
-from compss_train.engines.watch import STACK_SUFFIX, Watch, WatchedProcess, Watching, write_stacks
+from compss_train.engines.watch import STACK_SUFFIX, Watch, WatchedProcess, Watching, say, write_stacks
 
 COPIED_BYTES = 100_000
 """Ray sends values up to about this size in messages; the arrays in them are copied, and may be changed."""
@@ -182,6 +183,9 @@ class Agent:
                 process.watching = watching
                 self._watch.started(process, process)
             if not alive:
+                if process.heartbeat.doing and not process.timed_out:
+                    lost = f"process {process.pid} on {socket.gethostname()} died during {process.heartbeat.doing}"
+                    say(f"{lost}, which runs again unless its fit has ended, at most {calls.MAX_RUNS} times in all")
                 self._samples += process.heartbeat.samples
                 del self._processes[name]
                 process.path.unlink(missing_ok=True)

@@ -2,7 +2,9 @@
 
 import os
 import secrets
+import shlex
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -30,6 +32,16 @@ _SETTINGS = {
 A cluster that others have started gets none: a setting of one end of a connection alone can break it. With a
 keepalive that only the program knows, for example, servers take its pings for an attack, and close connections.
 """
+_LAST_WORDS = """
+import socket, sys
+host, port, text = sys.argv[1:]
+if not sys.stdin.read():
+    try:
+        socket.create_connection((host, int(port)), 5).close()
+    except OSError:
+        sys.stderr.write(text)
+"""
+"""A program that prints a text if its standard input ends without one, and nobody answers at an address."""
 _MODE = "RAY_AUTH_MODE"
 _OWN_VARIABLES = (TOKEN, _MODE, "RAY_USAGE_STATS_ENABLED")
 """What Ray or we set in the environment for a cluster that we start, which other clusters must not see."""
@@ -76,8 +88,27 @@ def join(modules: Sequence[str | ModuleType] = ()) -> Callable[[], None] | None:
             raise
         found = not isinstance(error, ray.exceptions.AuthenticationError)
         raise ConnectionError(f"{ADDRESS}={address}: {_refusal(found)}") from error
-    shutdown: Callable[[], None] = ray.shutdown
-    return shutdown
+    return _with_last_words(ray)
+
+
+def _with_last_words(ray: ModuleType) -> Callable[[], None]:
+    """Return what leaves the cluster. Until then a small process waits for the program's end.
+
+    If the head is lost, Ray ends the program without any exception, and this process says what to do.
+    """
+    host, _, port = (address := ray.get_runtime_context().gcs_address).rpartition(":")
+    text = (
+        f"compss_train: the head of the Ray cluster at {address} is lost, and Ray ended this program. Start both "
+        f"again; fit(resume=True) continues from the newest checkpoint: {shlex.join(sys.orig_argv)}\n"
+    )
+    command = [sys.executable, "-I", "-S", "-c", _LAST_WORDS, host, port, text]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def leave() -> None:
+        process.communicate(b"left")
+        ray.shutdown()
+
+    return leave
 
 
 def _start(ray: ModuleType, options: dict[str, Any]) -> Callable[[], None]:

@@ -19,6 +19,7 @@ from compss_train.engines.graph_engine import GraphThread
 from compss_train.engines.nodes import Node
 from compss_train.engines.ray import agent, cluster
 from compss_train.engines.task_graph import Task, Value
+from compss_train.engines.watch import say
 from compss_train.exceptions import WorkerLostError
 
 NODES_SECONDS = 5.0
@@ -172,6 +173,9 @@ class Submitter(GraphThread):
             if node not in self.agents:
                 near = NodeAffinity(node, soft=True)
                 self.agents[node] = self._new_agent.options(scheduling_strategy=near).remote()
+        for name in [node.name for key, node in self.nodes.items() if key not in nodes]:
+            left = f"{len(nodes)} node{'s are' if len(nodes) > 1 else ' is'} left"
+            say(f"node {name} is lost or has left: its tasks run again, and its values are made again; {left}")
         self.nodes = nodes
         self._next_look = time.monotonic() + NODES_SECONDS
 
