@@ -176,13 +176,9 @@ def in_torch(name: Any, arguments: Mapping[str, Any], betas: Sequence[float] = _
     return translated
 
 
-def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether ``step`` requires a closure that evaluates the loss of a batch, as LBFGS does."""
-    return _requires_closure(type(optimizer).step)
-
-
 @lru_cache(maxsize=16)  # the inspection takes as long as a small layer
-def _requires_closure(step: Callable[..., Any]) -> bool:
+def needs_closure(step: Callable[..., Any]) -> bool:
+    """Return whether the ``step`` of a class requires a closure that evaluates the loss, as that of LBFGS does."""
     _, *parameters = inspect.signature(step).parameters.values()
     return any(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in parameters)
 

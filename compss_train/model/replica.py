@@ -78,7 +78,8 @@ class ModelReplica:
                 failures[stage] = error
             else:
                 self._stage = stage
-                self._note(x, converted)
+                if converted is not x:
+                    self._note(x, converted)
                 return result
         try:
             raise failures.get(1, failures[self._stage])  # embeddings do not take integers as floats
@@ -223,8 +224,6 @@ class ModelReplica:
 
     def _note(self, before: Any, after: Any) -> None:
         """Note which dtypes were converted."""
-        if after is before:
-            return
         for one, other in zip(_dtypes(before), _dtypes(after), strict=True):
             if one != other and other == str(self._dtype).removeprefix("torch."):
                 self.conversions.add((one, other))

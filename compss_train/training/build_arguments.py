@@ -153,7 +153,7 @@ def check_optimizer(net: nn.Module, factory: optimizers.NetOptimizer, unsupporte
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"the optimizer callable returned {type(optimizer).__name__}, not a torch.optim.Optimizer")
     parts = optimizer.optimizers.values() if isinstance(optimizer, optimizers.JoinedOptimizer) else [optimizer]
-    needing = [type(part).__name__ for part in parts if optimizers.needs_closure(part)]
+    needing = [type(part).__name__ for part in parts if optimizers.needs_closure(type(part).step)]
     if needing and unsupported:
         raise ValueError(
             f"{unsupported} does not work with {needing[0]}, which evaluates the loss several times a step; choose "

@@ -75,7 +75,7 @@ class Learner(ModelReplica):
             load_moments(self.optimizer, moments)
         own = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         self._trained = [parameter for parameter in self.net.parameters() if id(parameter) in own]
-        self._takes_closure = needs_closure(self.optimizer)
+        self._takes_closure = needs_closure(type(self.optimizer).step)
         self._scaler = torch.amp.GradScaler(torch.device(self.device).type, enabled=self.half is torch.float16)
         """Scales losses in fp16, and does nothing otherwise."""
         if self._scaler.is_enabled():

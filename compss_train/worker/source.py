@@ -238,7 +238,7 @@ class BlockSource(Source):
         if block_pass.sample_numbers is not None:
             gathered = self._gathered(block_pass.sample_numbers)
             return PassSamples(block_pass, options, None, self._on_gpu(device, None, gathered) or gathered, device)
-        if options.resident is not None:
+        if is_gpu(device):
             whole = RowRange(block_pass.block, block_pass.first, block_pass.first + block_pass.whole)
             if (resident := self._on_gpu(device, whole, self._stored(whole))) is not None:
                 return PassSamples(block_pass, options, whole, resident, device)

@@ -198,7 +198,7 @@ def _step_with_zeros(optimizer: torch.optim.Optimizer) -> None:
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             parameter.grad = torch.zeros_like(parameter) if parameter.requires_grad else None
-    optimizer.step(lambda: 0.0) if needs_closure(optimizer) else optimizer.step()
+    optimizer.step(lambda: 0.0) if needs_closure(type(optimizer).step) else optimizer.step()
 
 
 def optimizer_bytes(net: nn.Module, factory: NetOptimizer) -> int:

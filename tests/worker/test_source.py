@@ -1,0 +1,60 @@
+"""Sources: whichever parts of a pass are opened, their samples are those of the pass, and copies."""
+
+from itertools import pairwise
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train.data.block_passes import Batching, BlockPass
+from compss_train.worker.source import source_of
+from compss_train.worker.work import Work, WorkOptions
+
+
+def source(rows, *, shuffled):
+    """Return the source of one block, whose samples are their numbers, and that block."""
+    block = np.arange(rows, dtype=np.float32)[:, None]
+    options = WorkOptions(batching=Batching(number=1), shuffle_block_data=shuffled, seed=3)
+    return source_of(Work(options, blocks=(7,)), [block]), block
+
+
+def cut(opened, bounds):
+    """Return the samples of the next pass, cut at these places."""
+    samples = next(opened)
+    return [column for start, stop in bounds for (column,) in [samples.cut(start, stop)]]
+
+
+@given(st.data(), st.integers(1, 30), st.booleans())
+def test_samples_of_parts_are_those_of_the_pass(data, rows, shuffled):
+    inner = data.draw(st.sets(st.integers(1, rows - 1))) if rows > 1 else ()
+    places = [0, *sorted(inner), rows]
+    whole = BlockPass(7, 2, rows)
+    parts = tuple(whole.part(start, stop) for start, stop in pairwise(places))
+    own, _ = source(rows, shuffled=shuffled)
+    with own.open((whole,)) as opened:
+        (expected,) = cut(opened, [(0, rows)])
+    with own.open(parts) as opened:
+        found = [part for each in parts for part in cut(opened, [(0, each.size)])]
+    assert torch.equal(torch.cat(found), expected)
+    assert sorted(expected[:, 0].tolist()) == list(range(rows))
+    assert shuffled or torch.equal(expected[:, 0], torch.arange(rows))
+
+
+@given(st.integers(2, 30), st.booleans())
+def test_what_a_network_does_to_a_batch_changes_no_block(rows, shuffled):
+    own, block = source(rows, shuffled=shuffled)
+    before = block.copy()
+    with own.open((BlockPass(7, 0, rows),)) as opened:
+        for batch in cut(opened, [(0, rows // 2), (rows // 2, rows)]):
+            batch.zero_()
+    assert np.array_equal(block, before)
+
+
+def test_a_pass_of_listed_samples_has_exactly_these_in_their_order():
+    blocks = [np.arange(4, dtype=np.float32)[:, None], np.arange(4, 10, dtype=np.float32)[:, None]]
+    work = Work(WorkOptions(batching=Batching(number=1)), blocks=(0, 1), starts=(0, 4))
+    numbers = np.array([9, 0, 5, 3])
+    with source_of(work, blocks).open((BlockPass(0, 0, 4, numbers),)) as opened:
+        (found,) = cut(opened, [(0, 4)])
+    assert found[:, 0].tolist() == numbers.tolist()
