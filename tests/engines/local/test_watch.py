@@ -73,7 +73,7 @@ def test_warned_once_after_ten_times_the_longest_silence(tmp_path_factory, gaps,
     watched = Watched(tmp_path_factory.mktemp("beats"))
     said = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(watch, "_say", said.append)
+        patch.setattr(watch, "say", said.append)
         longest = 0
         for gap in gaps:
             if gap >= max(30, 10 * longest):
