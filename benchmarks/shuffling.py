@@ -10,10 +10,12 @@ import numpy as np
 import torch
 from _common import parser, print_table, ratios, spread
 from numpy.typing import NDArray
+from torch import nn
 
 from compss_train import BlockedTensor, shuffle
 from compss_train.data.block_passes import WorkerAssignment
 from compss_train.data.partitioning import RoundPlan, Shuffle
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit import FitOptions
 from compss_train.worker.batches import cut_batches
@@ -47,12 +49,12 @@ def gather(x: BlockedTensor, y: BlockedTensor, share: WorkerAssignment) -> None:
     begins = tuple(accumulate(x.sizes[:-1], initial=0))
     starts = tuple(begins[number] for number in numbers)
     options = FitOptions(num_epochs=1, batch_size=BATCH, shuffle_block_data=not total)
-    work = Work(
-        options.for_workers(DataSource(columns={"x": x}), SEED, 0, 0.0), share, blocks=numbers, starts=starts
-    )
+    spec = TrainingSpec(net=nn.Linear(1, 1), optimizer=torch.optim.SGD, loss=nn.MSELoss())
+    job = options.job(spec, DataSource(columns={"x": x}), SEED, 0, 0.0)
+    work = Work(share, blocks=numbers, starts=starts)
     xs, ys = list(x.blocks()), list(y.blocks())
-    source = source_of(work, [column[number] for column in (xs, ys) for number in numbers])
-    for _ in cut_batches(work, source, "cpu"):
+    source = source_of(job, work, [column[number] for column in (xs, ys) for number in numbers])
+    for _ in cut_batches(source, "cpu"):
         pass
 
 

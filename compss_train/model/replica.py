@@ -10,7 +10,6 @@ from torch import nn
 
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.model import losses, metrics
-from compss_train.model.devices import CPU
 from compss_train.model.losses import TrainingLoss
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import Precision, TrainingSpec
@@ -43,8 +42,6 @@ class ModelReplica:
         self.loss = TrainingLoss(own.loss, spec.class_weight if training else None, device)
         self.collate, self.transform, self.train_transform = own.collate, own.transform, own.train_transform
         self.training_step, self.validation_step = own.training_step, own.validation_step
-        self.columns_device = device if (spec.sample_reader or own.collate) is None else CPU
-        """Where data columns are copied to: sample numbers, and what ``collate`` gets, stay on the CPU."""
         self._stage = 0
         self.conversions: set[tuple[str, str]] = set()
         """The dtypes that were converted, each with the new one."""

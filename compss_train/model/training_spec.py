@@ -17,7 +17,7 @@ from compss_train.reports.formatting import Table
 Precision = Literal["fp32", "bf16", "fp16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 
-_SHARED_BY_COPIES = "compile", "sample_reader"
+_SHARED_BY_COPIES = ("compile",)
 MEMORY_FORMATS: dict[MemoryFormat, torch.memory_format] = {
     "contiguous": torch.contiguous_format,
     "channels_last": torch.channels_last,
@@ -77,8 +77,6 @@ class TrainingSpec:
     """Computes the loss of a training batch; ``None`` for the network's outputs and ``loss``."""
     validation_step: Step | None = None
     """Computes the loss of a batch in evaluation; ``None`` for the network's outputs and ``loss``."""
-    sample_reader: Any = field(default=None, repr=False)
-    """The ``SampleReader`` of a fit whose batches hold sample numbers; ``None`` if they hold the samples."""
 
     @property
     def float_dtype(self) -> str | None:

@@ -29,7 +29,7 @@ from compss_train.online.stream import worker_of
 from compss_train.training.checkpoints import worker_from_dict, worker_to_dict
 from compss_train.worker import batches, learner, server_exchange
 from compss_train.worker.state import GroupState, WorkerState
-from compss_train.worker.work import Work, WorkOptions
+from compss_train.worker.work import Job, Work
 
 _ALL_ADDRESSES = "0.0.0.0"
 MAX_SKIPPED = 100
@@ -198,15 +198,16 @@ class OnlineWorker:
         self._server = stack.enter_context(job.server_address.connect(None))
         self._exchange = job.server_address.exchange
         self._base = self._exchange.pull(self._server)
+        batching = block_passes.Batching(size=job.options.batch_size)
+        self._training = Job(spec=training_spec, batching=batching, seed=job.seed)
         self._work = Work(
-            WorkOptions(batching=block_passes.Batching(size=job.options.batch_size), seed=job.seed),
             check_outputs=True,
             worker=number,
             device=device,
             task=f"worker {number}",
         )
         state = replace(state, skipped=True)  # what is not finite is found at once: samples do not come again
-        self._learner = learner.Learner(training_spec, self._base, state, self._work)
+        self._learner = learner.Learner(self._training, self._base, state, self._work)
         seed = order.buffer_seed(job.seed, 0, number)
         self._buffer = job.options.buffer.make(job.options.batch_size, seed, pin_memory=devices.is_gpu(device))
         if checkpoint:
@@ -231,7 +232,7 @@ class OnlineWorker:
     def run(self) -> None:
         """Train, and stay connected until the coordinator ends the fit."""
         self._coordinator.listen(self._receiver, self._local_host)
-        self._learner.train(batches.prepared(self._drawn_batches(), self._learner, self._work.options))
+        self._learner.train(batches.prepared(self._drawn_batches(), self._learner, self._training))
         self._receiver.discard()
         self._merge()
         self._report()

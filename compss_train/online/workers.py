@@ -108,9 +108,10 @@ class Workers:
         self._session, self._reports, self._folder = session, reports, Path(folder)
         self._warned = False
         resources = replace(session.resources, own_process=True)
+        spec = session.engine.publish(session.spec)
         self.all: list[Worker] = []
         for number, (state, device) in enumerate(zip(session.states, session.devices, strict=True)):
-            args = train_online, session.training_spec, state, job, number, device
+            args = train_online, spec, state, job, number, device
             submit = partial(session.engine.submit, *args, resources=resources)
             self.all.append(Worker(number, session.engine, submit))
 

@@ -27,7 +27,6 @@ from compss_train.engines.codec import is_on_file
 from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model.devices import IN_PROCESS, random_state
 from compss_train.model.metrics import Measured
-from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.build_arguments import check_picklable
 
 
@@ -309,15 +308,10 @@ def check_same_coding(training: tables.Coding, data: DataSource, name: str) -> N
 
 
 class PublishedData:
-    """The blocks of a data source, which an engine holds, or the names of its files; tasks get them by number.
+    """The blocks of a data source, which an engine holds, or the names of its files; tasks get them by number."""
 
-    Tasks whose samples are read by a reader have their own training spec, with the reader. Raises ``TypeError`` for
-    a data set that cannot be pickled.
-    """
-
-    def __init__(self, engine: Engine, source: DataSource, spec: TrainingSpec, training_spec: Ref) -> None:
-        """``training_spec`` is a reference to ``spec``."""
-        self.engine, self.source, self.training_spec = engine, source, training_spec
+    def __init__(self, engine: Engine, source: DataSource) -> None:
+        self.engine, self.source = engine, source
         columns = source.columns.values()
         blocks = [block for tensor in columns for block in tensor.blocks()]
         self.mapped = engine.traits.shared_memory or all(map(is_on_file, blocks))
@@ -333,12 +327,6 @@ class PublishedData:
         mapped = {os.path.abspath(str(block.filename)) for block in on_file}
         self._stamps = {name: locations.file_stamp(name) for name in mapped}
         """The size and time of each memory-mapped file, to notice changes."""
-        if source.reader is not None:
-            try:
-                self.training_spec = engine.publish(replace(spec, sample_reader=source.reader))
-            except Exception:
-                check_picklable(dataset=source.reader)  # names the attribute
-                raise
 
     @cached_property
     def starts(self) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ from compss_train.training import merge as merges
 from compss_train.training.callback import AnyCallback
 from compss_train.training.data_source import DataSource
 from compss_train.worker.callbacks import WorkerCallback
-from compss_train.worker.work import Residency, WorkOptions
+from compss_train.worker.work import Job, Residency
 
 ShuffleLike: TypeAlias = Literal["blocks", "total"] | PartialShuffle | None
 """What ``fit(shuffle=...)`` takes."""
@@ -151,11 +151,19 @@ class FitOptions:
         batches = sum(-(-rows // size) if size else number or 1 for rows in source.sizes)
         return -(-batches // min(num_workers, source.shares(self.order)))
 
-    def for_workers(
-        self, source: DataSource, seed: int, last_epoch: int, gpus: float, callbacks: Sequence[WorkerCallback] = ()
-    ) -> WorkOptions:
-        """Return what workers need to know; the default pool size is that of the largest block of ``source``."""
-        return WorkOptions(
+    def job(
+        self,
+        spec: TrainingSpec,
+        source: DataSource,
+        seed: int,
+        last_epoch: int,
+        gpus: float,
+        callbacks: Sequence[WorkerCallback] = (),
+    ) -> Job:
+        """Return what the tasks need to know; the default pool size is that of the largest block of ``source``."""
+        return Job(
+            spec=spec,
+            reader=source.reader,
             batching=self.batching,
             shuffle_block_data=self.shuffle_block_data,
             pools=self.shuffle.of_blocks(source.sizes) if isinstance(self.shuffle, PartialShuffle) else None,

@@ -20,12 +20,13 @@ from compss_train.engines.nodes import ONE_CPU
 from compss_train.model.devices import CPU
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import ranges_for_costs
 from compss_train.training.build_arguments import BuildArguments
-from compss_train.training.data_source import DataSource, as_data_source, check_same_coding
+from compss_train.training.data_source import DataSource, PublishedData, as_data_source, check_same_coding
 from compss_train.training.session import Session
 from compss_train.worker.inference import evaluate, predict
-from compss_train.worker.work import Work, WorkOptions
+from compss_train.worker.work import Job, Work
 
 EVALUATION_BATCH = 1024
 """Samples in a batch of an evaluation or prediction."""
@@ -53,7 +54,7 @@ class Inference:
         on_cpu: bool = False,
         task: str | None = None,
     ) -> None:
-        self.engine, self.data = session.engine, session.publish(source)
+        self.engine, self.data = session.engine, PublishedData(session.engine, source)
         self._resources = ONE_CPU if on_cpu else session.resources
         devices = [CPU] if on_cpu else session.devices
         blocks, self._sizes = len(source.sizes), source.sizes
@@ -64,7 +65,8 @@ class Inference:
         """Rough estimate of the time, in seconds, that a core needs to evaluate all samples."""
         size = batch_size or batch_size_for(source)
         structure = replace(source.structure, bucketed=False)
-        self._options, self._task = WorkOptions(batching=Batching(size=size), structure=structure), task
+        job = Job(spec=session.spec, reader=source.reader, batching=Batching(size=size), structure=structure)
+        self._job, self._task = session.publish(job), task
         self._tasks: dict[int, list[tuple[Any, ...]]] = {}
         """The values and the work of each evaluation task, with the number of slots that they were made for."""
 
@@ -75,7 +77,7 @@ class Inference:
             seconds = self._seconds / len(self._parts)
             groups = ranges_for_costs(len(self._parts), slots, seconds, self.engine.traits.task_seconds)
             self._tasks = {slots: [self._task_on(self._parts[group.start : group.stop]) for group in groups]}
-        first, resources = (self.data.training_spec, parameters), self._resources
+        first, resources = (self._job, parameters), self._resources
         return [self.engine.submit(evaluate, *first, *task, resources=resources) for task in self._tasks[slots]]
 
     def _task_on(self, parts: Sequence[tuple[str, range]], **reading: Any) -> tuple[list[Ref], list[Work]]:
@@ -86,7 +88,6 @@ class Inference:
             files = replace(files, file_buffer=max(INFERENCE_FILES, files.threads + 1), **reading)
         return self.data.values(blocks), [
             Work(
-                options=self._options,
                 block_passes=tuple(BlockPass(number, 0, self._sizes[number]) for number in numbers),
                 device=device,
                 blocks=tuple(blocks),
@@ -100,7 +101,7 @@ class Inference:
         """Wait for a task that evaluates these parameters on one batch of samples, and raise its errors."""
         source, device = self.data.source, self._parts[0][0]
         works = [first_batch(source, 0, batch_size_for(source), task=self._task, device=device)]
-        first = self.data.training_spec, self.engine.publish(parameters)
+        first = self._job, self.engine.publish(parameters)
         ref = self.engine.submit(evaluate, *first, self.data.values([0]), works, resources=self._resources)
         self.engine.fetch([ref])
 
@@ -110,7 +111,7 @@ class Inference:
         A file that cannot be read is always an error: every sample needs an output.
         """
         tasks = [self._task_on([part], skip=False) for part in self._parts]
-        first, resources = (self.data.training_spec, parameters), self._resources
+        first, resources = (self._job, parameters), self._resources
         refs = [self.engine.submit(predict, *first, values, work, resources=resources) for values, (work,) in tasks]
         results = self.engine.fetch(refs)
         warn_of_problems([measured for _, measured in results], set())
@@ -124,6 +125,11 @@ def batch_size_for(source: DataSource) -> int:
     return source.batch_size or EVALUATION_BATCH
 
 
+def one_batch(spec: TrainingSpec, source: DataSource) -> Job:
+    """Return the job of a task that trains or evaluates its samples as one batch."""
+    return Job(spec=spec, reader=source.reader, batching=Batching(1), structure=source.structure)
+
+
 def first_batch(
     source: DataSource,
     number: int,
@@ -133,9 +139,8 @@ def first_batch(
     device: str = CPU,
     check_outputs: bool = False,
 ) -> Work:
-    """Return the work on the first samples of a block or file, ``size`` at most, as one batch."""
+    """Return the work on the first samples of a block or file, ``size`` at most."""
     return Work(
-        options=WorkOptions(batching=Batching(1), structure=source.structure),
         block_passes=(BlockPass(number, 0, min(size, source.sizes[number])),),
         device=device,
         blocks=(number,),

@@ -135,25 +135,24 @@ def _evaluate_first_batch(data: data_source.DataSource, model: TrainedModel) -> 
     if data.is_stream or inference.is_for_tasks(data, model.built):
         return
     work = inference.first_batch(data, 0, inference.batch_size_for(data), task=inference.VALIDATION)
-    spec = replace(model.built.training_spec, sample_reader=data.reader)
+    job = inference.one_batch(model.built.training_spec, data)
     with devices.IN_PROCESS:
-        evaluate(spec, model.parameters, data.load(0), [work])
+        evaluate(job, model.parameters, data.load(0), [work])
 
 
 def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> None:
     """Train a copy of the model on one batch, in this process on a device; raise the errors of a fit."""
     data, options = fit.data, fit.options
     # Compiling would take long.
-    spec = replace(model.built.training_spec, sample_reader=data.reader, compile=None)
+    spec = replace(model.built.training_spec, compile=None)
+    job = inference.one_batch(spec, data)
     skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]
         task = "the first batch"
         work = inference.first_batch(data, number, size, task=task, device=device, check_outputs=True)
         with suppress(*skipped_errors), data.locate_nan_on_error(), devices.IN_PROCESS:
-            measured = train(
-                spec, model.parameters, WorkerState(None, model.seed), work, data.load(number)
-            ).measured
+            measured = train(job, model.parameters, WorkerState(None, model.seed), work, data.load(number)).measured
             inference.warn_of_problems([measured], set())
             if not measured.samples:
                 continue  # a file that cannot be read and is skipped

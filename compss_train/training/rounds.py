@@ -40,7 +40,7 @@ from compss_train.training.session import (
 from compss_train.training.stopping import TICK
 from compss_train.training.workers import RoundWorkers
 from compss_train.worker.gpu_rows import rows_on_gpus
-from compss_train.worker.work import WorkOptions
+from compss_train.worker.work import Job
 
 _LOG = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class FitOfEpochs(Fit):
             finally:
                 self.running = False
                 merger.stop()
-                if (resident := self._work_options.resident) is not None:  # elsewhere the rows leave when idle
+                if (resident := self._job.resident) is not None:  # elsewhere the rows leave when idle
                     rows_on_gpus().release(resident.fit)
             _LOG.info("the fit has ended (%s)", model.stopped or "complete")
             session.keep(session.states, self._merge_state)
@@ -146,7 +146,7 @@ class FitOfEpochs(Fit):
 
     @cached_property
     def _published(self) -> PublishedData:
-        return self.session.publish(self.data)
+        return PublishedData(self.session.engine, self.data)
 
     @cached_property
     def _validation(self) -> Inference | None:
@@ -164,10 +164,14 @@ class FitOfEpochs(Fit):
         return merger_for(merge, session.engine)(session, merge, session.model.parameters)
 
     @cached_property
-    def _work_options(self) -> WorkOptions:
-        last, gpus = self.epochs.stop - 1, self.session.resources.gpus
-        seed, callbacks = self.session.model.seed, self.callbacks.in_workers
-        return self.options.for_workers(self.data, seed, last, gpus, callbacks)
+    def _job(self) -> Job:
+        session, last_epoch = self.session, self.epochs.stop - 1
+        gpus, callbacks = session.resources.gpus, self.callbacks.in_workers
+        return self.options.job(session.spec, self.data, session.model.seed, last_epoch, gpus, callbacks)
+
+    @cached_property
+    def _published_job(self) -> Ref:
+        return self.session.publish(self._job)
 
     @property
     def _schedule(self) -> LrSchedule | None:
@@ -262,7 +266,7 @@ class FitOfEpochs(Fit):
         workers = RoundWorkers(
             session=self.session,
             data=self._published,
-            options=self._work_options,
+            job=self._published_job,
             round=round_,
             schedule=self._schedule,
             check_outputs=not (self._pending or self._complete),

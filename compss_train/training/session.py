@@ -19,15 +19,16 @@ from compss_train.data.tables import Coding
 from compss_train.engines import Engine, Ref, Resources, engine_class
 from compss_train.exceptions import EngineClosedError, NotBuiltError
 from compss_train.model import parameters as params
-from compss_train.model.training_spec import TensorNames
+from compss_train.model.training_spec import TensorNames, TrainingSpec
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
-from compss_train.training.build_arguments import BuildArguments
+from compss_train.training.build_arguments import BuildArguments, check_picklable
 from compss_train.training.callback import CallbackList
-from compss_train.training.data_source import DataSource, PublishedData
+from compss_train.training.data_source import DataSource
 from compss_train.training.description import Details, described_fields
 from compss_train.training.stopping import SIGTERM, Stopping
 from compss_train.worker.state import GroupState, WorkerState
+from compss_train.worker.work import Job
 
 FLOPS_OF_WEIGHT = 6
 """Operations of a training step per weight and sample: two each for the forward pass and its two gradients."""
@@ -236,7 +237,6 @@ class Session:
         self.num_workers = check_count("num_workers", num_workers)
         self.threads = fixed or self.engine_class.thread_share(self.num_workers)
         self.worker_timeout = None if worker_timeout is None else check_seconds("worker_timeout", worker_timeout)
-        self._training_spec: Ref | None = None
         self.groups: list[range] = []
         """The groups of workers."""
         self._states: list[GroupState | Ref] = []
@@ -252,12 +252,9 @@ class Session:
         return self._engine
 
     @property
-    def training_spec(self) -> Ref:
-        """The published training spec of the model."""
-        if self._training_spec is None:
-            with self.engine.scope():  # of its own: it stays when this call, or one around it, fails
-                self._training_spec = self.engine.publish(self.model.built.training_spec.without_weights())
-        return self._training_spec
+    def spec(self) -> TrainingSpec:
+        """The training spec as tasks get it, along with the parameters: without weights."""
+        return self.model.built.spec_without_weights
 
     @property
     def names(self) -> TensorNames:
@@ -328,11 +325,16 @@ class Session:
             finally:
                 model.fit = None
 
-    def publish(self, source: DataSource) -> PublishedData:
-        """Make samples available to tasks."""
-        return PublishedData(
-            self.engine, source, self.model.built.training_spec.without_weights(), self.training_spec
-        )
+    def publish(self, job: Job) -> Ref:
+        """Publish what the tasks of a fit or an evaluation have in common.
+
+        Raises ``TypeError`` for a data set that cannot be pickled.
+        """
+        try:
+            return self.engine.publish(job)
+        except Exception:
+            check_picklable(dataset=job.reader)  # names the attribute
+            raise
 
     def regroup(self, groups: Sequence[range]) -> None:
         """Make the states of each group one value; waits for the states if workers were grouped differently."""
@@ -342,10 +344,10 @@ class Session:
             self._states = [tuple(states[worker] for worker in group) for group in groups]
 
     def train(
-        self, group: int, task: Callable[..., Any], training_spec: Ref, parameters: Ref, *args: Any, returns: int
+        self, group: int, task: Callable[..., Any], job: Ref, parameters: Ref, *args: Any, returns: int
     ) -> list[Ref]:
         """Submit a task that trains a group, and keep the states that it returns; return its other results."""
-        given = training_spec, parameters, self._states[group], *args
+        given = job, parameters, self._states[group], *args
         result, self._states[group], *others = self.engine.submit(
             task, *given, returns=returns, resources=self.resources
         )
@@ -370,10 +372,8 @@ class Session:
     def set_state(self, state: TrainingState) -> None:
         """Continue from this state, in the same engine; workers without one in it start fresh."""
         if self._engine is not None:
-            held = [*state_refs(self._states), *self.merge_state.refs()]
             with suppress(EngineClosedError):
-                self._engine.free(held if self._training_spec is None else [self._training_spec, *held])
-        self._training_spec = None
+                self._engine.free([*state_refs(self._states), *self.merge_state.refs()])
         self.groups = [range(worker, worker + 1) for worker in range(self.num_workers)]
         seeds = [worker_seed(self.model.seed, worker) for worker in range(self.num_workers)]
         new = [WorkerState(None, seed) for seed in seeds[len(state.workers) :]]
@@ -386,7 +386,7 @@ class Session:
 
     def end(self, *, kill: bool) -> None:
         """Drop what the engine holds, and end the engine unless the caller made it."""
-        if self._training_spec is not None:
+        if state_refs(self._states) or [*self.merge_state.refs()]:
             self.set_state(TrainingState())
         if self._engine is not self._given and self._engine is not None:
             self._engine.shutdown(kill=kill)

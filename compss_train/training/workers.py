@@ -13,7 +13,7 @@ from compss_train.training.data_source import PublishedData
 from compss_train.training.session import Session
 from compss_train.training.total_shuffle import GroupSamples, cut_blocks, samples_of
 from compss_train.worker.train import train_group, train_worker
-from compss_train.worker.work import Work, WorkOptions
+from compss_train.worker.work import Work
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -25,7 +25,7 @@ class RoundWorkers:
 
     session: Session
     data: PublishedData
-    options: WorkOptions
+    job: Ref
     round: Round
     schedule: LrSchedule | None = None
     check_outputs: bool = False
@@ -60,7 +60,7 @@ class RoundWorkers:
         """Submit a task that trains a group on its samples; return its results besides the workers' states."""
         samples = self._samples(group)
         args = samples.values, self._works(group, samples), *more
-        return self.session.train(group, task, self.data.training_spec, parameters, *args, returns=returns)
+        return self.session.train(group, task, self.job, parameters, *args, returns=returns)
 
     def _works(self, group: int, samples: GroupSamples) -> list[Work]:
         """Return the works of the active workers of a group on these samples."""
@@ -68,7 +68,6 @@ class RoundWorkers:
         files = self.data.source.files_of(samples.blocks)
         return [
             Work(
-                options=self.options,
                 block_passes=samples.assignments[worker - first],
                 round=self.round.number,
                 worker=worker,

@@ -19,7 +19,7 @@ from compss_train.data.order import buffer_seed, partial_shuffle_generator, tran
 from compss_train.data.ragged import Ragged
 from compss_train.data.sample_reading import Reseed, SampleReader, collate_batch
 from compss_train.data.streams import StreamReader
-from compss_train.model.devices import is_gpu, random_state, seed_generators, to_device
+from compss_train.model.devices import CPU, is_gpu, random_state, seed_generators, to_device
 from compss_train.model.losses import IGNORE_INDEX
 from compss_train.model.replica import ModelReplica
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
@@ -27,7 +27,7 @@ from compss_train.samplers.pools import Pools
 from compss_train.worker.gpu_rows import Columns
 from compss_train.worker.source import Source
 from compss_train.worker.state import CarriedBuffer
-from compss_train.worker.work import Work, WorkOptions
+from compss_train.worker.work import Job, Work
 
 _BURST = 8  # batches drawn from a buffer at a time
 
@@ -70,68 +70,63 @@ class Batch(NamedTuple):
         return {name: part for name, part in parts.items() if part is not None}
 
 
-def cut_batches(
-    work: Work,
-    source: Source,
-    device: str,
-    buffer: CarriedBuffer | None = None,
-    sample_reader: SampleReader | None = None,
-) -> Iterator[Batch]:
-    """Iterate over the batches of a worker, with the samples of data sets still as numbers.
+def cut_batches(source: Source, device: str, buffer: CarriedBuffer | None = None) -> Iterator[Batch]:
+    """Iterate over the batches of a worker for a device, with the samples of data sets still as numbers.
 
-    ``buffer`` is carried between the rounds of an epoch, ``sample_reader`` reads samples by their numbers.
+    Sample numbers, and what ``collate`` gets, stay on the CPU. ``buffer`` is carried between rounds of an epoch.
     """
-    options = work.options
-    if isinstance(sample_reader, StreamReader) and not sample_reader.counted:
-        return _until_the_end(work, source, sample_reader)
-    if options.pools is not None:
-        return _partially_shuffled(work, options.pools, source, device)
-    if options.buffer is not None:
-        return _from_buffer(work, options.buffer, source, device, buffer or CarriedBuffer())
-    return _block_by_block(work, source, device)
+    job = source.job
+    if isinstance(job.reader, StreamReader) and not job.reader.counted:
+        return _until_the_end(source, job.reader)
+    device = device if (job.reader or job.spec.collate) is None else CPU
+    if job.pools is not None:
+        return _partially_shuffled(source, job.pools, device)
+    if job.buffer is not None:
+        return _from_buffer(source, job.buffer, device, buffer or CarriedBuffer())
+    return _block_by_block(source, device)
 
 
-def batches_in_epoch(work: Work, epoch: int) -> int:
+def batches_in_epoch(job: Job, work: Work, epoch: int) -> int:
     """Return the planned number of batches in a worker's epoch."""
     if work.draws is not None:
         return len(work.draws.sizes)
     block_passes = tuple(block_pass for block_pass in work.block_passes if block_pass.epoch == epoch)
-    options = work.options
-    if options.pools is not None or options.buffer is not None:
-        return len(batch_sizes(block_passes, options.batching))
-    return sum(len(batch_bounds(block_pass, options.batching)) for block_pass in block_passes)
+    if job.pools is not None or job.buffer is not None:
+        return len(batch_sizes(block_passes, job.batching))
+    return sum(len(batch_bounds(block_pass, job.batching)) for block_pass in block_passes)
 
 
-def _block_by_block(work: Work, source: Source, device: str) -> Iterator[Batch]:
-    structure = work.options.structure
+def _block_by_block(source: Source, device: str) -> Iterator[Batch]:
+    job, work = source.job, source.work
     with source.open(work.block_passes, device) as opened:
         for block_pass in work.block_passes:
             samples = next(opened)
             if samples is not None:
                 before = block_pass.first + block_pass.skip
                 place = block_pass.epoch, block_pass.block
-                for start, stop in batch_bounds(block_pass, work.options.batching):
+                for start, stop in batch_bounds(block_pass, job.batching):
                     columns = samples.cut(start, stop)
                     if len(columns[0]):  # or none of them could be read
-                        yield Batch(*place, before + start, *structure.parts(columns))
+                        yield Batch(*place, before + start, *job.structure.parts(columns))
                     del columns
             del samples  # free them before the next block is read
 
 
-def _until_the_end(work: Work, source: Source, stream: StreamReader) -> Iterator[Batch]:
+def _until_the_end(source: Source, stream: StreamReader) -> Iterator[Batch]:
     """Iterate over batches of a stream's sample numbers until the stream ends."""
+    work = source.work
     with source.wholes(work.block_passes) as columns_of_passes:
         for block_pass, (number,) in zip(work.block_passes, filter(None, columns_of_passes), strict=True):
-            numbers, position = number.expand(work.options.batching.size or 1).contiguous(), 0
+            numbers, position = number.expand(source.job.batching.size or 1).contiguous(), 0
             while not (position and stream.has_ended(int(number), block_pass.epoch)):
                 yield Batch(block_pass.epoch, block_pass.block, position, numbers)
                 position += len(numbers)
 
 
-def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -> Iterator[Batch]:
+def _partially_shuffled(source: Source, pools: Pools, device: str) -> Iterator[Batch]:
     """Mix the samples of each epoch; the pools are empty at its end, and where a round ends inside it."""
-    store = SlotStore()
-    for epoch, group in groupby(work.block_passes, lambda block_pass: block_pass.epoch):
+    job, store = source.job, SlotStore()
+    for epoch, group in groupby(source.work.block_passes, lambda block_pass: block_pass.epoch):
         block_passes = tuple(group)
         first = block_passes[0]
         position = first.first + first.skip
@@ -139,27 +134,26 @@ def _partially_shuffled(work: Work, pools: Pools, source: Source, device: str) -
             [block_pass.size for block_pass in block_passes],
             lambda numbers: source.pieces(tuple([block_passes[each] for each in numbers])),  # noqa: B023
             pools=pools,
-            random=partial_shuffle_generator(work.options.seed, epoch, first.block, first.first),
-            batch_sizes=batch_sizes(block_passes, work.options.batching),
+            random=partial_shuffle_generator(job.seed, epoch, first.block, first.first),
+            batch_sizes=batch_sizes(block_passes, job.batching),
             store=store,
         )
         for columns in batches:
             if columns is not None:
-                parts = work.options.structure.parts(to_device(columns, device))
+                parts = job.structure.parts(to_device(columns, device))
                 yield Batch(epoch, first.block, position, *parts)
                 position += len(columns[0])
 
 
-def _from_buffer(
-    work: Work, spec: BufferSpec, source: Source, device: str, carried: CarriedBuffer
-) -> Iterator[Batch]:
+def _from_buffer(source: Source, spec: BufferSpec, device: str, carried: CarriedBuffer) -> Iterator[Batch]:
     """Iterate over the batches that a worker draws from a buffer.
 
     The buffer is drained at the end of every epoch, so that the number of epochs between merges does not change the
     batches of a worker. If an epoch has several rounds of batches, it is carried from one to the next.
     """
-    for draws, block_passes in _draws(work, spec):
-        seed = buffer_seed(work.options.seed, draws.epoch, draws.origin)
+    job = source.job
+    for draws, block_passes in _draws(job, source.work, spec):
+        seed = buffer_seed(job.seed, draws.epoch, draws.origin)
         limited = spec.limited(draws.total, draws.largest)
         buffer = limited.make(draws.largest, seed, pin_memory=is_gpu(device))
         if not draws.is_first and carried.before is not None:
@@ -171,39 +165,39 @@ def _from_buffer(
             else:
                 batches = batches_through(buffer, read, draws.largest, least=least)
             for columns in batches:
-                parts = work.options.structure.parts(to_device(columns, device))
+                parts = job.structure.parts(to_device(columns, device))
                 yield Batch(draws.epoch, draws.origin, position, *parts)
                 position += len(columns[0])
         carried.after = None if draws.is_last else buffer.state_dict()
 
 
-def _draws(work: Work, spec: BufferSpec) -> Iterator[tuple[Draws, WorkerAssignment]]:
+def _draws(job: Job, work: Work, spec: BufferSpec) -> Iterator[tuple[Draws, WorkerAssignment]]:
     """Iterate over the draws of each epoch, with the passes whose samples are put for them."""
     if work.draws is not None:
         yield work.draws, work.block_passes
         return
     for _, group in groupby(work.block_passes, lambda block_pass: block_pass.epoch):
         block_passes = tuple(group)
-        yield Draws.of_epoch(block_passes, work.options.batching, spec.put_counts), block_passes
+        yield Draws.of_epoch(block_passes, job.batching, spec.put_counts), block_passes
 
 
-def prepared(batches: Iterator[Batch], replica: ModelReplica, options: WorkOptions) -> Iterator[Batch]:
+def prepared(batches: Iterator[Batch], replica: ModelReplica, job: Job) -> Iterator[Batch]:
     """Iterate over collated and transformed batches; empty batches, at the end of a stream, are left out.
 
     The transforms' random draws are seeded by the fit's seed and the place of the batch, or of the sample for a
     ``train_transform`` by sample: they depend neither on the worker nor on earlier training, and do not affect the
     network's generators.
     """
-    functions = replica.collate, replica.train_transform, replica.transform, replica.spec.sample_reader
-    if not options.structure.ragged and all(each is None for each in functions):
+    functions = replica.collate, replica.train_transform, replica.transform, job.reader
+    if not job.structure.ragged and all(each is None for each in functions):
         return batches
-    ready = (_prepared(replica, options.seed, batch) for batch in batches)
+    ready = (_prepared(replica, job, batch) for batch in batches)
     return (batch for batch in ready if batch.samples_before != 0)
 
 
-def _prepared(replica: ModelReplica, fit_seed: int, batch: Batch) -> Batch:
+def _prepared(replica: ModelReplica, job: Job, batch: Batch) -> Batch:
     def seed_of(position: int) -> int:
-        return transform_seed(fit_seed, batch.epoch, batch.block, position)
+        return transform_seed(job.seed, batch.epoch, batch.block, position)
 
     def reseed(position: int) -> int:
         """Seed all generators for the sample at a position of the batch's block; return the seed."""
@@ -211,11 +205,11 @@ def _prepared(replica: ModelReplica, fit_seed: int, batch: Batch) -> Batch:
         return seed
 
     with random_state(seed_of(batch.position), replica.device):
-        batch = collated(replica, batch, reseed)
+        batch = collated(replica, job.reader, batch, reseed)
         before = batch.samples
         if not before:
             return batch
-        if replica.spec.sample_reader is not None:
+        if job.reader is not None:
             reseed(batch.position)  # transforms draw as for a batch that was not read
         x, y = batch.x, batch.y
         with replica.annotate_errors(x, y, own_target=y is None), replica.autocast():
@@ -224,15 +218,15 @@ def _prepared(replica: ModelReplica, fit_seed: int, batch: Batch) -> Batch:
             return batch._replace(samples_before=before, x=replica.transformed(x), y=y)
 
 
-def collated(replica: ModelReplica, batch: Batch, reseed: Reseed) -> Batch:
+def collated(replica: ModelReplica, reader: SampleReader | None, batch: Batch, reseed: Reseed) -> Batch:
     """Return a batch ready for the transforms, on the replica's device; an empty batch if a stream has ended.
 
-    Sample numbers in the batch are replaced by the samples; ``reseed`` seeds the data set's random draws.
+    ``reader`` replaces sample numbers in the batch by the samples; ``reseed`` seeds the data set's random draws.
     ``build``'s ``collate`` gets a list of samples, (x, y) or x without targets, and returns a batch of the same
     kind. Without it, sequences of different lengths are padded: x with 0, integer targets with -100, which losses
     ignore. Raises ``TypeError`` for other targets.
     """
-    reader, collate = replica.spec.sample_reader, replica.collate
+    collate = replica.collate
     if reader is not None:
         read = reader.read(batch.x.numpy(), batch.epoch, batch.position, reseed, collate)
         batch = batch._replace(x=read.x, y=read.y, samples_before=read.samples)

@@ -14,35 +14,32 @@ from compss_train.model.devices import RandomState, random_state
 from compss_train.model.metrics import Measured, MetricAccumulator
 from compss_train.model.parameters import Parameters
 from compss_train.model.replica import ModelReplica
-from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.training_step import StepContext, StepResult
 from compss_train.worker.batches import Batch, collated, cut_batches
 from compss_train.worker.source import Source, retry_without_gpu_rows, source_of
-from compss_train.worker.work import Work
+from compss_train.worker.work import Job, Work
 
 
 @retry_without_gpu_rows
-def evaluate(
-    spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], works: Sequence[Work]
-) -> list[Measured]:
+def evaluate(job: Job, parameters: Parameters, values: Sequence[Any], works: Sequence[Work]) -> list[Measured]:
     """Return the measurements on the blocks or files of each ``Work``, in evaluation mode.
 
     ``values`` are the blocks of all of them. Measurements have the same bits whatever else the task evaluates.
     """
     try:
-        return [_evaluate(spec, parameters, values, work) for work in works]
+        return [_evaluate(job, parameters, values, work) for work in works]
     except Exception as error:
         if works[0].task is not None:
             error.add_note(f"This was an evaluation of {works[0].task}.")
         raise
 
 
-def _evaluate(spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work) -> Measured:
-    source = source_of(work, values)
+def _evaluate(job: Job, parameters: Parameters, values: Sequence[Any], work: Work) -> Measured:
+    source = source_of(job, work, values)
     with random_state(0, work.device), torch.no_grad():
-        replica = ModelReplica(spec, parameters, work.device, training=False)
+        replica = ModelReplica(job.spec, parameters, work.device, training=False)
         transform, accumulator = _Transform(replica), MetricAccumulator(replica.measures)
-        for batch in _batches(replica, work, source):
+        for batch in _batches(replica, source):
             with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
                 with replica.autocast():
                     result = _result(replica, transform(batch.x), batch.y)
@@ -79,10 +76,10 @@ class _Transform:
         return transformed
 
 
-def _batches(replica: ModelReplica, work: Work, source: Source) -> Iterator[Batch]:
+def _batches(replica: ModelReplica, source: Source) -> Iterator[Batch]:
     """Iterate over the batches before the transform."""
-    for batch in cut_batches(work, source, replica.columns_device, sample_reader=replica.spec.sample_reader):
-        ready = collated(replica, batch, lambda _: 0)
+    for batch in cut_batches(source, replica.device):
+        ready = collated(replica, source.job.reader, batch, lambda _: 0)
         if ready.samples:
             yield ready
 
@@ -95,17 +92,15 @@ def _result(replica: ModelReplica, x: Any, y: Any) -> StepResult:
 
 
 @retry_without_gpu_rows
-def predict(
-    spec: TrainingSpec, parameters: Parameters, values: Sequence[Any], work: Work
-) -> tuple[list[Any], Measured]:
+def predict(job: Job, parameters: Parameters, values: Sequence[Any], work: Work) -> tuple[list[Any], Measured]:
     """Return the outputs of each batch in evaluation mode, and what users should know of them.
 
     bfloat16 is converted to float32, and so is the float16 of autocast.
     """
     with random_state(0, work.device), torch.no_grad():
-        replica = ModelReplica(spec, parameters, work.device, training=False)
+        replica = ModelReplica(job.spec, parameters, work.device, training=False)
         transform = _Transform(replica)
-        every = _batches(replica, work, source_of(work, values))
+        every = _batches(replica, source_of(job, work, values))
         outputs = [_output(replica, batch, transform) for batch in every]
         return outputs, Measured(warnings=transform.warnings, conversions=sorted(replica.conversions))
 

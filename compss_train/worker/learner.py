@@ -16,7 +16,6 @@ from compss_train.model import devices, losses, metrics, schedule
 from compss_train.model import parameters as params
 from compss_train.model.optimizers import JoinedOptimizer, make_optimizer, needs_closure
 from compss_train.model.replica import ModelReplica
-from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.training_step import Step, StepContext, StepResult
 from compss_train.worker.batches import Batch, batches_in_epoch
 from compss_train.worker.callbacks import CallbackRunner, WorkerContext
@@ -28,7 +27,7 @@ from compss_train.worker.state import (
     on_host,
     restore_buffers,
 )
-from compss_train.worker.work import Work
+from compss_train.worker.work import Job, Work
 
 LEAST_SCALE = 1e-4
 """Minimum loss scale of fp16: gradients that overflow even then are NaN, or have diverged."""
@@ -53,23 +52,21 @@ class Learner(ModelReplica):
 
     def __init__(
         self,
-        spec: TrainingSpec,
+        job: Job,
         parameters: params.Parameters,
         state: WorkerState,
         work: Work,
         moments: params.Parameters | None = None,
     ) -> None:
-        super().__init__(spec, parameters, work.device, training=True)
+        super().__init__(job.spec, parameters, work.device, training=True)
         if state.module_buffers is not None:
             restore_buffers(self.net, state.module_buffers, work.device)
-        self._work, self._accumulator = work, metrics.MetricAccumulator(self.measures)
+        self._job, self._work, self._accumulator = job, work, metrics.MetricAccumulator(self.measures)
         self._callbacks: CallbackRunner | None = None
-        if work.options.callbacks:
+        if job.callbacks:
             context = WorkerContext(worker=work.worker, round=work.round, model=self.net, epoch=work.epoch)
-            self._callbacks = CallbackRunner(
-                work.options.callbacks, context, self._accumulator, state.callbacks or {}
-            )
-        reset = work.options.optimizer_state == "reset"
+            self._callbacks = CallbackRunner(job.callbacks, context, self._accumulator, state.callbacks or {})
+        reset = job.optimizer_state == "reset"
         self.optimizer = self._new_optimizer(None if reset else state.optimizer)
         if moments and not reset and state.optimizer is None:
             load_moments(self.optimizer, moments)
@@ -84,7 +81,7 @@ class Learner(ModelReplica):
         self._batches = state.batches
         """Number of batches trained, including by earlier tasks of the worker."""
         self._updated = False
-        trusts = spec.gradients.on_nan == "skip" and devices.is_gpu(work.device) and not state.skipped
+        trusts = self.spec.gradients.on_nan == "skip" and devices.is_gpu(work.device) and not state.skipped
         self._norms = torch.zeros((), device=work.device) if trusts else None
         """Largest norm of what was learnt on a GPU, which stands still for a read: it is read at the end."""
         self._check_outputs = work.check_outputs and not isinstance(self.optimizer, JoinedOptimizer)
@@ -115,7 +112,7 @@ class Learner(ModelReplica):
             before = drawn
             for number, batch in enumerate(epoch_batches):
                 current = changes.get(number, current)
-                if work.options.optimizer_state == "reset_blocks" and (epoch, batch.block) in unbegun:
+                if self._job.optimizer_state == "reset_blocks" and (epoch, batch.block) in unbegun:
                     unbegun.remove((epoch, batch.block))
                     self._renew_optimizer(current)
                 elif number in changes:
@@ -131,7 +128,7 @@ class Learner(ModelReplica):
     def _changes_in(self, epoch: int) -> dict[int, schedule.Hyperparameters]:
         """Return the hyperparameters of a schedule in an epoch, by the number of the batch from which they hold."""
         timed = (self._work.hyperparameters or {}).get(epoch, ())
-        planned = batches_in_epoch(self._work, epoch) if len(timed) > 1 else 0
+        planned = batches_in_epoch(self._job, self._work, epoch) if len(timed) > 1 else 0
         return {math.ceil(begin * planned): hyperparameters for begin, hyperparameters in timed}
 
     def learn(self, batch: Batch) -> None:

@@ -26,7 +26,7 @@ from compss_train.model.devices import CPU, is_gpu, to_device
 from compss_train.samplers.loader import NO_ROWS, FileLoader, FileRows
 from compss_train.samplers.mixing import Chunk
 from compss_train.worker.gpu_rows import Columns, rows_on_gpus
-from compss_train.worker.work import Work, WorkOptions
+from compss_train.worker.work import Job, Work
 
 Piece: TypeAlias = tuple[Block, ...]
 """Rows of a block of x, with the same rows of y and of the weights."""
@@ -37,10 +37,10 @@ _FILE_CHUNK = 2**22  # bytes read at a time: large enough to make the hand-over 
 _MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the core's cache until they are put
 
 
-def rows_of(block_pass: BlockPass, options: WorkOptions) -> RowRange:
+def rows_of(block_pass: BlockPass, job: Job) -> RowRange:
     """Return the rows that a pass needs; a part of a shuffled pass needs the rows of the whole pass."""
     start, size = block_pass.first + block_pass.skip, block_pass.size
-    if options.shuffle_seed is not None:
+    if job.shuffle_seed is not None:
         start, size = block_pass.first, block_pass.whole
     return RowRange(block_pass.block, start, start + size)
 
@@ -56,7 +56,7 @@ class PassSamples:
     def __init__(
         self,
         block_pass: BlockPass,
-        options: WorkOptions,
+        job: Job,
         held: RowRange | None,
         columns: Sequence[Block],
         device: str = CPU,
@@ -72,12 +72,12 @@ class PassSamples:
         """The samples that could not be read, which batches leave out."""
         if held is None:
             return
-        needed = rows_of(block_pass, options)
+        needed = rows_of(block_pass, job)
         if needed.file != held.file or not held.start <= needed.start <= needed.stop <= held.stop:
             raise ValueError(f"a pass over {needed} got {held}; this is a bug")
         self._first = needed.start - held.start
-        if options.shuffle_seed is not None:
-            order = _training_order(block_pass, options, columns, self._first)
+        if job.shuffle_seed is not None:
+            order = _training_order(block_pass, job, columns, self._first)
         elif len(unread):
             order = np.arange(self._first, self._first + self._size)
         else:
@@ -115,14 +115,12 @@ class PassSamples:
         return tuple([as_tensor(part[self._first : self._first + self._size]) for part in self._columns])
 
 
-def _training_order(
-    block_pass: BlockPass, options: WorkOptions, columns: Sequence[Block], first: int
-) -> NDArray[Any]:
+def _training_order(block_pass: BlockPass, job: Job, columns: Sequence[Block], first: int) -> NDArray[Any]:
     """Return the shuffled order of a pass as row numbers of ``columns``; the whole pass begins at ``first``."""
-    place, whole = (options.seed, block_pass.epoch, block_pass.block), block_pass.whole
-    if options.structure.bucketed:  # samples of similar lengths in each batch
+    place, whole = (job.seed, block_pass.epoch, block_pass.block), block_pass.whole
+    if job.structure.bucketed:  # samples of similar lengths in each batch
         lengths = next(column.lengths for column in columns if isinstance(column, Ragged))
-        bounds = options.batching.bounds(whole)
+        bounds = job.batching.bounds(whole)
         order = bucketed_order(lengths[first : first + whole].numpy(), bounds, *place)
     else:
         order = row_order(*place, whole)
@@ -147,6 +145,7 @@ def _chunk(samples: PassSamples | None) -> Chunk | None:
 class Source(ABC):
     """Opens the passes of a task."""
 
+    job: Job
     work: Work
 
     @abstractmethod
@@ -180,17 +179,17 @@ class Source(ABC):
 
     def _on_gpu(self, device: str, held: RowRange | None, columns: Sequence[Block]) -> Columns | None:
         """Return columns on a GPU, or ``None``; those that are the rows ``held`` of a block stay there."""
-        resident, dense = self.work.options.resident, [each for each in columns if not isinstance(each, Ragged)]
+        resident, dense = self.job.resident, [each for each in columns if not isinstance(each, Ragged)]
         if resident is None or len(dense) < len(columns) or not is_gpu(device):
             return None
         return rows_on_gpus().moved(resident, device, held, dense)
 
 
-def source_of(work: Work, values: Sequence[Any]) -> Source:
+def source_of(job: Job, work: Work, values: Sequence[Any]) -> Source:
     """Return the source of the batches of a worker: the values that its task received, or files."""
     if work.files is not None:
-        return FileSource(work, work.files)
-    return BlockSource(work, columns_of(values, len(work.blocks)))
+        return FileSource(job, work, work.files)
+    return BlockSource(job, work, columns_of(values, len(work.blocks)))
 
 
 def columns_of(values: Sequence[Any], number: int) -> list[Sequence[Block]]:
@@ -229,21 +228,20 @@ class BlockSource(Source):
         After the last pass of the last epoch the rows of the fit leave the GPU.
         """
         yield (self._open(block_pass, device) for block_pass in block_passes)
-        resident, last = self.work.options.resident, block_passes[-1] if is_gpu(device) and block_passes else None
+        resident, last = self.job.resident, block_passes[-1] if is_gpu(device) and block_passes else None
         if resident is not None and last is not None and last.epoch == resident.last_epoch and not last.rest:
             rows_on_gpus().release(resident.fit)
 
     def _open(self, block_pass: BlockPass, device: str) -> PassSamples:
-        options = self.work.options
         if block_pass.sample_numbers is not None:
             gathered = self._gathered(block_pass.sample_numbers)
-            return PassSamples(block_pass, options, None, self._on_gpu(device, None, gathered) or gathered, device)
+            return PassSamples(block_pass, self.job, None, self._on_gpu(device, None, gathered) or gathered, device)
         if is_gpu(device):
             whole = RowRange(block_pass.block, block_pass.first, block_pass.first + block_pass.whole)
             if (resident := self._on_gpu(device, whole, self._stored(whole))) is not None:
-                return PassSamples(block_pass, options, whole, resident, device)
-        needed = rows_of(block_pass, options)
-        return PassSamples(block_pass, options, needed, [*map(as_tensor, self._stored(needed))], device)
+                return PassSamples(block_pass, self.job, whole, resident, device)
+        needed = rows_of(block_pass, self.job)
+        return PassSamples(block_pass, self.job, needed, [*map(as_tensor, self._stored(needed))], device)
 
     def _stored(self, rows: RowRange) -> Piece:
         number = self.work.blocks.index(rows.file)
@@ -272,9 +270,9 @@ class BlockSource(Source):
     def _copies(self, block_passes: WorkerAssignment, step: int) -> Iterator[Callable[[], Columns]]:
         """Iterate over functions that each copy the next ``step`` samples."""
         for block_pass in block_passes:
-            needed, numbers = rows_of(block_pass, self.work.options), block_pass.sample_numbers
+            needed, numbers = rows_of(block_pass, self.job), block_pass.sample_numbers
             if numbers is None:
-                copied = PassSamples(block_pass, self.work.options, needed, self._stored(needed)).cut
+                copied = PassSamples(block_pass, self.job, needed, self._stored(needed)).cut
             for start in range(0, block_pass.size, step):
                 stop = min(start + step, block_pass.size)
                 yield (
@@ -287,8 +285,8 @@ class BlockSource(Source):
 class FileSource(Source):
     """Files, read in order and ahead."""
 
-    def __init__(self, work: Work, part: FilePart) -> None:
-        super().__init__(work)
+    def __init__(self, job: Job, work: Work, part: FilePart) -> None:
+        super().__init__(job, work)
         self._loader = FileLoader(part, part.file_buffer)
         self._keys = part.keys or ()
         self._unread_samples = 0
@@ -297,7 +295,7 @@ class FileSource(Source):
     @contextmanager
     def open(self, block_passes: WorkerAssignment, device: str = CPU) -> Iterator[Iterator[PassSamples | None]]:
         """Provide the samples, file by file."""
-        rows = [rows_of(block_pass, self.work.options) for block_pass in block_passes]
+        rows = [rows_of(block_pass, self.job) for block_pass in block_passes]
         opened = partial(self._open, device)
         with self._loader.open(rows) as read:
             yield map(opened, block_passes, rows, read)  # holds no reference while the next file is read
@@ -310,7 +308,7 @@ class FileSource(Source):
             return None
         columns = tuple([as_tensor(read.arrays[key]) for key in self._keys])
         columns = self._on_gpu(device, None, columns) or columns
-        samples = PassSamples(block_pass, self.work.options, rows, columns, device, read.missing)
+        samples = PassSamples(block_pass, self.job, rows, columns, device, read.missing)
         self._unread_samples += len(samples.missing)
         return samples
 

@@ -17,7 +17,6 @@ from compss_train.model.compression import Contribution, compress_arrays
 from compss_train.model.devices import kept_random_state, set_random_state
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters, first_not_finite
-from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
 from compss_train.worker.batches import cut_batches, prepared
 from compss_train.worker.learner import Learner
@@ -25,7 +24,7 @@ from compss_train.worker.server_exchange import ServerAddress
 from compss_train.worker.source import retry_without_gpu_rows, source_of
 from compss_train.worker.state import CarriedBuffer, GroupState, WorkerState, moments_of, split_moments
 from compss_train.worker.tracing import Tracer
-from compss_train.worker.work import Work
+from compss_train.worker.work import Job, Work
 
 
 class Result(NamedTuple):
@@ -39,7 +38,7 @@ class Result(NamedTuple):
 
 @retry_without_gpu_rows
 def train(
-    spec: TrainingSpec,
+    job: Job,
     parameters: Parameters,
     state: WorkerState,
     work: Work,
@@ -54,13 +53,12 @@ def train(
     With ``on_nan="skip"`` on a GPU, a worker that skipped nothing in its last task learns all batches, and reads at
     the end whether they were finite. If they were not, it trains again, and reads each batch's flag.
     """
-    liveness.describe(f"{work.name}, which compiles its network," if spec.compile else work.name)
+    liveness.describe(f"{work.name}, which compiles its network," if job.spec.compile else work.name)
     started, began = time.time(), time.perf_counter()
     set_random_state(state.random, work.device)
-    learner = Learner(spec, parameters, state, work, moments)
-    source, buffer = source_of(work, values), CarriedBuffer(state.sample_buffer)
-    batches = cut_batches(work, source, learner.columns_device, buffer, spec.sample_reader)
-    batches = prepared(batches, learner, work.options)
+    learner = Learner(job, parameters, state, work, moments)
+    source, buffer = source_of(job, work, values), CarriedBuffer(state.sample_buffer)
+    batches = prepared(cut_batches(source, work.device, buffer), learner, job)
     tracer = Tracer(work.device) if work.traced else None
     try:
         with tracer or nullcontext():
@@ -70,32 +68,32 @@ def train(
             raise
     if not learner.finite:
         del learner, batches  # as they may fill the GPU
-        result = train(spec, parameters, replace(state, skipped=True), work, values, moments)
+        result = train(job, parameters, replace(state, skipped=True), work, values, moments)
         result.measured.started, result.measured.seconds = started, time.perf_counter() - began
         return result
     measured = replace(learner.measured(), **source.measured())
     measured.trace = None if tracer is None else tracer.trace()
-    if spec.sample_reader is not None and spec.sample_reader.is_stream:
+    if job.reader is not None and job.reader.is_stream:
         measured.planned_samples, measured.unread_samples = drawn, max(0, work.samples - drawn)
     else:
-        measured.planned_samples = _planned_samples(work, drawn, measured.unread_samples)
+        measured.planned_samples = _planned_samples(job, work, drawn, measured.unread_samples)
     if measured.skipped_batches and not measured.batches:
         raise DivergedError(
             f"loss or gradients were NaN or infinite in all {measured.skipped_batches} batches of {work.name}, "
             "so nothing was trained; lower the learning rate, or check the data"
         )
     trained, after = learner.finish(measured), learner.state()
-    if work.options.optimizer_state == "average":
+    if job.optimizer_state == "average":
         trained, after = trained | moments_of(learner.optimizer), replace(after, optimizer=None)
     before = {**parameters, **(moments or {})}
-    sent, error = _compressed(spec, work, before, trained, state, measured)
+    sent, error = _compressed(job, work, before, trained, state, measured)
     after = replace(after, sample_buffer=buffer.after, error=error, skipped=measured.skipped_batches > 0)
     measured.started, measured.seconds = started, time.perf_counter() - began
     return Result(sent, after, measured)
 
 
 def _compressed(
-    spec: TrainingSpec,
+    job: Job,
     work: Work,
     before: Parameters,
     after: Parameters,
@@ -106,11 +104,11 @@ def _compressed(
 
     A worker without samples does not contribute, so its error is unchanged. Moments decay and need no feedback.
     """
-    dtype = work.options.dtype
+    dtype = job.dtype
     if dtype is None or not measured.planned_samples:
         return after, None if dtype is None else state.error
-    changes, errors = compress_arrays(before, after, spec.names.weights, dtype, state.error)
-    bad = None if spec.gradients.on_nan == "ignore" else first_not_finite(errors)
+    changes, errors = compress_arrays(before, after, job.spec.names.weights, dtype, state.error)
+    bad = None if job.spec.gradients.on_nan == "ignore" else first_not_finite(errors)
     if bad is not None:
         raise DivergedError(
             f"the change of {bad!r} in {work.name} is too large for Merge(dtype={dtype!r}); lower the learning rate"
@@ -119,15 +117,15 @@ def _compressed(
     return {**after, **changes, **compress_arrays(before, moments, moments, "bf16")[0]}, errors
 
 
-def _planned_samples(work: Work, drawn: int, unread: int) -> int:
+def _planned_samples(job: Job, work: Work, drawn: int, unread: int) -> int:
     """Return the number of samples that the worker was to train; a reservoir's repetitions do not count."""
-    if work.draws is not None and work.options.buffer is not None:
-        return drawn if work.options.buffer.draws_in_step else min(drawn, work.draws.samples)
+    if work.draws is not None and job.buffer is not None:
+        return drawn if job.buffer.draws_in_step else min(drawn, work.draws.samples)
     return sum(block_pass.size for block_pass in work.block_passes) - unread
 
 
 def train_group(
-    spec: TrainingSpec,
+    job: Job,
     parameters: Parameters,
     states: GroupState,
     values: Sequence[Any],
@@ -145,8 +143,8 @@ def train_group(
     with kept_random_state(works[0].device):
         for work in works:
             number = work.index_in_group
-            trained, after[number], own = train(spec, parameters, after[number], work, values, moments)
-            count = own.planned_samples if work.options.may_skip else work.samples
+            trained, after[number], own = train(job, parameters, after[number], work, values, moments)
+            count = own.planned_samples if job.may_skip else work.samples
             sums = _with_complete_nodes(
                 [*sums, PartialSum.of_worker(trained, count, work.worker, own)], work.worker
             )
@@ -155,7 +153,7 @@ def train_group(
 
 
 def train_worker(
-    spec: TrainingSpec,
+    job: Job,
     parameters: Parameters,
     states: GroupState,
     values: Sequence[Any],
@@ -173,7 +171,7 @@ def train_worker(
     (work,) = works
     after, number = [*states], work.index_in_group
     with kept_random_state(work.device):
-        trained, after[number], own = train(spec, parameters, after[number], work, values, moments)
+        trained, after[number], own = train(job, parameters, after[number], work, values, moments)
     if server_address is not None:
         with server_address.connect(f"worker {work.worker}", generation=work.round) as server:
             exchange, share = server_address.exchange, own.planned_samples / samples

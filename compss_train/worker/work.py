@@ -1,4 +1,7 @@
-"""``Work``: what one worker does in one round. It is sent to a task along with the values that the task reads."""
+"""``Job``: what the tasks of a fit have in common; ``Work``: what one worker does in one round.
+
+A task gets both along with the values that it reads.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,8 +11,10 @@ from compss_train.buffers import BufferSpec
 from compss_train.data.block_passes import Batching, Draws, WorkerAssignment
 from compss_train.data.columns import SINGLE, ColumnStructure
 from compss_train.data.reading import FilePart
+from compss_train.data.sample_reading import SampleReader
 from compss_train.model.compression import MergeDtype
 from compss_train.model.schedule import TimedHyperparameters
+from compss_train.model.training_spec import TrainingSpec
 from compss_train.samplers.pools import Pools
 from compss_train.worker.callbacks import WorkerCallback
 
@@ -31,9 +36,15 @@ class Residency:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class WorkOptions:
-    """How workers make batches and train on them: the same for all workers and rounds of a fit."""
+class Job:
+    """What the tasks of a fit or an evaluation have in common; it is published once.
 
+    It says what is trained, how samples are read and cut into batches, and how workers train on them.
+    """
+
+    spec: TrainingSpec
+    reader: SampleReader | None = None
+    """Reads the samples of a data set by their numbers, which the blocks hold then."""
     batching: Batching
     """How blocks are cut into batches."""
     shuffle_block_data: bool = False
@@ -64,7 +75,6 @@ class WorkOptions:
 class Work(NamedTuple):
     """What one worker does in one round; a tuple, as the coordinator makes thousands of them."""
 
-    options: WorkOptions
     block_passes: WorkerAssignment = ()
     """The passes over blocks that the worker makes, or what it puts into a buffer for its ``draws``."""
     round: int = 0

@@ -21,7 +21,7 @@ from compss_train.worker.work import Residency
 from tests.helpers.models import SGD, classification
 from tests.helpers.shared_engine import SharedEngine
 from tests.helpers.waiting import wait_until
-from tests.worker.assignments import whole
+from tests.worker.assignments import job_of, whole
 
 X = torch.arange(40.0)[:, None]
 GPU = "cuda:0"
@@ -42,10 +42,10 @@ def nothing_stays():
 def trained(*passes, x=X, device=GPU, fit="a", shuffled=False, idle_seconds=60.0):
     """Return the samples of these passes of a task, as they are cut on the device."""
     resident = Residency(fit=fit, last_epoch=1, share=1.0, idle_seconds=idle_seconds)
-    work = whole(x, 5)._replace(block_passes=passes, blocks=(0, 1))
-    work.options.__dict__.update(resident=resident, shuffle_block_data=shuffled)
+    work = whole(x)._replace(block_passes=passes, blocks=(0, 1))
+    job = job_of(5, resident=resident, shuffle_block_data=shuffled)
     found = []
-    with source_of(work, [x, x + 100]).open(passes, device) as opened:
+    with source_of(job, work, [x, x + 100]).open(passes, device) as opened:
         for block_pass, samples in zip(passes, opened, strict=True):
             columns = samples.cut(0, block_pass.size)
             assert columns[0].device == torch.empty(0, device=device).device

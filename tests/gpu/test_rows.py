@@ -22,6 +22,7 @@ from compss_train.worker.state import CarriedBuffer
 from compss_train.worker.work import Work
 from tests.gpu.conftest import REAL
 from tests.helpers.cases import MAKE_SLOW
+from tests.worker.assignments import job_of
 
 SEED, GPUS = 3, torch.cuda.device_count()
 
@@ -52,7 +53,7 @@ def sequences(samples, blocks, bucketed):
 
 def batches_of(data, workers, gpus, **given):
     """Return all batches of a fit, worker after worker in each round."""
-    options, x = FitOptions(**given), data.x
+    options, x = FitOptions(**given), data.columns["x"]
     plan = RoundPlan(
         x.sizes,
         workers,
@@ -64,7 +65,7 @@ def batches_of(data, workers, gpus, **given):
         merge_unit=options.merge.unit,
         put_counts=options.buffer.put_counts if options.buffer and options.carries_buffers else None,
     )
-    common = options.for_workers(data, SEED, options.num_epochs - 1, 1.0)
+    job = options.job(job_of(1).spec, data, SEED, options.num_epochs - 1, 1.0)
     begins, carried, found = tuple(accumulate(x.sizes[:-1], initial=0)), {}, []
     for round_, worker in product(plan.rounds(), range(workers)):
         passes = round_.assignments[worker]
@@ -73,7 +74,6 @@ def batches_of(data, workers, gpus, **given):
         total = any(each.sample_numbers is not None for each in passes)
         numbers = tuple(range(len(x.sizes))) if total else blocks_of(passes)
         work = Work(
-            common,
             passes,
             device=f"cuda:{worker % gpus}" if gpus else "cpu",
             blocks=numbers,
@@ -81,8 +81,8 @@ def batches_of(data, workers, gpus, **given):
             draws=round_.draws[worker] if round_.draws else None,
         )
         buffer = CarriedBuffer(carried.get(worker))
-        source = source_of(work, [list(x.blocks())[number] for number in numbers])
-        for batch in cut_batches(work, source, work.device, buffer):
+        source = source_of(job, work, [list(x.blocks())[number] for number in numbers])
+        for batch in cut_batches(source, work.device, buffer):
             rows = batch.x.padded(-1) if isinstance(batch.x, Ragged) else batch.x
             assert rows.device == torch.device(work.device)
             found.append((worker, *batch[:3], rows[:, 0].int().tolist()))
@@ -134,7 +134,7 @@ def test_however_rounds_are_cut_parameters_are_those_of_a_cpu(ways):
                 trainer.build(
                     nn.Linear(1, 1), {"optimizer": "sgd", "lr": 1e-4, "momentum": 0.9}, "mse", num_gpu=gpus
                 )
-                results.append(trainer.fit(numbered(24, 3).x, num_epochs=3, progress=False, **options))
+                results.append(trainer.fit(numbered(24, 3).columns["x"], num_epochs=3, progress=False, **options))
         if any(not np.array_equal(results[0][name], results[1][name]) for name in results[0]):
             wrong.append((unit, every, order, workers))
     assert not wrong

@@ -1,7 +1,5 @@
 """Training on GPUs, real or emulated ones."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -19,7 +17,7 @@ from compss_train.worker.source import source_of
 from compss_train.worker.work import Residency
 from tests.helpers.models import ADAM, assert_close, awkward_net, blocked, classification, mlp, state_arrays
 from tests.helpers.tolerances import adam_error
-from tests.worker.assignments import whole
+from tests.worker.assignments import job_of, whole
 
 # At most 24 steps of at most 15 samples.
 ROUNDING = adam_error(np.float64, 24, ADAM["lr"], samples=15)
@@ -131,11 +129,9 @@ def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
     """Return what is made of each batch, transformed on the device, with its place."""
     spec = TrainingSpec(net=mlp(), optimizer=torch.optim.SGD, loss=torch.nn.MSELoss(), transform=transform)
     replica = ModelReplica(spec, state_arrays(spec.net), device, training=True)
-    work = whole(x, size)
     resident = Residency(fit="tested", last_epoch=0, share=1.0, idle_seconds=60.0)
-    options = replace(work.options, seed=3, resident=resident)
-    work = work._replace(options=options)
-    batches = prepared_batches(cut_batches(work, source_of(work, [x]), device), replica, options)
+    job = job_of(size, spec=spec, seed=3, resident=resident)
+    batches = prepared_batches(cut_batches(source_of(job, whole(x), [x]), device), replica, job)
     return [(batch[:3], use(batch.x)) for batch in batches]
 
 
