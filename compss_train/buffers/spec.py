@@ -113,9 +113,8 @@ class BufferSpec:
     def limited(self, samples: int, batch_size: int) -> Self:
         """Return a description whose capacity does not exceed what a total of ``samples`` samples can fill."""
         threshold = None if self.kind == "FIFO" else self.needed
-        return replace(
-            self, capacity=min(self.capacity, max(samples, self.needed + batch_size)), threshold=threshold
-        )
+        capacity = min(self.capacity, max(samples, self.needed + batch_size))
+        return replace(self, capacity=capacity, threshold=threshold)
 
     def make(self, batch_size: int, seed: int, pin_memory: bool = False) -> Buffer:
         """Return a new, empty buffer."""

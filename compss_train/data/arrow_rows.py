@@ -14,7 +14,7 @@ from compss_train.data import tables
 from compss_train.data.block import Block, checksum, gather
 from compss_train.data.layout import FileContentError
 from compss_train.data.ragged import Ragged
-from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, Roles, SampleReader, collate_batch
+from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, Roles, Rows, SampleReader, collate_batch
 from compss_train.data.values import signed
 
 
@@ -45,9 +45,7 @@ class ArrowRows(SampleReader):
         changed = [name for name, dtype in dtypes.items() if tables.float_dtype(dtype, self._floats) != dtype]
         return (tables.conversion_note(str(dtypes[changed[0]]), str(self._floats)),) if changed else ()
 
-    def read(
-        self, numbers: NDArray[np.int64], epoch: int, position: int, reseed: Reseed, collate: Collate | None
-    ) -> ReadBatch:
+    def read(self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None) -> ReadBatch:
         """Return the batch."""
         rows = numbers if self._indices is None else self._indices[numbers]
         x, y = (

@@ -83,18 +83,14 @@ def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]
     samples = sum(block_pass.size for block_pass in block_passes)
     if not samples:
         return []
-    together = (
-        batching if batching.number is None else replace(batching, number=batching.number * len(block_passes))
-    )
-    return [stop - start for start, stop in together.bounds(samples)]
+    joint = batching if batching.number is None else replace(batching, number=batching.number * len(block_passes))
+    return [stop - start for start, stop in joint.bounds(samples)]
 
 
 def batch_bounds(block_pass: BlockPass, batching: Batching) -> list[tuple[int, int]]:
     """Return (start, stop) of each batch of a pass, or of a part that consists of whole batches."""
-    bounds = [
-        (start - block_pass.skip, stop - block_pass.skip) for start, stop in batching.bounds(block_pass.whole)
-    ]
-    return [(start, stop) for start, stop in bounds if 0 <= start < block_pass.size]
+    skip, bounds = block_pass.skip, batching.bounds(block_pass.whole)
+    return [(start - skip, stop - skip) for start, stop in bounds if 0 <= start - skip < block_pass.size]
 
 
 def cut_assignment(assignment: WorkerAssignment, start: int, stop: int) -> WorkerAssignment:

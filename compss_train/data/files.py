@@ -400,9 +400,8 @@ class FileDataset:
         """Raise ``BadFileError`` if torch cannot hold one of these arrays, all by default."""
         for key, field in self.layout.items():
             if (keys is None or key in keys) and not layouts.is_supported(field):
-                raise BadFileError(
-                    self.blocks[self.reference].path, f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}"
-                )
+                path = self.blocks[self.reference].path
+                raise BadFileError(path, f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}")
 
     def __repr__(self) -> str:
         keys = list(vars(self).get("layout", ()))  # the file of an unknown one is not read for this

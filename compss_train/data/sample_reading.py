@@ -21,6 +21,8 @@ from compss_train.data.layout import quote_names
 from compss_train.data.ragged import Ragged
 from compss_train.data.values import check_dtype, check_values, signed, tensor_of
 
+Rows: TypeAlias = NDArray[np.int64]
+"""The numbers of some samples."""
 Reseed: TypeAlias = Callable[[int], int]
 """Seeds the random draws for the sample at a position of a block's pass, and returns the seed."""
 Collate: TypeAlias = Callable[[list[Any]], Any]
@@ -86,9 +88,7 @@ class SampleReader(ABC):
     """Whether the number of samples is known."""
 
     @abstractmethod
-    def read(
-        self, numbers: NDArray[np.int64], epoch: int, position: int, reseed: Reseed, collate: Collate | None
-    ) -> ReadBatch:
+    def read(self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None) -> ReadBatch:
         """Return the batch of samples with these numbers, the first of which has this position in the epoch.
 
         ``collate`` makes batches from lists of (x, y), like ``build(collate=...)``.
@@ -120,9 +120,7 @@ class MapReader(SampleReader):
     roles: Roles
     collate: Collate | None
 
-    def read(
-        self, numbers: NDArray[np.int64], epoch: int, position: int, reseed: Reseed, collate: Collate | None
-    ) -> ReadBatch:
+    def read(self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None) -> ReadBatch:
         """Return the batch; the data set's random draws are seeded for each sample, or for the batch of several."""
         read_many = getattr(self.dataset, "__getitems__", None)
         if read_many is None:

@@ -6,12 +6,10 @@ from dataclasses import KW_ONLY, dataclass, field
 from itertools import islice
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
 from torch.utils.data import IterableDataset
 
 from compss_train._utils.private_names import WorkerInfo, worker_info
-from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, Roles, SampleReader, batch_of
+from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, Roles, Rows, SampleReader, batch_of
 
 _END = object()
 
@@ -82,9 +80,7 @@ class StreamReader(SampleReader):
     drop_last: bool
     _iterations: dict[int, _Iteration] = field(default_factory=dict, init=False)
 
-    def read(
-        self, numbers: NDArray[np.int64], epoch: int, position: int, reseed: Reseed, collate: Collate | None
-    ) -> ReadBatch:
+    def read(self, numbers: Rows, epoch: int, position: int, reseed: Reseed, collate: Collate | None) -> ReadBatch:
         """Return a batch of the next samples of a shard: fewer at its end, and then none."""
         shard, seed, first = int(numbers[0]), reseed(0), position
         iteration = self._iterations.get(shard)

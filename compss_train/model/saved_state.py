@@ -230,9 +230,8 @@ def _read_document(path: Path) -> dict[str, Any]:
     try:
         document = json.loads((path / STATE).read_text(encoding="utf-8"))
     except FileNotFoundError as error:
-        raise BadCheckpointError(
-            path, f"it has no {STATE}" if path.exists() else "the folder does not exist"
-        ) from error
+        reason = f"it has no {STATE}" if path.exists() else "the folder does not exist"
+        raise BadCheckpointError(path, reason) from error
     except OSError as error:
         raise BadCheckpointError(path, f"{STATE} cannot be read: {error}") from error
     except (ValueError, RecursionError) as error:

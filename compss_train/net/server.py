@@ -127,9 +127,8 @@ class MessageServer(Closable):
         self._connections.check()
         while self._refusals and time.monotonic() - self._refusals[0][1] > _SUSPECT_SECONDS:
             self._connections.end(*self._refusals.popleft())
-        if not int(self.socket.EVENTS) & zmq.POLLIN and not (
-            timeout and self.socket.poll(math.ceil(1000 * timeout))
-        ):
+        arrived = int(self.socket.EVENTS) & zmq.POLLIN
+        if not arrived and not (timeout and self.socket.poll(math.ceil(1000 * timeout))):
             return self._next_lost()
         sender, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
         identity, descriptor = sender.bytes, int(frames[0].get("__fd"))

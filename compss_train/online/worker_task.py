@@ -281,9 +281,8 @@ class OnlineWorker:
         """Push the weighted change since the last merge, and continue from the global parameters."""
         if self._merged == self._batches:
             return
-        self._exchange.push_change(
-            self._server, self._number, self._base, self._learner.finish(), 1 / self._job.num_workers
-        )
+        trained, share = self._learner.finish(), 1 / self._job.num_workers
+        self._exchange.push_change(self._server, self._number, self._base, trained, share)
         self._base = self._exchange.pull(self._server)
         params.load_into(self._learner.net, self._base)
         self._merged = self._batches

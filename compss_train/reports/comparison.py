@@ -98,9 +98,8 @@ def comparison_panels(groups: Sequence[SeedGroup], against: Axis = "round") -> l
     """
     runs = [run for group in groups for run in group.runs]
     names = dict.fromkeys(name for run in runs for record in run.history for name in measured_numbers(record))
-    titles = {name: name.replace("_", " ") for name in names if name != curves.LEARNING_RATE} | {
-        curves.SPEED: "samples/s"
-    }
+    titles = {name: name.replace("_", " ") for name in names if name != curves.LEARNING_RATE}
+    titles[curves.SPEED] = "samples/s"
     return curves.drawable(
         curves.Panel(
             title,

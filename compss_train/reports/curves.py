@@ -101,9 +101,7 @@ class Panel:
         Axes of shares and those that start at 0 are linear, and so are rising values of at most 100: scores, such
         as accuracies.
         """
-        lines = [
-            [y for y in line if not math.isnan(y)] for curve in self.curves for line in (curve.ys, *curve.band)
-        ]
+        lines = [[y for y in ys if not math.isnan(y)] for curve in self.curves for ys in (curve.ys, *curve.band)]
         values = [*chain.from_iterable(lines)]
         if self.from_zero or self.stacked or not values or min(values) <= 0:
             return False

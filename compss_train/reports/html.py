@@ -81,15 +81,14 @@ def page(
     ``status`` is a text such as "running"; with ``refresh`` browsers reload the page every few seconds.
     """
     net = str((configuration.get("build") or {}).get("net", "")).partition("(")[0].strip()
+    shown = {part: value for part, value in configuration.items() if value is not None and part != "details"}
     text: str = load_template("report.html").render(
         title=f"Training of {net}" if net else "Training",
         status=status,
         subtitle=_subtitle(history, configuration),
         refresh_seconds=REFRESH_SECONDS if refresh else None,
         run=_run(history) if history else None,
-        configuration={
-            part: value for part, value in configuration.items() if value is not None and part != "details"
-        },
+        configuration=shown,
     )
     return text
 

@@ -180,9 +180,8 @@ def _svg(panel: Panel, against: Axis) -> str:
         ax.text(at, 1, "continued", _LABEL, transform=above)
     text = StringIO()
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "report"}):
-        figure.savefig(
-            text, format="svg", transparent=True, metadata=dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        )
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(text, format="svg", transparent=True, metadata=metadata)
     drawn = text.getvalue()
     drawn = re.sub(r' xmlns(:xlink)?="[^"]*"| font-family: [^;"]*;', "", drawn[drawn.index("<svg") :])
     drawn = re.sub(r'<g id="[^"]*"', "<g", drawn)  # the same in all charts of a page

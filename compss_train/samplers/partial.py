@@ -104,9 +104,8 @@ class PartialShuffleSampler(Sampler[Any]):
         *,
         pools: int = 1,
     ) -> None:
-        group = (
-            (dist.get_world_size(), dist.get_rank()) if dist.is_available() and dist.is_initialized() else (1, 0)
-        )
+        is_distributed = dist.is_available() and dist.is_initialized()
+        group = (dist.get_world_size(), dist.get_rank()) if is_distributed else (1, 0)
         self.num_replicas = check_count("num_replicas", group[0] if num_replicas is None else num_replicas)
         self.rank = check_count("rank", group[1] if rank is None else rank, least=0)
         if self.rank >= self.num_replicas:

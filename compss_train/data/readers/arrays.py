@@ -61,16 +61,12 @@ class NpzReader(Reader):
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the shapes and dtypes in the arrays' headers."""
         with open_binary(path) as file, zipfile.ZipFile(file) as archive:
-            return describe_arrays(
-                {key: _header(archive, member) for key, member in _members(archive, keys).items()}
-            )
+            return describe_arrays({key: _header(archive, info) for key, info in _members(archive, keys).items()})
 
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:
         """Return rows of the arrays; each array is read completely, to verify its checksum."""
         with open_binary(path) as file, zipfile.ZipFile(file) as archive:
-            arrays = {
-                key: _parse_array(key, archive.read(member)) for key, member in _members(archive, keys).items()
-            }
+            arrays = {key: _parse_array(key, archive.read(info)) for key, info in _members(archive, keys).items()}
         return {key: array[start:stop] for key, array in arrays.items()}, describe_arrays(arrays).rows
 
 

@@ -99,9 +99,8 @@ class _Unpacked:
         stored, inner = data.dtype.subdtype or (data.dtype, ())
         self.shape = (*data.shape, *inner)
         _check_filters(data, name)
-        keys = [
-            key for key in _ATTRIBUTES if key in attributes and stored.kind in "iuf"
-        ]  # text has a _FillValue, too
+        # Text has a _FillValue, too.
+        keys = [key for key in _ATTRIBUTES if key in attributes and stored.kind in "iuf"]
         found = {key: np.ravel(attributes[key]) for key in keys}
         for key, value in found.items():
             if value.dtype.kind not in "iuf" or _ATTRIBUTES[key] not in (None, value.size):

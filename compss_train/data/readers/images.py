@@ -21,7 +21,7 @@ from compss_train.exceptions import BadFileError
 
 SUFFIXES = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp", ".gif")
 """The files that are images; others in the folders are ignored."""
-_OTHER_SUFFIXES = (".jfif", ".jpe", ".jp2", ".j2k", ".jxl", ".avif", ".heic", ".heif", ".tga", ".apng", ".svg")
+_UNREAD = (".jfif", ".jpe", ".jp2", ".j2k", ".jxl", ".avif", ".heic", ".heif", ".tga", ".apng", ".svg")
 """Images that are not read."""
 _WITH_FRAMES = (".tif", ".tiff", ".webp", ".gif")
 """The images that may have several frames or pages."""
@@ -96,9 +96,7 @@ class ImageFolderReader(Reader):
         """Return the images in a folder in the order of their rows, and those that are no samples."""
         if folder.lower().endswith(SUFFIXES) and not locations.is_folder(folder):
             return [""], []
-        names = [
-            name for name in locations.files_below(folder) if name.lower().endswith(SUFFIXES + _OTHER_SUFFIXES)
-        ]
+        names = [name for name in locations.files_below(folder) if name.lower().endswith(SUFFIXES + _UNREAD)]
         found = sorted(name for name in names if name.count("/") and name.lower().endswith(SUFFIXES))
         if not found:
             raise FileContentError(

@@ -282,9 +282,8 @@ def _batch_file(source: Any) -> OpenTable:
     widths = [field.type.bit_width if pyarrow.types.is_primitive(field.type) else 2**31 for field in schema]
     # Rows are counted in the narrowest column, because compressed columns must be read to be counted.
     narrow = opened([int(np.argmin(widths))]) if widths else file
-    return OpenTable(
-        schema, tuple(narrow.get_batch(number).num_rows for number in range(file.num_record_batches)), read
-    )
+    rows = tuple(narrow.get_batch(number).num_rows for number in range(file.num_record_batches))
+    return OpenTable(schema, rows, read)
 
 
 def _batch_stream(source: Any) -> OpenTable:

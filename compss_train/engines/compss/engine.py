@@ -273,11 +273,9 @@ def copy_value(value: Any) -> Any:
     return value
 
 
-def _free(
-    api: ModuleType, refs: weakref.WeakSet[_CompssRef], dropped: deque[Any], thread: threading.Thread
-) -> None:
+def _free(api: ModuleType, refs: weakref.WeakSet[_CompssRef], gone: deque[Any], thread: threading.Thread) -> None:
     if threading.current_thread() is thread:  # only this thread may call the runtime
-        for content in [*dropped, *(ref.content for ref in refs if not ref.external)]:
+        for content in [*gone, *(ref.content for ref in refs if not ref.external)]:
             api.compss_delete_object(content)
 
 
