@@ -71,10 +71,11 @@ class DistributedTrainer(NamedFits[params.Parameters]):
     optimizer and random states. ``close()``, the end of a ``with`` block and an exception in a fit end them, unless
     they are those of a given engine.
 
-    Attributes: ``history`` (a dict for each round), ``configuration``, ``seed``, ``num_workers``, ``threads``.
+    Attributes: ``history`` (a dict for each round), ``configuration``, ``seed``, ``num_workers``, ``threads``;
+    ``clock``, a function that returns seconds, by which ``max_time`` is measured.
     """
 
-    _clock: Callable[[], float] = staticmethod(time.monotonic)
+    clock: Callable[[], float] = staticmethod(time.monotonic)
 
     @entry_point
     def __init__(
@@ -338,7 +339,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         self._model.ready(method)
         records = {"validated": options.validation_data is not None, "averaged": bool(options.merge.averaging)}
         called = self._callbacks(options.callbacks, options.progress, **records)
-        stopping = Stopping(options.max_time, self._clock, self._session.engine_class.time_left())
+        stopping = Stopping(options.max_time, self.clock, self._session.engine_class.time_left())
         return planning.plan_fit(self._session, x, y, options, called, stopping)
 
     def _callbacks(self, callbacks: Sequence[AnyCallback], progress: bool, **records: bool) -> CallbackList:
@@ -413,7 +414,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         )
         self._model.ready("fit_online")
         called = self._callbacks(callbacks, progress, validated=validation_data is not None, online=True)
-        stopping = Stopping(max_time, self._clock, self._session.engine_class.time_left())
+        stopping = Stopping(max_time, self.clock, self._session.engine_class.time_left())
         train_online(self._session, simulations, options, called, validation_data, stopping)
         return self.get_parameters()
 

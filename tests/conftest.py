@@ -11,6 +11,7 @@ import os
 import shutil
 import signal
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
     from compss_train import Engine
+    from tests.helpers.messages import Messages
     from tests.helpers.shared_engine import SharedEngine
 
 ENGINES = ("serial", "local")
@@ -45,6 +47,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Let a COMPSs application run the tests on its own engine: ``tests/compss`` starts one that does."""
     parser.addoption("--slow", action="store_true", help="run the tests that take long, too")
     parser.addoption("--soak-minutes", type=float, default=60.0, help="length of the longest of the soak tests")
+    parser.addoption("--write-messages", action="store_true", help="take the words of errors as they are now")
     parser.addoption("--engines", default=",".join(ENGINES), help="engines of the tests that run on every engine")
 
 
@@ -142,6 +145,23 @@ def shared_ray(ray_cluster: Any) -> Iterator[Engine]:
     engine = SharedRayEngine()
     yield engine
     engine.end()
+
+
+@pytest.fixture(scope="session")
+def messages_of_errors(request: pytest.FixtureRequest) -> Iterator[Messages]:
+    """The words that errors have: ``tests/messages.json``."""
+    from tests.helpers.messages import Messages
+
+    messages = Messages(request.config.getoption("--write-messages"))
+    yield messages
+    messages.end()
+
+
+@pytest.fixture
+def raises(request: pytest.FixtureRequest, messages_of_errors: Messages, tmp_path: Path) -> Any:
+    """Check an error's type, a name in it, and its words: ``with raises(ValueError, "seed"):``."""
+    test = request.node.nodeid.partition("[")[0]
+    return partial(messages_of_errors.raises, test, tmp_path)
 
 
 @pytest.fixture

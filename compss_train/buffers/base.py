@@ -55,7 +55,8 @@ class Buffer(ABC):
         # Re-entrant, because the garbage collector can run code that uses the buffer while the lock is held.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        self._waiting = 0
+        self.waiting = 0
+        """Number of threads that wait for samples or for room."""
         self.capacity = check_count("capacity", capacity)
         self.threshold = check_count("threshold", threshold, least=0)
         if threshold > capacity:
@@ -126,15 +127,15 @@ class Buffer(ABC):
         """Wait until ``predicate`` is true or ``time.monotonic`` reaches ``until``; with the lock held."""
         if predicate():
             return
-        self._waiting += 1
+        self.waiting += 1
         try:
             self._changed.wait_for(predicate, None if until is None else max(0.0, until - time.monotonic()))
         finally:
-            self._waiting -= 1
+            self.waiting -= 1
 
     def _notify(self) -> None:
         """Let all waiting threads check their predicates; with the lock held."""
-        if self._waiting:  # to notify none takes a fraction of the time of notify_all
+        if self.waiting:  # to notify none takes a fraction of the time of notify_all
             self._changed.notify_all()
 
     # Putting

@@ -43,6 +43,11 @@ class Client:
         self.greeting = greeting
         """Its first message, which says what it is."""
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether its connection was closed a moment ago; its last messages may be left."""
+        return self.descriptor in self._server.connections.closed
+
     def send(self, header: Header, arrays: Sequence[Block] = ()) -> bool:
         """Send a message; return False if the client has disconnected. Clients that do not read lose messages.
 
@@ -76,7 +81,7 @@ class MessageServer(Closable):
             raise ValueError(f"address={address!r}: give tcp://HOST:PORT, or None for this machine only")
         self._context: sockets.Context = zmq.Context()
         self.socket = sockets.server_socket(self._context)
-        self._connections = Connections(self._context, self.socket)
+        self.connections = Connections(self._context, self.socket)
         self._folder = files.TemporaryFolder()
         self._clients: dict[bytes, Client] = {}
         self._lost: deque[bytes] = deque()
@@ -104,7 +109,7 @@ class MessageServer(Closable):
         except (OSError, zmq.ZMQError):  # a full disk, for example
             self._folder.remove()
             return None
-        self._connections.place = path
+        self.connections.place = path
         return f"{sockets.PRIVATE}{path}"
 
     def _bind_tcp(self, address: str, token: str) -> str:
@@ -115,7 +120,7 @@ class MessageServer(Closable):
         except zmq.ZMQError as error:
             raise OSError(f"cannot listen at {address}: {error}") from error
         bound = self.socket.getsockopt_string(zmq.LAST_ENDPOINT)
-        self._connections.place = int(bound.rpartition(":")[2])
+        self.connections.place = int(bound.rpartition(":")[2])
         return bound
 
     def receive(self, timeout: float = 0.0) -> Received | None:
@@ -124,15 +129,15 @@ class MessageServer(Closable):
         A client that has disconnected or was refused is reported once, after all its messages. ``None`` if nothing
         has happened. No message raises an error: a client whose message is malformed is refused.
         """
-        self._connections.check()
+        self.connections.check()
         while self._refusals and time.monotonic() - self._refusals[0][1] > _SUSPECT_SECONDS:
-            self._connections.end(*self._refusals.popleft())
+            self.connections.end(*self._refusals.popleft())
         arrived = int(self.socket.EVENTS) & zmq.POLLIN
         if not arrived and not (timeout and self.socket.poll(math.ceil(1000 * timeout))):
             return self._next_lost()
         sender, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
         identity, descriptor = sender.bytes, int(frames[0].get("__fd"))
-        self._connections.heard(descriptor)
+        self.connections.heard(descriptor)
         if identity in self._refused:
             return None
         try:
@@ -172,12 +177,12 @@ class MessageServer(Closable):
             if (client := self._clients.pop(identity, None)) is not None:
                 return client, None, []
             self._refused.pop(identity, None)
-        if closed := self._connections.closed:
+        if closed := self.connections.closed:
             now, descriptors = time.monotonic(), set(closed)
             known = {**self._refused, **{own: each.descriptor for own, each in self._clients.items()}}
             suspects = [own for own, descriptor in known.items() if descriptor in descriptors]
             self._lost.extend(each for each in suspects if not self.send(each, {}))  # their last messages first
-            self._connections.forget_closed(now - _SUSPECT_SECONDS)
+            self.connections.forget_closed(now - _SUSPECT_SECONDS)
         return None
 
     def send(self, identity: bytes, header: Header, arrays: Sequence[Block] = ()) -> bool:
@@ -195,7 +200,7 @@ class MessageServer(Closable):
         """Close all connections; sent messages are still transmitted. May be called again."""
         if not self.socket.closed:
             self.socket.disable_monitor()
-            self._connections.join()
+            self.connections.join()
             sockets.end(self._context, _LINGER_MILLISECONDS)
             self._folder.remove()
 
@@ -251,7 +256,7 @@ class Connections:
         """Shut a connection down, unless it was closed since this time."""
         with self._lock:
             if self._closed.get(descriptor, 0.0) < since:
-                self._shut_down(descriptor)
+                self.shut_down(descriptor)
 
     def check(self) -> None:
         """Raise ``RuntimeError`` if the thread has died: nobody would notice clients that disconnect."""
@@ -281,9 +286,9 @@ class Connections:
                 if isinstance(self.place, int) and len(self._silent) > _MAX_SILENT:
                     oldest = next(iter(self._silent))
                     del self._silent[oldest]
-                    self._shut_down(oldest)
+                    self.shut_down(oldest)
 
-    def _shut_down(self, descriptor: int) -> None:
+    def shut_down(self, descriptor: int) -> None:
         """Shut a connection down, unless ZeroMQ has closed it and another file has its descriptor."""
         with suppress(OSError), ExitStack() as stack:
             copy = os.dup(descriptor)  # which stays the same file

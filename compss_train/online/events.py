@@ -13,7 +13,7 @@ import zmq
 from compss_train._utils import Closable
 from compss_train.data.block import Block
 from compss_train.engines import Engine, Ref, nodes
-from compss_train.net import Client, Header, MessageError, MessageServer, Received, new_token, parsing
+from compss_train.net import Address, Client, Header, MessageError, MessageServer, Received, new_token, parsing
 
 RECONNECT_SECONDS = 120.0
 """How long a task may take to reconnect after its process died, for engines that cannot report a lost task."""
@@ -39,10 +39,11 @@ class EventServer(Closable):
         self._poller.register(self._tasks.socket, zmq.POLLIN)
         self.address = self._tasks.address
 
-    def listen_for_senders(self, address: str, token: str) -> None:
-        """Listen at another address, for senders only, which present this token."""
+    def listen_for_senders(self, address: str, token: str) -> Address:
+        """Listen at another address, for senders only, which present this token; return where they connect."""
         self._servers.append(MessageServer(address, token))
         self._poller.register(self._servers[-1].socket, zmq.POLLIN)
+        return self._servers[-1].address
 
     def next(self, timeout: float) -> Received | None:
         """Return the next message, or ``None`` after ``timeout`` seconds; a client's first one gives its role."""

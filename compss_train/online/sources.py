@@ -57,13 +57,14 @@ class SimulationRuns:
     # Which of them run
 
     @property
-    def _running(self) -> list[tuple[Simulation, ConnectedTask]]:
+    def running(self) -> list[tuple[Simulation, ConnectedTask]]:
+        """The simulations that have a task, and their tasks."""
         return [(each, each.task) for each in self._known.values() if each.task is not None]
 
     @property
     def all_ended(self) -> bool:
         """Whether no simulation is running or pending."""
-        return self._exhausted and not self._repeated and not self._running
+        return self._exhausted and not self._repeated and not self.running
 
     @property
     def _done_ones(self) -> list[Simulation]:
@@ -72,11 +73,11 @@ class SimulationRuns:
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of running, completed and failed simulations."""
-        return {"running": len(self._running), "done": self._done, "failed": self._failed}
+        return {"running": len(self.running), "done": self._done, "failed": self._failed}
 
     def start(self) -> None:
         """Submit simulations up to the limit, and resubmit lost tasks."""
-        running = self._running
+        running = self.running
         for simulation, task in running:
             task.restart(partial(self._never_connected, simulation))
         for _ in range(self._options.count - len(running)):
@@ -213,7 +214,7 @@ class SimulationRuns:
 
     def stop(self) -> None:
         """Notify all running simulations that training has ended."""
-        for _, task in self._running:
+        for _, task in self.running:
             task.send({"stop": True})
 
 

@@ -104,20 +104,21 @@ class Stream(Closable):
         self.paired: bool = reply.get("paired", False)
         """Whether the buffers pair time steps, so that the whole stream goes to one worker."""
         self._key = reply.get("key", "")
-        self._urls: list[str | None] = reply.get("workers", [])
+        self.urls: list[str | None] = reply.get("workers", [])
+        """Where the workers listen; ``None`` for those that have died."""
 
     # Connections
 
     def open(self) -> None:
         """Connect to the workers, when all of them have started."""
-        for worker in range(len(self._urls)):
+        for worker in range(len(self.urls)):
             self._open(worker)
 
     def _open(self, worker: int) -> None:
         """Connect to a worker, or to its replacement as soon as the coordinator knows its address."""
         failing: str | None = None
         while True:
-            if (url := self._urls[worker]) is not None:
+            if (url := self.urls[worker]) is not None:
                 if url != failing:
                     failing, deadline = url, time.monotonic() + UNREACHABLE_SECONDS
                 try:
@@ -144,7 +145,7 @@ class Stream(Closable):
             self._updated = time.monotonic()
             try:
                 while not self.ended.is_set() and (message := self._control.receive(timeout)) is not None:
-                    self._urls, timeout = message[0].get("workers", self._urls), 0.0
+                    self.urls, timeout = message[0].get("workers", self.urls), 0.0
                     if "stop" in message[0]:
                         self.ended.set()
             except OSError:  # the coordinator has ended
@@ -176,7 +177,7 @@ class Stream(Closable):
     @property
     def delivered(self) -> int:
         """How many samples, counted from the first, earlier attempts have delivered."""
-        missing = (self._first_missing(worker) for worker in {*map(self._worker_of, range(len(self._urls)))})
+        missing = (self._first_missing(worker) for worker in {*map(self._worker_of, range(len(self.urls)))})
         return min(missing, default=0)
 
     def _first_missing(self, worker: int) -> int:
@@ -214,7 +215,7 @@ class Stream(Closable):
     def flush(self) -> None:
         """Wait until the workers have received all samples sent."""
         self._check()
-        for worker in range(len(self._urls)):
+        for worker in range(len(self.urls)):
             self._with_worker(worker, self._flush)
 
     def _flush(self, worker: int) -> None:
@@ -233,11 +234,11 @@ class Stream(Closable):
             self._control.send(header)
 
     def _worker_of(self, number: int) -> int:
-        return worker_of(self.number, number, len(self._urls), whole=self.paired)
+        return worker_of(self.number, number, len(self.urls), whole=self.paired)
 
     def _route(self, worker: int) -> _Route:
         route = self._routes.get(worker)
-        if route is None or route.url != self._urls[worker]:
+        if route is None or route.url != self.urls[worker]:
             raise ConnectionLostError("the coordinator has lost it")
         return route
 

@@ -25,7 +25,7 @@ CallError: TypeAlias = tuple[str, str]
 """The name of an exception's class, and its message."""
 MAX_BACKLOG = 2**28
 """Bytes of pushes that may wait at the server; further pushes wait at the clients."""
-_MAX_BATCH = 32  # calls that are executed before pushes are answered, in one message
+MAX_BATCH = 32  # calls that are executed before pushes are answered, in one message
 _STOP_SECONDS = 0.05  # maximum delay until a stop is noticed
 _FORGET_SECONDS = 600.0
 """How long a client without a name is remembered after its connection was lost, unless it waits longer itself."""
@@ -129,8 +129,10 @@ def _described(error: Exception) -> CallError:
 class ServerLoop(Closable):
     """A thread that receives, executes and answers calls; those with a high priority overtake earlier ones."""
 
-    def __init__(self, server: MessageServer, store: LocalParameterServer) -> None:
-        self._server = server
+    def __init__(
+        self, server: MessageServer, store: LocalParameterServer, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._server, self._clock = server, clock
         self.address, self.token = server.address.url, server.address.token
         """Where it listens, and what clients need."""
         self._queue = CallQueue()
@@ -150,6 +152,11 @@ class ServerLoop(Closable):
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="parameter-server", daemon=True)
         self._thread.start()
+
+    @property
+    def clients(self) -> dict[str, bool]:
+        """The clients that it remembers by their names, and whether each is connected."""
+        return {name: bool(records.connections) for name, records in list(self._clients.items())}
 
     def close(self) -> None:
         """Execute all received calls, and end; may be called again. Raises ``RuntimeError`` if the thread died."""
@@ -183,7 +190,7 @@ class ServerLoop(Closable):
 
     def _execute(self) -> bool:
         """Execute a batch of calls; return whether there were any."""
-        for executed in range(_MAX_BATCH):
+        for executed in range(MAX_BATCH):
             self._receive()
             if (run := self._queue.take()) is None:
                 return executed > 0
@@ -228,12 +235,12 @@ class ServerLoop(Closable):
             return
         records.connections = [each for each in records.connections if each is not client]
         if not records.connections and records.timeout is not None:
-            records.forget_at = time.monotonic() + max(_FORGET_SECONDS, records.timeout)
+            records.forget_at = self._clock() + max(_FORGET_SECONDS, records.timeout)
             heapq.heappush(self._absent, (records.forget_at, next(self._losses), records))
 
     def _forget_absent(self) -> None:
         """Forget clients without a name that can no longer repeat a call: they died without a goodbye."""
-        while self._absent and self._absent[0][0] <= time.monotonic():
+        while self._absent and self._absent[0][0] <= self._clock():
             due, _, records = heapq.heappop(self._absent)
             if due == records.forget_at and not records.connections and self._clients.get(records.name) is records:
                 del self._clients[records.name]

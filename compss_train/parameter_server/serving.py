@@ -51,7 +51,7 @@ def serve(
 
 
 class ServingProcess(Closable):
-    """A server that runs in another process: its ``address``, the ``token`` that clients need, and ``close``."""
+    """A server in the process ``pid``: its ``address``, the ``token`` that clients need, and ``close``."""
 
     def __init__(self, address: str | None, optimizer: OptimizerSpec | None) -> None:
         context = LokyContext()
@@ -59,6 +59,7 @@ class ServingProcess(Closable):
         arguments = theirs, address, cloudpickle.dumps(optimizer)  # it may be a function of this program
         self._process = context.Process(target=_serve_until_closed, args=arguments, daemon=True)
         self._process.start()
+        self.pid: int = self._process.pid
         theirs.close()
         try:
             self.address, self.token, reason = self._pipe.recv()
@@ -76,7 +77,7 @@ class ServingProcess(Closable):
         self._pipe.close()  # which ends it
         self._process.join(_CLOSE_SECONDS)
         if self._process.exitcode is None:  # even if it is stopped; loky's processes have no kill()
-            os.kill(self._process.pid, signal.SIGKILL)
+            os.kill(self.pid, signal.SIGKILL)
         self._process.join()
 
 

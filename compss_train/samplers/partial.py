@@ -119,23 +119,23 @@ class PartialShuffleSampler(Sampler[Any]):
         self.seed = check_seed(seed)
         check_count("file_buffer", file_buffer)
         self.dataset = dataset
-        self._files = _as_file_dataset(dataset, reader=reader, files_len=files_len)
-        self._files.check_dtypes(self._files.keys)
-        self.total_size = self._files.number_samples
-        if total_size is not None and total_size != self.total_size and not self._files.skipped:
+        self.files = _as_file_dataset(dataset, reader=reader, files_len=files_len)
+        self.files.check_dtypes(self.files.keys)
+        self.total_size = self.files.number_samples
+        if total_size is not None and total_size != self.total_size and not self.files.skipped:
             raise ValueError(
-                f"total_size={total_size}, but the {len(self._files.files)} files hold {self.total_size} samples; "
+                f"total_size={total_size}, but the {len(self.files.files)} files hold {self.total_size} samples; "
                 "remove total_size, or check whether files are missing"
             )
         pool_size = None if shuffle_buffer is None else check_count("shuffle_buffer", shuffle_buffer)
-        self.pools = PartialShuffle(pool_size, pools).of_blocks(self._files.sizes)
+        self.pools = PartialShuffle(pool_size, pools).of_blocks(self.files.sizes)
         self.num_samples = rows_of_rank(self.total_size, self.num_replicas, drop_last=drop_last)
         if not self.num_samples:
             raise ValueError(
                 f"drop_last=True, num_replicas={self.num_replicas}: {self.total_size} samples are fewer than one "
                 "per rank; use drop_last=False or fewer ranks"
             )
-        self._loader = FileLoader(self._files.part(range(len(self._files.files))), file_buffer, debug=debug)
+        self._loader = FileLoader(self.files.part(range(len(self.files.files))), file_buffer, debug=debug)
         self._store: SlotStore | None = None  # its memory is reused in the next epoch
         self.epoch = 0
         self._start = 0  # first batch of the next iteration
@@ -154,7 +154,7 @@ class PartialShuffleSampler(Sampler[Any]):
     @property
     def skipped(self) -> dict[str, str]:
         """The skipped files, and the reason for each."""
-        return {**getattr(self.dataset, "skipped", {}), **self._files.skipped, **self._loader.skipped}
+        return {**getattr(self.dataset, "skipped", {}), **self.files.skipped, **self._loader.skipped}
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
@@ -223,8 +223,8 @@ class PartialShuffleSampler(Sampler[Any]):
 
     @cached_property
     def _fingerprint(self) -> str:
-        order = (self._files.sizes, self.seed, self.batch_size, self.shuffle, *self.pools, self.drop_last)
-        names = [name.rpartition("/")[2] for name in self._files.files]
+        order = (self.files.sizes, self.seed, self.batch_size, self.shuffle, *self.pools, self.drop_last)
+        names = [name.rpartition("/")[2] for name in self.files.files]
         text = json.dumps([names, *order, self.rank, self.num_replicas])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -254,7 +254,7 @@ class PartialShuffleSampler(Sampler[Any]):
     def _batches(self, start: int, store: SlotStore) -> Iterator[Any]:
         """Iterate over the batches of an epoch; without shuffling, the pools only cut the rows into batches."""
         ranks, options = (self.num_replicas, self.rank), {"shuffle": self.shuffle, "drop_last": self.drop_last}
-        row_ranges = rank_row_ranges(self._files.sizes, *ranks, self.seed, self.epoch, **options)
+        row_ranges = rank_row_ranges(self.files.sizes, *ranks, self.seed, self.epoch, **options)
         random, pools = None, Pools(self.batch_size)
         if self.shuffle:
             random, pools = partial_shuffle_generator(self.seed, self.epoch, *row_ranges[0].origin), self.pools
@@ -382,7 +382,7 @@ class DistributedSamplerViaLocallyShuffle(PartialShuffleSampler):
         numbers = list(dict.fromkeys(files.tolist()))
         rows = [np.flatnonzero(files == number) for number in numbers]
         parts = [{key: array[chosen] for key, array in arrays.items()} for chosen in rows]
-        return [parts, None, [self._files.files[number] for number in numbers]]
+        return [parts, None, [self.files.files[number] for number in numbers]]
 
 
 class DistributedSamplerViaLocallyShuffleV2(DistributedSamplerViaLocallyShuffle):

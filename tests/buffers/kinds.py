@@ -96,4 +96,4 @@ class Thread(threading.Thread):
 
 def until_waiting(buffer):
     """Wait until a thread waits."""
-    wait_until(lambda: buffer._waiting)
+    wait_until(lambda: buffer.waiting)

@@ -32,10 +32,9 @@ def reservoir(capacity, threshold=0, sweep_size=1000, steps=STEPS, seed=0, **opt
 
 def held_in(buffer):
     """Return the keys of the samples held, and the unseen ones among them."""
-    samples = buffer._samples
-    slots = samples.held_slots()
-    held = list(map(tuple, samples.keys[slots].tolist()))
-    return set(held), {key for key, seen in zip(held, samples._seen[slots], strict=True) if not seen}
+    state = buffer.state_dict()
+    held = list(map(tuple, state["keys"]))
+    return set(held), {key for key, seen in zip(held, state["seen"], strict=True) if not seen}
 
 
 def keys(pairs):

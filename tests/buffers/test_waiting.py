@@ -60,7 +60,7 @@ def test_the_end_of_reception_wakes_all_who_wait(kind):
     fill(full)
     putters = [Thread(full.put_many, samples(full, [number, number + 1])) for number in (4, 6)]
     getters = [Thread(empty.get) for _ in range(2)]
-    wait_until(lambda: full._waiting == empty._waiting == 2)
+    wait_until(lambda: full.waiting == empty.waiting == 2)
     full.signal_reception_over()
     empty.signal_reception_over()
     for putter in putters:

@@ -12,6 +12,7 @@ from compss_train.callbacks import Callback, Checkpoint, EarlyStopping
 from compss_train.data import locations
 from compss_train.model import parameters
 from compss_train.reports.history import line_of
+from compss_train.training import checkpoints as storage
 from compss_train.training import shared_history
 from compss_train.training.checkpoints import Snapshot, list_checkpoints, local_copy, read_latest_checkpoint
 from tests.helpers.callbacks import InterruptAt
@@ -245,8 +246,8 @@ def test_uploads_do_not_grow_with_the_history(store, monkeypatch):
         put(local, remote)
 
     monkeypatch.setattr(system, "put_file", counted)
-    upload = callback._remote.upload
-    monkeypatch.setattr(callback._remote, "upload", lambda path: [uploaded.append(0), upload(path)])
+    upload = storage.RemoteFolder.upload
+    monkeypatch.setattr(storage.RemoteFolder, "upload", lambda *args: [uploaded.append(0), upload(*args)])
     trainer.run(callback, [0.5] * 33)
     # Every other checkpoint shares files; in turn they have 2 new records, or merge 4.
     assert sum(uploaded[29:33]) == 12 * len(line_of(trainer.history[-1]))

@@ -271,12 +271,12 @@ class Reading(Callback):
         self.seen = []
 
     def on_fit_start(self, trainer, total_samples):
-        self.seen.append(self._read())
+        self.seen.append(self.read())
 
     def on_round_end(self, trainer, record):
-        self.seen.append(self._read())
+        self.seen.append(self.read())
 
-    def _read(self):
+    def read(self):
         text = self.path.read_text()
         rounds = len(PageReader(text).rows(-1)) if PageReader(text).tables else 0
         return rounds, ">running<" in text, 'http-equiv="refresh"' in text
@@ -289,7 +289,7 @@ def test_reports_are_written_during_a_fit_and_at_its_end(trainer, tmp_path, monk
     reading = Reading(path)
     fit(trainer, Report(path), reading, num_epochs=4)
     assert reading.seen == [(rounds, True, True) for rounds in range(5)]
-    assert reading._read() == (4, False, False)
+    assert reading.read() == (4, False, False)
     text = path.read_text()
     assert ">complete<" in text
     assert all(part in text for part in ("Training of Sequential", "num_epochs", "torch.optim.sgd.SGD", "Report"))

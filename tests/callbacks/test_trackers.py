@@ -4,6 +4,7 @@ import copy
 import sys
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,6 +45,12 @@ def mlflow_run(store, tracker):
     return run, {name: [(each.step, each.value) for each in history] for name, history in steps.items()}
 
 
+def artifact(store, tracker, name=""):
+    from mlflow import MlflowClient
+
+    return Path(MlflowClient(store).download_artifacts(tracker.run_id, name))
+
+
 def test_mlflow_has_every_round_and_the_settings(mlflow_store):
     trainer, tracker = trainer_of(optimizer=SGD), MLflow("small", run_name="a", tracking_uri=mlflow_store)
     fit(trainer, tracker)
@@ -53,7 +60,7 @@ def test_mlflow_has_every_round_and_the_settings(mlflow_store):
     assert run.data.params["build.optimizer.arguments.lr"] == "0.1"
     for name, values in steps.items():
         assert values == [(record["round"], record[name]) for record in trainer.history]
-    folder = Path(tracker._client.download_artifacts(tracker.run_id, ""))
+    folder = artifact(mlflow_store, tracker)
     saved, final = parameters.load(folder / "parameters.safetensors"), trainer.get_parameters()
     assert_same_bits({name: saved[name] for name in final}, final)
     assert (folder / "report.html").read_text().count("</html>") == 1
@@ -64,9 +71,9 @@ def test_mlflow_has_all_of_many_and_of_long_settings(mlflow_store):
     settings = {f"fit.option{number}": str(number) for number in range(3 * MOST_PARAMETERS + 1)}
     text = "Linear()\n" * 99
     configuration = {"fit": {name.removeprefix("fit."): value for name, value in settings.items()}, "net": text}
-    tracker.run_id = tracker._start(configuration, 0)
+    tracker.on_fit_start(SimpleNamespace(configuration=configuration, history=[]), None)
     assert mlflow_run(mlflow_store, tracker)[0].data.params == {**settings, "net": text[:MAX_VALUE]}
-    assert Path(tracker._client.download_artifacts(tracker.run_id, "settings/net.txt")).read_text() == text
+    assert artifact(mlflow_store, tracker, "settings/net.txt").read_text() == text
 
 
 def test_mlflow_logs_to_the_active_run_and_leaves_it_open(mlflow_store, monkeypatch):

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 import warnings
@@ -13,7 +14,7 @@ from compss_train.cli.run_files import KILLED, RUNNING, RunFolder
 from compss_train.reports.history import History
 from tests.helpers.histories import steady_run
 
-(COMMANDS,) = [action.choices for action in make_parser()._actions if action.dest == "command"]
+COMMANDS = re.findall(r"^    (\w+)", make_parser().format_help(), re.MULTILINE)
 
 
 def test_version_help_and_bad_arguments(command):

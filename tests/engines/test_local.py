@@ -19,6 +19,7 @@ from compss_train import LocalEngine, WorkerLostError
 from compss_train._utils import files
 from compss_train.engines import Resources, calls, codec, liveness
 from compss_train.engines.local import starter
+from compss_train.engines.local.scheduler import Scheduler
 from compss_train.engines.local.store import store
 from compss_train.engines.nodes import ONE_CPU
 from compss_train.exceptions import BadFileError, EngineClosedError
@@ -40,12 +41,8 @@ def local():
 
 def stored(engine: LocalEngine) -> set[str]:
     """Return the names of its files, without those of heartbeats, which processes write when they start."""
-    names = {name for folder in engine._folders.paths for name in os.listdir(folder)}
+    names = {name for folder in engine.folders for name in os.listdir(folder)}
     return {name for name in names if "heartbeat" not in name}
-
-
-def workers(engine: LocalEngine) -> list[int]:
-    return [process.ready.result() for process in engine._processes]
 
 
 def is_gone(pid: int) -> bool:
@@ -168,7 +165,7 @@ def test_a_task_takes_as_many_cpus_as_it_asks_for(local, tmp_path):
 
 
 def test_only_the_task_of_a_killed_process_runs_again(local, tmp_path, capsys):
-    before, runs = workers(local), tmp_path / "runs"
+    before, runs = local.pids, tmp_path / "runs"
     beside = local.submit(_note_and_wait, runs, tmp_path / "gate")
     wait_until(runs.exists)
     refs = [local.submit(tasks.die_once, tmp_path / "flag", np.ones(10_000))]
@@ -181,7 +178,7 @@ def test_only_the_task_of_a_killed_process_runs_again(local, tmp_path, capsys):
     (tmp_path / "gate").touch()
     survivor = local.fetch([beside])[0]
     assert runs.read_text().split() == [str(survivor)]
-    assert set(before) & set(workers(local)) == {survivor}
+    assert set(before) & set(local.pids) == {survivor}
 
 
 def test_a_process_ended_by_a_signal_without_a_name_is_replaced(local, tmp_path, capsys):
@@ -209,7 +206,7 @@ def test_a_gpu_that_breaks_each_time_ends_the_task_and_each_process(local, tmp_p
     broken = {int(pid) for pid in (tmp_path / "runs").read_text().split()}
     assert len(broken) == runs
     assert local.fetch([local.submit(tasks.add, 1, 2)]) == [3]
-    assert not broken & set(workers(local))
+    assert not broken & set(local.pids)
 
 
 def _note_and_wait(runs, gate):
@@ -221,12 +218,12 @@ def _note_and_wait(runs, gate):
 def test_processes_killed_while_idle_are_replaced(shared_local, tmp_path, victims):
     processes = shared_local.processes
     shared_local.fetch(_meeting(shared_local, tmp_path / "before", processes))
-    killed = workers(shared_local)[: 1 if victims == "one" else processes]
+    killed = shared_local.pids[: 1 if victims == "one" else processes]
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
     wait_until(lambda: all(map(is_gone, killed)))
     assert shared_local.fetch(_meeting(shared_local, tmp_path / "after", processes)) == [*range(processes)]
-    assert not set(killed) & set(workers(shared_local))
+    assert not set(killed) & set(shared_local.pids)
 
 
 def test_a_fork_server_killed_at_its_start_or_later_is_replaced(tmp_path):
@@ -237,23 +234,25 @@ def test_a_fork_server_killed_at_its_start_or_later_is_replaced(tmp_path):
 
         return [name for name in sys.modules if name.startswith("compss_train.")]
 
-    runs = tmp_path / "runs"
+    runs, others = tmp_path / "runs", children()
+
+    def kill_server():
+        mine = [each for each in children() if each not in others and each.ppid() == os.getpid()]
+        (server,) = (each for each in mine if not is_gone(each.pid))
+        server.kill()
+
     with LocalEngine(processes=2, preload=["compss_train.worker"]) as engine:
-        kill_server(engine)
+        kill_server()
         (names,) = engine.fetch([engine.submit(imported)])
         running = [engine.submit(_note_and_wait, runs, tmp_path / "gate") for _ in range(2)]
         wait_until(lambda: runs.exists() and len(runs.read_text().split()) == 2)
-        kill_server(engine)
+        kill_server()
         wait_until(lambda: len(runs.read_text().split()) == 4, 60)
         (tmp_path / "gate").touch()
-        assert sorted(engine.fetch(running)) == sorted(workers(engine))
+        assert sorted(engine.fetch(running)) == sorted(engine.pids)
     assert len({*runs.read_text().split()}) == 4
     of_tasks = ("worker.train", "model.parameters", "model.losses", "model.metrics", "model.optimizers")
     assert {f"compss_train.{name}" for name in of_tasks} <= set(names)
-
-
-def kill_server(engine):
-    os.kill([*engine._starter._processes][-1], signal.SIGKILL)
 
 
 def test_without_forks_processes_import_anew(monkeypatch):
@@ -261,7 +260,7 @@ def test_without_forks_processes_import_anew(monkeypatch):
     with LocalEngine(processes=1) as engine:
         (parent,) = engine.fetch([engine.submit(os.getppid)])
         assert parent == os.getpid()
-        os.kill(workers(engine)[0], signal.SIGKILL)
+        os.kill(engine.pids[0], signal.SIGKILL)
         assert engine.fetch([engine.submit(tasks.add, 1)]) == [1]
 
 
@@ -321,8 +320,8 @@ def test_an_engine_grows_and_shrinks_while_tasks_run(tmp_path, forked_processes)
 def test_processes_that_are_removed_leave_nothing_but_their_samples(tmp_path, forked_processes):
     def state():
         gc.collect()
-        folders = [name for folder in engine._folders.paths for name in os.listdir(folder)]
-        return len(os.listdir("/proc/self/fd")), len(folders), len(engine._processes)
+        folders = [name for folder in engine.folders for name in os.listdir(folder)]
+        return len(os.listdir("/proc/self/fd")), len(folders), len(engine.pids)
 
     with LocalEngine(processes=1) as engine:
         engine.fetch([engine.submit(tasks.add, 1)])
@@ -379,7 +378,7 @@ def test_a_program_that_ends_with_queued_tasks_and_references_says_nothing(tmp_p
 
 
 def alive(engine):
-    return [pid for pid in workers(engine) if not is_gone(pid)]
+    return [pid for pid in engine.pids if not is_gone(pid)]
 
 
 def test_an_update_whose_process_dies_is_made_once(shared_local, tmp_path):
@@ -406,7 +405,7 @@ def test_a_task_that_always_kills_its_process_is_an_error(shared_local, monkeypa
 def test_workers_leave_ctrl_c_to_the_coordinator(local):
     """Also in the first engine of a process, whose workers are started with loky's own helpers."""
     local.fetch([local.submit(tasks.add, n) for n in range(4)])
-    for pid in workers(local):
+    for pid in local.pids:
         status = Path(f"/proc/{pid}/status").read_text()
         lines = dict(line.split(":\t") for line in status.splitlines() if "Sig" in line)
         blocked_or_ignored = int(lines["SigBlk"], 16) | int(lines["SigIgn"], 16)
@@ -424,7 +423,7 @@ class Interrupting:
 
 
 def test_processes_that_may_have_no_children_train_all_the_same(monkeypatch):
-    monkeypatch.setitem(multiprocessing.current_process()._config, "daemon", True)  # as in a pool
+    monkeypatch.setattr(multiprocessing.current_process(), "daemon", True)  # as in a pool
     with LocalEngine(1) as engine:
         assert engine.fetch([engine.submit(max, 1, 2)]) == [2]
     assert multiprocessing.current_process().daemon
@@ -455,14 +454,15 @@ def test_ctrl_c_in_a_start_leaves_no_process(monkeypatch):
 @pytest.mark.usefixtures("forked_processes")
 def test_an_interrupted_shutdown_can_be_repeated(monkeypatch):
     engine = LocalEngine(processes=1)
-    paths, processes = list(engine._folders.paths), workers(engine)
+    paths, processes = engine.folders, engine.pids
 
     def interrupt(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(engine._scheduler, "finish_running", interrupt)
-    with pytest.raises(KeyboardInterrupt):
-        engine.shutdown()
+    with monkeypatch.context() as patch:
+        patch.setattr(Scheduler, "finish_running", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            engine.shutdown()
     engine.shutdown(kill=True)
     assert_ended(paths, processes)
 
@@ -479,7 +479,7 @@ def test_a_forked_child_does_not_end_the_engine(local):
 @pytest.mark.usefixtures("forked_processes")
 def test_shutdown_ends_running_tasks_and_waiting_calls(tmp_path):
     engine = LocalEngine(processes=1)
-    paths, processes = list(engine._folders.paths), workers(engine)
+    paths, processes = engine.folders, engine.pids
     ref = engine.submit(tasks.wait_for, tmp_path / "never", 0)
     engine.shutdown(kill=True)
     with pytest.raises(EngineClosedError):
@@ -490,7 +490,7 @@ def test_shutdown_ends_running_tasks_and_waiting_calls(tmp_path):
 @pytest.mark.usefixtures("forked_processes")
 def test_an_engine_that_is_garbage_collected_ends_its_processes():
     engine = LocalEngine(processes=1)
-    paths, processes = list(engine._folders.paths), workers(engine)
+    paths, processes = engine.folders, engine.pids
     del engine
     gc.collect()
     assert_ended(paths, processes)
@@ -517,11 +517,12 @@ def test_a_dead_scheduler_is_an_error_not_a_hang(monkeypatch):
         failure = RuntimeError("a fault of the scheduler")
         monkeypatch.setattr("threading.excepthook", lambda _: None)
 
-        def fault():
+        def fault(*_):
             raise failure
 
         waiting = engine.submit(tasks.wait_for, tasks.Path("/never"), 0)
-        engine._scheduler.post(fault)
+        monkeypatch.setattr(Scheduler, "add_workers", fault)
+        engine.resize(2)
         with pytest.raises(RuntimeError, match="a fault of the scheduler"):
             engine.fetch([waiting])
         with pytest.raises(EngineClosedError):

@@ -316,27 +316,25 @@ def test_cancelled_tasks_leave_the_values_of_others_and_nothing_else(steps):
     """A random graph: each task adds two earlier values; some are updates, some belong to the scope that fails."""
     engine = SimulatedEngine(2)
     kept, lost = [(engine.publish(1), 1)], []
-    with suppress(KeyError), engine.scope():
+    with suppress(KeyError), ThreadPoolExecutor(1) as outside, engine.scope():
         lost.append((engine.publish(2), 2))
-        own = engine._scope
         for within, one, other, update in steps:
             # Tasks outside depend on values outside only.
             known = kept + lost if within else kept
             (left, a), (right, b) = known[one % len(known)], known[other % len(known)]
-            engine._entered.scope = own if within else engine._outside
-            if update and within:
-                target = engine.publish(a)
-                made = engine.commute(target, tasks.plus, right)
+            if not within:  # a scope is that of a thread
+                made = outside.submit(engine.submit, tasks.add, left, right).result()
+            elif update:
+                made = engine.commute(engine.publish(a), tasks.plus, right)
             else:
                 made = engine.submit(tasks.add, left, right)
             (lost if within else kept).append((made, a + b))
-        engine._entered.scope = own
         raise KeyError
     assert engine.fetch([ref for ref, _ in kept]) == [value for _, value in kept]
     for ref, _ in lost:
         with pytest.raises(TaskCancelledError):
             engine.fetch([ref])
-    target = left = right = made = known = ref = None
+    left = right = made = known = ref = None
     kept.clear()
     engine.drain()
     check_engine(engine)

@@ -162,7 +162,7 @@ def ended_early(engine, how, x, y):
     """Let a fit end early that would last long."""
     callback = Ends(how)
     with DistributedTrainer(2, engine=engine, seed=0, threads=1) as trainer:
-        trainer._clock = lambda: callback.now
+        trainer.clock = lambda: callback.now
         trainer.build(nn.Linear(x.shape[1], 3), SGD, "cross_entropy", num_gpu=1)
         options = {"merge": Merge(every=3, unit="batches"), "max_time": 1e5, "callbacks": [callback]}
         with suppress(RuntimeError, KeyboardInterrupt):

@@ -27,7 +27,8 @@ def begin(connection: Connection, path: str) -> None:
     if path:
         serve(connection, path)
         return
-    resource_tracker._resource_tracker._fd = None  # as a program of its own it starts one when it needs it
+    own = resource_tracker._resource_tracker  # noqa: SLF001 (it has no public name)
+    own._fd = None  # noqa: SLF001  # as a program of its own it starts one when it needs it
     connection.send(os.getpid())
     with suppress(EOFError):  # nothing is asked for
         function, args = connection.recv()

@@ -28,7 +28,7 @@ def trainer_of(
     **options,
 ):
     trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=threads)
-    trainer._clock = clock
+    trainer.clock = clock
     trainer.build(net(), optimizer, loss, metric, **options)
     return trainer
 

@@ -39,7 +39,7 @@ def test_parameters_have_the_positions_of_the_interface_that_they_follow():
     assert (batches.threshold, batches.batch_size) == (2, 3)
     paired = make_buffer(9, BufferType.SimPairedReservoir, 2, None, None, 4, 5, 2)
     assert (paired.sweep_size, paired.nb_time_steps) == (4, 5)
-    assert make_buffer(9, BufferType.FIRO, 2, 3)._remaining_passes == 3
+    assert make_buffer(9, BufferType.FIRO, 2, 3).passes == 3
 
 
 PAIRED = BufferType.SimPairedReservoir

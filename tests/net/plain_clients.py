@@ -11,7 +11,7 @@ import pytest
 import zmq
 from zmq.utils import z85
 
-from compss_train.net.connection import Connection
+from compss_train.net import sockets
 from tests.buffers.kinds import DEADLINE
 from tests.helpers.waiting import wait_until
 
@@ -33,16 +33,16 @@ def no_threads_left():
 @contextmanager
 def no_open_connections():
     """Check that every connection that is made in the block is closed."""
-    made, init = [], Connection.__init__
+    made, new_socket = [], sockets.client_socket
 
-    def record(connection, *args):
-        made.append(connection)
-        init(connection, *args)
+    def record(*args):
+        made.append(new_socket(*args))
+        return made[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Connection, "__init__", record)
+        patch.setattr(sockets, "client_socket", record)
         yield
-    wait_until(lambda: all(each._socket.closed for each in made))
+    wait_until(lambda: all(each.closed for each in made))
 
 
 def raw_socket(url):

@@ -6,7 +6,6 @@ import json
 import socket
 import stat
 import tempfile
-import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +22,7 @@ from compss_train.net.server import MessageServer
 from compss_train.net.sockets import LOOPBACK
 from compss_train.parameter_server import connect, serve
 from tests.buffers.kinds import DEADLINE, Thread, make
+from tests.helpers.proxy import Proxy
 from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import HERE, KEY, TOKEN, PlainClient, no_threads_left, raw_socket
 from tests.online.sample_streams import connect_sender, send_stream
@@ -175,33 +175,21 @@ def test_a_slow_stranger_is_cut_off_and_a_silent_client_is_not(monkeypatch, data
         client.init("w", [np.zeros(1)])
 
 
-class Recorder:
+class Recorder(Proxy):
     """A proxy that keeps what passes, and changes a byte of what clients send if it is asked to."""
 
     def __init__(self, address, change=None):
-        self.listener = socket.create_server((HERE, 0))
-        self.address = f"tcp://{HERE}:{self.listener.getsockname()[1]}"
-        self.far, self.change = raw_socket(address), change
-        self.far.settimeout(None)
-        self.passed, self.sent = bytearray(), 0
-        threading.Thread(target=self.accept, daemon=True).start()
+        self.change, self.kept, self.sent = change, bytearray(), 0
+        super().__init__(address)
 
-    def accept(self):
-        near, _ = self.listener.accept()
-        self.listener.close()
-        for source, sink in ((near, self.far), (self.far, near)):
-            threading.Thread(target=self.forward, args=[source, sink], daemon=True).start()
-
-    def forward(self, source, sink):
-        with source, contextlib.suppress(OSError):
-            while data := bytearray(source.recv(2**16)):
-                self.passed += data
-                if sink is self.far:
-                    if self.change is not None and self.sent <= self.change < self.sent + len(data):
-                        data[self.change - self.sent] ^= 1
-                    self.sent += len(data)
-                sink.sendall(data)
-            sink.shutdown(socket.SHUT_WR)
+    def passed(self, data, to_server):
+        data = bytearray(data)
+        self.kept += data
+        if to_server:
+            if self.change is not None and self.sent <= self.change < self.sent + len(data):
+                data[self.change - self.sent] ^= 1
+            self.sent += len(data)
+        return data
 
 
 def test_messages_over_tcp_are_encrypted():
@@ -214,9 +202,9 @@ def test_messages_over_tcp_are_encrypted():
             received = list(iter(lambda: received_from(server), None))
     assert [header for _, header, _ in received[:3]] == [{"role": "the role"}, {"key": "the key"}, {"last": 1}]
     assert received[1][2][0].tensor().tolist() == secret.tolist()
-    assert len(recorder.passed) > 8000
+    assert len(recorder.kept) > 8000
     for text in (TOKEN.encode(), b"the role", b"the key", secret.tobytes()[800:864]):
-        assert text not in recorder.passed
+        assert text not in recorder.kept
 
 
 def received_from(server):
@@ -260,7 +248,7 @@ def test_a_false_server_learns_nothing_from_clients(monkeypatch):
         with pytest.raises((PermissionError, ConnectionLostError)):
             joining.result()
     for text in (b"the role", TOKEN.encode()):
-        assert text not in recorder.passed + received
+        assert text not in recorder.kept + received
 
 
 @pytest.mark.parametrize("address", [None, LOOPBACK])

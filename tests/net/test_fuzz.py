@@ -19,6 +19,7 @@ from compss_train.callbacks import Callback
 from compss_train.engines import Resources, Traits
 from compss_train.exceptions import SimulationError, WorkerLostError
 from compss_train.model.saved_state import encode_value
+from compss_train.net import Address
 from compss_train.net.sockets import LOOPBACK
 from compss_train.online import records, sources, worker_task, workers
 from compss_train.online.events import EventServer
@@ -156,23 +157,33 @@ class Indifferent(nn.Linear):
 class StopAtLast(Callback):
     """Stops a fit when it is told to."""
 
-    def __init__(self):
-        self.running, self.told = None, False
-
-    def on_round_start(self, trainer, number):
-        self.running = trainer._session.model.fit.loop
+    told = False
 
     def on_round_end(self, trainer, record):
         if self.told:
             trainer.stop("told")
 
 
-def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages):
+def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages, monkeypatch):
     shared_local.reserve([Resources()] * 4)
     stopping, address = StopAtLast(), f"tcp://{HERE}:{free_port()}"
     trainer = build_trainer(shared_local, 1, Indifferent(), COUNTING_SGD, sum_loss)
     options = {"buffer": BufferSpec("FIFO", 50), "batch_size": 1, "record_every": 0.05, "checkpoint_every": 0.05}
     options |= {"senders": 10**6, "address": address, "token": TOKEN, "progress": False}
+
+    servers, listen = [], EventServer.listen_for_senders
+
+    def noted(server, *where):
+        servers.append(server)
+        return listen(server, *where)
+
+    monkeypatch.setattr(EventServer, "listen_for_senders", noted)
+
+    def told():
+        """Return what a sender is told of the workers."""
+        with Address(address, TOKEN).connect({"role": "sender", "name": None}) as sender:
+            header, _ = sender.receive(DEADLINE)
+            return header["key"], *header["workers"]
 
     def fit():
         online(trainer, None, (), callbacks=[stopping], **options)
@@ -180,8 +191,8 @@ def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of senders that fail
         fitting = Thread(fit)
-        wait_until(lambda: stopping.running is not None)
-        running = stopping.running
+        wait_until(lambda: servers)
+        wait_until(lambda: all(told()))
 
         def check():
             from compss_train import SampleSender
@@ -190,8 +201,7 @@ def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages):
                 sender.send(X)
 
         check()
-        tasks, key = running._server.address, running._job.key
-        (worker,) = (each.url for each in running._workers.all)
+        tasks, (key, worker) = servers[0].address, told()
         senders = [{"role": "sender", "name": name} for name in ("a", "b", None)]
         roles = [{"role": "worker", "number": 0}, {"role": "simulation", "number": 0}]
         doors = [
@@ -202,11 +212,43 @@ def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages):
             ),
         ]
         attack(Target(doors, check), seed, messages)
+        assert told() == (key, worker)  # which was not replaced
         stopping.told = True
         fitting.join(DEADLINE)
         fitting.result()
     assert trainer.stopped == "told"
-    assert all(worker.losses == 0 for worker in running._workers.all)
+
+
+class FitOfNobody(EventLoop):
+    """A fit with two workers and three simulations, whose tasks are not started."""
+
+    def __init__(self, engine, coordinator, folder):
+        session = SimpleNamespace(
+            engine=engine,
+            num_workers=2,
+            regroup=lambda groups: None,
+            training_spec=None,
+            states=[(), ()],
+            devices=["cpu", "cpu"],
+            resources=Resources(),
+        )
+        options = OnlineOptions(buffer=BufferSpec("FIFO", 9), batch_size=1, merge=online_merge("parameter_server"))
+        shared = {"host": None, "server_address": None, "num_workers": 2, "options": options, "seed": 0}
+        self._job = job = worker_task.OnlineJob(coordinator=coordinator, key=KEY, **shared)
+        reports = records.Reports(2, None)
+        self._recorder = SimpleNamespace(reports=reports, complete=lambda: None)
+        self._workers = workers.Workers(session, job, reports, folder)
+        self._router = workers.StreamRouter(self._workers.all, KEY, paired=False)
+        simulations = Simulations(print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN)
+        self._runs = sources.SimulationRuns(simulations, engine, self._router, job)
+        self._senders = sources.ExternalSenders(10**6, self._router)
+
+    def step(self, server):
+        """Act on the next message."""
+        self._runs.start()
+        if (received := server.next(0.02)) is not None:
+            self._handle(received)
+        self._runs.check(1)
 
 
 class AcceptedTasks:
@@ -225,43 +267,20 @@ class AcceptedTasks:
         )
         self._folder = folder
         self.server = EventServer(HERE)
-        self.server.listen_for_senders(f"tcp://{HERE}:*", TOKEN)
+        self.senders = self.server.listen_for_senders(f"tcp://{HERE}:*", TOKEN)
         self.errors = []
         self._closed = threading.Event()
         self._running = Thread(self._run)
 
     def _fit(self):
-        """Return a new fit with two workers and three simulations."""
-        session = SimpleNamespace(
-            engine=self._engine,
-            regroup=lambda groups: None,
-            training_spec=None,
-            states=[(), ()],
-            devices=["cpu", "cpu"],
-            resources=Resources(),
-        )
-        options = OnlineOptions(buffer=BufferSpec("FIFO", 9), batch_size=1, merge=online_merge("parameter_server"))
-        shared = {"host": None, "server_address": None, "num_workers": 2, "options": options, "seed": 0}
-        job = worker_task.OnlineJob(coordinator=self.server.address, key=KEY, **shared)
-        fit = object.__new__(EventLoop)
-        reports = records.Reports(2, None)
-        fit._recorder, fit._job = SimpleNamespace(reports=reports, complete=lambda: None), job
-        fit._workers = workers.Workers(session, job, reports, self._folder)
-        fit._router = workers.StreamRouter(fit._workers.all, KEY, paired=False)
-        simulations = Simulations(print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN)
-        fit._runs = sources.SimulationRuns(simulations, self._engine, fit._router, job)
-        fit._senders = sources.ExternalSenders(10**6, fit._router)
-        return fit
+        return FitOfNobody(self._engine, self.server.address, self._folder)
 
     def _run(self):
         fit = self._fit()
         with self.server:
             while not self._closed.is_set():
                 try:
-                    fit._runs.start()
-                    if (received := self.server.next(0.02)) is not None:
-                        fit._handle(received)
-                    fit._runs.check(1)
+                    fit.step(self.server)
                 except (WorkerLostError, SimulationError) as error:
                     self.errors.append(error)
                     fit = self._fit()
@@ -281,7 +300,7 @@ def test_a_coordinator_with_tasks_that_it_has_accepted(tmp_path, seed, messages)
         warnings.simplefilter("ignore")  # of simulations and senders that fail
         coordinator = AcceptedTasks(str(tmp_path))
         stack.callback(coordinator.close)
-        tasks, senders = (each.address for each in coordinator.server._servers)
+        tasks, senders = coordinator.server.address, coordinator.senders
 
         def check():
             with senders.connect({"role": "sender", "name": None}) as client:

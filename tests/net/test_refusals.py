@@ -17,6 +17,7 @@ from compss_train.net.messages import MessageError, pack, parsing, shortened, un
 from compss_train.net.server import MessageServer
 from compss_train.net.sockets import LOOPBACK
 from compss_train.parameter_server import connect, serve
+from compss_train.parameter_server.server_loop import CallQueue
 from tests.buffers.kinds import DEADLINE, make
 from tests.helpers.waiting import wait_until
 from tests.net.fuzzing import FuzzingClient, encoded, nested
@@ -166,7 +167,7 @@ def test_a_refused_client_is_disconnected_and_another_is_not(address, caplog):
         assert header["error"].startswith("ValueError: éé")
         client.send({"ignored": 2})
 
-        wait_until(lambda: server.receive() is None and not server._refused)
+        wait_until(lambda: server.receive() is None and peers[2].is_closed)
         with pytest.raises(ConnectionLostError):
             client.receive(DEADLINE)
         other.send({"n": 3})
@@ -190,9 +191,9 @@ def test_no_other_file_is_shut_down():
     ):
         before = os.listdir("/proc/self/fd")
         for each in (ours, file, tcp):
-            for connections in (server._connections, private._connections):
-                connections._shut_down(each.fileno())
-        server._connections._shut_down(10**6)
+            for connections in (server.connections, private.connections):
+                connections.shut_down(each.fileno())
+        server.connections.shut_down(10**6)
         assert os.listdir("/proc/self/fd") == before
         ours.sendall(b"1")
         assert theirs.recv(1) == b"1"
@@ -203,7 +204,7 @@ def test_a_lost_client_is_noticed_after_many_strangers():
     with MessageServer(LOOPBACK, TOKEN) as server:
         with server.address.connect({"n": 1}):
             peer, _, _ = received_from(server)
-        wait_until(lambda: peer.descriptor in server._connections.closed)
+        wait_until(lambda: peer.is_closed)
         for _ in range(1100):
             raw_socket(server.address.url).close()
         assert received_from(server) == (peer, None, [])
@@ -214,9 +215,8 @@ def test_a_server_whose_connections_nobody_watches_says_so(monkeypatch):
         monkeypatch.setattr("compss_train.net.server.time", None)
         with server.address.connect({"n": 1}):
             pass
-        wait_until(lambda: not server._connections._thread.is_alive())
         with pytest.raises(RuntimeError, match="the thread that watches connections has died: AttributeError"):
-            server.receive()
+            wait_until(lambda: server.receive() == "never")
 
 
 def test_a_parameter_server_that_dies_is_named_to_its_clients_at_once(serving_that_dies):
@@ -234,12 +234,12 @@ def serving_that_dies(monkeypatch):
     client = connect(serving.address, serving.token, timeout=600)
     client.init("w", [np.zeros(2)])
 
-    def fail():
+    def fail(queue):
         raise KeyError("a bug")
 
-    monkeypatch.setattr(serving._queue, "take", fail)
+    monkeypatch.setattr(CallQueue, "take", fail)
     yield serving, client
-    client._caller.close(wait=False)
+    client.close()
 
 
 def test_a_receiver_that_dies_is_named_to_its_worker_and_its_senders(make_stub, monkeypatch):

@@ -22,8 +22,16 @@ def expected_samples(number, samples, workers, *, whole=False):
     return [[n for n in range(samples) if routed[n] == worker] for worker in range(workers)]
 
 
+class BreakableSender(SampleSender):
+    """A sender whose connections a test can break."""
+
+    @property
+    def stream(self):
+        return self._stream
+
+
 def connect_sender(running, name=None, **options):
-    return SampleSender(running.coordinator.url, TOKEN, name, **options)
+    return BreakableSender(running.coordinator.url, TOKEN, name, **options)
 
 
 def send_all(sender, numbers, *, paired=False):

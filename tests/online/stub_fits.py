@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 
 from compss_train.net import MessageError
@@ -22,8 +22,7 @@ class StubCoordinator:
     def __init__(self, workers=1, *, senders=1, paired=False):
         self.server = EventServer(HERE)
         self.address = self.server.address
-        self.server.listen_for_senders(f"tcp://{HERE}:*", TOKEN)
-        self.url = self.server._servers[-1].address.url
+        self.url = self.server.listen_for_senders(f"tcp://{HERE}:*", TOKEN).url
         self.workers = [SimpleNamespace(number=number, url=None, deaths=0) for number in range(workers)]
         self.router = StreamRouter(self.workers, KEY, paired=paired)
         self.senders = ExternalSenders(senders, self.router)
@@ -49,7 +48,8 @@ class StubCoordinator:
             elif header is not None and "role" in header:
                 self.router.register(client, client.greeting["number"])
             elif header is None or header.keys() & {"finished", "failed", "interrupted"}:
-                self.router._active.pop(client, None)
+                with suppress(KeyError):  # it has disconnected after it ended
+                    self.router.unregister(client)
         except UserWarning as warning:
             self.warnings.append(str(warning))
         except MessageError as error:

@@ -105,7 +105,7 @@ def test_a_fit_leaves_nothing_behind(local, tmp_path):
         me = psutil.Process()
         processes = [p for p in me.children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())]
         tcp = sum(len(process.net_connections("tcp")) for process in [me, *processes])
-        files = [file for folder in local._folders.paths for file in Path(folder).rglob("*") if file.is_file()]
+        files = [file for folder in local.folders for file in Path(folder).rglob("*") if file.is_file()]
         return {
             "processes": sorted(process.pid for process in processes),
             "threads": sorted(thread.name for thread in threading.enumerate()),

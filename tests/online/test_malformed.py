@@ -32,7 +32,7 @@ def coordinator(tmp_path):
         warnings.simplefilter("ignore")
         coordinator = AcceptedTasks(str(tmp_path))
         yield coordinator
-        with coordinator.server._servers[1].address.connect({"role": "sender", "name": "a"}) as sender:
+        with coordinator.senders.connect({"role": "sender", "name": "a"}) as sender:
             assert sender.receive(DEADLINE)[0]["accepted"]
         coordinator.close()
         assert coordinator.errors == []
@@ -115,4 +115,4 @@ def test_texts_of_senders_can_be_printed_and_their_errors_are_reported_whatever_
         wait_until(lambda: running.coordinator.warnings)
         assert "ValueError: é" in failed
         assert "sender '\\ud800' has failed" in running.coordinator.warnings[0].encode().decode()
-        sender._stream.close()
+        sender.stream.close()

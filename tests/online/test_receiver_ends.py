@@ -17,7 +17,7 @@ def test_late_samples_of_a_failed_sender_are_ignored(make_stub, when):
     stub = make_stub(make("FIFO", 2))
     with stub.connect(0) as connection:
         connection.send_all(range(2 if when == "later" else 4))
-        wait_until(lambda: stub.buffer.samples_put == 2 and (when == "later" or stub.buffer._waiting))
+        wait_until(lambda: stub.buffer.samples_put == 2 and (when == "later" or stub.buffer.waiting))
         stub.buffer.signal_reception_over()  # as on the coordinator's command
         if when == "later":
             connection.send_all(range(2, 4))
@@ -32,13 +32,13 @@ def test_reception_ends_when_all_sent_samples_are_put(make_stub, how):
     stub = make_stub(make("FIFO", 2))
     connection, other = stub.connect(0), stub.connect(1)
     connection.send_all(range(5))
-    wait_until(lambda: stub.buffer._waiting)
+    wait_until(lambda: stub.buffer.waiting)
     if how == "is rejected":
         connection.send(5, torch.zeros(2))
     for _ in range(2):
         stub.receiver.end_reception()
     other.close()
-    assert not stub.buffer._reception_over
+    assert not stub.buffer.reception_over
     if how == "disconnects":
         connection.close()
     got = [int(stub.buffer.get()[0]) for _ in range(5)]
@@ -47,7 +47,7 @@ def test_reception_ends_when_all_sent_samples_are_put(make_stub, how):
         got.append(int(stub.buffer.get()[0]))
         assert "ended" in connection.end()
     connection.close()
-    wait_until(lambda: stub.buffer._reception_over)
+    wait_until(lambda: stub.buffer.reception_over)
     assert got == list(range(len(got)))
     with pytest.raises(BufferDrainedError):
         stub.buffer.get()

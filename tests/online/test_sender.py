@@ -78,7 +78,7 @@ def test_a_sender_waits_until_its_name_is_free(how):
         def wait(seconds):
             waits.append(seconds)
             if len(waits) == 3:
-                first.close() if how == "ends" else first._stream.close()
+                first.close() if how == "ends" else first.stream.close()
 
         with open_sender_stream(running, "solver", wait) as again:
             assert (len(waits) >= 3, again.delivered) == (True, 1)

@@ -53,7 +53,7 @@ class Runs:
 
     @property
     def running(self):
-        return self.runs._running
+        return self.runs.running
 
     @property
     def values(self):

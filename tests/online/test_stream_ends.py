@@ -39,7 +39,7 @@ def test_a_disconnected_sender_can_reconnect():
     with stub_fit() as running:
         sender = connect_sender(running, "solver")
         sender.send(1.0)
-        sender._stream.close()
+        sender.stream.close()
         running.coordinator.wait_for_disconnects()
         assert (
             "'solver' has failed and may reconnect: it disconnected without an error"
@@ -58,7 +58,7 @@ def test_the_end_of_training_raises_in_the_sender_and_is_no_failure(end, workers
         senders[0].send(1.0)
         END_TRAINING[end](running)
         for sender in senders:
-            wait_until(lambda stream=sender._stream: stream.update() or stream.ended.is_set())
+            wait_until(lambda stream=sender.stream: stream.update() or stream.ended.is_set())
         with pytest.raises(TrainingEndedError, match="no more samples are accepted"):
             senders[0].send(2.0)
         with pytest.raises(TrainingEndedError, match="no more samples are accepted"), senders[0]:
@@ -74,12 +74,12 @@ def test_the_end_of_training_unblocks_a_send(end):
     with stub_fit(capacity=2) as running:
         sender = connect_sender(running)
         blocked = Thread(lambda: [sender.send(torch.zeros(2**18)) for _ in range(20)])
-        wait_until(lambda: running.workers[0].buffer._waiting)
+        wait_until(lambda: running.workers[0].buffer.waiting)
         assert blocked.is_alive()
         END_TRAINING[end](running)
         with pytest.raises(TrainingEndedError):
             blocked.result()
-        sender._stream.close()
+        sender.stream.close()
 
 
 def test_a_sample_of_another_shape_is_rejected_with_the_buffers_reason():
@@ -88,7 +88,7 @@ def test_a_sample_of_another_shape_is_rejected_with_the_buffers_reason():
         sender.send(torch.zeros(2))
         with pytest.raises(ValueError, match=r"a worker rejected a sample: .*a buffer stacks samples"):
             send_repeatedly(sender.send, torch.zeros(3))
-        sender._stream.close()
+        sender.stream.close()
         with connect_sender(running) as other:
             other.send(torch.zeros(2))
         assert running.workers[0].buffer.samples_put == 2
@@ -124,4 +124,4 @@ def test_a_buffer_that_stays_full_raises_in_the_sender():
             assert isinstance(running.workers[0].receiver.failed, BufferFullError)
         finally:
             running.coordinator.close()
-            senders[2]._stream.close()
+            senders[2].stream.close()

@@ -64,12 +64,12 @@ def test_the_coordinator_announces_a_silently_lost_worker(waiting):
                 sending.result()
             if waiting == "for its samples to arrive":
                 sending = Thread(sender.close)
-            wait_until(lambda: silent.buffer.samples_put == 3 or silent.buffer._waiting)
+            wait_until(lambda: silent.buffer.samples_put == 3 or silent.buffer.waiting)
             running.coordinator.set_url(0, None)
             if waiting == "not at all":
-                sender._stream.update(10)
+                sender.stream.update(10)
                 sending = Thread(sender.send, number_sample(3)[0])
-            wait_until(lambda: sender._stream._urls == [None])
+            wait_until(lambda: sender.stream.urls == [None])
             running.replace(0, {}, capacity=400)
             sending.result()
             sender.close()

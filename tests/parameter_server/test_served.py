@@ -16,9 +16,12 @@ import zmq
 
 from compss_train import Merge
 from compss_train.exceptions import ParameterServerClosedError
+from compss_train.net import Address, MessageServer
 from compss_train.net.messages import pack, unpack
-from compss_train.net.sockets import client_socket, proof_of
-from compss_train.parameter_server import connect, serve, serve_apart
+from compss_train.net.sockets import LOOPBACK, client_socket, proof_of
+from compss_train.parameter_server import LocalParameterServer, connect, serve, serve_apart
+from compss_train.parameter_server.server_loop import ServerLoop
+from tests.helpers.proxy import Proxy
 from tests.helpers.shared_engine import other_process
 from tests.helpers.waiting import wait_until
 
@@ -47,42 +50,20 @@ def test_pushes_of_other_processes_survive_a_killed_process(serving, client):
     assert client.pull("w")[0].tolist() == [150.0 + 600.0 + 100.0] * 5
 
 
-class Cutter:
-    """A proxy that breaks its connections now and then."""
+class Cutter(Proxy):
+    """A proxy that cuts a connection when so much has passed in one direction."""
 
     def __init__(self, address, after):
-        host, port = address.removeprefix("tcp://").split(":")
-        self.target, self.after = (host, int(port)), after
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        self.address = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
-        self.cuts = 0
-        threading.Thread(target=self.accept, daemon=True).start()
+        self.after, self.left, self.cuts = after, {True: after, False: after}, 0
+        super().__init__(address)
 
-    def accept(self):
-        while True:
-            try:
-                near, _ = self.listener.accept()
-                far = socket.create_connection(self.target)
-            except OSError:
-                return
-            for source, sink in ((near, far), (far, near)):
-                threading.Thread(target=self.forward, args=[source, sink], daemon=True).start()
-
-    def forward(self, source, sink):
-        passed = 0
-        try:
-            while data := source.recv(4096):
-                passed += len(data)
-                if passed > self.after:
-                    self.cuts += 1
-                    break
-                sink.sendall(data)
-        except OSError:
-            pass
-        for end in (source, sink):
-            with contextlib.suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)
-            end.close()
+    def passed(self, data, to_server):
+        self.left[to_server] -= len(data)
+        if self.left[to_server] >= 0:
+            return data
+        self.left[to_server] = self.after
+        self.cuts += 1
+        return None
 
 
 @pytest.mark.parametrize("after", [20_000, 60_000])
@@ -97,7 +78,7 @@ def test_over_a_connection_that_breaks_every_push_counts_once(tcp_serving, after
         expected = sum(2.0**-number for number in range(40)) + 110
         assert client.pull("w")[0].tolist() == [expected] * 100
     assert cutter.cuts > 1
-    cutter.listener.close()
+    cutter.close()
 
 
 class Bomb:
@@ -207,11 +188,10 @@ def test_a_fork_can_end_and_cannot_use_the_clients_of_its_parent(serving, client
 
 def test_a_server_process_that_is_stopped_is_killed():
     server = serve_apart()
-    process = server._process.pid
-    os.kill(process, signal.SIGSTOP)
+    os.kill(server.pid, signal.SIGSTOP)
     server.close()
     with pytest.raises(ProcessLookupError):
-        os.kill(process, 0)
+        os.kill(server.pid, 0)
 
 
 def test_another_client_gets_the_specs_of_a_key(serving, client):
@@ -269,26 +249,31 @@ def test_repeated_calls_of_a_named_client_count_once(serving, client):
     assert client.pull("w")[0].tolist() == [16.0, 16.0]
 
 
-def test_a_second_client_of_a_name_takes_over_waiting_calls(serving, client):
-    gate = threading.Event()
-    client.init("w", [np.zeros(1)])
-    client.init("v", [np.zeros(1)])
-    entry = serving._store.entry("v")
+def test_a_second_client_of_a_name_takes_over_waiting_calls():
+    gate, store = threading.Event(), LocalParameterServer()
+    store.init("w", [np.zeros(1)])
+    store.init("v", [np.zeros(1)])
+    entry = store.entry("v")
     update = entry.update
     entry.update = lambda grads: (gate.wait(10), update(grads))
-    dead = connect(serving.address, serving.token, name="task")
-    dead.pull("v", [np.zeros(1)])
-    dead.pull("w", [np.zeros(1)])
-    for _ in range(20):
-        dead.push("v", [np.ones(1)], priority=1)
-        dead.push("w", [np.ones(1)])
-    dead._caller.close(wait=False)
-    threading.Timer(0.3, gate.set).start()
-    with connect(serving.address, serving.token, name="task") as again:
-        for _ in range(21):
-            again.push("v", [np.ones(1)], priority=1)
-            again.push("w", [np.ones(1)])
-        assert [again.pull(key)[0].item() for key in "vw"] == [21.0, 21.0]
+
+    class Opening(Proxy):
+        def passed(self, data, to_server):
+            gate.set()
+            return data
+
+    with ServerLoop(MessageServer(LOOPBACK, "token"), store) as serving:
+        with Address(serving.address, "token").connect({"client": "named task", "generation": 0}) as dead:
+            for number in range(40):
+                push = {"call": "push", "key": "vw"[number % 2], "count": number // 2}
+                dead.send({**push, "number": number, "priority": 1}, [np.ones(1)])
+        proxy = Opening(serving.address)
+        with connect(proxy.address, "token", name="task") as again:
+            for _ in range(21):
+                again.push("v", [np.ones(1)], priority=1)
+                again.push("w", [np.ones(1)], priority=1)
+            assert [again.pull(key)[0].item() for key in "vw"] == [21.0, 21.0]
+        proxy.close()
 
 
 def test_a_client_without_a_name_is_forgotten_when_it_closes(serving, client):
@@ -297,9 +282,8 @@ def test_a_client_without_a_name_is_forgotten_when_it_closes(serving, client):
         with connect(serving.address, serving.token, name=name) as other:
             other.push("w", [np.ones(1)])
     assert client.pull("w")[0].item() == 3.0
-    clients = serving._clients
-    wait_until(lambda: len(clients) <= 2)
-    assert sorted(name.split()[0] for name in clients) == ["named", "unnamed"]
+    wait_until(lambda: len(serving.clients) == 2)
+    assert sorted(name.split()[0] for name in serving.clients) == ["named", "unnamed"]
 
 
 def test_a_later_generation_of_a_name_replaces_the_records_of_the_earlier_ones(serving, client):
@@ -309,8 +293,7 @@ def test_a_later_generation_of_a_name_replaces_the_records_of_the_earlier_ones(s
             worker.push("w", [np.ones(1)])
             assert worker.pull("w")[0].item() == client.pull("w")[0].item()
     assert client.pull("w")[0].item() == 3.0
-    state = serving._clients["named worker"]
-    assert (state.generation, state.keys["w"].next, len(state.keys)) == (3, 1, 1)
+    assert [name for name in serving.clients if name.startswith("named")] == ["named worker"]
 
 
 def test_large_arrays_are_the_callers_when_push_and_pull_return(serving, client):
@@ -329,7 +312,6 @@ def test_large_arrays_are_the_callers_when_push_and_pull_return(serving, client)
         assert (spread == expected).all()
     assert [float(value[0]) for value in pulled] == [2.0, 6.0, 12.0, 20.0, 30.0]
     assert all((value == value[0]).all() for value in pulled)
-    assert 0 < len(client._caller._frames._free) <= 64
 
 
 def test_pushes_of_more_than_the_backlog_holds_are_executed(monkeypatch, client):

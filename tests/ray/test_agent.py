@@ -5,6 +5,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -37,7 +38,9 @@ def report(folder: Path, process: psutil.Process) -> None:
     """Report, as a process that runs a task."""
     path = folder / f"{process.pid}-{process.create_time()}"
     path.write_bytes(bytes(liveness.SIZE))
-    liveness.Heartbeat(str(path)).describe("task 'wait'")
+    heartbeat = liveness.Heartbeat(str(path))
+    heartbeat.describe("task 'wait'")
+    heartbeat.beat(5)
 
 
 @pytest.mark.parametrize("how", ["own", "rights", "link", "user"])
@@ -54,14 +57,15 @@ def test_processes_that_others_could_have_reported_are_not_watched(folder, victi
     watching = agent.Agent()
     try:
         if how == "own":
-            watching._look()
-            assert [process.pid for process in watching._processes.values()] == [victim.pid]
+            watching.look()
+            assert watching.samples() == 5
         else:
             with pytest.raises(ValueError, match="others could write to it; give a folder of your own"):
-                watching._look()
-            assert watching._processes == {}
+                watching.look()
+            assert watching.samples() == 0
     finally:
-        watching._open = False
+        with suppress(ValueError):
+            watching.close()
 
 
 def test_a_process_that_dies_during_a_task_is_named_with_what_runs_again(folder, victim, capsys):
@@ -69,14 +73,13 @@ def test_a_process_that_dies_during_a_task_is_named_with_what_runs_again(folder,
     report(folder, victim)
     watching = agent.Agent()
     try:
-        with watching._lock:
-            watching._look()
-            victim.kill()
-            victim.wait()
-            watching._look()
-            watching._look()
+        watching.look()
+        victim.kill()
+        victim.wait()
+        watching.look()
+        watching.look()
     finally:
-        watching._open = False
+        watching.close()
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(
         f"compss_train: process {victim.pid} on {socket.gethostname()} died during task 'wait', "

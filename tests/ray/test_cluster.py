@@ -71,8 +71,7 @@ def joined(monkeypatch):
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **options: calls.append((options, ray_variables())))
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    for cached in ("Config", "AuthenticationTokenLoader"):
-        monkeypatch.setattr(ray._raylet, cached, MagicMock())
+    monkeypatch.setattr(cluster, "forget_last_cluster", lambda ray: None)
     return calls
 
 
@@ -132,36 +131,43 @@ def test_a_wrong_token_is_named_and_can_be_put_right(ray_cluster, tmp_path):
     assert right == "joined"
 
 
+class WithoutCluster(Submitter):
+    """Has nodes, but starts no agents on them."""
+
+    def __init__(self, start):
+        self.agents, self.nodes, self._watched = {}, {}, (False, None)
+        self._new_agent = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))
+
+    def look(self):
+        self._look_for_nodes()
+
+
 def test_nodes_have_agents_before_other_threads_see_them(monkeypatch):
     """The thread of the progress bar asks them at any time."""
-    made = Submitter.__new__(Submitter)
-    made.agents, made.nodes, made._watched = {}, {}, (False, None)
     agent, asked = MagicMock(), []
 
     def start(*_):
         asked.append(made.ask_agents("samples", 1.0))
         return agent
 
-    made._new_agent = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))
+    made = WithoutCluster(start)
     monkeypatch.setattr(ray, "get", lambda refs, timeout: len(refs))
     monkeypatch.setattr(cluster, "nodes_by_id", lambda: {each * 56: Node("n", 1) for each in "ab"})
-    made._look_for_nodes()
+    made.look()
     assert [*asked, made.ask_agents("samples", 1.0)] == [0, 0, 2]
     made.agents.clear()  # as the end of the engine does
     assert made.ask_agents("samples", 1.0) == 0
 
 
 def test_a_node_that_is_lost_is_named(monkeypatch, capsys):
-    made = Submitter.__new__(Submitter)
-    made.agents, made.nodes = {}, {}
-    made._new_agent = MagicMock()
+    made = WithoutCluster(MagicMock())
     nodes = {"a" * 56: Node("first", 2), "b" * 56: Node("second", 2)}
     monkeypatch.setattr(cluster, "nodes_by_id", nodes.copy)
-    made._look_for_nodes()
+    made.look()
     assert capsys.readouterr().err == ""
     del nodes["b" * 56]
-    made._look_for_nodes()
-    made._look_for_nodes()
+    made.look()
+    made.look()
     text = "node second is lost or has left: its tasks run again, and its values are made again; 1 node is left"
     assert capsys.readouterr().err == f"compss_train: {text}\n"
 
@@ -174,7 +180,7 @@ def test_the_last_words_are_said_if_program_and_head_have_ended(listens, goodbye
         head.bind(("127.0.0.1", 0))
         if listens:
             head.listen()
-        command = ["-c", cluster._LAST_WORDS, "127.0.0.1", str(head.getsockname()[1]), "start it again"]
+        command = ["-c", cluster.LAST_WORDS, "127.0.0.1", str(head.getsockname()[1]), "start it again"]
         done = subprocess.run([sys.executable, *command], input=goodbye, capture_output=True, text=True, check=True)
     assert done.stderr == said
 

@@ -84,10 +84,9 @@ def third_node(ray_cluster, shared_ray, monkeypatch):
     wait_until(lambda: shared_ray.slots(Resources()) == before, 60)
 
 
-def keep_every(seconds, engine, monkeypatch):
+def keep_every(seconds, monkeypatch):
     monkeypatch.setattr(submitter, "KEEP_SECONDS", seconds)
     monkeypatch.setattr(submitter, "KEEP_SHARE", 1e9)
-    monkeypatch.setattr(engine._scheduler, "_next_keep", 0.0)
 
 
 def check_bits(engine, folder, *callbacks):
@@ -102,7 +101,7 @@ def test_a_node_that_joins_works_and_its_loss_costs_no_bit(
     ray_cluster, shared_ray, third_node, tmp_path, monkeypatch
 ):
     """Its values are made again from the first round on, as none is kept."""
-    keep_every(1e6, shared_ray, monkeypatch)
+    keep_every(1e6, monkeypatch)
 
     def lose(_):
         assert (tmp_path / third_node.node_id).exists()
@@ -112,7 +111,7 @@ def test_a_node_that_joins_works_and_its_loss_costs_no_bit(
 
 
 def test_a_node_that_is_drained_gets_no_more_tasks(ray_cluster, shared_ray, third_node, tmp_path, monkeypatch):
-    keep_every(0.0, shared_ray, monkeypatch)
+    keep_every(0.0, monkeypatch)
     note = tmp_path / third_node.node_id
 
     def drain(_):
@@ -133,11 +132,12 @@ class Counting(Callback):
 
     def on_round_end(self, trainer, record):
         gc.collect()
-        self.counts.append(len(ray._private.worker.global_worker.core_worker.get_all_reference_counts()))
+        worker = ray._private.worker.global_worker.core_worker  # noqa: SLF001 (there is nothing public for it)
+        self.counts.append(len(worker.get_all_reference_counts()))
 
 
 def test_rounds_leave_no_references_behind(shared_ray, monkeypatch):
-    keep_every(0.0, shared_ray, monkeypatch)
+    keep_every(0.0, monkeypatch)
     counts = []
     fit(trainer_of(shared_ray, net=wide), Counting(counts), num_epochs=40)
     assert max(counts[-15:]) <= max(counts[5:20]) + 3

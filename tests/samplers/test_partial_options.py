@@ -56,7 +56,7 @@ def test_a_dataset_with_its_own_reader_is_not_counted_again(tmp_path, built_in):
     expected = numbered.epoch_of(PartialShuffleSampler(dataset, batch_size=4))
     counted.clear()
     again = PartialShuffleSampler(dataset, reader if built_in else own, batch_size=4)
-    assert again._files is dataset
+    assert again.files is dataset
     assert numbered.epoch_of(again) == expected
     assert counted == []
 

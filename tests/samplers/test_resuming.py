@@ -126,7 +126,7 @@ LOADERS = {
 
 
 def loader_of(sampler, kind=DataLoader, **options):
-    return kind(sampler._files, sampler=sampler, batch_size=None, **options)
+    return kind(sampler.files, sampler=sampler, batch_size=None, **options)
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true")
@@ -173,7 +173,7 @@ class Wrapped:
 
 UNCERTAIN = {
     "any order": lambda sampler: loader_of(sampler, num_workers=2, in_order=False),
-    "wrapped": lambda sampler: DataLoader(sampler._files, sampler=Wrapped(sampler), batch_size=None, num_workers=2),
+    "wrapped": lambda sampler: DataLoader(sampler.files, sampler=Wrapped(sampler), batch_size=None, num_workers=2),
 }
 
 

@@ -71,7 +71,7 @@ def test_samplers_take_them_for_files_and_data_sets_have_theirs(tmp_path):
     names = numbered.write_files(tmp_path, [4, 4, 4])
     dataset = FileDataset(names, threads=2, cache=tmp_path / "cache")
     for kind in (PartialShuffleSampler, DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2):
-        assert kind(dataset)._files is dataset
+        assert kind(dataset).files is dataset
         assert len(list(kind(Listing(names)))) == len(list(kind(dataset)))
     for name, value in {"files_len": {}, "reader": NpzReader()}.items():
         with pytest.raises(

@@ -52,7 +52,7 @@ class FiberEvents(Events):
         super().__init__(seed)
         self._plan = plan
         self.current = self._main = Fiber(COORDINATOR)
-        self._fibers: list[Fiber] = []
+        self.fibers: list[Fiber] = []
         self.errors: list[Exception] = []
         """What threads of processes that live on have ended with."""
         self.at_end: list[Callable[[object], None]] = []
@@ -67,7 +67,7 @@ class FiberEvents(Events):
     def start(self, action: Callable[[], None], process: object = None, name: str = "task") -> Fiber:
         """Start a fiber in this process or another one."""
         fiber = Fiber(process or self.current.process, name)
-        self._fibers.append(fiber)
+        self.fibers.append(fiber)
         fiber.greenlet = greenlet(lambda *_: self._live(fiber, action), parent=self._main.greenlet)
         return fiber
 
@@ -83,13 +83,13 @@ class FiberEvents(Events):
                 self.errors.append(error)
         finally:
             fiber.finished = True
-            self._fibers.remove(fiber)
+            self.fibers.remove(fiber)
             self.current = self._main if self._main.ready() else self._next()
             fiber.greenlet.parent = self.current.greenlet  # which goes on as this one ends
 
     def kill(self, process: object) -> None:
         """End all fibers of a process: they raise where they wait."""
-        for fiber in list(self._fibers):
+        for fiber in list(self.fibers):
             if fiber.process is process:
                 fiber.killed, fiber.ready = True, lambda: True
         for action in self.at_end:
@@ -111,19 +111,19 @@ class FiberEvents(Events):
         self.kill(COORDINATOR)
         self._main.killed = False
         until = self.clock() + SURVIVAL
-        while self._fibers:
+        while self.fibers:
             if self.clock() > until or not self.step():
-                waiting = sorted({fiber.name for fiber in self._fibers})
+                waiting = sorted({fiber.name for fiber in self.fibers})
                 raise RuntimeError(f"{SURVIVAL} s after the end of the coordinator there are {waiting}")
 
     def kill_all(self) -> None:
         """End all fibers; that of the coordinator's main thread goes on as another process."""
         self._main.killed = False
-        for process in {fiber.process for fiber in self._fibers}:
+        for process in {fiber.process for fiber in self.fibers}:
             self.kill(process)
-        while self._fibers:
+        while self.fibers:
             self.current.ready = lambda: True
-            self._switch(self._fibers[0])
+            self._switch(self.fibers[0])
 
     def next(self) -> float:
         """Return the time of the next event, which is now where a fiber may go on."""
@@ -168,7 +168,7 @@ class FiberEvents(Events):
 
     def _waiting(self) -> list[Fiber]:
         """Return the other fibers that may go on."""
-        fibers = [*self._fibers, self._main]
+        fibers = [*self.fibers, self._main]
         return [fiber for fiber in fibers if fiber is not self.current and fiber.ready()]
 
     def _next(self) -> Fiber:
@@ -263,21 +263,26 @@ class FakeLock:
     def __init__(self, events: FiberEvents) -> None:
         self._events = events
         self._owner: Fiber | None = None
-        self._depth = 0
+        self.depth = 0
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         own = self._events.current
         seconds = 0.0 if not blocking else None if timeout < 0 else timeout
         if not self._events.wait(lambda: self._owner in (None, own) or self._owner.finished, seconds):
             return False
-        self._depth = self._depth + 1 if self._owner is own else 1
+        self.depth = self.depth + 1 if self._owner is own else 1
         self._owner = own
         return True
 
     def release(self) -> None:
-        self._depth -= 1
-        if not self._depth:
+        self.depth -= 1
+        if not self.depth:
             self._owner = None
+
+    def give_up(self) -> int:
+        """Release it whole; return how often it was acquired."""
+        depth, self.depth, self._owner = self.depth, 0, None
+        return depth
 
     def locked(self) -> bool:
         return self._owner is not None
@@ -302,13 +307,13 @@ class FakeCondition:
         self._lock.release()
 
     def wait(self, timeout: float | None = None) -> bool:
-        depth, self._lock._depth, self._lock._owner = self._lock._depth, 0, None
+        depth = self._lock.give_up()
         before = self._notified
         try:
             return self._events.wait(lambda: self._notified > before, timeout)
         finally:
             self._lock.acquire()
-            self._lock._depth = depth
+            self._lock.depth = depth
 
     def wait_for(self, predicate: Callable[[], bool], timeout: float | None = None) -> bool:
         until = None if timeout is None else self._events.clock() + timeout

@@ -78,9 +78,9 @@ def check_checkpoints(world: World, checkpoint: Checkpoint) -> None:
     if "cut" in {fault.kind for fault in world.plan.fired}:
         return
     found = list_checkpoints(world.folder)
-    written = checkpoint._last_written
-    if written is not None and written not in found:
-        raise Violation(f"the checkpoint of round {written} was written, and there are those of {list(found)}")
+    written = checkpoint.path
+    if written is not None and written not in found.values():
+        raise Violation(f"the checkpoint {written.name} was written, and there are those of {list(found)}")
     for number, path in found.items():
         if len(history := read_checkpoint(path)["history"]) != number + 1:
             raise Violation(f"the checkpoint of round {number} has {len(history)} records")

@@ -81,7 +81,7 @@ def _run(world: World, workers: int, options: dict[str, Any]) -> bool:
     before = len(world.plan.fired)
     checkpoint, engine = world.checkpoint(), world.engine()
     trainer = build_trainer(engine, workers, CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
-    trainer._clock = world.events.clock
+    trainer.clock = world.events.clock
     if world.checkpoints():
         trainer.restore(world.folder)
     started_with = sample_counts(trainer.get_parameters(), workers)

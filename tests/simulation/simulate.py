@@ -115,7 +115,7 @@ def _run(world: World, number: int) -> DistributedTrainer | None:
     checkpoint = world.checkpoint(**scenario.checkpoint)
     engine = world.engine(scenario.processes, shares_memory=scenario.shares_memory)
     trainer = scenario.trainer(engine)
-    trainer._clock = world.events.clock
+    trainer.clock = world.events.clock
     try:
         scenario.fit(trainer, [JsonLines(world.log), checkpoint], resume=True, max_time=DAY)
         trainer.close()

@@ -61,9 +61,9 @@ def test_a_simulation_that_fails_leaves_no_threads():
     with suppress(KeyError), world:
         world.events.start(lambda: world.events.wait(lambda: False))
         world.events.wait(lambda: False, 1.0)
-        assert world.events._fibers
+        assert world.events.fibers
         raise KeyError
-    assert not world.events._fibers
+    assert not world.events.fibers
 
 
 def test_the_coordinator_of_an_online_fit_is_killed_and_resumed():

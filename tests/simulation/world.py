@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 from unittest.mock import patch
 
-from compss_train._utils.files import SHARED_MEMORY
+from compss_train._utils.files import SHARED_MEMORY, FolderLock
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints import list_checkpoints
 from tests.simulation.disk import FaultyDisk
@@ -69,19 +69,17 @@ class World:
             processes, events=self.events, faults=self.plan, shares_memory=shares_memory, run=self._run
         )
 
-    def checkpoint(self, **options: Any) -> Checkpoint:
-        checkpoint = Checkpoint(self.folder, **options)
-        checkpoint._disk = self._disk
-        return checkpoint
+    def checkpoint(self, **options: Any) -> "SimulatedCheckpoint":
+        return SimulatedCheckpoint(self.folder, self._disk, **options)
 
     def outlive(self, engine: SimulatedEngine) -> None:
         """Let the other processes notice that the coordinator has been killed; none of them may wait for ever."""
-        engine._processes.close()
+        engine.processes.close()
         if isinstance(self.events, FiberEvents):
             self.events.outlive_coordinator()
         engine.shutdown(kill=True)
 
-    def restart(self, checkpoint: Checkpoint) -> None:
+    def restart(self, checkpoint: "SimulatedCheckpoint") -> None:
         """Do what the system does when a process has died, of whatever it died."""
         if self.plan.killed and self.events.draw.random() < 0.5:
             self._disk.lose_power()
@@ -89,8 +87,7 @@ class World:
         if isinstance(self.events, FiberEvents):
             self.events.kill_all()
         self.events.clear()
-        if (lock := checkpoint._lock._lock) is not None:
-            lock.release(force=True)
+        checkpoint.lose_lock()
         self._rename_leftovers()
 
     def _rename_leftovers(self) -> None:
@@ -113,3 +110,21 @@ class World:
             return []
         names = {path.name for path in list_checkpoints(self.folder).values()}
         return sorted(path.name for path in self.folder.iterdir() if path.name not in names)
+
+
+class _Lock(FolderLock):
+    def lose(self) -> None:
+        """Be released as by the system, with the end of the process."""
+        if self._lock is not None:
+            self._lock.release(force=True)
+
+
+class SimulatedCheckpoint(Checkpoint):
+    """Writes to a simulated disk."""
+
+    def __init__(self, folder: Path, disk: Any, **options: Any) -> None:
+        super().__init__(folder, **options)
+        self._disk, self._lock = disk, _Lock(folder)
+
+    def lose_lock(self) -> None:
+        self._lock.lose()

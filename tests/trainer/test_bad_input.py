@@ -35,72 +35,57 @@ GOOD = {"num_epochs": 1, "batch_size": 5}
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "options"),
     [
-        ({"num_epochs": 0, "batch_size": 5}, "num_epochs=0: give an integer of at least 1"),
-        ({"num_epochs": 1.5, "batch_size": 5}, "num_epochs=1.5: give an integer"),
-        ({"num_epochs": 1, "batch_size": 0}, "batch_size=0: give an integer of at least 1"),
-        ({"num_epochs": 1, "num_batches_per_worker": -1}, "num_batches_per_worker=-1: give an integer"),
-        ({"num_epochs": 1}, "give exactly one of them"),
-        ({"num_epochs": 1, "batch_size": 2, "num_batches_per_worker": 2}, "give exactly one of them"),
-        ({"num_epochs": 1, "num_batches_per_worker": 16}, "block 0 has only 15 rows; use 15 batches at most"),
-        ({**GOOD, "merge": "async"}, "merge='async': choose one of 'synchronous', 'commutative'"),
-        ({**GOOD, "shuffle": "all"}, "shuffle='all': choose one of 'blocks', 'total', None"),
-        ({**GOOD, "shuffle": True}, "shuffle=True: choose one of 'blocks', 'total', None"),
-        ({**GOOD, "shuffle": "partial"}, r"shuffle='partial': give PartialShuffle\(\)"),
-        ({**GOOD, "merge": Merge(rule="halving")}, r"rule='halving' belongs to Merge\('commutative'\)"),
+        ("num_epochs=0", {"num_epochs": 0, "batch_size": 5}),
+        ("num_epochs=1.5", {"num_epochs": 1.5, "batch_size": 5}),
+        ("batch_size=0", {"num_epochs": 1, "batch_size": 0}),
+        ("num_batches_per_worker=-1", {"num_epochs": 1, "num_batches_per_worker": -1}),
+        ("num_batches_per_worker=None and batch_size=None", {"num_epochs": 1}),
+        ("num_batches_per_worker=2", {"num_epochs": 1, "batch_size": 2, "num_batches_per_worker": 2}),
+        ("num_batches_per_worker=16", {"num_epochs": 1, "num_batches_per_worker": 16}),
+        ("merge='async'", {**GOOD, "merge": "async"}),
+        ("shuffle='all'", {**GOOD, "shuffle": "all"}),
+        ("shuffle=True", {**GOOD, "shuffle": True}),
+        ("shuffle='partial'", {**GOOD, "shuffle": "partial"}),
+        ("rule='halving'", {**GOOD, "merge": Merge(rule="halving")}),
         (
+            "optimizer_state='reset_blocks'",
             {**GOOD, "merge": Merge(optimizer_state="reset_blocks"), "shuffle": PartialShuffle()},
-            "optimizer_state='reset_blocks' makes a new optimizer for each block, and PartialShuffle mixes",
         ),
     ],
 )
 @pytest.mark.parametrize("method", ["fit", "check_fit"])
-def test_options_of_a_fit(trainer, method, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_options_of_a_fit(trainer, method, name, options, raises):
+    with raises(ValueError, name):
         getattr(trainer, method)(*blocked(X, Y, 4), **options)
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("name", "value"),
     [
-        *(
-            ({"validation_data": value}, r"validation_data=\w+: give a pair \(x, y\)")
-            for value in (X, X[:2], 0.2, "x", (X, Y, Y))
-        ),
-        *(({"callbacks": value}, "callbacks=.*: give a list") for value in (None, ProgressBar(), "progress")),
+        *(("validation_data", value) for value in (X, X[:2], 0.2, "x", (X, Y, Y))),
+        *(("callbacks", value) for value in (None, ProgressBar(), "progress")),
     ],
 )
-def test_options_of_another_type(trainer, options, message):
-    with pytest.raises(TypeError, match=message):
-        trainer.fit(X, Y, **GOOD, **options)
+def test_options_of_another_type(trainer, name, value, raises):
+    with raises(TypeError, name):
+        trainer.fit(X, Y, **GOOD, **{name: value})
 
 
 CALLS = [
-    (
-        lambda trainer: trainer.fit_asynchronous_n_epochs_with_GPU(X, Y, 2, 1, n_epocs_sync=-1),
-        ValueError,
-        "n_epocs_sync=-1: give an integer of at least 0",
-    ),
-    (
-        lambda trainer: trainer.fit_synchronous_with_GPU(X, Y, None, 1),
-        ValueError,
-        "num_batches_per_worker=None and batch_size=None: give exactly one of them",
-    ),
-    (
-        lambda trainer: trainer.fit_synchronous_with_GPU(X, Y, 2, 1, shuffle_blocks="yes"),
-        ValueError,
-        "shuffle_blocks='yes': choose one of True, False",
-    ),
-    (lambda trainer: trainer.fit(np.zeros((0, 6)), **GOOD), ValueError, "no samples"),
-    (lambda trainer: trainer.fit("data.npy", **GOOD), ValueError, "this value is a scalar: 'data"),
-    (lambda trainer: trainer.fit(["a", "b"], **GOOD), TypeError, "torch cannot hold arrays of dtype <U1"),
+    ("n_epocs_sync=-1", lambda trainer: trainer.fit_asynchronous_n_epochs_with_GPU(X, Y, 2, 1, n_epocs_sync=-1)),
+    ("num_batches_per_worker=None", lambda trainer: trainer.fit_synchronous_with_GPU(X, Y, None, 1)),
+    ("shuffle_blocks='yes'", lambda trainer: trainer.fit_synchronous_with_GPU(X, Y, 2, 1, shuffle_blocks="yes")),
+    ("no samples", lambda trainer: trainer.fit(np.zeros((0, 6)), **GOOD)),
+    ("'data.npy'", lambda trainer: trainer.fit("data.npy", **GOOD)),
+    ("<U1", lambda trainer: trainer.fit(["a", "b"], **GOOD)),
 ]
 
 
-@pytest.mark.parametrize(("call", "error", "message"), CALLS)
-def test_arguments_of_calls(trainer, call, error, message):
-    with pytest.raises(error, match=message):
+@pytest.mark.parametrize(("name", "call"), CALLS)
+def test_arguments_of_calls(trainer, name, call, raises):
+    with raises(TypeError if name == "<U1" else ValueError, name):
         call(trainer)
 
 
@@ -109,38 +94,26 @@ def trainer_with(**options):
 
 
 @pytest.mark.parametrize(
-    ("make", "given", "message"),
+    ("make", "given"),
     [
-        *(
-            (trainer_with, {"num_workers": bad}, f"num_workers={bad!r}: give an integer of at least 1")
-            for bad in (0, -3, 1.0, "2", True)
-        ),
-        (trainer_with, {"seed": -1}, "seed=-1: give an integer of at least"),
-        (trainer_with, {"seed": 0.5}, "seed=0.5: give an integer of at least"),
-        (trainer_with, {"seed": 2**63}, r"give an integer below 2\*\*63"),
-        (trainer_with, {"threads": 0}, "threads=0: give an integer of at least"),
-        (trainer_with, {"worker_timeout": 0}, "worker_timeout=0: give a number of seconds above 0"),
-        (trainer_with, {"engine": "dask"}, "engine='dask' is not an engine; choose one of auto, serial, local"),
-        (Gradients, {"clip_norm": 0}, "clip_norm=0: give a number above 0, or None"),
-        (Gradients, {"clip_norm": float("inf")}, "clip_norm=inf: give a number above 0"),
-        (Gradients, {"clip_value": "1"}, "clip_value='1': give a number above 0"),
-        (Gradients, {"clip_value": True}, "clip_value=True: give a number above 0"),
-        (Gradients, {"clip_adaptive": -0.01}, "clip_adaptive=-0.01: give a number above 0"),
-        (Gradients, {"clip_norm": 1.0, "clip_value": 0.5}, "clip_norm=1.0 and clip_value=0.5: give at most one"),
-        (
-            Gradients,
-            {"clip_norm": 1.0, "clip_adaptive": 0.5},
-            "clip_norm=1.0 and clip_adaptive=0.5: give at most one",
-        ),
-        (Gradients, {"accumulate": 0}, "accumulate=0: give an integer of at least 1"),
-        (Gradients, {"accumulate": 2.0}, "accumulate=2.0: give an integer of at least 1"),
-        (Gradients, {"on_nan": "stop"}, "on_nan='stop': choose one of 'raise', 'skip', 'ignore'"),
-        (PartialShuffle, {"pool_size": 0}, "pool_size=0"),
-        (PartialShuffle, {"pools": 3}, "pools=3: choose one of 1, 2"),
+        *((trainer_with, {"num_workers": bad}) for bad in (0, -3, 1.0, "2", True)),
+        *((trainer_with, {"seed": bad}) for bad in (-1, 0.5, 2**63)),
+        (trainer_with, {"threads": 0}),
+        (trainer_with, {"worker_timeout": 0}),
+        (trainer_with, {"engine": "dask"}),
+        *((Gradients, {"clip_norm": bad}) for bad in (0, float("inf"))),
+        *((Gradients, {"clip_value": bad}) for bad in ("1", True)),
+        (Gradients, {"clip_adaptive": -0.01}),
+        (Gradients, {"clip_norm": 1.0, "clip_value": 0.5}),
+        (Gradients, {"clip_norm": 1.0, "clip_adaptive": 0.5}),
+        *((Gradients, {"accumulate": bad}) for bad in (0, 2.0)),
+        (Gradients, {"on_nan": "stop"}),
+        (PartialShuffle, {"pool_size": 0}),
+        (PartialShuffle, {"pools": 3}),
     ],
 )
-def test_values_that_make_no_sense(make, given, message):
-    with pytest.raises(ValueError, match=message):
+def test_values_that_make_no_sense(make, given, raises):
+    with raises(ValueError, " and ".join(f"{name}={value!r}" for name, value in given.items())):
         make(**given)
 
 
@@ -231,51 +204,39 @@ def in_a_circle():
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "error", "name"),
     [
-        ({"net": nn.ReLU()}, ValueError, "ReLU has no parameters"),
-        ({"net": nn.Linear(2, 2).requires_grad_(False)}, ValueError, "all parameters of Linear are frozen"),
-        ({"net": nn.Linear}, TypeError, "must be a torch.nn.Module, not type; call the class"),
-        ({"net": None}, TypeError, "must be a torch.nn.Module, not NoneType"),
-        (
-            {"net": nested(3000)},
-            ValueError,
-            "a Sequential, contains itself, or is nested too deeply for Python",
-        ),
-        (
-            {"net": nested(400)},
-            TypeError,
-            "net contains itself, or is nested too deeply for Python, and cannot be sent",
-        ),
-        ({"net": in_a_circle()}, ValueError, "the network, a Sequential, contains itself, or is nested too deeply"),
+        ({"net": nn.ReLU()}, ValueError, "ReLU"),
+        ({"net": nn.Linear(2, 2).requires_grad_(False)}, ValueError, "frozen"),
+        ({"net": nn.Linear}, TypeError, "not type"),
+        ({"net": None}, TypeError, "not NoneType"),
+        ({"net": nested(3000)}, ValueError, "a Sequential, contains itself, or is nested too deeply"),
+        ({"net": nested(400)}, TypeError, "net contains itself, or is nested too deeply"),
+        ({"net": in_a_circle()}, ValueError, "a Sequential, contains itself, or is nested too deeply"),
         ({"net": nn.LazyLinear(3)}, ValueError, "lazy"),
-        ({"optimizer": {"optimizer": "sgd", "lr": -1.0}}, ValueError, "Invalid learning rate"),
-        ({"optimizer": {"optimizer": "lion", "lr": 1.0}}, ValueError, "unknown optimizer 'lion'"),
-        ({"optimizer": {**SGD, "beta": 1}}, ValueError, r"no parameter \['beta'\]"),
-        ({"loss": "hinge"}, ValueError, "unknown loss 'hinge'; choose one of"),
-        ({"metric": loss}, ValueError, "metric name 'loss' is not text, or has another meaning"),
-        ({"optimizer": lambda _: None}, TypeError, "returned NoneType"),
-        ({"optimizer": lambda _: torch.optim.SGD(STRANGE, lr=0.1)}, ValueError, "uses other parameters than those"),
-        ({"metric": "f1"}, ValueError, "unknown metric 'f1'; choose one of"),
-        ({"precision": "fp8"}, ValueError, "precision='fp8': choose one of 'fp32', 'bf16', 'fp16'"),
-        ({"memory_format": "nhwc"}, ValueError, "choose one of 'contiguous', 'channels_last'"),
+        ({"optimizer": {"optimizer": "sgd", "lr": -1.0}}, ValueError, "learning rate"),
+        ({"optimizer": {"optimizer": "lion", "lr": 1.0}}, ValueError, "'lion'"),
+        ({"optimizer": {**SGD, "beta": 1}}, ValueError, "'beta'"),
+        ({"loss": "hinge"}, ValueError, "loss 'hinge'"),
+        ({"metric": loss}, ValueError, "metric name 'loss'"),
+        ({"optimizer": lambda _: None}, TypeError, "NoneType"),
+        ({"optimizer": lambda _: torch.optim.SGD(STRANGE, lr=0.1)}, ValueError, "other parameters"),
+        ({"metric": "f1"}, ValueError, "metric 'f1'"),
+        ({"precision": "fp8"}, ValueError, "precision='fp8'"),
+        ({"memory_format": "nhwc"}, ValueError, "memory_format='nhwc'"),
         ({"num_gpu": -1}, ValueError, "num_gpu=-1"),
-        ({"gradients": 1.0}, TypeError, r"gradients=1.0: give Gradients\(...\)"),
-        ({"net": mlp().to("meta")}, TypeError, "'0.weight' of the network is a tensor of .* on meta; give a dense"),
-        (
-            {"net": with_buffer(torch.eye(3).to_sparse())},
-            TypeError,
-            r"'graph' of .* torch\.sparse_coo on cpu",
-        ),
-        ({"net": WithLock()}, TypeError, r"net.body.0.guard\['inner'\] \(_thread.lock\).* cannot be pickled"),
-        ({"loss": LOCKED}, TypeError, r"loss \(builtins.function\).* cannot be pickled"),
-        ({"transform": WithLock()}, TypeError, "transform.body.0.guard.* cannot be pickled"),
-        ({"net": with_back_reference()}, TypeError, r"net.l.lock \(_thread.lock\).* cannot be pickled"),
+        ({"gradients": 1.0}, TypeError, "gradients=1.0"),
+        ({"net": mlp().to("meta")}, TypeError, "'0.weight'"),
+        ({"net": with_buffer(torch.eye(3).to_sparse())}, TypeError, "'graph'"),
+        ({"net": WithLock()}, TypeError, "net.body.0.guard['inner'] (_thread.lock)"),
+        ({"loss": LOCKED}, TypeError, "loss (builtins.function)"),
+        ({"transform": WithLock()}, TypeError, "transform.body.0.guard"),
+        ({"net": with_back_reference()}, TypeError, "net.l.lock (_thread.lock)"),
     ],
 )
-def test_build(changes, error, message):
+def test_build(changes, error, name, raises):
     arguments = {"net": mlp(), "optimizer": SGD, "loss": "cross_entropy", **changes}
-    with pytest.raises(error, match=message):
+    with raises(error, name):
         DistributedTrainer(2, engine=NoTasks()).build(**arguments)
 
 

@@ -72,12 +72,13 @@ def free_first_port(count: int) -> int:
     candidates = range(LOWEST_PORT, LOWEST_OUTGOING_PORT - needed + 1)
     for _ in range(100):
         first = random.choice(candidates)
-        if all(_is_free(port) for port in range(first, first + needed)):
+        if all(is_free(port) for port in range(first, first + needed)):
             return first
     raise OSError(f"found no {needed} consecutive free ports; give the first one with --first-port")
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Return whether a program of this machine could listen at a port."""
     with socket.socket() as listener:
         # As in Java, a port counts as free while its last connections are still closing.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

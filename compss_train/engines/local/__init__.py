@@ -181,14 +181,15 @@ def run_in_child(function: Callable[..., Any], timeout: float | None, gpu: bool,
     ``gpu`` is kept for the next task; a child with a GPU sees the devices that it was started with.
     """
     threads = torch.get_num_threads()
-    with LocalEngine(1, threads, _TASKS) if gpu else contextlib.nullcontext(_kept_child(threads)) as engine:
+    with LocalEngine(1, threads, _TASKS) if gpu else contextlib.nullcontext(kept_child(threads)) as engine:
         published = [engine.publish(argument) for argument in args]
         with engine.scope(watched=timeout is not None, timeout=timeout):
             return engine.fetch([engine.submit(function, *published, resources=Resources(cpus=threads))])[0]
 
 
 @lru_cache(maxsize=1)
-def _kept_child(threads: int) -> LocalEngine:
+def kept_child(threads: int) -> LocalEngine:
+    """Return the engine of the child that ``run_in_child`` keeps."""
     engine = LocalEngine(1, threads, _TASKS)
     # COMPSs's worker processes are children of multiprocessing, which at exit wait for children of their own.
     Finalize(None, engine.end_processes, exitpriority=0)

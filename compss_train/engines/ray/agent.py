@@ -158,6 +158,11 @@ class Agent:
             self._open = False
             shutil.rmtree(_folder(), ignore_errors=True)
 
+    def look(self) -> None:
+        """Look at the processes now; they are looked at from time to time as well."""
+        with self._lock:
+            self._look()
+
     def _look_always(self) -> None:
         while True:
             with self._lock:

@@ -32,7 +32,7 @@ _SETTINGS = {
 A cluster that others have started gets none: a setting of one end of a connection alone can break it. With a
 keepalive that only the program knows, for example, servers take its pings for an attack, and close connections.
 """
-_LAST_WORDS = """
+LAST_WORDS = """
 import socket, sys
 host, port, text = sys.argv[1:]
 if not sys.stdin.read():
@@ -101,7 +101,7 @@ def _with_last_words(ray: ModuleType) -> Callable[[], None]:
         f"compss_train: the head of the Ray cluster at {address} is lost, and Ray ended this program. Start both "
         f"again; fit(resume=True) continues from the newest checkpoint: {shlex.join(sys.orig_argv)}\n"
     )
-    command = [sys.executable, "-I", "-S", "-c", _LAST_WORDS, host, port, text]
+    command = [sys.executable, "-I", "-S", "-c", LAST_WORDS, host, port, text]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def leave() -> None:

@@ -1,5 +1,6 @@
 """Ready tasks become Ray's: on the processes of any node, or in the agent of one; and their results values."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence
@@ -99,7 +100,8 @@ class Submitter(GraphThread):
         """The last result of each running task: its node, or a failure."""
         self._wanted: set[Value] = set()
         """Values to be kept that are not available yet."""
-        self._next_keep = 0.0
+        self._kept, self._keep_seconds = -math.inf, 0.0
+        """When values were kept last, and how long that took."""
         self._look_for_nodes()
         self._thread.start()
 
@@ -115,9 +117,9 @@ class Submitter(GraphThread):
 
     def keep(self, values: Sequence[Value]) -> None:
         """Keep values as soon as they are available, unless others were kept a moment ago."""
-        if time.monotonic() < self._next_keep:
+        if time.monotonic() < self._kept + KEEP_SECONDS + self._keep_seconds / KEEP_SHARE:
             return
-        self._next_keep = time.monotonic() + KEEP_SECONDS
+        self._kept, self._keep_seconds = time.monotonic(), 0.0
         for value in values:
             if value.future.done():
                 self._keep(value)
@@ -129,7 +131,7 @@ class Submitter(GraphThread):
         if isinstance(stored, RayValue) and stored.ref is not None and stored.lineage != (stored.ref,):
             began = time.monotonic()
             stored.keep()
-            self._next_keep += (time.monotonic() - began) / KEEP_SHARE
+            self._keep_seconds += time.monotonic() - began
 
     def finish_running(self) -> None:
         """Start no more tasks, and wait for the running ones."""

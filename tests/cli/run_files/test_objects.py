@@ -38,24 +38,23 @@ def test_objects_are_resolved_at_any_depth_with_arguments():
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    ("value", "name"),
     [
         ("import:math", 'names no object: write "module:name"'),
         ({"import": 3}, "names no object"),
-        ("import:torch.nn:Linar", "torch.nn has no Linar; did you mean Linear?"),
+        ("import:torch.nn:Linar", "torch.nn has no Linar"),
         ("import:nowhere.at.all:x", "No module named 'nowhere'; install it, or put its file next to"),
         ({"import": "math:pi"}, 'cannot be called; for the object itself write "import:math:pi"'),
         ({"import": "torch.nn:Linear", "in_feature": 1}, "unexpected keyword argument 'in_feature'"),
         ({"import": "torch.nn:Linear", "partial": "a:b"}, "not both"),
-        ({"import": "builtins:dict", "arguments": 3}, "arguments = 3: give an array of positional arguments"),
-        ({"import": "torch.nn:Linear", "in_features": -1, "out_features": 1}, "calling torch.nn:Linear failed: "),
-        ({"import": "builtins:dict", "a": {"import": "math:po"}}, "math has no po; did you mean p"),
+        ({"import": "builtins:dict", "arguments": 3}, "arguments = 3"),
+        ({"import": "torch.nn:Linear", "in_features": -1, "out_features": 1}, "calling torch.nn:Linear failed"),
+        ({"import": "builtins:dict", "a": {"import": "math:po"}}, "math has no po"),
     ],
 )
-def test_invalid_objects_are_an_error(value, message):
-    with pytest.raises(ValueError) as error:
+def test_invalid_objects_are_an_error(value, name, raises):
+    with raises(ValueError, name):
         resolve({"key": [value]})
-    assert message in str(error.value)
 
 
 def test_modules_that_fail_to_import_are_an_error(tmp_path, monkeypatch):
@@ -75,22 +74,21 @@ def test_modules_that_fail_to_import_are_an_error(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("table", "message"),
+    ("table", "name"),
     [
-        ({"num_epoch": 3}, "unknown key num_epoch; did you mean num_epochs? The keys are num_epochs, batch_size"),
-        ({"zzz": 3}, "unknown key zzz. The keys are"),
+        ({"num_epoch": 3}, "unknown key num_epoch"),
+        ({"zzz": 3}, "unknown key zzz"),
         ({"self": 3}, "unknown key self"),
         ({}, "num_epochs is missing; compss-train fit --keys says what it takes"),
-        ({"num_epochs": 3, "merge": {"evry": 2}}, "merge: unknown key evry; did you mean every?"),
-        ({"num_epochs": 3, "merge": {"every": -1}}, "merge: every=-1: give an integer of at least 0"),
+        ({"num_epochs": 3, "merge": {"evry": 2}}, "merge: unknown key evry"),
+        ({"num_epochs": 3, "merge": {"every": -1}}, "merge: every=-1"),
         ({"num_epochs": 3, "buffer": {"kind": "FIFO"}}, "buffer: capacity is missing"),
         ({"num_epochs": "import:operator:negg"}, "num_epochs: 'operator:negg': operator has no negg"),
     ],
 )
-def test_wrong_keys_are_an_error(table, message):
-    with pytest.raises(ValueError) as error:
+def test_wrong_keys_are_an_error(table, name, raises):
+    with raises(ValueError, name):
         keywords_of(table, FIT)
-    assert message in str(error.value)
 
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=4)

@@ -78,7 +78,7 @@ def main():
         )
     counts = (-workers * torch.from_numpy(parameters["weight"][0])).round().int().tolist()
     result = {
-        "engine": trainer._session.engine.name,
+        "engine": trainer.configuration["trainer"]["engine"],
         "counts": counts,
         "warnings": [str(w.message) for w in caught],
     }

@@ -154,7 +154,7 @@ def test_free_ports():
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         listener.listen()
-        assert not configuration._is_free(listener.getsockname()[1])
+        assert not configuration.is_free(listener.getsockname()[1])
 
 
 def test_compss_home_is_where_runcompss_lies(tmp_path, monkeypatch):

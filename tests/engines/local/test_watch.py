@@ -195,4 +195,4 @@ def test_a_child_runs_functions_and_is_replaced(timeout, gpu, forked_processes, 
     assert local.run_in_child(tasks.die_once, timeout, gpu, tmp_path / "flag", 7) == 7
     with pytest.raises(KeyError, match="broken"):
         local.run_in_child(tasks.fail, timeout, gpu, "broken")
-    local._kept_child.cache_clear()
+    local.kept_child.cache_clear()

@@ -50,7 +50,7 @@ class SimulatedEngine(GraphEngine):
         self.traits = Traits(shared_memory=shares_memory)  # of the class in real engines
         self.values = Values()
         self._graph = TaskGraph()
-        self._processes = Processes(processes, self._graph, self.values, self.events, self.faults, run)
+        self.processes = Processes(processes, self._graph, self.values, self.events, self.faults, run)
         self._numbers = itertools.count()
         self._open = True
 
@@ -95,12 +95,12 @@ class SimulatedEngine(GraphEngine):
 
     def slots(self, resources: Resources) -> int:
         """Return the number of processes."""
-        return self._processes.count
+        return self.processes.count
 
     def _reserve(self, tasks: Sequence[Resources]) -> None:
         """Start the processes that are missing; raise ``ValueError`` where tasks never run at the same time."""
         if self.events.concurrent:
-            self._processes.add(len(tasks) - self._processes.count)
+            self.processes.add(len(tasks) - self.processes.count)
             return
         raise ValueError(
             f"{len(tasks)} tasks are to run at the same time, but the simulated engine runs one at a time"
@@ -114,7 +114,7 @@ class SimulatedEngine(GraphEngine):
         while self._open and not (kill or self.faults.killed) and self.events.step():
             pass
         self._open = False
-        self._processes.close()
+        self.processes.close()
         if not self.faults.killed:
             self.events.clear()
         self._graph.abandon(EngineClosedError("the engine was shut down before this task had run"))
@@ -148,7 +148,7 @@ class SimulatedEngine(GraphEngine):
     def _cancel(self, scope: Scope) -> None:
         """Let time pass until the running tasks of the scope have ended; their results are lost."""
         self._graph.cancel(scope)
-        self._processes.start_ready()
+        self.processes.start_ready()
         while not scope.ended.is_set() and self._step():
             pass
 
@@ -161,7 +161,7 @@ class SimulatedEngine(GraphEngine):
         function(*args)
         if function != self._graph.add:
             return
-        self._processes.start_ready()
+        self.processes.start_ready()
         if self.events.draw.random() < SLOW_SHARE:
             until = self.events.clock() + SLOW_SECONDS * self.events.pace
             while self._step(until):

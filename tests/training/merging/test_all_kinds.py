@@ -238,8 +238,8 @@ def test_another_outer_optimizer_or_kind_starts_anew(before, after):
     trainer, fresh = (trainer_of(workers=1, optimizer=PLAIN_SGD, net=mlp) for _ in range(2))
     fit(trainer, num_epochs=1, merge=before)
     assert trainer.snapshot().merge["outer"] is not None
+    fit(fresh, num_epochs=1)  # for the same shuffles
     fresh.set_parameters(trainer.get_parameters())
-    fresh._model.epochs = 1  # the same shuffles
     assert_same_bits(*(fit(each, num_epochs=1, merge=after) for each in (trainer, fresh)))
     assert (trainer.snapshot().merge["outer"] is None) == (after.outer_optimizer is None)
 
@@ -258,7 +258,7 @@ def test_an_outer_step_that_diverges_is_an_error(merge):
 def test_an_engine_keeps_only_what_the_next_fit_needs(shared_local, merge, outer):
     def files():
         shared_local.fetch([shared_local.submit(tasks.add, 1)])
-        names = (name for folder in shared_local._folders.paths for name in os.listdir(folder))
+        names = (name for folder in shared_local.folders for name in os.listdir(folder))
         return {name for name in names if "heartbeat" not in name}  # a process makes its own when it starts
 
     x = np.random.default_rng(0).normal(size=(400, 200)).astype(np.float32)
