@@ -59,7 +59,7 @@ docs: $(VENV)/installed
 # In a folder of their own, as they write files.
 tutorials: $(VENV)/installed
 	rm -rf build/tutorials && mkdir -p build/tutorials && cp docs/tutorials/*.ipynb build/tutorials
-	cd build/tutorials && ../../$(BIN)/jupyter execute \
+	cd build/tutorials && PYTHONWARNINGS=ignore:IProgress ../../$(BIN)/jupyter execute \
 		--NotebookClient.record_timing=False --inplace *.ipynb && cp *.ipynb ../../docs/tutorials
 
 wheel:
