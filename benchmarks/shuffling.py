@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from compss_train import BlockedTensor, shuffle
-from compss_train.data.block_passes import WorkerAssignment
-from compss_train.data.partitioning import RoundPlan, Shuffle
+from compss_train.data.partitioning import RoundPlan, Shuffle, WorkerAssignment
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit import FitOptions

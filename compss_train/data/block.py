@@ -1,9 +1,14 @@
-"""Blocks: arrays or tensors whose rows are samples, and operations on one block."""
+"""Blocks: arrays or tensors whose rows are samples, and operations on one block.
+
+Samples have columns, tensors with a row a sample: first the columns of x, then of y and of the weights. Sources,
+batches and engines see only columns; a batch gets its structure when it is assembled from them.
+"""
 
 import math
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import pairwise
 from typing import Any, ClassVar, TypeAlias
@@ -12,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from compss_train._utils.nested import leaves, rebuilt
 from compss_train.data.ragged import Ragged, join
 from compss_train.data.values import check_dtype, check_parts, check_values, shared_tensor, signed
 
@@ -29,7 +35,12 @@ def as_block(value: object) -> Block:
     if isinstance(value, Ragged):
         return value
     check_values("a block", value)
-    block: Block = value.detach().cpu() if isinstance(value, torch.Tensor) else _as_array(value)
+    if isinstance(value, torch.Tensor):
+        block: Block = value.detach().cpu()
+    elif isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
+        block = value
+    else:
+        block = _as_array(value)
     if block.ndim == 0:
         raise ValueError(
             f"a block needs a first dimension of samples, but this value is a scalar: {value!r}; give an array, a "
@@ -217,3 +228,32 @@ def describe(block: object) -> BlockDescription:
 def load_block(block: Block | RemoteBlock) -> Block:
     """Return the block, loaded into this process's memory if it is remote."""
     return block.load() if isinstance(block, RemoteBlock) else block
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnStructure:
+    """The tuples, lists and dicts of x and y, with ``None`` for each column: a single column is ``None`` itself."""
+
+    x: Any = None
+    y: Any = None
+    """The structure of y; without columns for y, x is its own target."""
+    ragged: bool = False
+    """Whether some columns have sequences of different lengths."""
+    bucketed: bool = False
+    """Whether batches are made of samples of similar lengths."""
+    weighted: bool = False
+    """Whether the last column holds the samples' weights."""
+
+    def parts(self, columns: Iterable[torch.Tensor]) -> tuple[Any, Any, torch.Tensor | None]:
+        """Return x, y and weights of these columns, as the network and the loss receive them."""
+        own = list(columns)
+        weight = own.pop() if self.weighted else None
+        if self.x is None and self.y is None:  # as in most fits
+            return own[0], own[1] if len(own) > 1 else None, weight
+        each = iter(own)
+        x = rebuilt(self.x, each)
+        return x, rebuilt(self.y, each) if len(own) > len(leaves(x)) else None, weight
+
+
+SINGLE = ColumnStructure()
+"""One column for x, and perhaps one for y."""

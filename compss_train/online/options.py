@@ -142,4 +142,4 @@ def online_merge(merge: MergeLike) -> Merge:
             "optimizers of the last fit, or 'reset'"
         )
     defaults = Merge("parameter_server", every=1, unit="batches", optimizer_state="keep", rule="weighted")
-    return given.filled(defaults)
+    return given.with_defaults(defaults)

@@ -16,7 +16,7 @@ import torch
 
 from compss_train._utils import Closable
 from compss_train.buffers import BufferDrainedError
-from compss_train.data import block, block_passes, order
+from compss_train.data import block, order, partitioning
 from compss_train.engines import calls, liveness, nodes
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices, saved_state
@@ -198,7 +198,7 @@ class OnlineWorker:
         self._server = stack.enter_context(job.server_address.connect(None))
         self._exchange = job.server_address.exchange
         self._base = self._exchange.pull(self._server)
-        batching = block_passes.Batching(size=job.options.batch_size)
+        batching = partitioning.Batching(size=job.options.batch_size)
         self._training = Job(spec=training_spec, batching=batching, seed=job.seed)
         self._work = Work(
             check_outputs=True,

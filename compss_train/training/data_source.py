@@ -13,11 +13,10 @@ import torch
 
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset, locations, tables
-from compss_train.data.block import Block, RemoteBlock, as_tensor, load_block
+from compss_train.data.block import SINGLE, Block, ColumnStructure, RemoteBlock, as_block, as_tensor, load_block
 from compss_train.data.blocked import as_blocked, as_weights, check_paired, fingerprint
-from compss_train.data.columns import SINGLE, ColumnStructure, columns_of
 from compss_train.data.partitioning import Shuffle
-from compss_train.data.ragged import Ragged
+from compss_train.data.ragged import Ragged, is_ragged
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart
 from compss_train.data.sample_reading import SampleReader
@@ -226,6 +225,50 @@ def as_data_source(x: Any, y: Any, blocks: int, *, targets: bool = True, floats:
         notes=tuple(notes),
         coding=coding,
     )
+
+
+def columns_of(value: Any, name: str) -> tuple[Any, dict[str, Any]]:
+    """Return the tuples, lists and dicts of data, with ``None`` for each column, and the columns.
+
+    Columns are arrays, frames and blocked tensors; their keys are names for messages, such as ``x['user']``.
+
+    Dicts are several columns, and so are tuples and lists of arrays, frames or blocked tensors. But a list of
+    arrays of one dtype and shape is one array with a sample for each, as in numpy, and a list of sequences that
+    differ in length is ``Ragged``. Raises ``ValueError`` for empty data.
+    """
+    if isinstance(value, Mapping):
+        parts = {key: columns_of(item, f"{name}[{key!r}]") for key, item in value.items()}
+    elif isinstance(value, tuple | list) and _are_columns(value):
+        parts = {key: columns_of(item, f"{name}[{key!r}]") for key, item in enumerate(value)}
+    elif isinstance(value, tuple | list):
+        return None, {name: Ragged(value) if is_ragged(value) else as_block(value)}
+    else:
+        return None, {name: value}
+    if not parts:
+        raise ValueError(f"an empty {type(value).__name__} has no samples")
+    columns = {each: column for _, own in parts.values() for each, column in own.items()}
+    structure: Any = {key: own for key, (own, _) in parts.items()}
+    if not isinstance(value, Mapping):
+        is_tuple = isinstance(value, tuple) or any(map(tables.is_frame, value))
+        structure = tuple(structure.values()) if is_tuple else list(structure.values())
+    return structure, columns
+
+
+def _are_columns(items: Sequence[Any]) -> bool:
+    if not items or not all(map(_is_column, items)):
+        return False
+    arrays = [item for item in items if isinstance(item, np.ndarray | torch.Tensor)]
+    if isinstance(items, tuple) or len(arrays) < len(items):
+        return True
+    return len({len(each) for each in arrays}) == 1 and len({(str(a.dtype), a.shape) for a in arrays}) > 1
+
+
+def _is_column(item: Any) -> bool:
+    if isinstance(item, np.ndarray | torch.Tensor):
+        return item.ndim > 0
+    if isinstance(item, tuple | list):
+        return _are_columns(item)
+    return isinstance(item, Mapping | BlockedTensor | Ragged) or hasattr(item, "tensors") or tables.is_frame(item)
 
 
 def holds_targets(value: Any) -> bool:

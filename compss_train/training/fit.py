@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeAlias
 from compss_train._utils.validation import check_choice, check_count
 from compss_train.buffers import BufferSpec
 from compss_train.data import FileDataset, partitioning
-from compss_train.data.block_passes import Batching
+from compss_train.data.partitioning import Batching
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.samplers import PartialShuffle
 from compss_train.samplers.loader import check_threads
@@ -70,7 +70,7 @@ class FitOptions:
         if None not in given.values():
             raise self._batching_error
         if self.merge.preset is None:
-            object.__setattr__(self, "merge", self.merge.filled())
+            object.__setattr__(self, "merge", self.merge.with_defaults())
         check_choice("shuffle_block_data", self.shuffle_block_data, (True, False))
         self._check_shuffle()
         if self.buffer is not None:
@@ -202,7 +202,7 @@ class FitOptions:
             )
         else:
             chosen = merges.published_merge(preset, self.num_epochs)
-        merge = replace(self.merge, kind=self.merge.kind_of_preset).filled(chosen)
+        merge = replace(self.merge, kind=self.merge.kind_of_preset).with_defaults(chosen)
         return replace(self, merge=merge, batch_size=size, preset=preset)
 
     def check_epochs(self, epochs: range, blocks: int) -> None:

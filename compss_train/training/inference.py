@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import check_count, warn_once, warn_user
 from compss_train.data.block import RemoteBlock
-from compss_train.data.block_passes import Batching, BlockPass
 from compss_train.data.order import even_parts
+from compss_train.data.partitioning import Batching, BlockPass
 from compss_train.data.tables import conversion_note
 from compss_train.engines.base import Ref
 from compss_train.engines.nodes import ONE_CPU

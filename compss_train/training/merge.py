@@ -187,11 +187,11 @@ class Merge:
         """The kind that a preset has."""
         return "commutative" if self.quorum or self.grace is not None else "synchronous"
 
-    def filled(self, default: "Merge | None" = None) -> Self:
-        """Return this merge with every ``None`` replaced by the option of another merge, or by the default."""
-        filling = DEFAULTS if default is None else default
+    def with_defaults(self, defaults: "Merge | None" = None) -> Self:
+        """Return this merge with every ``None`` replaced by the option of other ``defaults``, or the usual one."""
+        chosen = DEFAULTS if defaults is None else defaults
         missing = [each.name for each in fields(self) if getattr(self, each.name) is None]
-        return replace(self, **{name: getattr(filling, name) for name in missing})
+        return replace(self, **{name: getattr(chosen, name) for name in missing})
 
 
 MergeLike: TypeAlias = MergeKind | Preset | Merge

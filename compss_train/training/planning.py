@@ -36,7 +36,8 @@ def plan_fit(
     data = data_source.as_data_source(x, y, blocks, floats=spec.float_dtype)
     if options.sample_weight is not None or data.dataset is not None:
         data = data.weighted(options.sample_weight)
-    data_source.check_same_coding(model.coding, data, "this fit's data")
+    if data.coding:
+        data_source.check_same_coding(model.coding, data, "this fit's data")
     chosen = options.for_data(data, workers, spec, scheduled=schedule is not None)
     if data.structure.weighted and spec.training_step is None:
         losses.check_weightable(spec.loss)

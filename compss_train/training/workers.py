@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from compss_train.data.block_passes import blocks_of
-from compss_train.data.partitioning import Round
+from compss_train.data.partitioning import Round, blocks_of
 from compss_train.engines import Ref
 from compss_train.model.schedule import LrSchedule, TimedHyperparameters
 from compss_train.training.data_source import PublishedData

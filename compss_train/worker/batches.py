@@ -14,8 +14,8 @@ import torch
 from compss_train._utils.nested import leaves, map_leaves, rebuilt
 from compss_train.buffers import Buffer, BufferSpec
 from compss_train.buffers.reading_ahead import batches_through
-from compss_train.data.block_passes import Draws, WorkerAssignment, batch_bounds, batch_sizes
 from compss_train.data.order import buffer_seed, partial_shuffle_generator, transform_seed
+from compss_train.data.partitioning import Draws, WorkerAssignment, batch_bounds, batch_sizes
 from compss_train.data.ragged import Ragged
 from compss_train.data.sample_reading import Reseed, SampleReader, collate_batch
 from compss_train.data.streams import StreamReader

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from compss_train.buffers import BufferSpec
-from compss_train.data.block_passes import Batching, Draws, WorkerAssignment
-from compss_train.data.columns import SINGLE, ColumnStructure
+from compss_train.data.block import SINGLE, ColumnStructure
+from compss_train.data.partitioning import Batching, Draws, WorkerAssignment
 from compss_train.data.reading import FilePart
 from compss_train.data.sample_reading import SampleReader
 from compss_train.model.compression import MergeDtype

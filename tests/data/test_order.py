@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.data.block_passes import Batching, BlockPass, cut_assignment, join_parts
 from compss_train.data.order import (
     block_order,
     partition_files,
@@ -17,6 +16,7 @@ from compss_train.data.order import (
     sample_order,
     worker_seed,
 )
+from compss_train.data.partitioning import Batching, BlockPass, cut_assignment, join_parts
 from compss_train.training.total_shuffle import cut_into_pieces
 from tests.helpers.tolerances import chance_of
 from tests.samplers.numbered_files import EPOCHS, SIZES

@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compss_train.buffers import BufferSpec
-from compss_train.data.block_passes import Batching
-from compss_train.data.partitioning import ResumePoint, RoundPlan
+from compss_train.data.partitioning import Batching, ResumePoint, RoundPlan
 
 HOW = st.one_of(
     st.fixed_dictionaries({"merge_unit": st.sampled_from(["epochs", "blocks"]), "merge_every": st.integers(0, 6)}),

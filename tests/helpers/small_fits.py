@@ -87,5 +87,5 @@ def combined(*options, **more):
         before = result.get("merge")
         result |= each
         if before is not None and "merge" in each:
-            result["merge"] = Merge.of(each["merge"]).filled(Merge.of(before))
+            result["merge"] = Merge.of(each["merge"]).with_defaults(Merge.of(before))
     return result

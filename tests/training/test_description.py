@@ -190,7 +190,7 @@ def test_what_is_given_wins():
 
 
 def test_known_choices_of_presets():
-    assert chosen("auto", workers=1) == (Merge("synchronous").filled(), 100)  # the plain loop
+    assert chosen("auto", workers=1) == (Merge("synchronous").with_defaults(), 100)  # the plain loop
     for net, outer in ((mlp, NESTEROV), (awkward_net, None)):
         merge, _ = chosen("auto", net, optimizer=ADAM)
         assert (merge.outer_optimizer, merge.optimizer_state) == (outer, "average")

@@ -28,7 +28,7 @@ def test_the_options_are_the_keywords_of_fit_with_their_defaults():
     assert options.keys() == {each.name for each in KEYWORDS}
     for each in KEYWORDS:
         if each.name == "merge":
-            assert Merge.of(each.default).filled() == options["merge"]
+            assert Merge.of(each.default).with_defaults() == options["merge"]
         else:
             assert options[each.name] == (MISSING if each.default is each.empty else each.default)
 

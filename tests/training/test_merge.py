@@ -18,9 +18,13 @@ MOMENTUM = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9}
 
 
 def test_what_is_left_out_is_filled():
-    assert Merge().filled() == Merge("synchronous", 1, "epochs", None, "keep", None, None, "weighted") == DEFAULTS
+    assert (
+        Merge().with_defaults()
+        == Merge("synchronous", 1, "epochs", None, "keep", None, None, "weighted")
+        == DEFAULTS
+    )
     given = Merge("commutative", every=PostLocal(epochs=1, then=2), rule="halving")
-    assert given.filled(Merge(every=3, unit="batches")).filled() == Merge(
+    assert given.with_defaults(Merge(every=3, unit="batches")).with_defaults() == Merge(
         "commutative", PostLocal(epochs=1, then=2), "batches", None, "keep", None, None, "halving"
     )
     assert Merge.of("auto").preset == "auto"

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.data.block_passes import Batching, BlockPass
+from compss_train.data.partitioning import Batching, BlockPass
 from compss_train.worker.source import source_of
 from compss_train.worker.work import Work, WorkOptions
 

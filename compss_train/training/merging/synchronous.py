@@ -72,7 +72,7 @@ class Merger(ABC):
     """Whether the parameters of a round never contain contributions of later rounds."""
 
     def __init__(self, session: Session, merge: Merge, initial: Parameters) -> None:
-        """Continue from what the merges of the last fit kept; ``merge`` is filled."""
+        """Continue from what the merges of the last fit kept; ``merge`` has every option set."""
         self.session, self.engine, self.merge = session, session.engine, merge
         self.parameters = self.engine.publish(initial)
         """The global parameters after the last round that was submitted."""
