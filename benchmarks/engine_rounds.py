@@ -13,7 +13,7 @@ import _round_parts as parts
 from _common import parser, print_table, ratios, spread
 from _compss import Runtime, call
 
-from compss_train.model.weighted_mean import ranges_for_costs
+from compss_train.data.partitioning import ranges_for_costs
 
 SMALL = 0.1  # megabytes
 SIZES, WORKERS = (1.0, 10.0, 100.0), (2, 4, 8, 16, 32, 64)

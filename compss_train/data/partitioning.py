@@ -4,9 +4,11 @@ A *block pass* is one pass over the samples of one block. Block passes are assig
 epoch. In a partial shuffle each worker gets an equal run of consecutive rows instead, with parts of blocks at its
 ends. A *round* is the training between two merges: n epochs, n blocks a worker within an epoch (in a partial
 shuffle: as many samples as n blocks have on average), n batches a worker, or the whole fit. Rounds of batches
-do not change the batches: a worker trains the same ones as in a round of whole epochs.
+do not change the batches: a worker trains the same ones as in a round of whole epochs. Several workers may share a
+task: those of an aligned range, whose results are one node of the tree of ``weighted_mean``.
 """
 
+import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from fractions import Fraction
@@ -441,3 +443,49 @@ def epochs_of_rounds(epochs: range, merge_every: MergeEvery) -> Iterator[range]:
 def units_between_merges(epoch: int, merge_every: MergeEvery) -> int:
     """Return the number of units between merges; raise ``ValueError`` if a function returns less than 1."""
     return check_count(f"every({epoch})", merge_every(epoch)) if callable(merge_every) else merge_every
+
+
+def aligned_ranges(workers: int, slots: int, smallest: int = 1) -> list[range]:
+    """Return ranges of workers, each a node of the tree of ``weighted_mean``, for tasks that slots share evenly.
+
+    ``smallest`` is a power of two: the minimum number of workers in every range but the last.
+    The first tasks are the largest: each has about a third of a slot's share of the remaining workers (guided
+    self-scheduling, Polychronopoulos and Kuck 1987), rounded down to a power of two. A slow slot then runs fewer
+    tasks. With a third, one of two slots may be four times slower than the other and start with the largest task,
+    and the round still takes no longer than their combined speed allows, apart from the last task. With a half it
+    would take a quarter longer.
+    """
+    ranges, start = [], 0
+    while start < workers:
+        share = (workers - start) // (3 * slots)
+        size = max(smallest, 1 << (max(1, share).bit_length() - 1))
+        ranges.append(range(start, min(start + size, workers)))
+        start += size
+    return ranges
+
+
+SLACK = 1.05
+"""How much longer a round may take than with the best ranges, so that slower slots run fewer tasks."""
+
+
+def ranges_for_costs(workers: int, slots: int, worker_seconds: float, task_seconds: float) -> list[range]:
+    """Return aligned ranges for workers of ``worker_seconds`` each, in tasks with an overhead of ``task_seconds``.
+
+    They are the smallest ranges with which a round takes at most ``SLACK`` times as long as with the best ones, if
+    all slots are equally fast: one range a slot where workers take less time than the overhead. Without any
+    slots, each range is one worker.
+    """
+    if not slots:
+        return [range(worker, worker + 1) for worker in range(workers)]
+    largest = -(-workers // slots) - 1
+    every = [aligned_ranges(workers, slots, 1 << power) for power in range(largest.bit_length() + 1)]
+    times = [_seconds_of(ranges, slots, worker_seconds, task_seconds) for ranges in every]
+    return next(ranges for ranges, seconds in zip(every, times, strict=True) if seconds <= SLACK * min(times))
+
+
+def _seconds_of(ranges: Sequence[range], slots: int, worker_seconds: float, task_seconds: float) -> float:
+    """Return when the last range is done, if each slot takes the next one as soon as it is idle."""
+    idle_at = [0.0] * slots
+    for each in ranges:
+        heapq.heapreplace(idle_at, idle_at[0] + task_seconds + len(each) * worker_seconds)
+    return max(idle_at)

@@ -9,7 +9,6 @@ Floats are added up in double precision, and rounded to their own type once; int
 take the maximum. Workers may return compressed changes in place of some arrays (module ``compression``).
 """
 
-import heapq
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -152,49 +151,3 @@ def tree_of(firsts: tuple[int, ...]) -> Tree:
         return node(low, middle, start, half), node(middle, high, start + half, half)
 
     return node(0, len(firsts), 0, 1 << firsts[-1].bit_length())
-
-
-def aligned_ranges(workers: int, slots: int, smallest: int = 1) -> list[range]:
-    """Return ranges of workers, each a node of the tree, for tasks that ``slots`` share evenly.
-
-    ``smallest`` is a power of two: the minimum number of workers in every range but the last.
-    The first tasks are the largest: each has about a third of a slot's share of the remaining workers (guided
-    self-scheduling, Polychronopoulos and Kuck 1987), rounded down to a power of two. A slow slot then runs fewer
-    tasks. With a third, one of two slots may be four times slower than the other and start with the largest task,
-    and the round still takes no longer than their combined speed allows, apart from the last task. With a half it
-    would take a quarter longer.
-    """
-    ranges, start = [], 0
-    while start < workers:
-        share = (workers - start) // (3 * slots)
-        size = max(smallest, 1 << (max(1, share).bit_length() - 1))
-        ranges.append(range(start, min(start + size, workers)))
-        start += size
-    return ranges
-
-
-SLACK = 1.05
-"""How much longer a round may take than with the best ranges, so that slower slots run fewer tasks."""
-
-
-def ranges_for_costs(workers: int, slots: int, worker_seconds: float, task_seconds: float) -> list[range]:
-    """Return aligned ranges for workers of ``worker_seconds`` each, in tasks with an overhead of ``task_seconds``.
-
-    They are the smallest ranges with which a round takes at most ``SLACK`` times as long as with the best ones, if
-    all slots are equally fast: one range a slot where workers take less time than the overhead. Without any
-    slots, each range is one worker.
-    """
-    if not slots:
-        return [range(worker, worker + 1) for worker in range(workers)]
-    largest = -(-workers // slots) - 1
-    every = [aligned_ranges(workers, slots, 1 << power) for power in range(largest.bit_length() + 1)]
-    times = [_seconds_of(ranges, slots, worker_seconds, task_seconds) for ranges in every]
-    return next(ranges for ranges, seconds in zip(every, times, strict=True) if seconds <= SLACK * min(times))
-
-
-def _seconds_of(ranges: Sequence[range], slots: int, worker_seconds: float, task_seconds: float) -> float:
-    """Return when the last range is done, if each slot takes the next one as soon as it is idle."""
-    idle_at = [0.0] * slots
-    for each in ranges:
-        heapq.heapreplace(idle_at, idle_at[0] + task_seconds + len(each) * worker_seconds)
-    return max(idle_at)

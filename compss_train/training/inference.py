@@ -13,7 +13,7 @@ from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import check_count, warn_once, warn_user
 from compss_train.data.block import RemoteBlock
 from compss_train.data.order import even_parts
-from compss_train.data.partitioning import Batching, BlockPass
+from compss_train.data.partitioning import Batching, BlockPass, ranges_for_costs
 from compss_train.data.tables import conversion_note
 from compss_train.engines.base import Ref
 from compss_train.engines.nodes import ONE_CPU
@@ -21,7 +21,6 @@ from compss_train.model.devices import CPU
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
-from compss_train.model.weighted_mean import ranges_for_costs
 from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.data_source import DataSource, PublishedData, as_data_source, check_same_coding
 from compss_train.training.session import Session

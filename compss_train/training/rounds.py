@@ -11,13 +11,12 @@ from functools import cached_property
 from itertools import chain
 
 from compss_train._utils.validation import warn_user
-from compss_train.data.partitioning import ResumePoint, Round, RoundPlan
+from compss_train.data.partitioning import ResumePoint, Round, RoundPlan, ranges_for_costs
 from compss_train.engines import Engine, Ref
 from compss_train.exceptions import EngineClosedError
 from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured, Measures
 from compss_train.model.schedule import LrSchedule
-from compss_train.model.weighted_mean import ranges_for_costs
 from compss_train.reports.records import Record, per_second
 from compss_train.training.checkpoints import Checkpoint
 from compss_train.training.data_source import DataSource, PublishedData

@@ -9,8 +9,9 @@ from hypothesis.extra import numpy as hnp
 from torch import nn
 
 from compss_train import BadFileError
+from compss_train.data.partitioning import aligned_ranges, ranges_for_costs
 from compss_train.model import parameters as params
-from compss_train.model.weighted_mean import aligned_ranges, mean, partial_sum, ranges_for_costs
+from compss_train.model.weighted_mean import mean, partial_sum
 from tests.helpers.models import assert_close, assert_same_bits, awkward_net, mlp
 from tests.helpers.tolerances import average, sum_error, weighted
 
