@@ -94,6 +94,16 @@ class Thread(threading.Thread):
         return self._returned
 
 
+def reading_threads():
+    return [thread for thread in threading.enumerate() if thread.name.startswith(("read-ahead", "fill-buffer"))]
+
+
+def assert_threads_end():
+    for thread in reading_threads():
+        thread.join(DEADLINE)
+    assert not reading_threads()
+
+
 def until_waiting(buffer):
     """Wait until a thread waits."""
     wait_until(lambda: buffer.waiting)

@@ -8,16 +8,7 @@ from hypothesis import strategies as st
 
 from compss_train.buffers import FIFO, FIRO, Reservoir
 from compss_train.buffers.reading_ahead import ReadAhead, batches_through
-
-
-def reading_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith(("read-ahead", "fill-buffer"))]
-
-
-def assert_threads_end():
-    for thread in reading_threads():
-        thread.join(10)
-    assert not reading_threads()
+from tests.buffers.kinds import assert_threads_end
 
 
 @given(

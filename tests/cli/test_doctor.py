@@ -15,6 +15,7 @@ from compss_train.cli import doctor, main
 from compss_train.engines.compss import configuration
 from compss_train.engines.compss.configuration import WorkerNode
 from tests.cli.fake_machine import FakeMachine, missing, states
+from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 
 HANGS = """#!{python}
@@ -77,14 +78,7 @@ def test_nothing_hangs(machine, monkeypatch):
     assert states(findings, "java", "runcompss", "ssh to n1", "ssh to n2") == ["missing"] * 4
     assert "no answer from" in findings["ssh to n1"].found
     # Killed with their parents, though the system may take a moment to say so.
-    wait_until(lambda: not any(_runs(int(pid.name)) for pid in pids.iterdir()))
-
-
-def _runs(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_until(lambda: not any(is_running(int(pid.name)) for pid in pids.iterdir()))
 
 
 def test_output_and_exit_codes(machine, capsys):

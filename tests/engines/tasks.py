@@ -73,6 +73,12 @@ def wait_for(path: Path, value):
     return value
 
 
+def note_and_wait(notes: Path, gate: Path):
+    """Note the process, and return it once the gate is there."""
+    note(os.getpid(), notes)
+    return wait_for(gate, os.getpid())
+
+
 def meet(place: Path, number, size):
     """Return the number once ``size`` such tasks, numbered from 0, run at the same time."""
     (place / str(number)).touch()

@@ -9,9 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
-import psutil
 import pytest
 from loky.backend.process import LokyProcess
 
@@ -24,7 +24,7 @@ from compss_train.engines.local.store import store
 from compss_train.engines.nodes import ONE_CPU
 from compss_train.exceptions import BadFileError, EngineClosedError
 from tests.engines import tasks
-from tests.helpers.processes import ROOT, children, leftovers
+from tests.helpers.processes import ROOT, children, is_running, leftovers
 from tests.helpers.shared_engine import fork_processes
 from tests.helpers.waiting import wait_until
 
@@ -43,19 +43,6 @@ def stored(engine: LocalEngine) -> set[str]:
     """Return the names of its files, without those of heartbeats, which processes write when they start."""
     names = {name for folder in engine.folders for name in os.listdir(folder)}
     return {name for name in names if "heartbeat" not in name}
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def assert_ended(paths: list[str], processes: list[int]) -> None:
-    """Assert that nothing of an engine is left."""
-    wait_until(lambda: all(map(is_gone, processes)))
-    assert not any(map(os.path.exists, paths))
 
 
 def test_large_values_are_files_and_small_ones_inline(local):
@@ -166,7 +153,7 @@ def test_a_task_takes_as_many_cpus_as_it_asks_for(local, tmp_path):
 
 def test_only_the_task_of_a_killed_process_runs_again(local, tmp_path, capsys):
     before, runs = local.pids, tmp_path / "runs"
-    beside = local.submit(_note_and_wait, runs, tmp_path / "gate")
+    beside = local.submit(tasks.note_and_wait, runs, tmp_path / "gate")
     wait_until(runs.exists)
     refs = [local.submit(tasks.die_once, tmp_path / "flag", np.ones(10_000))]
     refs += [local.submit(tasks.add, n, n) for n in range(10)]
@@ -209,11 +196,6 @@ def test_a_gpu_that_breaks_each_time_ends_the_task_and_each_process(local, tmp_p
     assert not broken & set(local.pids)
 
 
-def _note_and_wait(runs, gate):
-    tasks.note(os.getpid(), runs)
-    return tasks.wait_for(gate, os.getpid())
-
-
 @pytest.mark.parametrize("victims", ["one", "all"])
 def test_processes_killed_while_idle_are_replaced(shared_local, tmp_path, victims):
     processes = shared_local.processes
@@ -221,7 +203,7 @@ def test_processes_killed_while_idle_are_replaced(shared_local, tmp_path, victim
     killed = shared_local.pids[: 1 if victims == "one" else processes]
     for pid in killed:
         os.kill(pid, signal.SIGKILL)
-    wait_until(lambda: all(map(is_gone, killed)))
+    wait_until(lambda: not any(map(is_running, killed)))
     assert shared_local.fetch(_meeting(shared_local, tmp_path / "after", processes)) == [*range(processes)]
     assert not set(killed) & set(shared_local.pids)
 
@@ -238,13 +220,13 @@ def test_a_fork_server_killed_at_its_start_or_later_is_replaced(tmp_path):
 
     def kill_server():
         mine = [each for each in children() if each not in others and each.ppid() == os.getpid()]
-        (server,) = (each for each in mine if not is_gone(each.pid))
+        (server,) = (each for each in mine if is_running(each.pid))
         server.kill()
 
     with LocalEngine(processes=2, preload=["compss_train.worker"]) as engine:
         kill_server()
         (names,) = engine.fetch([engine.submit(imported)])
-        running = [engine.submit(_note_and_wait, runs, tmp_path / "gate") for _ in range(2)]
+        running = [engine.submit(tasks.note_and_wait, runs, tmp_path / "gate") for _ in range(2)]
         wait_until(lambda: runs.exists() and len(runs.read_text().split()) == 2)
         kill_server()
         wait_until(lambda: len(runs.read_text().split()) == 4, 60)
@@ -378,7 +360,7 @@ def test_a_program_that_ends_with_queued_tasks_and_references_says_nothing(tmp_p
 
 
 def alive(engine):
-    return [pid for pid in engine.pids if not is_gone(pid)]
+    return [pid for pid in engine.pids if is_running(pid)]
 
 
 def test_an_update_whose_process_dies_is_made_once(shared_local, tmp_path):
@@ -452,19 +434,24 @@ def test_ctrl_c_in_a_start_leaves_no_process(monkeypatch):
 
 
 @pytest.mark.usefixtures("forked_processes")
-def test_an_interrupted_shutdown_can_be_repeated(monkeypatch):
+@pytest.mark.parametrize("how", ["shut down", "interrupted meanwhile", "garbage collected"])
+def test_nothing_is_left_of_an_engine_that_has_ended(how, monkeypatch):
     engine = LocalEngine(processes=1)
     paths, processes = engine.folders, engine.pids
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Scheduler, "finish_running", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            engine.shutdown()
-    engine.shutdown(kill=True)
-    assert_ended(paths, processes)
+    if how != "garbage collected":
+        ref = engine.submit(tasks.wait_for, tasks.Path("/never"), 0)
+        if how == "interrupted meanwhile":
+            with monkeypatch.context() as patch:
+                patch.setattr(Scheduler, "finish_running", Mock(side_effect=KeyboardInterrupt))
+                with pytest.raises(KeyboardInterrupt):
+                    engine.shutdown()
+        engine.shutdown(kill=True)
+        with pytest.raises(EngineClosedError):
+            ref.value.future.result(timeout=0)
+    del engine
+    gc.collect()
+    wait_until(lambda: not any(map(is_running, processes)))
+    assert not any(map(os.path.exists, paths))
 
 
 def test_a_forked_child_does_not_end_the_engine(local):
@@ -474,26 +461,6 @@ def test_a_forked_child_does_not_end_the_engine(local):
         os._exit(0)
     os.waitpid(child, 0)
     assert local.fetch([local.submit(tasks.add, 1)]) == [1]
-
-
-@pytest.mark.usefixtures("forked_processes")
-def test_shutdown_ends_running_tasks_and_waiting_calls(tmp_path):
-    engine = LocalEngine(processes=1)
-    paths, processes = engine.folders, engine.pids
-    ref = engine.submit(tasks.wait_for, tmp_path / "never", 0)
-    engine.shutdown(kill=True)
-    with pytest.raises(EngineClosedError):
-        ref.value.future.result(timeout=0)
-    assert_ended(paths, processes)
-
-
-@pytest.mark.usefixtures("forked_processes")
-def test_an_engine_that_is_garbage_collected_ends_its_processes():
-    engine = LocalEngine(processes=1)
-    paths, processes = engine.folders, engine.pids
-    del engine
-    gc.collect()
-    assert_ended(paths, processes)
 
 
 class Kept:

@@ -22,6 +22,7 @@ from tests.engines.test_conformance import fetch, runs_tasks_side_by_side
 from tests.engines.test_local import stored
 from tests.helpers.callbacks import CallAt
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp
+from tests.helpers.processes import is_running
 from tests.helpers.small_fits import fit, trainer_of
 from tests.helpers.waiting import wait_until
 from tests.simulation.engine import SimulatedEngine
@@ -272,11 +273,11 @@ def test_a_scope_that_fails_ends_its_own_tasks_only(engine, tmp_path):
     if not with_processes(engine):
         pytest.skip("nothing runs meanwhile")
     gate, order, never = tmp_path / "gate", tmp_path / "order", tmp_path / "never"
-    beside = engine.submit(_note_and_wait, order, gate)
+    beside = engine.submit(tasks.note_and_wait, order, gate)
     wait_until(order.exists, 60)
     with pytest.raises(KeyError), engine.scope():  # noqa: PT012
         published = engine.publish(np.ones(100_000))
-        running = engine.submit(_note_and_wait, tmp_path / "running", never)
+        running = engine.submit(tasks.note_and_wait, tmp_path / "running", never)
         queued = [engine.submit(tasks.wait_for, never, n) for n in range(8)]
         after = engine.submit(tasks.total, [published, running])
         with engine.scope():
@@ -286,7 +287,7 @@ def test_a_scope_that_fails_ends_its_own_tasks_only(engine, tmp_path):
         wait_until((tmp_path / "running").exists, 60)
         raise KeyError
     pid = int((tmp_path / "running").read_text())
-    assert not _is_running(pid)
+    assert not is_running(pid)
     for ref in (published, running, *queued, after, updated):
         with pytest.raises(TaskCancelledError, match="the fit that made this value has failed"):
             engine.fetch([ref])
@@ -296,19 +297,6 @@ def test_a_scope_that_fails_ends_its_own_tasks_only(engine, tmp_path):
     gate.touch()
     assert fetch(engine, beside) == int(order.read_text())  # it has run once
     assert engine.fetch([engine.submit(tasks.add, n) for n in range(8)]) == [*range(8)]
-
-
-def _note_and_wait(notes, gate):
-    tasks.note(os.getpid(), notes)
-    return tasks.wait_for(gate, os.getpid())
-
-
-def _is_running(pid):
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    return True
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.integers(0, 9), st.booleans()), max_size=25))

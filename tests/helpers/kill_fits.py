@@ -18,7 +18,7 @@ from compss_train import LocalEngine, SerialEngine
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.training.checkpoints import list_checkpoints, read_checkpoint
 from tests.helpers.models import MODES
-from tests.helpers.processes import leftovers
+from tests.helpers.processes import is_running, leftovers
 from tests.helpers.small_fits import X, Y, contents, fit, trainer_of
 from tests.helpers.waiting import wait_until
 from tests.training.checkpoints.trees import assert_same
@@ -56,19 +56,12 @@ def has_ended(child: int) -> bool:
     return os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def is_running(process: psutil.Process) -> bool:
-    try:
-        return process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
 def kill(child: int, number: signal.Signals, seconds: float, goes_on: Callable[[], bool]) -> None:
     """Kill a program so many seconds after it goes on; its processes and files go, too."""
-    processes: list[psutil.Process] = []
+    processes: list[int] = []
 
     def strike() -> None:
-        processes.extend(psutil.Process(child).children(recursive=True))
+        processes.extend(each.pid for each in psutil.Process(child).children(recursive=True))
         os.kill(child, number)
 
     wait_until(lambda: goes_on() or has_ended(child), 60, every=0.0005)

@@ -18,6 +18,14 @@ def children() -> list[psutil.Process]:
     return working
 
 
+def is_running(pid: int) -> bool:
+    """Return whether a process does anything yet: one that has ended may still wait for its parent to notice."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
 def leftovers(pid: int) -> list[str]:
     """The folders in shared memory that a coordinator made and that are still there."""
     return [name for name in os.listdir("/dev/shm") if name.startswith(f"compss_train-{pid}-")]
@@ -27,11 +35,9 @@ def session(leader: int) -> list[int]:
     """The processes of a session, whoever their parents are by now."""
     found = []
     for pid in psutil.pids():
-        try:
-            if os.getsid(pid) == leader and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+        with suppress(ProcessLookupError):
+            if os.getsid(pid) == leader and is_running(pid):
                 found.append(pid)
-        except (ProcessLookupError, psutil.NoSuchProcess):
-            continue
     return found
 
 

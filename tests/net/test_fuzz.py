@@ -32,9 +32,8 @@ from tests.net.fuzzing import Fuzzer, FuzzingClient
 from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
 from tests.online.fits import build_trainer, online
 from tests.online.sample_streams import send_stream
-from tests.online.simulations import COUNTING_SGD, sum_loss
+from tests.online.simulations import COUNTING_SGD, free_port, sum_loss
 from tests.online.stub_fits import StubWorker
-from tests.online.test_sender import free_port
 
 pytestmark = pytest.mark.parametrize(
     ("seed", "messages"), [(1, 400), pytest.param(2, 20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]

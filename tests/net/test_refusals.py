@@ -24,7 +24,7 @@ from tests.net.fuzzing import FuzzingClient, encoded, nested
 from tests.net.plain_clients import KEY, TOKEN, raw_socket
 from tests.net.test_attacks import received_from
 from tests.online.sample_streams import connect_sender, send_stream
-from tests.online.stub_fits import StubWorker, stub_fit
+from tests.online.stub_fits import stub_fit
 
 LONG = "é" * 400_000
 """Less than a mebibyte as it is sent, and more in JSON of ASCII characters."""
@@ -134,19 +134,6 @@ def test_the_end_of_a_stream_is_kept_once(make_stub):
         for _ in range(3):
             connection.connection.send({"end": True})
         assert "after the end" in connection.read("error")["error"]
-
-
-@pytest.fixture
-def make_stub():
-    made = []
-
-    def make_one(*args, **options):
-        made.append(StubWorker(*args, **options))
-        return made[-1]
-
-    yield make_one
-    for each in made:
-        each.close()
 
 
 # Refusals

@@ -9,8 +9,9 @@ import pytest
 from compss_train.engines import Resources
 from compss_train.online import sender, simulation_task
 from tests.helpers.waiting import wait_until
-from tests.net.plain_clients import no_threads_left
-from tests.online.stub_fits import StubWorker
+from tests.online.stub_fits import make_stub
+
+__all__ = ["make_stub"]
 
 FIT_THREADS = ("connections", "parameter-server", "watchdog")
 
@@ -50,18 +51,3 @@ def check_threads():
     before = set(threading.enumerate())
     yield
     wait_until(lambda: not [t for t in threading.enumerate() if t not in before and t.name in FIT_THREADS], 5)
-
-
-@pytest.fixture
-def make_stub():
-    """Make workers that only receive; they are closed after the test."""
-    made = []
-
-    def make(*args, **options):
-        made.append(StubWorker(*args, **options))
-        return made[-1]
-
-    with no_threads_left():
-        yield make
-        for each in made:
-            each.close()

@@ -5,6 +5,8 @@ import threading
 from contextlib import ExitStack, contextmanager, suppress
 from types import SimpleNamespace
 
+import pytest
+
 from compss_train.net import MessageError
 from compss_train.online.events import EventServer
 from compss_train.online.receiver import Receiver
@@ -158,3 +160,18 @@ END_TRAINING = {
     "all": lambda running: [running.coordinator.close(), *(stub.close() for stub in running.workers)],
 }
 """Ways in which training ends, by name."""
+
+
+@pytest.fixture
+def make_stub():
+    """Make workers that only receive; they are closed after the test."""
+    made = []
+
+    def make(*args, **options):
+        made.append(StubWorker(*args, **options))
+        return made[-1]
+
+    with no_threads_left():
+        yield make
+        for each in made:
+            each.close()

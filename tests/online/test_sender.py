@@ -1,7 +1,5 @@
 """How a sender connects to a fit: addresses, names, tokens, and retries."""
 
-import socket
-
 import pytest
 
 from compss_train.exceptions import TrainingEndedError
@@ -12,6 +10,7 @@ from tests.buffers.kinds import Thread
 from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import HERE, TOKEN, no_open_connections
 from tests.online.sample_streams import connect_sender, send_all
+from tests.online.simulations import free_port
 from tests.online.stub_fits import stub_fit
 
 pytestmark = pytest.mark.usefixtures("short_waits")
@@ -33,11 +32,6 @@ def test_a_sender_waits_for_the_replacement_of_a_dead_worker():
             send_all(sender, range(3))
         assert running.coordinator.wait_for("finished") == [3]
         wait_until(lambda: running.coordinator.call(lambda: running.coordinator.senders.all_ended))
-
-
-def free_port():
-    with socket.create_server((HERE, 0)) as free:
-        return free.getsockname()[1]
 
 
 def test_a_missing_fit_raises_after_the_timeout():

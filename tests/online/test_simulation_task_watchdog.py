@@ -4,9 +4,9 @@ import json
 import subprocess
 import sys
 
-import psutil
 import pytest
 
+from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 
 CHILD = """
@@ -137,13 +137,6 @@ def test_descendants_are_killed_with_the_process(children):
     programs = children[0]["has_programs"][0]
     assert len(set(programs)) == 4
     wait_until(lambda: not any(is_running(program) for program in programs))
-
-
-def is_running(process):
-    try:
-        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_a_solver_that_holds_the_interpreter_lock_is_shown_on_standard_error(children):

@@ -5,7 +5,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import socket
 import sys
 import threading
 
@@ -24,6 +23,7 @@ from compss_train.parameter_server.server_loop import ServerLoop
 from tests.helpers.proxy import Proxy
 from tests.helpers.shared_engine import other_process
 from tests.helpers.waiting import wait_until
+from tests.online.simulations import free_port
 
 
 def push(connection, address, token, delta, pushes):
@@ -125,9 +125,7 @@ def test_malformed_messages_are_answered_and_change_nothing(serving, client, mes
 
 
 def test_a_server_that_does_not_answer_is_an_error():
-    free = socket.create_server(("127.0.0.1", 0))
-    address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    free.close()
+    address = f"tcp://127.0.0.1:{free_port()}"
     with pytest.raises(TimeoutError, match=r"has not answered for 0\.3 s"):
         connect(address, "token", timeout=0.3)
 

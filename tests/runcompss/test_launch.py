@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 
 SCRIPTS = Path(__file__).parents[2] / "runcompss"
@@ -137,14 +138,7 @@ def test_laptop_kills_remaining_processes(app, tmp_path):
         wait_until(pid.exists, 30)
         laptop.terminate()
         assert laptop.wait(30) == 130
-    wait_until(lambda: not runs(int(pid.read_text())), 30)
-
-
-def runs(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    wait_until(lambda: not is_running(int(pid.read_text())), 30)
 
 
 def flags_of(done):

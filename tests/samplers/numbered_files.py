@@ -132,16 +132,6 @@ def expected_order(sampler, sizes, epoch):
     return order + [pool[place] for place in random.permutation(len(pool))]
 
 
-def reading_threads():
-    return [thread for thread in threading.enumerate() if thread.name.startswith("read-ahead")]
-
-
-def assert_threads_end():
-    for thread in reading_threads():
-        thread.join(10)
-    assert not reading_threads()
-
-
 BUFFERS = st.sampled_from([1, 1, 2, 4])
 
 cases = {"sizes": SIZES, "options": OPTIONS, "file_buffer": BUFFERS}

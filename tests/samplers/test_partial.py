@@ -9,33 +9,42 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from compss_train.data.files import FileDataset
+from compss_train.data.order import block_order
 from compss_train.samplers import PartialShuffleSampler
 from tests.helpers.tolerances import chance_of
 from tests.samplers import numbered_files as numbered
 from tests.samplers.numbered_files import cases
 
 
-@given(**cases, num_replicas=numbered.REPLICAS, epoch=numbered.EPOCHS)
+@given(**cases, num_replicas=numbered.REPLICAS, epoch=numbered.EPOCHS, drop_last=st.booleans())
+@example([5], {"shuffle": False, "seed": 0, "batch_size": 2}, 1, 3, 0, True)
 def test_all_ranks_together_return_every_sample_once_and_equally_many(
-    sizes, options, file_buffer, num_replicas, epoch
+    sizes, options, file_buffer, num_replicas, epoch, drop_last
 ):
-    options |= {"num_replicas": num_replicas, "file_buffer": file_buffer}
+    """With ``drop_last``, all but a tail of the order of the files."""
+    assume(not drop_last or sum(sizes) >= num_replicas)
+    options |= {"num_replicas": num_replicas, "file_buffer": file_buffer, "drop_last": drop_last}
     ranks = [numbered.sampler_of(sizes, rank=rank, **options) for rank in range(num_replicas)]
     given_batches = [numbered.epoch_of(rank, epoch) for rank in ranks]
-    length = ceil(sum(sizes) / num_replicas)
+    length = sum(sizes) // num_replicas if drop_last else ceil(sum(sizes) / num_replicas)
     for rank, batches in zip(ranks, given_batches, strict=True):
         assert (rank.num_samples, rank.total_size) == (length, sum(sizes))
         assert len(rank) == rank.num_batches == len(batches) == ceil(length / options["batch_size"])
         assert {len(batch) for batch in batches[:-1]} <= {options["batch_size"]}
         assert len(numbered.flat(batches)) == len(set(numbered.flat(batches))) == length
     times = Counter(chain.from_iterable(map(numbered.flat, given_batches)))
-    assert sorted(times) == list(range(sum(sizes)))
-    assert times.total() - len(times) <= num_replicas - 1
+    if drop_last:
+        files = block_order(options["seed"], epoch, len(sizes)) if options["shuffle"] else range(len(sizes))
+        order = [*chain.from_iterable(range(*numbered.bounds_of(sizes)[file]) for file in files)]
+        assert times == Counter(order[: length * num_replicas])
+    else:
+        assert sorted(times) == list(range(sum(sizes)))
+        assert times.total() - len(times) <= num_replicas - 1
 
 
 @given(**cases, num_replicas=numbered.REPLICAS, epoch=numbered.EPOCHS, data=st.data())

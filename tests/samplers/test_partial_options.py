@@ -1,17 +1,14 @@
 """Options of the partial shuffle, and files that differ."""
 
-from collections import Counter
-from itertools import chain
 from math import ceil
 
 import numpy as np
 import pytest
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DistributedSampler
 
 from compss_train.data.files import FileDataset
-from compss_train.data.order import block_order
 from compss_train.data.readers import NpzReader
 from compss_train.exceptions import BadFileError
 from compss_train.samplers import (
@@ -21,12 +18,7 @@ from compss_train.samplers import (
 )
 from tests.samplers import numbered_files as numbered
 from tests.samplers.numbered_files import (
-    EPOCHS,
     REPLICAS,
-    bounds_of,
-    cases,
-    epoch_of,
-    flat,
     sampler_of,
     until_error,
 )
@@ -175,29 +167,6 @@ def test_a_file_unlike_the_first_stops_its_ranks_only(sizes, num_replicas, epoch
 
 
 KINDS = [DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2]
-
-
-def order_of_epoch(sizes, seed, epoch, shuffle):
-    """Return all samples, file by file."""
-    files = block_order(seed, epoch, len(sizes)) if shuffle else range(len(sizes))
-    return list(chain.from_iterable(range(*bounds_of(sizes)[file]) for file in files))
-
-
-@given(**cases, num_replicas=REPLICAS, epoch=EPOCHS)
-@example(sizes=[5], options={"shuffle": False, "seed": 0, "batch_size": 2}, file_buffer=1, num_replicas=3, epoch=0)
-def test_ranks_are_even_and_have_all_but_the_tail(sizes, options, file_buffer, num_replicas, epoch):
-    if sum(sizes) < num_replicas:
-        return
-    options |= {"num_replicas": num_replicas, "file_buffer": file_buffer}
-    ranks = [sampler_of(sizes, rank=rank, drop_last=True, **options) for rank in range(num_replicas)]
-    batches = [epoch_of(rank, epoch) for rank in ranks]
-    share = sum(sizes) // num_replicas
-    for rank, got in zip(ranks, batches, strict=True):
-        assert [len(batch) for batch in got] == [len(batch) for batch in batches[0]]
-        assert len(flat(got)) == rank.num_samples == share
-        assert len(got) == rank.num_batches == len(rank) == ceil(share / options["batch_size"])
-    kept = order_of_epoch(sizes, options["seed"], epoch, options["shuffle"])[: share * num_replicas]
-    assert Counter(flat(flat(batches))) == Counter(kept)
 
 
 @given(samples=st.integers(1, 40), num_replicas=REPLICAS, drop_last=st.booleans(), rank=st.integers(0, 4))

@@ -20,6 +20,7 @@ from compss_train.samplers import (
     PartialShuffleSampler,
 )
 from compss_train.samplers.loader import FileLoader, FileReads
+from tests.buffers.kinds import assert_threads_end, reading_threads
 from tests.helpers.waiting import wait_until
 from tests.samplers import numbered_files as numbered
 from tests.samplers.numbered_files import BUFFERS, LAYOUT, cases, until_error
@@ -42,7 +43,7 @@ def test_order_and_bits_are_the_same(sizes, options, file_buffer, threads, num_r
                 for key, array in theirs.items():
                     np.testing.assert_array_equal(ours[key], array, strict=True)
         assert 1 <= sampler.reads.most_held <= max(file_buffer, threads + 1)
-    numbered.assert_threads_end()
+    assert_threads_end()
 
 
 @given(**cases, threads=THREADS, epochs=st.integers(1, 3))
@@ -105,7 +106,7 @@ def test_it_counts_what_was_there_and_what_it_waited():
         next(arrays)
         assert loader.reads.ahead == 0
         assert 0.01 < loader.reads.seconds_waited < 10
-        wait_until(lambda: len(reader.opened) == 3 and not numbered.reading_threads())
+        wait_until(lambda: len(reader.opened) == 3 and not reading_threads())
         waited = loader.reads.seconds_waited
         assert len(list(arrays)) == 2
     assert loader.reads.ahead == 2
@@ -136,7 +137,7 @@ def test_no_file_is_skipped_for_an_error_of_the_machine(file_buffer):
             next(arrays)
     assert caught.value.__notes__ == [f"while reading {names[2]}"]
     assert not loader.skipped
-    numbered.assert_threads_end()
+    assert_threads_end()
 
 
 @given(
@@ -158,7 +159,7 @@ def test_a_broken_file_is_an_error_once_it_is_needed(sizes, options, file_buffer
     assert (error.file, error.reason) == (name, "cannot be read: OSError: the disk is gone")
     assert given_batches == whole[: drawn // sampler.batch_size]
     assert sampler.state_dict()["step"] == len(given_batches)
-    numbered.assert_threads_end()
+    assert_threads_end()
 
 
 @given(**cases, bad=st.sets(st.integers(0, 6)), num_replicas=st.integers(1, 3))
@@ -183,7 +184,7 @@ def test_invalid_files_are_skipped_on_request_without_other_changes(sizes, optio
             assert f"rank {sampler.rank} could read no sample of batch {len(got)}, unlike the other" in str(error)
             assert any(name in str(error) for name in names)  # more of them may be met meanwhile
             assert set(sampler.skipped) <= names
-        numbered.assert_threads_end()
+        assert_threads_end()
         return
     for _ in range(2):
         assert numbered.samples(sampler) == [batch for batch in wanted if batch]
@@ -217,5 +218,5 @@ def test_an_iteration_that_is_left_leaves_no_thread(leave):
     reader = numbered.CountingReader()
     leave(numbered.sampler_of([2] * 200, reader=reader, file_buffer=3))
     gc.collect()
-    numbered.assert_threads_end()
+    assert_threads_end()
     assert len(reader.opened) <= 4
