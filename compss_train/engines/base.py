@@ -37,11 +37,10 @@ _Ref = TypeVar("_Ref", bound=Ref)
 class Scope:
     """What one thread makes in an engine from ``Engine.scope`` on to its end, as a fit does."""
 
-    def __init__(self, watching: Watching | None = None) -> None:
-        self.watching = watching
-        """How its tasks are watched; ``None`` for not at all."""
-        self.settings = ProgramSettings()
-        """What the program had set when the scope began; its tasks have the same."""
+    def __init__(self, watching: Watching | None = None, settings: ProgramSettings | None = None) -> None:
+        self.watching, self.settings = watching, settings
+        """How its tasks are watched, ``None`` for not at all; what the program had set when the scope began, which
+        its tasks in other processes have as well."""
         self.refs: WeakSet[Ref] = WeakSet()
         """The references that it has made."""
         self.reserved: Sequence[Resources] = ()
@@ -123,7 +122,7 @@ class Engine(ABC):
     def __init__(self) -> None:
         self._lock = threading.RLock()
         """Held while the engine's size changes."""
-        self._outside = Scope()
+        self._outside = Scope(settings=self._program_settings())
         """Of threads that are in no other."""
         self._entered = threading.local()
         """Has the innermost scope of each thread."""
@@ -311,10 +310,10 @@ class Engine(ABC):
         warning names those that cannot be sent.
         """
         self._check_open()
-        own, outer = Scope(Watching(timeout=timeout) if watched else None), self._scope
-        if self.traits.asynchronous:
-            for setting in own.settings.left_out:
-                warn_once(f"tasks run in other processes, where {setting} has no effect")
+        settings, outer = self._program_settings(), self._scope
+        for setting in () if settings is None else settings.left_out:
+            warn_once(f"tasks run in other processes, where {setting} has no effect")
+        own = Scope(Watching(timeout=timeout) if watched else None, settings)
         self._entered.scope = own
         with self._lock:
             self._scopes.add(own)
@@ -330,6 +329,10 @@ class Engine(ABC):
             self._entered.scope = outer
             with self._lock:
                 self._scopes.discard(own)
+
+    def _program_settings(self) -> ProgramSettings | None:
+        """Return the settings of the program for tasks in other processes; ``None`` if they run in this one."""
+        return ProgramSettings() if self.traits.asynchronous else None
 
     @property
     def _scope(self) -> Scope:

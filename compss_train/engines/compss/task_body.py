@@ -27,7 +27,7 @@ class Call:
     function: Callable[..., Any]
     args: tuple[Any, ...]
     gpu: bool
-    settings: ProgramSettings
+    settings: ProgramSettings | None
 
 
 class LostInputError(WorkerLostError):

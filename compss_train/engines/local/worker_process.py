@@ -39,7 +39,7 @@ class SentTask:
     folders: Sequence[str]
     """Where to write the files."""
     cpus: int
-    settings: ProgramSettings
+    settings: ProgramSettings | None
 
 
 class BrokenGpuError(LostProcessError):

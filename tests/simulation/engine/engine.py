@@ -44,10 +44,10 @@ class SimulatedEngine(GraphEngine):
         shares_memory: bool = True,
         run: Runner = run_always,
     ) -> None:
+        self.traits = Traits(shared_memory=shares_memory)  # of the class in real engines
         super().__init__()
         self.events = events or Events()
         self.faults = faults or FaultPlan()
-        self.traits = Traits(shared_memory=shares_memory)  # of the class in real engines
         self.values = Values()
         self._graph = TaskGraph()
         self.processes = Processes(processes, self._graph, self.values, self.events, self.faults, run)
