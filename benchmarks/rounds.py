@@ -165,7 +165,7 @@ SETTLED = 0.4
 class Replaying(SerialEngine):
     """Runs a task of workers once, and returns the same from then on; notes the processor time of tasks."""
 
-    traits: ClassVar[Traits] = Traits(shared_memory=True, task_seconds=0.0)
+    traits: ClassVar[Traits] = Traits(shared_memory=True, task_seconds=1.0)  # so that workers share a task a slot
 
     def __init__(self, slots: int) -> None:
         super().__init__()
