@@ -282,8 +282,8 @@ def cells(row: Mapping[str, Any], sides: Sequence[str]) -> list[str]:
 
 def main() -> None:
     options_parser = parser(__doc__, repetitions=3, epochs=4)
-    options_parser.add_argument("checkout", type=Path, help="the paper's programs")
-    options_parser.add_argument("--dislib", type=Path, required=True, help="a checkout of dislib")
+    options_parser.add_argument("checkout", type=Path, nargs="?", help="the paper's programs")
+    options_parser.add_argument("--dislib", type=Path, help="a checkout of dislib")
     options_parser.add_argument("--only", default="", help="regular expression of the programs to run")
     options_parser.add_argument("--sides", nargs="+", choices=(THEIRS, OURS), default=[THEIRS, OURS], help="sides")
     options_parser.add_argument("--rows", type=int, default=4096, help="rows of training data")
@@ -298,6 +298,9 @@ def main() -> None:
     )
     options_parser.add_argument("--verbose", action="store_true", help="print all of the errors of programs")
     options = parsed(options_parser, rows=512, epochs=2)
+    if options.checkout is None or options.dislib is None:
+        print("SKIPPED: give a checkout of the programs, and --dislib FOLDER")
+        return
     found = programs(options.checkout)
     chosen = [each for each in found if re.search(options.only, each.name)]
     with tempfile.TemporaryDirectory(prefix="paper_programs-") as name:
