@@ -7,16 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.data.partitioning import Batching, BlockPass
+from compss_train.data.partitioning import BlockPass
 from compss_train.worker.source import source_of
-from compss_train.worker.work import Work, WorkOptions
+from compss_train.worker.work import Work
+from tests.worker.assignments import job_of
 
 
 def source(rows, *, shuffled):
     """Return the source of one block, whose samples are their numbers, and that block."""
     block = np.arange(rows, dtype=np.float32)[:, None]
-    options = WorkOptions(batching=Batching(number=1), shuffle_block_data=shuffled, seed=3)
-    return source_of(Work(options, blocks=(7,)), [block]), block
+    return source_of(job_of(rows, shuffle_block_data=shuffled, seed=3), Work(blocks=(7,)), [block]), block
 
 
 def cut(opened, bounds):
@@ -53,8 +53,8 @@ def test_what_a_network_does_to_a_batch_changes_no_block(rows, shuffled):
 
 def test_a_pass_of_listed_samples_has_exactly_these_in_their_order():
     blocks = [np.arange(4, dtype=np.float32)[:, None], np.arange(4, 10, dtype=np.float32)[:, None]]
-    work = Work(WorkOptions(batching=Batching(number=1)), blocks=(0, 1), starts=(0, 4))
+    work = Work(blocks=(0, 1), starts=(0, 4))
     numbers = np.array([9, 0, 5, 3])
-    with source_of(work, blocks).open((BlockPass(0, 0, 4, numbers),)) as opened:
+    with source_of(job_of(4), work, blocks).open((BlockPass(0, 0, 4, numbers),)) as opened:
         (found,) = cut(opened, [(0, 4)])
     assert found[:, 0].tolist() == numbers.tolist()

@@ -10,15 +10,16 @@ import torch
 from torch import nn
 
 from compss_train._utils.nested import leaves
-from compss_train.data.partitioning import Batching, BlockPass
+from compss_train.data.partitioning import BlockPass
 from compss_train.model.devices import RandomState, random_state
 from compss_train.model.optimizers import net_optimizer
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.model.weighted_mean import PartialSum, partial_sum
 from compss_train.worker.state import WorkerState
 from compss_train.worker.train import train_group, train_worker
-from compss_train.worker.work import Work, WorkOptions
+from compss_train.worker.work import Work
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, classification, state_arrays
+from tests.worker.assignments import job_of
 
 X, Y = classification(samples=60)
 WORKERS = 4
@@ -32,17 +33,15 @@ def spec_of(loss=nn.functional.cross_entropy):
 
 def works(*workers):
     """Return the work of these workers of a group, each on one of the blocks 0 to 3."""
-    options = WorkOptions(batching=Batching(size=4), shuffle_block_data=True, seed=3)
-    return [
-        Work(options, (BlockPass(each, 0, 15),), worker=each, index_in_group=each, blocks=tuple(range(WORKERS)))
-        for each in workers
-    ]
+    blocks = tuple(range(WORKERS))
+    return [Work((BlockPass(each, 0, 15),), worker=each, index_in_group=each, blocks=blocks) for each in workers]
 
 
 def arguments(spec, *workers):
     states = tuple(WorkerState(None, 10 + worker) for worker in range(WORKERS))
     blocks = [*np.split(X, WORKERS), *np.split(Y, WORKERS)]
-    return spec, state_arrays(spec.net), states, blocks, works(*workers)
+    job = job_of(4, spec=spec, shuffle_block_data=True, seed=3)
+    return job, state_arrays(spec.net), states, blocks, works(*workers)
 
 
 def encoded(states):
