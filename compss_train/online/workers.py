@@ -110,8 +110,8 @@ class Workers:
         resources = replace(session.resources, own_process=True)
         spec = session.engine.publish(session.spec)
         self.all: list[Worker] = []
-        for number, (state, device) in enumerate(zip(session.states, session.devices, strict=True)):
-            args = train_online, spec, state, job, number, device
+        for number, state in enumerate(session.states):
+            args = train_online, spec, state, job, number, session.device(number)
             submit = partial(session.engine.submit, *args, resources=resources)
             self.all.append(Worker(number, session.engine, submit))
 

@@ -55,8 +55,8 @@ class Inference:
     ) -> None:
         self.engine, self.data = session.engine, PublishedData(session.engine, source)
         self._resources = ONE_CPU if on_cpu else session.resources
-        devices = [CPU] if on_cpu else session.devices
         blocks, self._sizes = len(source.sizes), source.sizes
+        devices = [CPU] if on_cpu else [session.device(worker) for worker in range(session.num_workers)]
         bounds = even_parts(blocks, min(len(devices), blocks))
         self._parts = [(device, range(*part)) for device, part in zip(devices, bounds, strict=False)]
         """The blocks of each worker, with its device."""

@@ -261,11 +261,9 @@ class Session:
         """The names of the network's tensors."""
         return self.model.built.training_spec.names
 
-    @property
-    def devices(self) -> list[str]:
-        """The device of each worker."""
-        num_gpu = self.model.built.num_gpu
-        return [self.engine_class.device(worker, num_gpu) for worker in range(self.num_workers)]
+    def device(self, worker: int) -> str:
+        """Return the device of a worker."""
+        return self.engine_class.device(worker, self.model.built.num_gpu)
 
     @property
     def resources(self) -> Resources:

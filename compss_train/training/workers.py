@@ -63,7 +63,7 @@ class RoundWorkers:
 
     def _works(self, group: int, samples: GroupSamples) -> list[Work]:
         """Return the works of the active workers of a group on these samples."""
-        first, devices = self.session.groups[group].start, self.session.devices
+        first = self.session.groups[group].start
         files = self.data.source.files_of(samples.blocks)
         return [
             Work(
@@ -71,7 +71,7 @@ class RoundWorkers:
                 round=self.round.number,
                 worker=worker,
                 index_in_group=worker - first,
-                device=devices[worker],
+                device=self.session.device(worker),
                 blocks=samples.blocks,
                 starts=samples.starts,
                 files=files,
