@@ -8,11 +8,14 @@ take memory; the columns "with unmapped" count the files' whole size instead of 
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import multiprocessing
+import shutil
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -88,11 +91,13 @@ def _make(megabytes: float) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     return random.standard_normal((rows, FEATURES), np.float32), random.integers(0, 10, rows)
 
 
-def ours(workers: int, megabytes: float, epochs: int) -> Usage:
-    """Fit a tiny network on blocks whose source array is gone, with a process a worker."""
+def ours(workers: int, megabytes: float, epochs: int, *, mapped: bool = False) -> Usage:
+    """Fit a tiny network on blocks whose source array is gone, in memory or mapped, with a process a worker."""
     from compss_train import BlockedTensor, LocalEngine
 
-    x, y = (BlockedTensor.from_array(array, (8, 1)) for array in _make(megabytes))
+    arrays = _in_files(_make(megabytes)) if mapped else _make(megabytes)
+    x, y = (BlockedTensor.from_array(array, (8, 1)) for array in arrays)
+    del arrays
     before = set(Path("/dev/shm").glob(SHARED))
     warm = np.zeros((800, FEATURES), np.float32), np.zeros(800, np.int64)
     with LocalEngine(processes=workers, threads=1) as engine:
@@ -102,6 +107,16 @@ def ours(workers: int, megabytes: float, epochs: int) -> Usage:
             with watched(folders) as usage:
                 common.fit(trainer, x, y, epochs=epochs)
             return usage()
+
+
+def _in_files(arrays: Iterable[NDArray[Any]]) -> list[NDArray[Any]]:
+    folder = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, folder)
+    mapped = []
+    for number, array in enumerate(arrays):
+        np.save(folder / f"{number}.npy", array)
+        mapped.append(np.load(folder / f"{number}.npy", mmap_mode="r"))
+    return mapped
 
 
 def copies(workers: int, megabytes: float, epochs: int) -> Usage:
@@ -145,6 +160,13 @@ def multiples(run: Callable[[int, float, int], Usage], workers: int, options: ar
     return pss, whole, peak
 
 
+CONTESTANTS: tuple[tuple[str, Callable[[int, float, int], Usage]], ...] = (
+    ("ours, memory-mapped (goal 1.0)", partial(ours, mapped=True)),
+    ("ours, in memory", ours),
+    ("a copy each", copies),
+)
+
+
 def main() -> None:
     options_parser = common.parser(__doc__, repetitions=3, epochs=10)
     options_parser.add_argument("--megabytes", type=float, default=400.0, help="size of the data")
@@ -152,7 +174,7 @@ def main() -> None:
     options = common.parsed(options_parser, megabytes=80.0, epochs=5, workers=[1, 2])
     contestants = {
         f"{name}, {workers}": partial(multiples, run, workers, options)
-        for name, run in (("ours (goal 1.0)", ours), ("a copy each", copies))
+        for name, run in CONTESTANTS
         for workers in options.workers
     }
     found = common.in_turn(contestants, options.repetitions)
