@@ -1,7 +1,9 @@
 """What an import of the package brings with it, in a fresh interpreter."""
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -87,3 +89,29 @@ def test_other_names_are_no_attributes():
         compss_train.Trainer  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'Trainer'"):
         from compss_train import Trainer  # noqa: F401
+
+
+PACKAGE, TESTS = Path(compss_train.__file__).parent, Path(__file__).parent
+NOT_OF_THE_PACKAGE = {  # of files beside it, and what many tests use
+    *("apps", "docs", "runcompss", "sources"),
+    *("emulated_gpu", "helpers", "same_bits", "simulation", "soak"),
+    *("compss", "gpu", "ray"),  # fits on real clusters, and on emulated GPUs
+}
+
+
+def test_folders_of_tests_are_those_of_the_package():
+    folders = {path.parent.relative_to(TESTS) for path in TESTS.rglob("test_*.py")} - {Path()}
+    mirrored = (path for path in folders if path.parts[0] not in NOT_OF_THE_PACKAGE)
+    known = {Path("model/lr_schedules")}  # of schedule.py
+    there = lambda path: (PACKAGE / path).is_dir() or (PACKAGE / path).with_suffix(".py").exists()  # noqa: E731
+    assert [path for path in mirrored if not there(path) and path not in known] == []
+
+
+def test_files_and_functions_are_short():
+    texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
+    assert {path.name: text.count("\n") for path, text in texts.items() if text.count("\n") > 600} == {}
+    trees = map(ast.walk, map(ast.parse, texts.values()))
+    functions = [node for tree in trees for node in tree if isinstance(node, ast.FunctionDef)]
+    lengths = sorted(node.end_lineno - node.lineno + 1 for node in functions)
+    assert lengths[len(lengths) // 2] <= 10
+    assert lengths[len(lengths) * 95 // 100] <= 24
