@@ -120,27 +120,27 @@ def test_each_seen_sample_is_equally_likely_to_be_evicted():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "name"),
     [
-        (("lifo", 10), "'lifo': choose one of FIFO"),
+        (("lifo", 10), "'lifo'"),
         ((1, 10), "1: choose one of"),
         (("firo", 0), "capacity=0"),
-        (("firo", 10, 11), r"threshold=11: .* from 0 to 10, the capacity"),
+        (("firo", 10, 11), "threshold=11"),
         (("firo", 10, -1), "threshold=-1"),
-        (("reservoir", 10, 2.5), r"threshold=2\.5"),
-        (("fifo", 10, 3), "threshold=3: a FIFO has no threshold"),
+        (("reservoir", 10, 2.5), "threshold=2.5"),
+        (("fifo", 10, 3), "threshold=3"),
         (("simpairedreservoir", 10), "a SimPairedReservoir requires sweep_size="),
         (("simpairedreservoir", 10, 5, 3), "a SimPairedReservoir requires nb_time_steps="),
-        (("simpairedreservoir", 10, 5, 0, 4), "sweep_size=0: give an integer of at least 1"),
-        (("simpairedreservoir", 10, 5, 3, 1), "nb_time_steps=1: give an integer of at least 2"),
+        (("simpairedreservoir", 10, 5, 0, 4), "sweep_size=0"),
+        (("simpairedreservoir", 10, 5, 3, 1), "nb_time_steps=1"),
         (("simpairedreservoir", 10, 11, 3, 4), "threshold=11"),
-        (("reservoir", 10, 5, 3), "sweep_size=3: a Reservoir has no sweep_size; remove it"),
-        (("fifo", 10, None, None, 4), "nb_time_steps=4: a FIFO has no nb_time_steps"),
-        (("fifo", 10, None, None, None, 2), "passes=2: a FIFO has no passes"),
-        (("firo", 10, None, None, None, 0), "passes=0: give an integer of at least 1"),
+        (("reservoir", 10, 5, 3), "sweep_size=3"),
+        (("fifo", 10, None, None, 4), "nb_time_steps=4"),
+        (("fifo", 10, None, None, None, 2), "passes=2"),
+        (("firo", 10, None, None, None, 0), "passes=0"),
     ],
     ids=str,
 )
-def test_what_cannot_be_made_is_an_error_at_once(arguments, message):
-    with pytest.raises(ValueError, match=message):
+def test_what_cannot_be_made_is_an_error_at_once(arguments, name, raises):
+    with raises(ValueError, name):
         BufferSpec(*arguments)

@@ -141,12 +141,12 @@ def monitoring(value):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "name"),
     [
-        (lambda: EarlyStopping("speed"), "'speed': unknown whether low or high values are better; give mode='min'"),
+        (lambda: EarlyStopping("speed"), "'speed': unknown whether low or high values are better"),
         (lambda: Checkpoint("x", best="speed"), "'speed': unknown whether low or high values are better"),
-        (lambda: EarlyStopping("val_los"), r"'val_los': unknown whether .*; give mode='min' or mode='max'$"),
-        (lambda: EarlyStopping("loss", mode="most"), r"mode='most': choose one of 'min', 'max'"),
+        (lambda: EarlyStopping("val_los"), "'val_los': unknown whether"),
+        (lambda: EarlyStopping("loss", mode="most"), "mode='most'"),
         *(
             (lambda n=n: EarlyStopping("loss", patience=n), f"patience={n}: give an integer")
             for n in (0, -1, 1.5, True)
@@ -155,13 +155,13 @@ def monitoring(value):
             (lambda n=n: EarlyStopping("loss", min_delta=n), f"min_delta={n!r}: give a number")
             for n in ("a", -1, math.nan, True)
         ),
-        (lambda: monitoring([0.5]), r"'recall' is \[0.5\]; monitoring needs a single number"),
+        (lambda: monitoring([0.5]), "'recall' is [0.5]"),
         (lambda: EarlyStopping("loss").on_round_end(SimpleNamespace(), {"round": 0}), "records have no 'loss'"),
         (lambda: Checkpoint("x", best=True), "True is not the name of a field of records"),
     ],
 )
-def test_invalid_arguments_are_errors(make, message):
-    with pytest.raises((ValueError, TypeError), match=message):
+def test_invalid_arguments_are_errors(make, name, raises):
+    with raises((ValueError, TypeError), name):
         make()
 
 

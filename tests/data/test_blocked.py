@@ -54,20 +54,20 @@ def test_blocks_of_a_fit_share_an_arrays_memory_unless_tasks_would_copy_them_aga
 
 
 @pytest.mark.parametrize(
-    ("blocks", "message"),
+    ("blocks", "name"),
     [
-        ((4, 2), r"8 blocks of 7 samples; use at most 7 blocks"),
-        ((0, 1), "blocks=0: give an integer of at least 1"),
-        ((2, -1), "blocks=-1: give an integer of at least 1"),
+        ((4, 2), "8 blocks of 7 samples"),
+        ((0, 1), "blocks=0"),
+        ((2, -1), "blocks=-1"),
         (8, "blocks=8 makes 8 blocks of 7 samples"),
-        (0, "blocks=0: give an integer of at least 1"),
-        (True, "blocks=True: give an integer of at least 1"),
+        (0, "blocks=0"),
+        (True, "blocks=True"),
         ((2, 1, 1), "is not a grid"),
-        ((1.5, 1), "blocks=1.5: give an integer of at least 1"),
+        ((1.5, 1), "blocks=1.5"),
     ],
 )
-def test_impossible_grids_are_errors(blocks, message):
-    with pytest.raises(ValueError, match=message):
+def test_impossible_grids_are_errors(blocks, name, raises):
+    with raises(ValueError, name):
         BlockedTensor.from_array(np.zeros((7, 2)), blocks)
 
 
@@ -78,17 +78,17 @@ def test_dtypes_that_torch_cannot_hold_are_errors(array):
 
 
 @pytest.mark.parametrize(
-    ("grid", "message"),
+    ("grid", "name"),
     [
         ([[np.zeros(2)], [np.zeros(2), np.zeros(2)]], "ragged"),
         ([], "empty"),
         ([[np.zeros(2), np.zeros(0)]], "block 1 has no samples"),
-        ([[np.zeros(2), np.zeros(2, np.float32)]], r"block 1 holds samples of float32 .*, block 0 of float64"),
+        ([[np.zeros(2), np.zeros(2, np.float32)]], "block 1 holds samples of float32"),
         ([[3.0]], "scalar"),
     ],
 )
-def test_blocks_that_do_not_fit_together_are_errors(grid, message):
-    with pytest.raises(ValueError, match=message):
+def test_blocks_that_do_not_fit_together_are_errors(grid, name, raises):
+    with raises(ValueError, name):
         BlockedTensor(grid)
 
 

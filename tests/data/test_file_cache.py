@@ -271,17 +271,17 @@ def test_another_node_makes_its_own_and_removes_it(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("cache", "max_bytes", "error", "message"),
+    ("cache", "max_bytes", "error", "name"),
     [
         (None, 5, ValueError, "cache_bytes=5: name a cache, 'memory' or a folder"),
-        ("memory", 0, ValueError, "cache_bytes=0: give an integer of at least 1"),
+        ("memory", 0, ValueError, "cache_bytes=0"),
         ("memory", 1.5, ValueError, "cache_bytes=1.5"),
-        (True, None, TypeError, "cache=True: give 'memory', a folder on a local disk, or None"),
+        (True, None, TypeError, "cache=True"),
         ("", None, TypeError, "cache=''"),
-        (__file__, None, ValueError, "cannot be used: .*Not a directory.*; give a folder on a local disk"),
-        (f"{__file__}/cache", None, ValueError, "cannot be used: .*; give a folder on a local disk"),
+        (__file__, None, ValueError, "; give a folder on a local disk"),
+        (f"{__file__}/cache", None, ValueError, "; give a folder on a local disk"),
     ],
 )
-def test_wrong_arguments(cache, max_bytes, error, message):
-    with pytest.raises(error, match=message):
+def test_wrong_arguments(cache, max_bytes, error, name, raises):
+    with raises(error, name):
         make_cache(cache, max_bytes)

@@ -30,7 +30,7 @@ class Messages:
             yield
         text = "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())])
         assert name in text
-        text = re.sub(r"0x[0-9a-f]+", "0x...", text.replace(str(folder), "FOLDER"))
+        text = re.sub(r"0x[0-9a-f]+", "0x...", text.replace(str(folder), "FOLDER").replace(str(ROOT), "ROOT"))
         if self._writes:
             self._new.setdefault(test, set()).add(text)
         elif self._compares:

@@ -58,17 +58,17 @@ def test_all_copies_and_batch_sizes_have_one_compilation():
 
 
 @pytest.mark.parametrize(
-    ("value", "error", "message"),
+    ("value", "error", "name"),
     [
-        ("yes", TypeError, r"compile='yes': give True, False, or a dict"),
-        ({"modus": "max-autotune"}, ValueError, r"compile=.*modus"),
-        ({"mode": "fastest"}, ValueError, r"compile=\{'mode': 'fastest'\}: .*fastest"),
-        ({"backend": "icc"}, ValueError, r"compile=\{'backend': 'icc'\}: .*icc"),
+        ("yes", TypeError, "compile='yes'"),
+        ({"modus": "max-autotune"}, ValueError, "compile="),
+        ({"mode": "fastest"}, ValueError, "compile={'mode': 'fastest'}"),
+        ({"backend": "icc"}, ValueError, "compile={'backend': 'icc'}"),
     ],
     ids=str,
 )
-def test_unknown_options_are_refused(value, error, message):
-    with pytest.raises(error, match=message):
+def test_unknown_options_are_refused(value, error, name, raises):
+    with raises(error, name):
         trainer_of(compile=value)
 
 

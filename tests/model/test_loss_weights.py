@@ -99,17 +99,17 @@ def test_without_weights_it_is_the_loss_itself(kind, loss):
 
 
 @pytest.mark.parametrize(
-    ("weight", "message"),
+    ("weight", "name"),
     [
         (torch.tensor([1.0, -1.0]), "one is negative, NaN or infinite"),
         (torch.tensor([1.0, float("nan")]), "one is negative, NaN or infinite"),
         (torch.tensor([1.0, float("inf")]), "one is negative, NaN or infinite"),
-        (torch.ones(3), r"the weights of 2 samples have shape \(3,\), .* for each sample"),
-        (torch.ones(1, 2), r"the weights of 2 samples have shape \(1, 2\)"),
+        (torch.ones(3), "the weights of 2 samples have shape (3,),"),
+        (torch.ones(1, 2), "the weights of 2 samples have shape (1, 2)"),
     ],
 )
-def test_invalid_sample_weights_are_errors(weight, message):
-    with pytest.raises(ValueError, match=message):
+def test_invalid_sample_weights_are_errors(weight, name, raises):
+    with raises(ValueError, name):
         TrainingLoss(LOSSES["mse"])(torch.rand(2, 3), torch.rand(2, 3), weight)
 
 
@@ -122,7 +122,7 @@ def third(output, target, scale=2.0):
 
 
 @pytest.mark.parametrize(
-    ("loss", "message"),
+    ("loss", "name"),
     [
         (mean_only, "the loss mean_only returns one number for a batch, which cannot be weighted"),
         (third, "the loss third returns one number for a batch"),
@@ -136,8 +136,8 @@ def third(output, target, scale=2.0):
     ],
     ids=named,
 )
-def test_losses_that_do_not_support_weights_are_errors(loss, message):
-    with pytest.raises(ValueError, match=message):
+def test_losses_that_do_not_support_weights_are_errors(loss, name, raises):
+    with raises(ValueError, name):
         check_weightable(loss)
 
 
@@ -197,25 +197,17 @@ def test_probabilities_of_one_of_two_classes(shape, dtype):
 
 
 @pytest.mark.parametrize(
-    ("output", "target", "message"),
+    ("output", "target", "name"),
     [
         (torch.rand(2, 3), torch.tensor([0, 3]), "class_weight has 3 classes, and targets go from 0 to 3"),
-        (
-            torch.rand(2, 2),
-            torch.tensor([0, 1]),
-            r"3 classes, and the network outputs of \(2, 2\)",
-        ),
+        (torch.rand(2, 2), torch.tensor([0, 1]), "3 classes, and the network outputs of (2, 2)"),
         (torch.rand(2, 3), torch.tensor([-1, 1]), "class_weight has 3 classes, and targets go from -1 to 1"),
-        (
-            torch.rand(2, 3),
-            torch.rand(2),
-            r"but targets of torch.float32 \(2,\) have no classes for outputs \(2, 3\)",
-        ),
-        (torch.rand(2, 4), torch.rand(2, 4), r"targets of torch.float32 \(2, 4\) have no classes"),
+        (torch.rand(2, 3), torch.rand(2), "but targets of torch.float32 (2,) have no classes for outputs (2, 3)"),
+        (torch.rand(2, 4), torch.rand(2, 4), "targets of torch.float32 (2, 4) have no classes"),
     ],
 )
-def test_targets_without_these_classes_are_errors(output, target, message):
-    with pytest.raises(ValueError, match=message):
+def test_targets_without_these_classes_are_errors(output, target, name, raises):
+    with raises(ValueError, name):
         class_weights(WEIGHTS, output, target, -100)
 
 

@@ -124,24 +124,16 @@ def test_losses_of_batches_have_weights_and_evaluation_has_none():
 
 
 @pytest.mark.parametrize(
-    ("weight", "error", "message"),
+    ("weight", "error", "name"),
     [
         (np.ones(5), ValueError, "sample_weight has 5 rows for 47 samples"),
-        (np.ones((SAMPLES, 2)), ValueError, r"sample_weight has the shape \(2,\) for each sample; give one number"),
+        (np.ones((SAMPLES, 2)), ValueError, "sample_weight has the shape (2,) for each sample"),
         (-WEIGHT, ValueError, "sample_weight holds negative, NaN, infinite or complex numbers in block 0"),
-        (
-            np.where(np.arange(SAMPLES) == 40, np.nan, 1),
-            ValueError,
-            "sample_weight holds negative, NaN, .* in block 5",
-        ),
+        (np.where(np.arange(SAMPLES) == 40, np.nan, 1), ValueError, "sample_weight holds negative, NaN,"),
         (WEIGHT + 1j, ValueError, "sample_weight holds negative, NaN, infinite or complex"),
         (3.0, ValueError, "a scalar"),
         (["a"] * SAMPLES, TypeError, "torch cannot hold arrays of dtype"),
-        (
-            BlockedTensor.from_array(WEIGHT, (6, 1)),
-            ValueError,
-            r"x has .* \(7, 1\) blocks and sample_weight one of",
-        ),
+        (BlockedTensor.from_array(WEIGHT, (6, 1)), ValueError, "(7, 1) blocks and sample_weight one of"),
         (
             BlockedTensor([[WEIGHT[i : i + 7]] for i in range(0, 47, 7)]),
             ValueError,
@@ -149,10 +141,10 @@ def test_losses_of_batches_have_weights_and_evaluation_has_none():
         ),
     ],
 )
-def test_invalid_weights_are_found_before_any_task(weight, error, message):
+def test_invalid_weights_are_found_before_any_task(weight, error, name, raises):
     trainer = DistributedTrainer(2, engine=NoTasks(), seed=0, threads=1)
     trainer.build(mlp(), SGD, "cross_entropy")
-    with pytest.raises(error, match=message):
+    with raises(error, name):
         trainer.fit(*blocked(X, Y, 7), num_epochs=1, batch_size=5, sample_weight=weight)
 
 

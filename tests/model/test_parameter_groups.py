@@ -98,19 +98,15 @@ def test_frozen_parameters_are_left_out():
 
 
 @pytest.mark.parametrize(
-    ("spec", "error", "message"),
+    ("spec", "error", "name"),
     [
-        (
-            {**ADAMW, "groups": {"layer4": {"lr": 1}}},
-            ValueError,
-            "'layer4', which matches no trained parameter; .*0.weight",
-        ),
+        ({**ADAMW, "groups": {"layer4": {"lr": 1}}}, ValueError, "'layer4', which matches no trained parameter;"),
         ({**ADAMW, "groups": {"2": {"momentum": 1}}}, ValueError, "option 'momentum'; AdamW has lr, betas"),
         ({**ADAMW, "groups": ["2"]}, TypeError, "give a dict from patterns of parameters' names to options"),
         (torch.optim.SGD(mlp().parameters(), lr=1), ValueError, "other parameters than those of the network"),
     ],
 )
-def test_wrong_groups_are_errors_of_build(spec, error, message):
+def test_wrong_groups_are_errors_of_build(spec, error, name, raises):
     trainer = DistributedTrainer(1, engine="serial")
-    with pytest.raises(error, match=message):
+    with raises(error, name):
         trainer.build(mlp(), spec, "cross_entropy")

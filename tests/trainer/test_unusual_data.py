@@ -84,17 +84,17 @@ def test_weights_that_are_all_0_are_an_error(trainer, kind, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "name"),
     [
-        (lambda array: array + 1j, r"'0\.weight' has dtype complex\d+, but float32 in the network"),
+        (lambda array: array + 1j, "'0.weight' has dtype complex"),
         (lambda array: array + 0.5, "'1.num_batches_tracked' has dtype float64, but int64 in the network"),
         (lambda array: array.astype(str), "'0.weight' has dtype <U"),
         (lambda array: array.astype(object), "'0.weight' has dtype object"),
     ],
 )
-def test_parameters_that_are_others(trainer, change, message):
+def test_parameters_that_are_others(trainer, change, name, raises):
     before = trainer.get_parameters()
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, name):
         trainer.set_parameters({name: change(array) for name, array in before.items()})
     after = trainer.get_parameters()
     assert {name: after[name].tobytes() for name in before} == {name: before[name].tobytes() for name in before}

@@ -148,15 +148,15 @@ def test_what_is_several_columns_and_what_is_one_array():
 
 
 @pytest.mark.parametrize(
-    ("x", "y", "message"),
+    ("x", "y", "name"),
     [
-        ({"user": BlockedTensor.from_array(USERS, 4), "item": ITEMS[:61]}, Y, r"x\['item'\] .*61"),
-        (X, {**Y, "like": LIKES[:61]}, r"in x and 61 in y\['like'\]|y\['like'\]"),
+        ({"user": BlockedTensor.from_array(USERS, 4), "item": ITEMS[:61]}, Y, "x['item']"),
+        (X, {**Y, "like": LIKES[:61]}, "y['like']"),
         ({}, Y, "an empty dict has no samples"),
     ],
 )
-def test_columns_that_do_not_fit_are_named(x, y, message):
-    with pytest.raises(ValueError, match=message):
+def test_columns_that_do_not_fit_are_named(x, y, name, raises):
+    with raises(ValueError, name):
         trainer_of().fit(x, y, num_epochs=1, batch_size=7)
 
 

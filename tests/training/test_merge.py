@@ -79,26 +79,26 @@ def test_wrong_merges(given, name, raises):
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "name"),
     [
-        (lambda: PostLocal(epochs=0, then=2), "epochs=0: give an integer of at least 1"),
-        (lambda: PostLocal(epochs=1, then=1.5), "then=1.5: give an integer of at least 1"),
-        (lambda: Merge.of(None), "merge=None: give a kind by name, such as 'synchronous', or a Merge"),
-        (lambda: Merge(outer_optimizer=3), "outer_optimizer=3: .* is neither a dict nor a callable"),
+        (lambda: PostLocal(epochs=0, then=2), "epochs=0"),
+        (lambda: PostLocal(epochs=1, then=1.5), "then=1.5"),
+        (lambda: Merge.of(None), "merge=None"),
+        (lambda: Merge(outer_optimizer=3), "outer_optimizer=3"),
         *(
             (
                 lambda value=value, unit=unit: fit(
                     trainer_of(NoTasks()), merge=Merge(every={0: 1, 1: 1, 2: value}.get, unit=unit)
                 ),
-                r"every\(2\)=.*: give an integer of at least 1",
+                "every(2)=",
             )
             for value in (0, 1.0, True, None)
             for unit in ("epochs", "blocks", "batches")
         ),
     ],
 )
-def test_wrong_intervals_and_types(make, message):
-    with pytest.raises((ValueError, TypeError), match=message):
+def test_wrong_intervals_and_types(make, name, raises):
+    with raises((ValueError, TypeError), name):
         make()
 
 

@@ -23,32 +23,32 @@ class Untouched(SerialEngine):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "error", "name"),
     [
         ({"net": "mlp"}, TypeError, "'mlp' is not a callable object"),
         ({"net": lambda inputs, outputs: 3}, TypeError, "net must be a torch.nn.Module, not int"),
-        ({"net": mlp(outputs=4)}, ValueError, r"outputs of shape \(4,\) for a sample, but 3 numbers are needed"),
+        ({"net": mlp(outputs=4)}, ValueError, "outputs of shape (4,) for a sample, but 3 numbers are needed"),
         ({"net": nn.Linear(5, 3)}, RuntimeError, "mat1 and mat2 shapes cannot be multiplied"),
-        ({"hidden": "10"}, ValueError, "hidden='10': give an integer of at least 1"),
-        ({"hidden": 0}, ValueError, "hidden=0: give an integer of at least 1"),
-        ({"hidden": True}, ValueError, "hidden=True: give an integer"),
-        ({"hidden": (10, 0)}, ValueError, "hidden=0: give an integer of at least 1"),
+        ({"hidden": "10"}, ValueError, "hidden='10'"),
+        ({"hidden": 0}, ValueError, "hidden=0"),
+        ({"hidden": True}, ValueError, "hidden=True"),
+        ({"hidden": (10, 0)}, ValueError, "hidden=0"),
         ({"optimizer": {"optimizer": "adamm", "lr": 1}}, ValueError, "unknown optimizer 'adamm'"),
-        ({"optimizer": "adamm"}, ValueError, "unknown optimizer 'adamm'.*did you mean adam"),
+        ({"optimizer": "adamm"}, ValueError, "unknown optimizer 'adamm'"),
         ({"optimizer": 3}, TypeError, "optimizer=3 is neither a dict nor a callable"),
         ({"optimizer": {"optimizer": "sgd", "lr": 1}, "lr": 0.1}, ValueError, "learning rate in one of them"),
         ({"optimizer": torch.optim.SGD, "lr": 0.1}, ValueError, "lr=0.1 is for an optimizer with a name"),
-        ({"schedule": "cosin"}, ValueError, "unknown schedule 'cosin'; choose one of cosine, linear.*mean cosine"),
+        ({"schedule": "cosin"}, ValueError, "unknown schedule 'cosin'"),
         ({"schedule": 3}, TypeError, "schedule=3 is not callable"),
         ({"schedule": "cosine", "build_options": {"schedule": None}}, TypeError, "multiple values"),
         ({"loss": "crossentropy"}, ValueError, "unknown loss 'crossentropy'"),
-        ({"num_workers": 0}, ValueError, "num_workers=0: give an integer of at least 1"),
-        ({"num_epochs": 0}, ValueError, "num_epochs=0: give an integer of at least 1"),
-        ({"random_state": -1}, ValueError, "seed=-1: give an integer of at least 0"),
+        ({"num_workers": 0}, ValueError, "num_workers=0"),
+        ({"num_epochs": 0}, ValueError, "num_epochs=0"),
+        ({"random_state": -1}, ValueError, "seed=-1"),
         ({"random_state": "a"}, ValueError, "'a' cannot be used to seed"),
-        ({"validation_fraction": 1.5}, ValueError, "validation_fraction=1.5: give a number above 0 and below 1"),
-        ({"validation_fraction": 1}, ValueError, "validation_fraction=1: give a number above 0 and below 1"),
-        ({"n_iter_no_change": 0}, ValueError, "patience=0: give an integer of at least 1"),
+        ({"validation_fraction": 1.5}, ValueError, "validation_fraction=1.5"),
+        ({"validation_fraction": 1}, ValueError, "validation_fraction=1"),
+        ({"n_iter_no_change": 0}, ValueError, "patience=0"),
         ({"validation_fraction": 0.1, "fit_options": {"validation_data": (X, Y)}}, TypeError, "multiple values"),
         ({"fit_options": {"num_epochs": 3}}, TypeError, "multiple values for keyword argument 'num_epochs'"),
         ({"fit_options": {"shuffle": None}}, TypeError, "multiple values for keyword argument 'shuffle'"),
@@ -58,8 +58,8 @@ class Untouched(SerialEngine):
         ({"callbacks": [print]}, TypeError, "which is not a Callback"),
     ],
 )
-def test_wrong_parameters(options, error, message):
-    with pytest.raises(error, match=message):
+def test_wrong_parameters(options, error, name, raises):
+    with raises(error, name):
         DistributedClassifier(**{"engine": Untouched(), "threads": 1, **options}).fit(X, Y)
 
 

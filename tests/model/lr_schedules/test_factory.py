@@ -21,26 +21,26 @@ def nothing(optimizer):
 
 
 @pytest.mark.parametrize(
-    ("spec", "error", "message"),
+    ("spec", "error", "name"),
     [
-        (0.9, TypeError, "schedule=0.9 is not callable; give a function of the epoch"),
+        (0.9, TypeError, "schedule=0.9 is not callable"),
         ("cosine", TypeError, "schedule='cosine' is not callable"),
-        (lr_scheduler.StepLR(OTHER, 3), TypeError, "StepLR object at .* is not callable; give a function"),
+        (lr_scheduler.StepLR(OTHER, 3), TypeError, "is not callable"),
         (lambda _: lr_scheduler.StepLR(OTHER, 3), ValueError, "of another optimizer than the one it is called"),
-        (lr_scheduler.StepLR, ValueError, r"step_size.*functools\.partial\(StepLR, step_size=10\)"),
+        (lr_scheduler.StepLR, ValueError, "functools.partial(StepLR, step_size=10)"),
         (partial(lr_scheduler.OneCycleLR, max_lr=0.1), ValueError, "total_steps"),
-        (lambda o: lr_scheduler.StepLR(o), ValueError, "raised TypeError .*step_size.* an optimizer, and raised"),
+        (lambda o: lr_scheduler.StepLR(o), ValueError, "an optimizer, and raised"),
         (nothing, ValueError, "returned None when called with an optimizer, and raised TypeError"),
         (lambda epoch: "fast", ValueError, "returned 'fast' when called with epoch 0"),
-        (lambda epoch: 1 / epoch, ValueError, "raised ZeroDivisionError .* with epoch 0"),
+        (lambda epoch: 1 / epoch, ValueError, "raised ZeroDivisionError"),
         (lambda epoch: float("nan"), ValueError, "schedule= sets the learning rate to nan"),
         (lambda epoch: -1.0, ValueError, "schedule= sets the learning rate to -0.05"),
         (partial(lr_scheduler.ReduceLROnPlateau, mode="max"), ValueError, "mode='max': it is stepped once"),
     ],
 )
-def test_invalid_schedules_are_errors(spec, error, message):
+def test_invalid_schedules_are_errors(spec, error, name, raises):
     trainer = DistributedTrainer(2, engine=NoTasks())
-    with pytest.raises(error, match=message):
+    with raises(error, name):
         trainer.build(mlp(), SGD, "cross_entropy", schedule=spec)
 
 
