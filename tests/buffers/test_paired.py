@@ -199,23 +199,23 @@ def test_a_time_step_held_already_is_refused_without_changes(again):
 
 
 @pytest.mark.parametrize(
-    ("sample", "error", "message"),
+    ("sample", "error", "name"),
     [
-        (torch.ones(2), TypeError, "holds TimeStep.*not Tensor"),
+        (torch.ones(2), TypeError, "holds TimeStep"),
         ((0, 0, torch.tensor(1)), TypeError, "not tuple"),
-        (step(10, 0), ValueError, "simulation=.*from 0 to 9"),
-        (step(-1, 0), ValueError, "simulation=.*from 0 to 9"),
-        (step(0, STEPS), ValueError, f"step=.*from 0 to {STEPS - 1}"),
-        (step(0, 1.0, torch.tensor(1)), ValueError, "step: give an integer"),
-        (step("1", 1, torch.tensor(1)), ValueError, "simulation: give an integer"),
+        (step(10, 0), ValueError, "simulation="),
+        (step(-1, 0), ValueError, "simulation="),
+        (step(0, STEPS), ValueError, "step="),
+        (step(0, 1.0, torch.tensor(1)), ValueError, "step"),
+        (step("1", 1, torch.tensor(1)), ValueError, "simulation"),
         (step(0, 1, torch.ones(3)), ValueError, "a sample of"),
     ],
     ids=str,
 )
-def test_samples_that_do_not_fit_are_refused_and_change_nothing(sample, error, message):
+def test_samples_that_do_not_fit_are_refused_and_change_nothing(sample, error, name, raises):
     buffer = reservoir(4, sweep_size=10)
     buffer.put(step(0, 0))
     for call in (buffer.put, lambda bad: buffer.put_many([step(0, 2), bad])):
-        with pytest.raises(error, match=message):
+        with raises(error, name):
             call(sample)
     assert (len(buffer), buffer.samples_put, uses_of(buffer)) == (1, 1, {0: 0})

@@ -235,19 +235,19 @@ def samples_of(buffer, *data):
 
 
 @pytest.mark.parametrize(
-    ("stack", "error", "message"),
+    ("stack", "error", "name"),
     [
-        ("text", TypeError, "samples=str: give a list of samples, or tensors and arrays"),
+        ("text", TypeError, "samples=str"),
         (np.array(["a"]), TypeError, "samples=ndarray"),
-        ((torch.ones(2), 3), ValueError, r"same first dimension in every part, not \(2,\), \(\)"),
+        ((torch.ones(2), 3), ValueError, "same first dimension in every part, not (2,), ()"),
         ((torch.ones(2), "a"), TypeError, "samples=tuple"),
         (torch.tensor(1.0), ValueError, "same first dimension in every part"),
-        ((torch.ones(2), torch.ones(3)), ValueError, r"same first dimension in every part, not \(2,\), \(3,\)"),
+        ((torch.ones(2), torch.ones(3)), ValueError, "same first dimension in every part, not (2,), (3,)"),
     ],
 )
-def test_stacks_that_do_not_count_samples_are_refused(stack, error, message):
+def test_stacks_that_do_not_count_samples_are_refused(stack, error, name, raises):
     fifo = FIFO(4)
-    with pytest.raises(error, match=message):
+    with raises(error, name):
         fifo.put_many(stack)
     assert len(fifo) == 0
     fifo.put(1)

@@ -134,15 +134,15 @@ def test_sequences_are_cut_selected_and_pickled_without_the_others():
 
 
 @pytest.mark.parametrize(
-    ("tokens", "options", "message"),
+    ("tokens", "options", "name"),
     [
-        (TOKENS, {"shuffle": PartialShuffle()}, r"PartialShuffle\(.* does not suit sequences that differ"),
+        (TOKENS, {"shuffle": PartialShuffle()}, "does not suit sequences that differ"),
         (TOKENS, {"buffer": BufferSpec("FIFO", 20)}, "buffer= does not suit sequences that differ"),
         (BUCKETED, {"shuffle": "total"}, "bucket_by_length=True orders the samples within"),
     ],
 )
-def test_options_that_need_samples_of_one_size_are_errors(tokens, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_options_that_need_samples_of_one_size_are_errors(tokens, options, name, raises):
+    with raises(ValueError, name):
         trainer_of().fit(tokens, NEXT, num_epochs=1, batch_size=5, **options)
 
 

@@ -199,34 +199,25 @@ def test_workers_that_do_not_wait_train_every_sample_once(merge, buffer):
     assert sum(record["samples"] for record in trainer.history) == 2 * len(X)
 
 
+TWICE, UNITS = BufferSpec("FIRO", 14, passes=2), ("epochs", "batches")
+
+
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "error", "name"),
     [
-        ({"buffer": "FIRO", "batch_size": 4}, TypeError, "buffer='FIRO': give a BufferSpec, such as"),
-        (
-            {"buffer": BufferSpec("FIRO", 24), "batch_size": 25},
-            ValueError,
-            "a batch of 25 samples cannot come from a FIRO of capacity 24",
-        ),
-        (
-            {"buffer": BufferSpec("FIRO", 24), "num_batches_per_worker": 1},
-            ValueError,
-            "a batch of 29 samples cannot come from a FIRO of capacity 24",
-        ),
+        ({"buffer": "FIRO", "batch_size": 4}, TypeError, "buffer='FIRO'"),
+        ({"buffer": BufferSpec("FIRO", 24), "batch_size": 25}, ValueError, "capacity 24"),
+        ({"buffer": BufferSpec("FIRO", 24), "num_batches_per_worker": 1}, ValueError, "capacity 24"),
         *(
-            (
-                {"buffer": BufferSpec("FIRO", 14, passes=2), "merge": Merge(unit=unit), "batch_size": 4},
-                ValueError,
-                "passes=2: .* up to 29, and has capacity=14; give capacity=29",
-            )
-            for unit in ("epochs", "batches")
+            ({"buffer": TWICE, "merge": Merge(unit=unit), "batch_size": 4}, ValueError, "passes=2")
+            for unit in UNITS
         ),
     ],
     ids=str,
 )
-def test_what_a_buffer_cannot_do_is_an_error(options, error, message):
+def test_what_a_buffer_cannot_do_is_an_error(options, error, name, raises):
     trainer = trainer_of(workers=2)
-    with pytest.raises(error, match=message):
+    with raises(error, name):
         trainer.fit(X, Y, num_epochs=1, **options)
     assert trainer.history == []
 

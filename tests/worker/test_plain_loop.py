@@ -223,19 +223,15 @@ class Never(torch.optim.SGD):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "options", "message"),
+    ("optimizer", "options", "name"),
     [
-        (
-            LBFGS,
-            {"gradients": Gradients(accumulate=2)},
-            "accumulate=2 .* LBFGS, which evaluates the loss several times a step",
-        ),
-        (TWICE, {"gradients": Gradients(on_nan="skip")}, "on_nan='skip' .* TwoSteps, which evaluates the loss"),
+        (LBFGS, {"gradients": Gradients(accumulate=2)}, "accumulate=2"),
+        (TWICE, {"gradients": Gradients(on_nan="skip")}, "on_nan='skip'"),
         (LBFGS, {"precision": "fp16"}, "precision='fp16' does not work with LBFGS"),
     ],
 )
-def test_options_that_they_do_not_have(optimizer, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_options_that_they_do_not_have(optimizer, options, name, raises):
+    with raises(ValueError, name):
         DistributedTrainer(2, engine=NoTasks()).build(mlp(), optimizer, "cross_entropy", **options)
 
 

@@ -132,19 +132,19 @@ def test_hosts():
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("make", "name"),
     [
-        (lambda: loopback_nodes(0), "nodes=0: give 1 to 254"),
-        (lambda: loopback_nodes(2, gpus=1), "gpus=1 with nodes=2.*use one node"),
-        (lambda: loopback_nodes(1, units=0), "units=0 for localhost: give at least 1"),
+        (lambda: loopback_nodes(0), "nodes=0"),
+        (lambda: loopback_nodes(2, gpus=1), "gpus=1 with nodes=2"),
+        (lambda: loopback_nodes(1, units=0), "units=0 for localhost"),
         (lambda: loopback_nodes(1, gpus=-1), "gpus=-1 for localhost"),
         (lambda: loopback_nodes(9, first_port=65500), "127.0.0.4 would listen on port 65530"),
         (lambda: configuration.host_nodes(["a", "a"]), "each host once"),
         (lambda: WorkerNode(" ", 1), "needs the name of a host"),
     ],
 )
-def test_bad_nodes(make, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_nodes(make, name, raises):
+    with raises(ValueError, name):
         make()
 
 

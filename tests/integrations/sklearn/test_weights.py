@@ -53,7 +53,7 @@ def test_partial_fits_use_weights():
 
 
 @pytest.mark.parametrize(
-    ("options", "weights", "message"),
+    ("options", "weights", "name"),
     [
         ({}, np.zeros(len(X)), "sample_weight is zero for every sample"),
         ({}, np.ones(len(X) - 1), "sample_weight has 59 rows for 60 samples"),
@@ -62,8 +62,8 @@ def test_partial_fits_use_weights():
         ({"class_weight": "fair"}, None, "balanced"),
     ],
 )
-def test_wrong_weights(options, weights, message):
-    with pytest.raises(ValueError, match=message):
+def test_wrong_weights(options, weights, name, raises):
+    with raises(ValueError, name):
         classifier(**options).fit(X, NAMES, weights)
 
 
