@@ -226,9 +226,9 @@ class FitOfNobody(EventLoop):
             engine=engine,
             num_workers=2,
             regroup=lambda groups: None,
-            training_spec=None,
+            spec=None,
             states=[(), ()],
-            devices=["cpu", "cpu"],
+            device=lambda worker: "cpu",
             resources=Resources(),
         )
         options = OnlineOptions(buffer=BufferSpec("FIFO", 9), batch_size=1, merge=online_merge("parameter_server"))

@@ -22,6 +22,7 @@ def engine_of(submitted, **options):
     """Return an engine that runs nothing."""
     return SimpleNamespace(
         traits=Traits(interruptible=False),
+        publish=lambda value: value,
         submit=lambda *args, resources: submitted.append(resources),
         arrived=lambda refs: [],
         delete=lambda refs: None,
@@ -34,9 +35,9 @@ def workers_of(submitted, folder):
     session = SimpleNamespace(
         engine=engine_of(submitted),
         regroup=lambda groups: None,
-        training_spec=None,
+        spec=None,
         states=[(), ()],
-        devices=["cuda", "cuda"],
+        device=lambda worker: "cuda",
         resources=Resources(cpus=3, gpus=1),
     )
     return Workers(session, SimpleNamespace(num_workers=2), None, str(folder))
