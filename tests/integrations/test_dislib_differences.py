@@ -169,6 +169,20 @@ def test_a_scheduler_moves_the_rate_of_all_workers():
     assert [record["lr"] for record in made.trainer.history] == pytest.approx([0.05, 0.025, 0.0])
 
 
+@row("images of a batch, gradients")
+def test_programs_bring_their_own_augmentation_and_clipping():
+    seen = []
+    options = {
+        "train_transform": lambda x: seen.append("x") or x,
+        "gradient_clipping": lambda model: seen.append(model),
+    }
+    made = pytorch(**options)
+    made.fit_synchronous_with_GPU(X, Y, 3, 1, progress=False)
+    assert len(seen) == 24
+    assert all(isinstance(each, nn.Module) for each in seen[1::2])
+    assert seen[::2] == ["x"] * 12
+
+
 @row("training curves every n epochs")
 def test_curves_have_a_number_for_each_merge():
     made = pytorch(num_workers=2)
