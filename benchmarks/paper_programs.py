@@ -246,9 +246,9 @@ class Runner:
 
 
 def why_not(error: Exception) -> str:
-    """Return the last line of an error, which names it."""
+    """Return the line of an error that names it, or its first."""
     lines = [line.strip() for line in str(error).splitlines() if re.match(r"\s*[\w.]*(Error|Exception): ", line)]
-    return (lines or [str(error)])[-1][:150]
+    return (lines or str(error).splitlines()[:1])[-1][:150]
 
 
 def measure(runner: Runner, chosen: Sequence[Program], options: argparse.Namespace) -> list[dict[str, Any]]:
