@@ -12,9 +12,14 @@ REAL = torch.version.cuda is not None
 
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> Iterator[None]:
-    """Start the thread of the backward passes with one thread, which it keeps, whichever test comes first."""
+    """Start the thread of the backward passes with one thread, which it keeps, whichever test comes first.
+
+    On a real GPU its first products take memory that they keep: cuBLAS's workspaces.
+    """
     before = torch.get_num_threads()
     torch.set_num_threads(1)
+    if REAL:
+        torch.nn.Linear(8, 8, device="cuda")(torch.ones(8, 8, device="cuda")).sum().backward()
     yield
     torch.set_num_threads(before)
 
