@@ -17,8 +17,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-START = 180.0
-"""Seconds that COMPSs's worker may take to start."""
 CLIPPING = 0.01
 """A gradient has at most this part of the norm of its parameter, in the paper's forks of dislib."""
 PADDING = 4
@@ -30,22 +28,10 @@ def run_program(program: str, arguments: list[str], seed: int, threads: int) -> 
     torch.manual_seed(seed)
     torch.set_num_threads(threads)
     sys.argv = [program, *arguments]
-    wait_for_workers()
     began = time.perf_counter()
     with contextlib.redirect_stdout(io.StringIO()) as printed:
         runpy.run_path(program, run_name="__main__")
     return {"printed": printed.getvalue(), "seconds": time.perf_counter() - began}
-
-
-def wait_for_workers() -> None:
-    """Wait until COMPSs has a node: on a busy machine it gives up tasks before its worker has started."""
-    try:
-        from pycompss.api.api import compss_get_number_of_resources
-    except ImportError:
-        return
-    until = time.monotonic() + START
-    while not compss_get_number_of_resources() and time.monotonic() < until:
-        time.sleep(0.5)
 
 
 # -- what the forks' tasks do with each batch --------------------------------------------------------------

@@ -38,6 +38,11 @@ REPAIRS = {
 """Typing errors of the programs and of their forks."""
 NEWER = {"columns=data.columns[0], axis=1": "columns=data.columns[0]"}
 """What today's pandas takes."""
+UNITS = {
+    'computing_units="20"': 'computing_units="${ComputingUnits}"',
+    'computing_units="10"': 'computing_units="${ComputingUnits}"',
+}
+"""Units of the forks' tasks that cut tensors: a machine with fewer would wait for ever."""
 TEST_BLOCKS = {
     "block_size=(15000, 10)": "block_size=y_test.shape",
     "block_size=(500000, 1)": "block_size=y_test.shape",
@@ -117,7 +122,7 @@ def replaced(text: str, table: Mapping[str, str]) -> str:
 
 def common_replacements() -> dict[str, str]:
     """Return what is replaced in programs and forks on this machine."""
-    found = REPAIRS | NEWER | TEST_BLOCKS
+    found = REPAIRS | NEWER | UNITS | TEST_BLOCKS
     if not torch.cuda.is_available():
         found |= CPU
     if importlib.util.find_spec("torchvision") is None:
