@@ -50,6 +50,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	cd benchmarks && ../$(BIN)/mypy --config-file ../pyproject.toml --allow-untyped-calls *.py
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.lint_waits
 	$(BIN)/python -m tests.lint_path
