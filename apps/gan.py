@@ -24,8 +24,11 @@ def networks() -> dict[str, nn.Module]:
     }
 
 
-def adversarial_step(model: nn.ModuleDict, real: torch.Tensor, step: StepContext) -> dict[str, torch.Tensor]:
+def adversarial_step(
+    model: nn.ModuleDict, batch: tuple[torch.Tensor], step: StepContext
+) -> dict[str, torch.Tensor]:
     """The discriminator learns to tell real from made digits, and then the generator to deceive it."""
+    (real,) = batch
     made, judge = model["generator"](torch.randn(len(real), LATENT)), model["discriminator"]
     loss = softplus(-judge(real)).mean() + softplus(judge(made.detach())).mean()
     step.update("discriminator", loss)

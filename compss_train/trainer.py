@@ -179,10 +179,11 @@ class DistributedTrainer(NamedFits[params.Parameters]):
             ``Gradients``: clipping, batches per optimizer step, and what happens if a loss is NaN. ``None``
             (default) for its defaults.
         training_step, validation_step:
-            A function of the model, the batch ((x, y) or x) and a ``StepContext``, or a method of the module. It
-            returns a loss, or a dict with ``"loss"`` and other numbers for the history. A Lightning-style module
-            with both and ``configure_optimizers`` needs no optimizer or loss here: docs/models.md. ``None``
-            (default) computes ``loss`` from the network's outputs.
+            A function of the model, the batch and a ``StepContext``, or a method of the module. The batch is a
+            tuple, (x, y) or (x,), as of a ``DataLoader`` over a ``TensorDataset``; without y, what ``collate``
+            returns is passed unchanged. The step returns a loss, or a dict with ``"loss"`` and other numbers.
+            A Lightning-style module with both and ``configure_optimizers`` needs no optimizer or loss here:
+            docs/models.md. ``None`` (default) computes ``loss`` from the network's outputs.
 
         Raises ``ValueError`` for unknown names or optimizer parameters, a network without trainable parameters, and
         missing GPUs; ``TypeError`` for arguments of a wrong type, or that cannot be pickled.

@@ -74,6 +74,8 @@ class ReadBatch(NamedTuple):
     x: Any
     y: Any
     samples: int
+    as_made: bool = False
+    """Whether x is the whole that the data set's ``collate`` made."""
 
 
 class SampleReader(ABC):
@@ -129,7 +131,7 @@ class MapReader(SampleReader):
         else:
             reseed(position)
             samples = list(read_many(numbers.tolist()))
-        return ReadBatch(*batch_of(samples, self.roles, self.collate, collate), len(samples))
+        return batch_of(samples, self.roles, self.collate, collate)
 
     def _sample(self, number: int, position: int, reseed: Reseed) -> Any:
         reseed(position)
@@ -154,14 +156,17 @@ def _own(dataset: Any) -> Any:
     return own
 
 
-def batch_of(samples: list[Any], roles: Roles, own: Collate | None, collate: Collate | None) -> tuple[Any, Any]:
-    """Return x and y of a batch.
+def batch_of(samples: list[Any], roles: Roles, own: Collate | None, collate: Collate | None) -> ReadBatch:
+    """Return the batch of some samples.
 
     ``own`` is the data set's function, which gets unchanged samples; ``collate`` is ``build``'s, which gets
     (x, y). Without either, samples are stacked.
     """
     if own is not None:
-        return roles.split(own(samples))
+        made = own(samples)
+        x, y = roles.split(made)
+        as_made = y is None and (x is made or (isinstance(x, Mapping) and isinstance(made, Mapping)))
+        return ReadBatch(x, y, len(samples), as_made)
     pairs = [roles.split(sample) for sample in samples]
     if len({y is None for _, y in pairs}) > 1:
         raise ValueError(
@@ -169,9 +174,9 @@ def batch_of(samples: list[Any], roles: Roles, own: Collate | None, collate: Col
             "name the inputs alone with Samples(dataset, x=...)"
         )
     if collate is not None:
-        return collate_pairs(collate, pairs)
+        return ReadBatch(*collate_pairs(collate, pairs), len(samples))
     xs, ys = zip(*pairs, strict=True)
-    return stacked(xs), None if ys[0] is None else stacked(ys)
+    return ReadBatch(stacked(xs), None if ys[0] is None else stacked(ys), len(samples))
 
 
 def _picked(sample: Any, keys: Keys) -> Any:

@@ -93,7 +93,7 @@ class StreamReader(SampleReader):
             samples = list(islice(following, max(0, first - iteration.position), None))
         if not samples or (self.drop_last and len(samples) < len(numbers)):
             return ReadBatch(None, None, 0)
-        return ReadBatch(*batch_of(samples, self.roles, self.collate, collate), len(samples))
+        return batch_of(samples, self.roles, self.collate, collate)
 
     def has_ended(self, shard: int, epoch: int) -> bool:
         """Return whether the shard's pass of an epoch has ended."""

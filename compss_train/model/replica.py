@@ -111,13 +111,16 @@ class ModelReplica:
             raise
         return StepResult(loss, output, target)
 
-    def run_step(self, step: Step, x: Any, y: Any, context: StepContext) -> StepResult:
-        """Run a training or validation step on a transformed batch, and check what it returns."""
+    def run_step(self, step: Step, x: Any, y: Any, context: StepContext, *, as_made: bool) -> StepResult:
+        """Run a training or validation step on a transformed batch, and check what it returns.
+
+        The step gets (x, y) or (x,), or with ``as_made`` x itself.
+        """
         converted, y = self._converted(x, _TARGETS), self._converted(y, _TARGETS)
         self._note(x, converted)
         x = self._formatted(converted)
         with self.autocast():
-            returned = step(self.net, x if y is None else (x, y), context)
+            returned = step(self.net, x if as_made else (x,) if y is None else (x, y), context)
         values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
         if values.get("loss") is None:  # what it logged counts
             values.pop("loss", None)

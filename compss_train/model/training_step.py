@@ -70,7 +70,7 @@ class StepContext:
 
 
 Step: TypeAlias = Callable[[nn.Module, Any, StepContext], Any]
-"""A function of the network, a batch ((x, y), or x without targets) and the context."""
+"""A function of the network, a batch ((x, y), or (x,) without y, or what ``collate`` made) and the context."""
 
 
 class StepResult(NamedTuple):

@@ -50,6 +50,8 @@ class Batch(NamedTuple):
     """One number a sample."""
     samples_before: int | None = None
     """Number of samples passed to the transform; ``None`` before the transform, and without one."""
+    as_made: bool = False
+    """Whether a step gets x as it is, without a tuple around it, as ``collate`` made it of samples without y."""
 
     @property
     def samples(self) -> int:
@@ -229,11 +231,13 @@ def collated(replica: ModelReplica, reader: SampleReader | None, batch: Batch, r
     collate = replica.collate
     if reader is not None:
         read = reader.read(batch.x.numpy(), batch.epoch, batch.position, reseed, collate)
-        batch = batch._replace(x=read.x, y=read.y, samples_before=read.samples)
+        as_made = read.as_made or (collate is not None and read.y is None)
+        batch = batch._replace(x=read.x, y=read.y, samples_before=read.samples, as_made=as_made)
         batch = batch.to(replica.device) if read.samples else batch
     elif collate is not None:
         x, y = collate_batch(collate, batch.x, batch.y, batch.samples)
-        return batch._replace(x=x, y=y, samples_before=batch.samples).to(replica.device)
+        made = batch._replace(x=x, y=y, samples_before=batch.samples, as_made=y is None)
+        return made.to(replica.device)
     if not any(isinstance(part, Ragged) for part in leaves(batch.parts)):
         return batch
     x = map_leaves(lambda part: part.padded(0) if isinstance(part, Ragged) else part, batch.x)

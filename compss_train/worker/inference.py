@@ -42,7 +42,7 @@ def _evaluate(job: Job, parameters: Parameters, values: Sequence[Any], work: Wor
         for batch in _batches(replica, source):
             with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
                 with replica.autocast():
-                    result = _result(replica, transform(batch.x), batch.y)
+                    result = _result(replica, batch._replace(x=transform(batch.x)))
                 accumulator.add(batch.samples, *result)
             liveness.beat()
         accumulator.measure(replica.end_epoch(replica.validation_step), accumulator.samples)
@@ -84,11 +84,11 @@ def _batches(replica: ModelReplica, source: Source) -> Iterator[Batch]:
             yield ready
 
 
-def _result(replica: ModelReplica, x: Any, y: Any) -> StepResult:
-    step = replica.validation_step
+def _result(replica: ModelReplica, batch: Batch) -> StepResult:
+    step, context = replica.validation_step, StepContext(loss=replica.loss, training=False)
     if step is not None:
-        return replica.run_step(step, x, y, StepContext(loss=replica.loss, training=False))
-    return replica.measure_loss(x, y)
+        return replica.run_step(step, batch.x, batch.y, context, as_made=batch.as_made)
+    return replica.measure_loss(batch.x, batch.y)
 
 
 @retry_without_gpu_rows

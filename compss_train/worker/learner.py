@@ -269,7 +269,7 @@ class Learner(ModelReplica):
             optimizers={} if optimizer is None else optimizer.optimizers,
             apply=None if optimizer is None else partial(self._update, optimizer),
         )
-        return self.run_step(step, batch.x, batch.y, context)
+        return self.run_step(step, batch.x, batch.y, context, as_made=batch.as_made)
 
     def _update(self, optimizer: JoinedOptimizer, name: str, loss: torch.Tensor, retain_graph: bool) -> None:
         self._updated = True

@@ -47,7 +47,7 @@ WAYS = {
 
 def step(model, batch, context):
     """A step that wants each sample's weight to be twice its number."""
-    x, target = (batch, batch) if isinstance(batch, torch.Tensor) else batch
+    x, target = batch[0], batch[-1]
     if context.weight.numel() != len(target) or not torch.equal(context.weight.flatten(), 2 * target[:, 0]):
         raise ValueError(f"{target[:, 0].tolist()} came with weights {context.weight.tolist()}")
     return model(x).mean() * 0

@@ -7,8 +7,9 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
-from compss_train import DistributedTrainer, Gradients, Merge, Schedule
+from compss_train import DistributedTrainer, Gradients, Merge, Samples, Schedule
 from compss_train.callbacks import Checkpoint, EarlyStopping
 from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
@@ -69,6 +70,51 @@ def test_a_step_is_the_plain_loop_and_tells_its_numbers(engine):
     ]
     assert 0 < trainer.history[0]["decay"] < trainer.history[0]["loss"]
     assert 0 < trainer.history[0]["accuracy"] <= 1
+
+
+def stack(samples):
+    return torch.stack([torch.as_tensor(each) for each in samples])
+
+
+def in_tuple(samples):
+    return (stack(samples),)
+
+
+def two_views(samples):
+    return {"one": stack(samples), "other": -stack(samples)}
+
+
+TENSOR, CLASSES = torch.from_numpy(X), torch.from_numpy(Y)
+BATCHES = {
+    "x": ((X, None), {}, DataLoader(TensorDataset(TENSOR), 31)),
+    "x, y": ((X, Y), {}, DataLoader(TensorDataset(TENSOR, CLASSES), 31)),
+    "samples": ((TensorDataset(TENSOR), None), {}, DataLoader(TensorDataset(TENSOR), 31)),
+    "collate": ((X, None), {"collate": two_views}, DataLoader(X, 31, collate_fn=two_views)),
+    **{
+        f"{own.__name__} of samples": ((Samples(X, collate=own), None), {}, DataLoader(X, 31, collate_fn=own))
+        for own in (stack, in_tuple, two_views)
+    },
+}
+
+
+@pytest.mark.parametrize(("data", "options", "loader"), BATCHES.values(), ids=BATCHES)
+@pytest.mark.parametrize("lightning", [False, True])
+def test_a_batch_is_what_a_data_loader_gives(data, options, loader, lightning):
+    """Steps of training and validation get a tuple, also without y, or what ``collate`` made."""
+    seen = []
+
+    def keep(model, batch, _):
+        seen.append(batch)
+        return sum(weight.sum() for weight in model.parameters())
+
+    if lightning:
+        trainer = trainer_of(lightning_with(training_step=keep, validation_step=keep), **options)
+    else:
+        trainer = trainer_of(mlp(), SGD, training_step=keep, **options)
+    trainer.fit(*data, num_epochs=1, batch_size=31, shuffle=None, shuffle_block_data=False, progress=False)
+    trainer.evaluate(*data, batch_size=31)
+    expected = [tuple(batch) if isinstance(batch, list) else batch for batch in loader]
+    torch.testing.assert_close(seen, expected * 2, rtol=0, atol=0)
 
 
 class Own(nn.Module):

@@ -52,6 +52,19 @@ def test_double_precision_equals_the_plain_loop_up_to_rounding(local):
     assert_close(ours, plain, adam_error(np.float64, 6, 0.01, samples=7))
 
 
+def test_a_steps_batch_is_a_tuple_without_y_too(local):
+    """As in ``fit``: the step of a critic gets all samples of a batch, not one."""
+    x, _ = classification(samples=21)
+
+    def step(model, batch, context):
+        (real,) = batch
+        return {"loss": model(real).mean(), "rows": len(batch[0])}
+
+    trainer = build_trainer(local, 1, mlp(outputs=1), loss=None, training_step=step)
+    fit_online(trainer, simulate_rows, [(x,)])
+    assert {record["rows"] for record in trainer.history} == {7}
+
+
 def test_samples_of_another_dtype_are_converted_and_warnings_of_workers_arrive(local):
     x, y = classification(samples=40)
     net = nn.Sequential(mlp(), nn.Softmax(dim=1))
