@@ -147,12 +147,13 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
     # Compiling would take long.
     spec = replace(model.built.training_spec, compile=None)
     job = inference.one_batch(spec, data)
+    kept = devices.kept_random_state
     skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]
         task = "the first batch"
         work = inference.first_batch(data, number, size, task=task, device=device, check_outputs=True)
-        with suppress(*skipped_errors), data.locate_nan_on_error(), devices.IN_PROCESS:
+        with suppress(*skipped_errors), data.locate_nan_on_error(), devices.IN_PROCESS, kept(device):
             measured = train(job, model.parameters, WorkerState(None, model.seed), work, data.load(number)).measured
             inference.warn_of_problems([measured], set())
             if not measured.samples:
