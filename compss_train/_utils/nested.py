@@ -35,6 +35,14 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     return function(value)
 
 
+def places(value: Any, name: str) -> list[str]:
+    """Return what messages call the leaves of a value called ``name``, such as ``x['user'][0]``."""
+    if not isinstance(value, dict | tuple | list):
+        return [name]
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    return [place for key, item in items for place in places(item, f"{name}[{key!r}]")]
+
+
 def template_of(value: Any) -> Any:
     """Return the tuples, lists and dicts of a value, with ``None`` for its leaves."""
     return rebuilt(value, repeat(None))

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
+from compss_train._utils.nested import leaves
 from compss_train._utils.validation import check_choice, check_count, check_fraction, warn_once, warn_user
 from compss_train.data import file_cache, file_index
 from compss_train.data import layout as layouts
@@ -61,7 +62,8 @@ class FileDataset:
     x, y:
         Names of the arrays of samples and targets for ``DistributedTrainer.fit``. With ``y=None``, or files of a
         single array, the samples are their own targets. In tables (Parquet, Arrow, CSV) columns are arrays, and a
-        list of columns is one array of shape (samples, columns).
+        list of columns is one array of shape (samples, columns), of integers if all columns are. Several inputs or
+        targets are a dict or tuple of these: ``x={"numbers": ["a", "b"], "codes": ["c", "d"]}``.
     classes:
         The classes of columns by column name, strings or numbers, or of images under ``"y"``; the first is class 0.
         By default columns of strings have classes, the sorted values in all files; pass ``classes=train.classes``
@@ -106,8 +108,8 @@ class FileDataset:
         files_len: Mapping[str, int] | None = None,
         *,
         keys: Collection[str] | None = None,
-        x: str | Sequence[str] = "x",
-        y: str | Sequence[str] | None = "y",
+        x: Any = "x",
+        y: Any = "y",
         weight: str | None = None,
         classes: Mapping[str, Sequence[Any]] | None = None,
         index: str | os.PathLike[str] | None = None,
@@ -123,10 +125,12 @@ class FileDataset:
         self.cache = file_cache.make_cache(cache, cache_bytes)
         names = file_names(files)
         self._paths = {name: absolute(name) for name in names}  # resolved now: the working directory can change
-        groups = column_groups(x=x, y=y)
-        self.x, self.y = x if isinstance(x, str) else "x", y if y is None or isinstance(y, str) else "y"
-        self.weight = weight
-        roles = [key for key in (self.x, self.y, weight) if key is not None]
+        self.x, groups = column_groups("x", x)
+        self.y, self.weight = y, weight
+        if y is not None:
+            self.y, of_y = column_groups("y", y)
+            groups |= of_y
+        roles = [key for key in leaves((self.x, self.y, weight)) if key is not None]
         keys = roles if keys is None and groups else keys
         if isinstance(keys, str) or not isinstance(keys, Collection | None):
             raise TypeError(f"keys={keys!r}: give a list of names, for example [{str(keys)!r}]")
@@ -376,10 +380,11 @@ class FileDataset:
         names = list(self.layout)
         if len(names) == 1 and self.x in ("x", names[0]) and self.y in ("y", None) and self.y != names[0]:
             return (names[0],)
-        wanted = (self.x,) if self.y is None or not targets else (self.x, self.y)
-        for role, name in zip(("x", "y"), wanted, strict=False):
-            self._check_key(role, name)
-        return wanted
+        wanted = {"x": self.x} if self.y is None or not targets else {"x": self.x, "y": self.y}
+        for role, given in wanted.items():
+            for name in leaves(given):
+                self._check_key(role, name)
+        return tuple(leaves(wanted))
 
     def weight_key(self) -> str | None:
         """Return the name of the array of weights, if any; raise ``ValueError`` if the array is unsuitable."""

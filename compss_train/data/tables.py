@@ -23,21 +23,29 @@ MAX_CLASSES = 10_000
 """Up to this number, distinct strings in a column are classes; more are names or text unless classes are given."""
 
 
-def column_groups(**roles: str | Sequence[str] | None) -> dict[str, tuple[str, ...]]:
-    """Return the columns that form one array, by role: those given as a list of names.
+def column_groups(role: str, given: Any) -> tuple[Any, dict[str, tuple[str, ...]]]:
+    """Return the names of the arrays of x or y, in dicts, tuples and lists as given, and the columns of some.
 
-    Raises ``TypeError`` for other lists, ``ValueError`` for empty lists and columns that are named twice.
+    A list of names is one array of several columns, which is called by its place, such as ``x['codes']``. Raises
+    ``TypeError`` for other values, ``ValueError`` if there are none, or a column of an array is named twice.
     """
-    groups = {}
-    for role, columns in roles.items():
-        if isinstance(columns, str) or (columns is None and role == "y"):
-            continue
-        if not isinstance(columns, list | tuple) or not all(isinstance(name, str) for name in columns):
-            raise TypeError(f"{role}={columns!r}: give the name of an array, or a list of names of columns")
-        if not columns or len(set(columns)) < len(columns):
-            raise ValueError(f"{role}={list(columns)!r}: name at least one column, and each once")
-        groups[role] = tuple(columns)
-    return groups
+    if isinstance(given, str):
+        return given, {}
+    if not isinstance(given, Mapping | list | tuple):
+        raise TypeError(
+            f"{role}={given!r}: give the name of an array, or a list of names of columns; for several inputs or "
+            "targets a dict or a tuple of these"
+        )
+    columns = [name for name in given if isinstance(name, str)] if isinstance(given, list) else []
+    if not given or len({*columns}) < len(columns):
+        raise ValueError(f"{role}={given!r}: name at least one column, and each once")
+    if len(columns) == len(given):
+        return role, {role: tuple(columns)}
+    places = [*given] if isinstance(given, Mapping) else range(len(given))
+    parts = [column_groups(f"{role}[{place!r}]", given[place]) for place in places]
+    names: Any = [name for name, _ in parts]
+    names = dict(zip(places, names, strict=True)) if isinstance(given, Mapping) else type(given)(names)
+    return names, {name: group for _, groups in parts for name, group in groups.items()}
 
 
 def check_classes(classes: Mapping[str, Sequence[Any]]) -> None:

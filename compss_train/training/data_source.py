@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 import torch
 
+from compss_train._utils.nested import places, template_of
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset, locations, tables
 from compss_train.data.block import SINGLE, Block, ColumnStructure, RemoteBlock, as_block, as_tensor, load_block
@@ -116,7 +117,7 @@ class DataSource:
             return self
         keys = (*self.keys, weight)
         dataset.check_dtypes(keys)
-        return replace(self, keys=keys, structure=ColumnStructure(weighted=True))
+        return replace(self, keys=keys, structure=replace(self.structure, weighted=True))
 
     def files_of(self, numbers: Sequence[int]) -> FilePart | None:
         """Return what a task on these files needs to read them, or ``None`` for blocks."""
@@ -319,13 +320,19 @@ def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> D
     own, now = dataset.layout or {}, converted.layout or {}
     changed = [key for key in keys if own[key] != now[key]]
     notes = [tables.conversion_note(own[changed[0]].dtype, now[changed[0]].dtype)] if changed else []
-    return DataSource(dataset=converted, keys=keys, notes=tuple(notes), coding=_coding_of_files(dataset, keys))
+    return DataSource(
+        dataset=converted,
+        keys=keys,
+        structure=ColumnStructure(template_of(dataset.x), template_of(dataset.y)),
+        notes=tuple(notes),
+        coding=_coding_of_files(dataset, keys),
+    )
 
 
 def _coding_of_files(dataset: FileDataset, keys: Sequence[str]) -> tables.Coding:
     """Return what the numbers in files mean, in the words for frames: either may be compared with the other."""
     coding = tables.Coding()
-    for name, key in zip(("x", "y"), keys, strict=False):
+    for name, key in zip([*places(dataset.x, "x"), *places(dataset.y, "y")], keys, strict=False):
         columns = getattr(dataset.reader, "groups", {}).get(key)
         if columns is not None:
             coding[tables.columns_of(name)] = tuple(columns)

@@ -164,10 +164,12 @@ class TableReader(Reader):
                 raise FileContentError(
                     f"holds lists in {name!r}, which cannot be beside other columns: give {name!r} alone"
                 )
-        return Field(str(self._dtype_of_group(dtype for dtype, _ in columns.values())), (len(columns),))
+        return Field(str(self._dtype_of_group([dtype for dtype, _ in columns.values()])), (len(columns),))
 
-    def _dtype_of_group(self, dtypes: Iterable[Any]) -> np.dtype[Any]:
-        return tables.float_dtype(np.result_type(*self.widest, *dtypes), self.floats)
+    def _dtype_of_group(self, dtypes: Sequence[Any]) -> np.dtype[Any]:
+        """Return the dtype of columns that form one array: as in torch, integers do not widen floats."""
+        floats = [dtype for dtype in dtypes if dtype.kind == "f"]
+        return tables.float_dtype(np.result_type(*self.widest, *(floats or dtypes)), self.floats)
 
     def _column(self, table: OpenTable, name: str) -> tuple[np.dtype[Any] | str, tuple[int, ...]]:
         """Return the dtype and shape of a column from the schema, or Arrow's name of its type."""
@@ -191,7 +193,7 @@ class TableReader(Reader):
     def _array(self, rows: Any, key: str, first: int) -> NDArray[Any]:
         columns = [self._values(rows[name].combine_chunks(), name, first) for name in self._columns([key])]
         if key in self.groups:
-            return np.stack(columns, axis=1, dtype=self._dtype_of_group(column.dtype for column in columns))
+            return np.stack(columns, axis=1, dtype=self._dtype_of_group([column.dtype for column in columns]))
         dtype = tables.float_dtype(columns[0].dtype, self.floats)
         as_it_is = dtype == columns[0].dtype and columns[0].flags.writeable
         return columns[0] if as_it_is else columns[0].astype(dtype)
