@@ -1,15 +1,10 @@
 """``DataSource`` and ``PublishedData``: what was given stays as it was."""
 
-from functools import partial
-
 import numpy as np
 import pytest
-import torch
-from torch import nn
 
 from compss_train import BlockedTensor
 from compss_train.engines import LocalEngine
-from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.data_source import PublishedData, as_data_source
 from tests.helpers.small_fits import trainer_of
 
@@ -50,8 +45,7 @@ def test_what_is_made_for_a_fit_is_held_once(local):
     """The blocks that a data source made become views of the engine's values."""
     source = as_data_source(X[::2], Y[::2], 4)  # copies, in order in memory
     made = [*source.columns["x"].blocks()]
-    spec = TrainingSpec(net=nn.Linear(6, 3), optimizer=partial(torch.optim.SGD, lr=0.1), loss=nn.CrossEntropyLoss())
-    PublishedData(local, source, spec, local.publish(spec))
+    PublishedData(local, source)
     held = [*source.columns["x"].blocks()]
     assert all(np.array_equal(now, then) for now, then in zip(held, made, strict=True))
     assert not any(np.shares_memory(now, then) for now, then in zip(held, made, strict=True))
