@@ -208,10 +208,43 @@ def collate_pairs(collate: Collate, pairs: list[tuple[Any, Any]]) -> tuple[Any, 
     """
     if pairs[0][1] is None:
         return collate([x for x, _ in pairs]), None
+    if isinstance(collate, PredictionCollate):
+        collate = collate.collate
     made = collate(pairs)
     if not isinstance(made, tuple | list) or len(made) != 2:
         raise TypeError(f"collate returned a {type(made).__name__} for a list of (x, y); return both, as (x, y)")
     return made[0], made[1]
+
+
+@dataclass(frozen=True)
+class PredictionCollate:
+    """``build``'s ``collate`` in prediction: called with samples without y, it returns x of the batch.
+
+    ``collate`` gets (x, y) as in training, with a tensor of zero in place of y, a number or a sequence of one; a
+    function that takes neither gets x alone.
+    """
+
+    collate: Collate
+
+    def __call__(self, samples: list[Any]) -> Any:
+        """Return x of the batch; raise the error for (x, y), with a note on the others, if all fail."""
+        failures: list[Exception] = []
+        for shape in ((), (1,)):
+            pairs = [(x, torch.zeros(shape, dtype=torch.int64)) for x in samples]
+            try:
+                return collate_pairs(self.collate, pairs)[0]
+            except Exception as error:
+                failures.append(error)
+        try:
+            return self.collate(samples)
+        except Exception as error:
+            failures[0].add_note(
+                "predict has no y: collate was called with a list of (x, y), with zeros in place of y, and then "
+                f"with a list of x, which also failed ({type(error).__name__}: {error}); let it take one of these"
+            )
+            raise failures[0] from None
+        finally:
+            failures.clear()  # the frames of its errors would keep the batch
 
 
 def collate_batch(collate: Collate, x: Any, y: Any, samples: int) -> tuple[Any, Any]:

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, chain
+from itertools import accumulate, chain, islice
 from typing import Any, Self
 
 import numpy as np
 import torch
 
-from compss_train._utils.nested import places, template_of
+from compss_train._utils.nested import leaves, places, template_of
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset, locations, tables
 from compss_train.data.block import SINGLE, Block, ColumnStructure, RemoteBlock, as_block, as_tensor, load_block
@@ -88,6 +88,13 @@ class DataSource:
             return fingerprint(self.columns.values())
         stops = tuple(accumulate(self.sizes))
         return self.reader.fingerprint((0, *stops[:-1]), stops)
+
+    @property
+    def without_targets(self) -> Self:
+        """The source of the same samples without y and weights, as in a prediction."""
+        inputs, structure = len(leaves(self.structure.x)), replace(self.structure, y=None, weighted=False)
+        columns = dict(islice(self.columns.items(), inputs))
+        return replace(self, columns=columns, keys=self.keys[:inputs], structure=structure)
 
     def weighted(self, sample_weight: Any) -> Self:
         """Return this source for training, with a weight for each sample if the data have weights.

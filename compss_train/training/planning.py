@@ -16,7 +16,7 @@ from compss_train.training.fit import FitOptions
 from compss_train.training.rounds import FitOfEpochs
 from compss_train.training.session import Session, TrainedModel
 from compss_train.training.stopping import Stopping
-from compss_train.worker.inference import evaluate
+from compss_train.worker.inference import evaluate, try_collate
 from compss_train.worker.state import WorkerState, check_averageable
 from compss_train.worker.train import train
 
@@ -158,4 +158,12 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
             inference.warn_of_problems([measured], set())
             if not measured.samples:
                 continue  # a file that cannot be read and is skipped
+        if spec.collate is not None:
+            inputs = data.without_targets
+            job, work = inference.one_batch(spec, inputs), work._replace(files=inputs.files_of([number]))
+            try:
+                with devices.IN_PROCESS:
+                    try_collate(job, model.parameters, inputs.load(number), work)
+            except Exception as error:
+                warn_user(" ".join([f"predict(x) would fail: {error}.", *getattr(error, "__notes__", [])]))
         return

@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import map_leaves
+from compss_train.data.sample_reading import PredictionCollate
 from compss_train.engines import liveness
 from compss_train.model.devices import RandomState, random_state
 from compss_train.model.metrics import Measured, MetricAccumulator
@@ -91,6 +92,20 @@ def _result(replica: ModelReplica, batch: Batch) -> StepResult:
     return replica.measure_loss(batch.x, batch.y)
 
 
+def _without_targets(replica: ModelReplica, source: Source) -> Iterator[Batch]:
+    """Iterate over the batches of a prediction before the transform."""
+    if replica.collate is not None:
+        replica.collate = PredictionCollate(replica.collate)
+    return _batches(replica, source)
+
+
+def try_collate(job: Job, parameters: Parameters, values: Sequence[Any], work: Work) -> None:
+    """Make the first batch of a prediction; raise its error."""
+    with random_state(0, work.device):
+        replica = ModelReplica(job.spec, parameters, work.device, training=False)
+        next(_without_targets(replica, source_of(job, work, values)), None)
+
+
 @retry_without_gpu_rows
 def predict(job: Job, parameters: Parameters, values: Sequence[Any], work: Work) -> tuple[list[Any], Measured]:
     """Return the outputs of each batch in evaluation mode, and what users should know of them.
@@ -100,7 +115,7 @@ def predict(job: Job, parameters: Parameters, values: Sequence[Any], work: Work)
     with random_state(0, work.device), torch.no_grad():
         replica = ModelReplica(job.spec, parameters, work.device, training=False)
         transform = _Transform(replica)
-        every = _batches(replica, source_of(job, work, values))
+        every = _without_targets(replica, source_of(job, work, values))
         outputs = [_output(replica, batch, transform) for batch in every]
         return outputs, Measured(warnings=transform.warnings, conversions=sorted(replica.conversions))
 

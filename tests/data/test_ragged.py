@@ -1,13 +1,14 @@
 """Sequences of different lengths: padded or collated, in batches of similar lengths, as in a plain loop."""
 
 import pickle
+import re
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, BufferSpec, Merge, PartialShuffle, Ragged
+from compss_train import BlockedTensor, BufferSpec, FileDataset, Merge, PartialShuffle, Ragged, Samples, write_files
 from compss_train.callbacks import Checkpoint
 from compss_train.data.block import gather
 from compss_train.data.ragged import join
@@ -117,6 +118,42 @@ def test_predictions_of_batches_of_different_lengths_are_a_list():
             expected = net(torch.from_numpy(tokens)[None])[0].numpy()
         np.testing.assert_allclose(output[:, : len(tokens)], expected, rtol=0, atol=rounding)
     assert trainer.predict(TOKENS[:1]).shape == (1, 9, len(TOKENS[0]))
+
+
+def labelled_collate(samples):
+    xs, ys = zip(*samples, strict=True)
+    return padded(xs, 0), torch.stack([each.get("label") for each in ys])
+
+
+@pytest.mark.parametrize("data", ["lists", "samples"])
+@pytest.mark.parametrize(
+    "collate", [own_collate, lambda samples: padded(samples, 0)], ids=["takes (x, y)", "takes x"]
+)
+def test_predictions_are_collated_without_targets(data, collate):
+    """``collate`` gets zeros in place of y as in training, or x alone; predictions are those of padded batches."""
+    x = TOKENS if data == "lists" else Samples(TOKENS)
+    expected = trainer_of().predict(TOKENS, batch_size=4)
+    found = trainer_of(collate=collate).predict(x, batch_size=4)
+    assert all(map(np.array_equal, found, expected))
+
+
+def test_check_fit_tells_whether_predictions_can_be_collated(tmp_path):
+    """``check_fit`` makes the first batch of a prediction, too, and warns of the error of ``predict``."""
+    failing = re.escape("collate was called with a list of (x, y), with zeros in place of y")
+    options = {"num_epochs": 1, "batch_size": 5, **STILL}
+    trainer_of(collate=own_collate).check_fit(TOKENS, NEXT, **options)
+    labels = {"label": LENGTHS % 9}
+    trainer = trainer_of(collate=labelled_collate, loss=lambda output, y: output.mean())
+    with pytest.warns(UserWarning, match=failing):
+        trainer.check_fit(TOKENS, labels, **options)
+    with pytest.raises(AttributeError, match="get") as caught:
+        trainer.predict(TOKENS)
+    assert any(re.search(failing, note) for note in caught.value.__notes__)
+    write_files(tmp_path, {"x": np.ones((9, 3), np.int64), "y": np.ones((9, 3), np.int64)}, rows=5)
+    files = FileDataset(f"{tmp_path}/*.npz")
+    trainer = trainer_of(collate=own_collate)
+    trainer.check_fit(files, **options)
+    assert trainer.predict(files).shape == (9, 9, 3)
 
 
 def test_sequences_are_cut_selected_and_pickled_without_the_others():
