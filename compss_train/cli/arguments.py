@@ -127,14 +127,19 @@ def predict_arguments(parser: Parser) -> None:
     examples:
       compss-train predict runs/spirals --input x.npy --output y.npy
       compss-train predict runs/spirals --best --input "new/*.npz" --output classes.npy --classes
+      compss-train predict runs/prices --input new.csv --x rooms,area --ids street --output prices.parquet
       compss-train predict runs/pets --input photo.jpg --output classes.csv --classes
     """
     _add_run(parser)
     files = "files with samples: .npy, or .npz, .pt, .h5 with an array x, tables, images; quoted patterns"
     parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help=files)
-    output = "a .npy file, .npz with an array called output, or .csv with the samples' files and classes, in order"
+    columns = "the array that is x, or the columns of a table that are x, in order (default: as [data] of the run)"
+    parser.add_argument("--x", type=_comma_separated, default=(), metavar="NAME,...", help=columns)
+    output = "a .npy file, .npz with an array called output, or .csv or .parquet with a row for each sample"
     parser.add_argument("--output", type=_path, required=True, metavar="FILE", help=output)
-    classes = "write the index of each sample's largest output, in .csv its class, instead of the outputs"
+    ids = "the column or array of the input that names the samples in a .csv or .parquet (default: file and row)"
+    parser.add_argument("--ids", metavar="NAME", help=ids)
+    classes = "write the index of each sample's largest output, in tables its class, instead of the outputs"
     parser.add_argument("--classes", action="store_true", help=classes)
 
 

@@ -17,13 +17,16 @@ from compss_train._utils import strict_json
 from compss_train._utils.files import atomic_path, check_folder
 from compss_train.cli import fit, run_files
 from compss_train.cli.run_files import data, objects, training, trust
-from compss_train.data import FileDataset, locations, readers
+from compss_train.data import FileDataset, locations, readers, reading
+from compss_train.data.readers.base import select_keys
+from compss_train.data.tables import import_pyarrow
 from compss_train.exceptions import BadFileError
 from compss_train.model import parameters, saved_state
 from compss_train.trainer import DistributedTrainer
 from compss_train.training import checkpoints
 
-PREDICTION_SUFFIXES = (".npy", ".npz", ".csv")
+TABLE_SUFFIXES = (".csv", ".parquet")
+PREDICTION_SUFFIXES = (".npy", ".npz", *TABLE_SUFFIXES)
 
 
 def evaluate(options: argparse.Namespace) -> int:
@@ -42,16 +45,22 @@ def predict(options: argparse.Namespace) -> int:
     files, target = [locations.absolute(name) for name in options.input], options.output.absolute()
     if target.suffix not in PREDICTION_SUFFIXES:
         raise ValueError(f"--output {options.output}: give a name that ends in {', '.join(PREDICTION_SUFFIXES)}")
+    if options.ids is not None and target.suffix not in TABLE_SUFFIXES:
+        raise ValueError(f"--ids {options.ids}: only {' and '.join(TABLE_SUFFIXES)} files have rows that it names")
+    if target.suffix == ".parquet":
+        import_pyarrow()  # or say at once that it is missing
     check_folder(options.output)
     with _open_run(options) as (file, trainer):
-        samples = read_samples(files, file)
+        samples = read_samples(files, file, x=options.x)
+        ids = ("sample", _row_names(samples)) if options.ids is None else (options.ids, _ids(samples, options.ids))
         with _rejected_samples("predicted"):
             output = trainer.predict(samples)
     output = output.argmax(axis=1) if options.classes else output
     with atomic_path(target) as path:
-        if target.suffix == ".csv":
+        if target.suffix in TABLE_SUFFIXES:
             section = file.section("data")
-            _write_csv(path, samples, output, section.get("classes", {}).get(str(section.get("y", "y")), ()))
+            classes = section.get("classes", {}).get(str(section.get("y", "y")), ())
+            _write_table(path, ids, output, classes, parquet=target.suffix == ".parquet")
         elif target.suffix == ".npy":
             np.save(path, output)
         else:
@@ -60,18 +69,40 @@ def predict(options: argparse.Namespace) -> int:
     return 0
 
 
-def _write_csv(path: Path, samples: FileDataset, output: np.ndarray[Any, Any], classes: Sequence[str]) -> None:
-    """Write a line for each sample: its file, and its outputs, or the name of its class if these are numbers."""
-    rows = output.reshape(len(output), -1)
+def _row_names(samples: FileDataset) -> list[Any]:
+    return [name for block in samples.blocks.values() for name in block.row_names()]
+
+
+def _ids(samples: FileDataset, name: str) -> list[Any]:
+    """Return the values of a column of tables, or of an array; raise ``BadFileError`` if a file lacks it."""
+    reader, ids = samples.reader, []
+    for path, rows in {block.path: block.file_rows for block in samples.blocks.values()}.items():
+        with reading.bad_file_errors(path):
+            if isinstance(reader, readers.TableReader):
+                with reader.open(path, [name]) as table:
+                    select_keys([name], table.schema.names)
+                    ids += table.rows(0, rows, [name])[name].to_pylist()
+            else:
+                ids += np.asarray(reader.read(path, 0, rows, [name])[0][name]).tolist()
+    return ids
+
+
+def _write_table(
+    path: Path, ids: tuple[str, list[Any]], output: np.ndarray[Any, Any], classes: Sequence[str], *, parquet: bool
+) -> None:
+    """Write a row for each sample: what identifies it, and its outputs, or its class if these are numbers."""
+    (name, of_samples), rows = ids, output.reshape(len(output), -1)
     header = list(classes) if len(classes) == rows.shape[1] else [f"output {n}" for n in range(rows.shape[1])]
     if output.ndim == 1 and classes:
         header, rows = ["class"], np.take(classes, rows)
-    files = samples.part(range(len(samples.files))).blocks.values()
-    names = (name for each in files for name in each.row_names())
+    if parquet:
+        columns = import_pyarrow().table([of_samples, *rows.T], names=[name, *header])
+        import_pyarrow("pyarrow.parquet").write_table(columns, path)
+        return
     with open(path, "w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
-        table.writerow(["sample", *header])
-        table.writerows([name, *row] for name, row in zip(names, rows.tolist(), strict=True))
+        table.writerow([name, *header])
+        table.writerows([each, *row] for each, row in zip(of_samples, rows.tolist(), strict=True))
 
 
 def load(
@@ -180,22 +211,29 @@ def read_pair(names: Sequence[str], run_file: run_files.RunFile) -> data.Dataset
     return data.Dataset(data.load_array(names[0], "x"), data.load_array(names[1], "y"))
 
 
-def read_samples(names: Sequence[str], run_file: run_files.RunFile, *, targets: bool = False) -> FileDataset:
-    """Return files that hold x, and with ``targets`` y; a single array is x if no targets are needed."""
+def read_samples(
+    names: Sequence[str], run_file: run_files.RunFile, *, x: Sequence[str] = (), targets: bool = False
+) -> FileDataset:
+    """Return files that hold x, and with ``targets`` y; a single array is x if no targets are needed.
+
+    ``x`` names an array, or several columns, in place of what ``[data]`` says.
+    """
     files = [file for name in names for file in locations.file_names(name)]
     named = _array_names(run_file.section("data"))
     if not issubclass(readers.READERS.get(locations.suffix_of(files[0]), readers.TableReader), readers.TableReader):
         named.pop("classes", None)  # arrays have none
+    if x:
+        named["x"] = [*x] if len(x) > 1 else x[0]
     if not targets:  # the files need not have them
         named["y"] = objects.NONE
     dataset = FileDataset(**objects.keywords_of({"files": files, **named}, data.FILES))
     arrays = list(dataset.layout or ())
-    if len(arrays) == 1 and not (targets and dataset.y):
+    if len(arrays) == 1 and not x and not (targets and dataset.y):
         dataset.x = arrays[0]
     try:
         dataset.training_keys(targets=targets)
     except ValueError as error:
-        hint = "--set data.x=NAME where [data] has files, --set data.x.key=NAME where it has x"
+        hint = "--set data.x=NAME where [data] has files, --set data.x.key=NAME where it has x, or predict --x"
         raise ValueError(f"{error}. For a run: {hint}; else rename the array") from error
     return dataset
 

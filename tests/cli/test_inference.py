@@ -141,6 +141,35 @@ def test_one_image_is_predicted_with_the_classes_of_the_run(run_file, command, t
     assert Path("x.csv").read_text().splitlines()[2].startswith(f"{tmp_path / 'x.npy'}[1],")
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_tables_are_predicted_by_columns_with_ids(fitted, command, suffix):
+    """Also for a run whose data are made by a function, which names no columns."""
+    pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    x, _ = data(40)
+    np.save("x.npy", x)
+    ids = [f"house {number}" for number in range(40)]
+    table = pyarrow.table({**{f"c{n}": x[:, n] for n in range(6)}, "id": ids})
+    if suffix == "csv":
+        pytest.importorskip("pyarrow.csv").write_csv(table, "new.csv")
+    else:
+        parquet.write_table(table, "new.parquet", row_group_size=7)
+    given = ("predict", fitted, "--input", f"new.{suffix}", "--x", "c0,c1,c2,c3,c4,c5")
+    command(*given, "--ids", "id", "--output", "out.parquet")
+    command("predict", fitted, "--input", "x.npy", "--output", "out.npy")
+    written = parquet.read_table("out.parquet")
+    assert written.column_names == ["id", "output 0", "output 1", "output 2"]
+    assert written["id"].to_pylist() == ids
+    outputs = np.stack([written[name].to_numpy() for name in written.column_names[1:]], axis=1)
+    rounding = output_error(compss_train.load(fitted), x)
+    np.testing.assert_allclose(outputs, np.load("out.npy"), rtol=0, atol=rounding)
+    command(*given, "--output", "out.csv", "--ids", "id", "--classes")
+    rows = list(csv.reader(Path("out.csv").read_text().splitlines()))
+    assert rows[1:] == [[name, str(each)] for name, each in zip(ids, outputs.argmax(axis=1), strict=True)]
+    assert "has no column 'z'" in command(*given[:-1], "c0,z", "--output", "a.csv", code=2).err
+    assert "'street'; it has" in command(*given, "--ids", "street", "--output", "a.csv", code=2).err
+    assert "only .csv and .parquet files" in command(*given, "--ids", "id", "--output", "a.npy", code=2).err
+
+
 def test_programs_load_a_run_a_file_or_a_checkpoint(fitted, command, tmp_path, capsys):
     x, _ = data(20)
     np.save("x.npy", x)
