@@ -62,6 +62,8 @@ def _as_array(value: Any) -> NDArray[Any]:
                     raise ValueError(f"it holds {item}, and the largest integer of a tensor is 2**63 - 1")
         return array
     except (ValueError, RuntimeError) as error:
+        if isinstance(value, list) and all(isinstance(item, tuple) and len(item) == 2 for item in value):
+            raise ValueError("this is a list of pairs (x, y): give Samples(pairs), or x and y apart") from error
         raise ValueError(
             f"cannot make an array of this {type(value).__name__}: {error}; all samples must have the same shape: "
             "pad or cut them, and give an array or a tensor"

@@ -169,6 +169,10 @@ def is_known(loss: object) -> bool:
 
 
 _ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
+_ELEMENTWISE_FUNCTIONS = (
+    *(functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss),
+    *(functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits),
+)
 
 
 def elementwise_target(loss: object, output: Tensor, target: Any) -> Any:
@@ -176,12 +180,14 @@ def elementwise_target(loss: object, output: Tensor, target: Any) -> Any:
 
     Raises ``ValueError`` for targets that torch would broadcast, comparing each sample with all others.
     """
-    if not isinstance(loss, _ELEMENTWISE) or not isinstance(target, Tensor):
+    compares = isinstance(loss, _ELEMENTWISE) or loss in _ELEMENTWISE_FUNCTIONS
+    if not (compares and isinstance(output, Tensor) and isinstance(target, Tensor)):
         return target
     if output.shape != target.shape:
+        name = getattr(loss, "__name__", type(loss).__name__)
         raise ValueError(
             f"outputs have shape {tuple(output.shape)} and targets {tuple(target.shape)}, and "
-            f"{type(loss).__name__} compares them element by element: give targets of the outputs' shape, such as "
+            f"{name} compares them element by element: give targets of the outputs' shape, such as "
             "y[:, None] for a single output"
         )
     return target.to(torch.promote_types(target.dtype, torch.float32))

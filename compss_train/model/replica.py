@@ -172,6 +172,8 @@ class ModelReplica:
             if isinstance(x, tuple | list | dict) and "forward" in str(error):
                 given = "keyword arguments " + ", ".join(x) if isinstance(x, dict) else f"{len(x)} arguments"
                 error.add_note(f"x is a {type(x).__name__}, so the network is called with {given}.")
+            if own_target and isinstance(x, dict) and "unexpected keyword" in str(error):
+                error.add_note("Name the inputs and targets of samples: Samples(dataset, x=..., y=...).")
             if own_target:
                 error.add_note("There is no y, so x is its own target.")
             known = isinstance(y, torch.Tensor) and y.numel() and not y.is_floating_point()

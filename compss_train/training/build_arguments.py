@@ -141,6 +141,10 @@ def checked_network(net: object) -> nn.Module:
     if not any(parameter.requires_grad for parameter in net.parameters()):
         raise ValueError(f"all parameters of {type(net).__name__} are frozen; set requires_grad on some")
     compilation.check_not_compiled(net)
+    if isinstance(net, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise ValueError(f"net is in a {type(net).__name__}, but workers share the samples: give net.module")
+    if any(parameter.is_meta for parameter in net.parameters()):
+        raise ValueError("net is on the meta device, without numbers: create it on the CPU, or load its parameters")
     for name, tensor in tensors.items():
         if isinstance(tensor, torch.Tensor) and not is_lazy(tensor):
             check_dense(f"{name!r} of the network", tensor)
@@ -205,7 +209,7 @@ def check_picklable(**values: object) -> None:
             where = _culprit(name, value) or name
             raise TypeError(
                 f"{where} cannot be pickled, so it cannot be sent to other processes ({error}); "
-                "create it in forward on first use, or exclude it in __getstate__"
+                "create it on first use, as in forward or __getitem__, or exclude it in __getstate__"
             )
 
 

@@ -71,7 +71,43 @@ def image_net():
 
 ONE = Y.astype(np.float32) % 2
 COMPARED = r"compares them element by element: .* y\[:, None\]"
+
+
+class Named(torch.utils.data.Dataset):
+    """Samples whose parts have names of their own."""
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, number):
+        return {"image": X[number], "kind": Y[number]}
+
+
 MISTAKES = {
+    "other names of parts": (
+        *(mlp(), "cross_entropy", Named(), None),
+        *(TypeError, r"Name the inputs and targets of samples: Samples\(dataset, x=..., y=...\)"),
+    ),
+    "pairs": (
+        mlp(),
+        "cross_entropy",
+        [*zip(X, Y, strict=True)],
+        None,
+        ValueError,
+        r"pairs .*: give Samples\(pairs\)",
+    ),
+    "F.mse_loss that broadcasts": (
+        *(nn.Linear(6, 1), nn.functional.mse_loss, X, ONE, ValueError, "and mse_loss " + COMPARED),
+    ),
+    "DataParallel": (nn.DataParallel(mlp()), "cross_entropy", X, Y, ValueError, "DataParallel, .* give net.module"),
+    "meta": (
+        nn.Linear(6, 3, device="meta"),
+        "cross_entropy",
+        X,
+        Y,
+        ValueError,
+        "on the meta device, .* on the CPU",
+    ),
     "a tuple": (
         *(Wrapped(lambda logits: (logits, logits)), "cross_entropy", X, Y),
         *(TypeError, "returns a tuple, and the loss takes a tensor: build with loss=, .* or with training_step="),
