@@ -1,4 +1,4 @@
-"""``FitOptions``: what a fit was asked for, checked before any task starts; ``Fit``: a fit while it runs."""
+"""``FitOptions``: what a fit was asked for, checked before any task starts."""
 
 import os
 import secrets
@@ -147,8 +147,7 @@ class FitOptions:
 
     def batches_of_worker(self, source: DataSource, num_workers: int) -> int:
         """Return the number of batches that a worker with an average share of an epoch trains in it."""
-        size, number = self.batch_size, self.num_batches_per_worker
-        batches = sum(-(-rows // size) if size else number or 1 for rows in source.sizes)
+        batches = sum(len(self.batching.bounds(rows)) for rows in source.sizes)
         return -(-batches // min(num_workers, source.shares(self.order)))
 
     def job(

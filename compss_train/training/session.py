@@ -341,7 +341,7 @@ class Session:
             self.groups = [*groups]
             self._states = [tuple(states[worker] for worker in group) for group in groups]
 
-    def train(
+    def submit(
         self, group: int, task: Callable[..., Any], job: Ref, parameters: Ref, *args: Any, returns: int
     ) -> list[Ref]:
         """Submit a task that trains a group, and keep the states that it returns; return its other results."""

@@ -36,7 +36,7 @@ class RoundWorkers:
         """Return the workers of a group that have samples in the round."""
         return [worker for worker in self.session.groups[group] if self.round.counts[worker]]
 
-    def train(
+    def submit_group(
         self, group: int, parameters: Ref, moments: Ref | None, *, measured_apart: bool = False
     ) -> Sequence[Ref]:
         """Submit the training of a group; return the sum of its results, and with ``measured_apart`` measurements.
@@ -47,7 +47,7 @@ class RoundWorkers:
             return self._submit(train_group, group, parameters, moments, True)
         return self._submit(train_group, group, parameters, moments, returns=2)
 
-    def train_worker(
+    def submit_worker(
         self, group: int, parameters: Ref, moments: Ref | None, server_address: Ref | None = None, samples: int = 0
     ) -> Sequence[Ref]:
         """Submit the training of a group's only active worker; return its result and its measurements."""
@@ -59,7 +59,7 @@ class RoundWorkers:
         """Submit a task that trains a group on its samples; return its results besides the workers' states."""
         samples = self._samples(group)
         args = samples.values, self._works(group, samples), *more
-        return self.session.train(group, task, self.job, parameters, *args, returns=returns)
+        return self.session.submit(group, task, self.job, parameters, *args, returns=returns)
 
     def _works(self, group: int, samples: GroupSamples) -> list[Work]:
         """Return the works of the active workers of a group on these samples."""

@@ -38,7 +38,7 @@ class Learner(ModelReplica):
 
     Parameters
     ----------
-    spec:
+    job:
         The network and how it is trained; not modified.
     parameters:
         The global parameters that the copy starts from.

@@ -65,7 +65,7 @@ class CommutativeMerger(ArrivalMerger):
         self.parameters = self.engine.publish(initial)
 
     def _train(self, workers: RoundWorkers, worker: int, base: Ref, total: int) -> Ref:
-        trained, measured = workers.train_worker(worker, base, self._moments)
+        trained, measured = workers.submit_worker(worker, base, self._moments)
         count = measured if workers.data.source.may_skip else workers.round.counts[worker]
         update: tuple[Any, ...] = params.apply_delta, base, trained, count, total, self._buffers
         if self._rule == "halving":
@@ -132,7 +132,7 @@ class ServerMerger(ArrivalMerger):
             raise
 
     def _train(self, workers: RoundWorkers, worker: int, base: Ref, total: int) -> Ref:
-        self.bases[worker], measured = workers.train_worker(worker, base, self._moments, self._address, total)
+        self.bases[worker], measured = workers.submit_worker(worker, base, self._moments, self._address, total)
         return measured
 
     def train_and_merge(self, workers: RoundWorkers) -> SubmittedRound:

@@ -124,7 +124,7 @@ class QuorumMerger(SynchronousMerger):
             workers, submitted = waiting.popleft()
             if workers.round.counts[worker]:
                 start = self.parameters, self.state.moments
-                trained, measured = workers.train(worker, *start, measured_apart=True)
+                trained, measured = workers.submit_group(worker, *start, measured_apart=True)
                 submitted.tasks.append([worker])
                 submitted.measured["workers"].append(measured)
                 began, last = time.monotonic(), self._seconds.get(worker, 0.0)

@@ -134,10 +134,10 @@ class SynchronousMerger(Merger):
         start = self.parameters, self.state.moments
         merged: Mapping[str, Ref]
         if sum(map(len, tasks.values())) == 1 and self._rule.is_mean:
-            trained, measured = workers.train_worker(next(iter(tasks)), *start)
+            trained, measured = workers.submit_worker(next(iter(tasks)), *start)
             merged = {"parameters": trained, "measured": measured}
         else:
-            merged = self._merge({self.session.groups[g].start: workers.train(g, *start)[0] for g in tasks})
+            merged = self._merge({self.session.groups[g].start: workers.submit_group(g, *start)[0] for g in tasks})
         self._continue_from(merged)
         return SubmittedRound(
             round=workers.round,
