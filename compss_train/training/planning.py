@@ -16,6 +16,7 @@ from compss_train.training.fit import FitOptions
 from compss_train.training.rounds import FitOfEpochs
 from compss_train.training.session import Session, TrainedModel
 from compss_train.training.stopping import Stopping
+from compss_train.worker.batches import check_target
 from compss_train.worker.inference import evaluate, try_collate
 from compss_train.worker.state import WorkerState, check_averageable
 from compss_train.worker.train import train
@@ -38,6 +39,10 @@ def plan_fit(
         data = data.weighted(options.sample_weight)
     if data.coding:
         data_source.check_same_coding(model.coding, data, "this fit's data")
+    if spec.collate is None and data.structure.ragged:
+        for name, column in data.columns.items():
+            if name not in data.without_targets.columns:
+                check_target(next(column.blocks()))
     chosen = options.for_data(data, workers, spec, scheduled=schedule is not None)
     if data.structure.weighted and spec.training_step is None:
         losses.check_weightable(spec.loss)

@@ -245,14 +245,17 @@ def collated(replica: ModelReplica, reader: SampleReader | None, batch: Batch, r
 
 
 def _padded_target(part: Any) -> Any:
-    if not isinstance(part, Ragged):
-        return part
-    if part.dtype.is_floating_point or part.dtype.is_complex:
+    check_target(part)
+    return part.padded(IGNORE_INDEX) if isinstance(part, Ragged) else part
+
+
+def check_target(part: Any) -> None:
+    """Raise ``TypeError`` for targets of different lengths that cannot be padded."""
+    if isinstance(part, Ragged) and (part.dtype.is_floating_point or part.dtype.is_complex):
         raise TypeError(
             f"targets of different lengths and dtype {part.dtype} need collate= in build, because losses do not "
             "know what to ignore: return them padded, and a mask, for a training_step"
         )
-    return part.padded(IGNORE_INDEX)
 
 
 class _Rows:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from compss_train import BlockedTensor, BufferSpec, FileDataset, Merge, PartialShuffle, Ragged, Samples, write_files
-from compss_train.callbacks import Checkpoint
+from compss_train.callbacks import Callback, Checkpoint
 from compss_train.data.block import gather
 from compss_train.data.ragged import join
 from tests.helpers import small_fits
@@ -191,6 +191,18 @@ WRONG = {
     r"collate returned a Tensor for a list of \(x, y\)": lambda: checked(NEXT, collate=lambda _: torch.zeros(1)),
     "float32 need collate=": lambda: checked(FLOATS, loss="mse"),
 }
+
+
+def test_float_targets_that_differ_in_length_are_an_error_before_any_task():
+    begun = []
+
+    class Begin(Callback):
+        def on_fit_start(self, trainer, total_samples):
+            begun.append(trainer)
+
+    with pytest.raises(TypeError, match="float32 need collate="):
+        trainer_of(loss="mse").fit(TOKENS, FLOATS, num_epochs=1, batch_size=5, callbacks=[Begin()], progress=False)
+    assert not begun
 
 
 def checked(targets, **options):
