@@ -50,7 +50,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	cd benchmarks && ../$(BIN)/mypy --config-file ../pyproject.toml --allow-untyped-calls *.py
+	cd benchmarks && MYPYPATH=.. ../$(BIN)/mypy --config-file ../pyproject.toml --allow-untyped-calls --follow-imports silent *.py
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.lint_waits
 	$(BIN)/python -m tests.lint_path

@@ -57,7 +57,7 @@ def test_documents_call_targets_of_the_makefile():
 def test_readme_and_its_page_install_by_the_same_command_which_is_one_of_pip():
     assert "| Install | `make install`;" in (ROOT / "README.md").read_text()
     (first,) = re.findall(r"## With pip\n\n```sh\n(make \w+) ", (ROOT / "docs/install.md").read_text())
-    dry = ["make", "--dry-run", *first.split()[1:], "EXTRAS=online,report", "PYTHON=python"]
+    dry = ["make", "--dry-run", "--no-print-directory", *first.split()[1:], "EXTRAS=online,report", "PYTHON=python"]
     commands = subprocess.run(dry, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     assert commands[1:] == ["python -m pip install --quiet '.[online,report]'"]
 

@@ -419,5 +419,6 @@ def _publish_blocks(engine: Engine, tensor: BlockedTensor) -> list[Ref]:
             foreign = isinstance(block, RemoteBlock) and block.home != engine.name
             refs.append(engine.publish(load_block(block) if foreign else block))
             if engine.traits.shared_memory and not isinstance(block, np.memmap | RemoteBlock):
-                row[column] = engine.fetch(refs[-1:])[0]
+                held = engine.peek(refs[-1])
+                row[column] = block if held is None else held
     return refs

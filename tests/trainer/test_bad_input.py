@@ -226,7 +226,7 @@ def in_a_circle():
         ({"memory_format": "nhwc"}, ValueError, "memory_format='nhwc'"),
         ({"num_gpu": -1}, ValueError, "num_gpu=-1"),
         ({"gradients": 1.0}, TypeError, "gradients=1.0"),
-        ({"net": mlp().to("meta")}, TypeError, "'0.weight'"),
+        ({"net": mlp().to("meta")}, ValueError, "meta device"),
         ({"net": with_buffer(torch.eye(3).to_sparse())}, TypeError, "'graph'"),
         ({"net": WithLock()}, TypeError, "net.body.0.guard['inner'] (_thread.lock)"),
         ({"loss": LOCKED}, TypeError, "loss (builtins.function)"),
