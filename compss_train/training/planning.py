@@ -40,8 +40,9 @@ def plan_fit(
     if data.coding:
         data_source.check_same_coding(model.coding, data, "this fit's data")
     if spec.collate is None and data.structure.ragged:
+        inputs = data.without_targets.columns
         for name, column in data.columns.items():
-            if name not in data.without_targets.columns:
+            if name not in inputs:
                 check_target(next(column.blocks()))
     chosen = options.for_data(data, workers, spec, scheduled=schedule is not None)
     if data.structure.weighted and spec.training_step is None:

@@ -189,10 +189,10 @@ def source_of(job: Job, work: Work, values: Sequence[Any]) -> Source:
     """Return the source of the batches of a worker: the values that its task received, or files."""
     if work.files is not None:
         return FileSource(job, work, work.files)
-    return BlockSource(job, work, columns_of(values, len(work.blocks)))
+    return BlockSource(job, work, blocks_by_column(values, len(work.blocks)))
 
 
-def columns_of(values: Sequence[Any], number: int) -> list[Sequence[Block]]:
+def blocks_by_column(values: Sequence[Any], number: int) -> list[Sequence[Block]]:
     """Return the blocks of x, of y and of the weights, if the data have them.
 
     ``values`` are ``number`` blocks of each column, column after column; or tuples of all columns.
@@ -210,7 +210,7 @@ def split_rows(
     ``blocks`` are the blocks of x, which begin at ``starts``, then of y and of the weights; or tuples of all.
     Returns a tuple of pieces, or the piece itself if there is only one.
     """
-    gathered = [gather(rows, starts, column) for column in columns_of(blocks, len(starts))]
+    gathered = [gather(rows, starts, column) for column in blocks_by_column(blocks, len(starts))]
     pieces = tuple(tuple(column[start:stop] for column in gathered) for start, stop in pairwise(bounds.tolist()))
     return pieces if len(pieces) > 1 else pieces[0]
 

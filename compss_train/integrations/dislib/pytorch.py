@@ -218,9 +218,9 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         **options: Any,
     ) -> Any:
         """Average all workers at the end of every epoch; ``make_validation=False`` ignores ``x_test``."""
-        fit = partial(super().fit_synchronous_with_GPU, x_train, y_train, num_batches_per_worker, num_epochs)
+        arguments = x_train, y_train, num_batches_per_worker, num_epochs, shuffle_blocks, shuffle_block_data
+        fit = partial(super().fit_synchronous_with_GPU, *arguments)
         test = (x_test, y_test) if make_validation else (None, None)
-        fit = partial(fit, shuffle_blocks, shuffle_block_data)
         return self._measured(fit, options, *test, return_loss=return_loss)
 
     def fit_synchronous_every_n_epochs_with_GPU(
@@ -238,8 +238,8 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         **options: Any,
     ) -> Any:
         """Average all workers every ``n_epocs_sync`` epochs and after the last."""
-        fit = partial(super().fit_synchronous_every_n_epochs_with_GPU, x_train, y_train, num_batches_per_worker)
-        fit = partial(fit, num_epochs, n_epocs_sync, shuffle_blocks, shuffle_block_data)
+        first, order = (x_train, y_train, num_batches_per_worker, num_epochs), (shuffle_blocks, shuffle_block_data)
+        fit = partial(super().fit_synchronous_every_n_epochs_with_GPU, *first, n_epocs_sync, *order)
         return self._measured(fit, options, x_test, y_test, return_loss=return_loss)
 
     @_ordered(_asynchronous_order)
@@ -258,8 +258,8 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         **options: Any,
     ) -> Any:
         """Average the workers that have arrived after every epoch; late ones go on, and are merged later."""
-        fit = partial(super().fit_asynchronous_with_GPU, x_train, y_train, num_batches_per_worker, num_epochs)
-        fit = partial(fit, shuffle_blocks, shuffle_block_data)
+        arguments = x_train, y_train, num_batches_per_worker, num_epochs, shuffle_blocks, shuffle_block_data
+        fit = partial(super().fit_asynchronous_with_GPU, *arguments)
         return self._measured(fit, options, x_test, y_test, return_loss=return_loss)
 
     def fit_synchronous_with_GPU_train_curves(
@@ -283,12 +283,11 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         the validation loss, ``y_test`` by default. ``function_score(true, predicted)`` of numpy arrays returns a
         number, by default the accuracy.
         """
-        fit = partial(super().fit_synchronous_with_GPU, shuffle_blocks=shuffle_blocks)
-        fit = partial(fit, shuffle_block_data=shuffle_block_data)
-        fit = partial(
-            super().fit_synchronous_shuffle_with_GPU if complete_shuffle else fit,
-            *(x_train, y_train, num_batches_per_worker, num_epochs),
-        )
+        arguments = x_train, y_train, num_batches_per_worker, num_epochs
+        if complete_shuffle:
+            fit = partial(super().fit_synchronous_shuffle_with_GPU, *arguments)
+        else:
+            fit = partial(super().fit_synchronous_with_GPU, *arguments, shuffle_blocks, shuffle_block_data)
         return self._curves(fit, options, x_test, y_test, y_test_to_loss, function_score)
 
     def fit_asynchronous_with_GPU_train_curves(
@@ -307,12 +306,11 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         **options: Any,
     ) -> Curves:
         """Train as ``fit_asynchronous_with_GPU``; the rest is as in the synchronous fit for training curves."""
-        fit = partial(super().fit_asynchronous_with_GPU, shuffle_blocks=shuffle_blocks)
-        fit = partial(fit, shuffle_block_data=shuffle_block_data)
-        fit = partial(
-            super().fit_asynchronous_shuffle_with_GPU if complete_shuffle else fit,
-            *(x_train, y_train, num_batches_per_worker, num_epochs),
-        )
+        arguments = x_train, y_train, num_batches_per_worker, num_epochs
+        if complete_shuffle:
+            fit = partial(super().fit_asynchronous_shuffle_with_GPU, *arguments)
+        else:
+            fit = partial(super().fit_asynchronous_with_GPU, *arguments, shuffle_blocks, shuffle_block_data)
         return self._curves(fit, options, x_test, y_test, y_test_to_loss, function_score)
 
     def _measured(

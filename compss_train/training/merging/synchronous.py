@@ -124,6 +124,11 @@ class SynchronousMerger(Merger):
         )
 
     @cached_property
+    def _arity(self) -> int:
+        size = sum(array.nbytes for array in self.session.model.parameters.values())
+        return best_arity(self.engine.traits.task_seconds, size)
+
+    @cached_property
     def _published_rule(self) -> Ref:
         return self.engine.publish(self._rule)
 
@@ -150,8 +155,7 @@ class SynchronousMerger(Merger):
 
     def _merge(self, trained: Mapping[int, Ref]) -> Mapping[str, Ref]:
         """Submit the tasks that merge results, given by their first workers."""
-        size = sum(array.nbytes for array in self.session.model.parameters.values())
-        items = sum_by_tree(self.engine, trained, best_arity(self.engine.traits.task_seconds, size))
+        items = sum_by_tree(self.engine, trained, self._arity)
         moments = self.state.moments if self._rule.compressed else None
         last = self._published_rule, self.parameters, self.state.outer, self.state.averaged, moments
         names = self._rule.result_names
