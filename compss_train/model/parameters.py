@@ -86,9 +86,7 @@ def _copy_array(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:
     values = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     if not torch.can_cast(values.dtype, tensor.dtype):  # not even up to rounding
         own = str(tensor.dtype).removeprefix("torch.")
-        raise ValueError(
-            f"{name!r} has dtype {array.dtype}, but {own} in the network, which cannot hold its values"
-        )
+        raise ValueError(f"{name!r} has dtype {array.dtype}, but {own} in the network, which cannot hold it")
     devices.copy_into(tensor, values)
 
 

@@ -388,7 +388,7 @@ def test_wrong_arguments_are_errors_of_build():
         ((mlp(), SGD), {"training_step": 3}, "training_step=3"),
         ((mlp(), SGD), {"training_step": "stepp"}, "training_step='stepp'"),
         ((two, both, "mse"), {}, "several optimizers need training_step="),
-        ((two, {"a": SGD, "c": SGD}), {"training_step": step}, "'c', which is not a module of the network.*a, b"),
+        ((two, {"a": SGD, "c": SGD}), {"training_step": step}, "'c', no module of the network.*a, b"),
         (
             (two, both),
             {"training_step": step, "gradients": Gradients(accumulate=2)},

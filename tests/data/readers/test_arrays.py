@@ -127,7 +127,7 @@ def test_pickles_are_refused_and_not_executed(tmp_path):
         with names(path), bad_file_errors(str(path)):
             as_reader(None, [str(path)]).read(str(path), 0, 3)
     assert not (tmp_path / "boom").exists()
-    with names(tmp_path / "dict.pt", r"holds other objects than tensors; they are pickled and therefore not read$"):
+    with names(tmp_path / "dict.pt", r"holds other objects than tensors, which are pickled and not read$"):
         FileDataset([tmp_path / "dict.pt"])
     pickle.loads(pickle.dumps(Bomb(tmp_path / "boom")))  # it goes off
     assert (tmp_path / "boom").exists()
@@ -158,7 +158,7 @@ def test_a_tensor_is_x_and_a_pair_x_and_y(tmp_path, of, zipped):
 NO_TENSORS = {
     "holds 3 tensors without names; save a dict of tensors": [torch.zeros(3)] * 3,
     "holds a NoneType under 'x'": None,
-    "holds a float under 'lr'; select the tensors with keys=": {"x": torch.zeros(3), "lr": 0.1},
+    "holds a float under 'lr'; select tensors with keys=": {"x": torch.zeros(3), "lr": 0.1},
     "holds a dict under 'x'": {"x": {"y": torch.zeros(3)}},
     "holds a Tensor under 1": {1: torch.zeros(3)},
     "holds no arrays": (),
@@ -248,7 +248,7 @@ def test_data_in_other_files_are_not_read(tmp_path):
         file.create_virtual_dataset("virtual", layout)
         file.create_dataset("raw", X.shape, X.dtype, external=[(str(tmp_path / "secret"), 0, X.nbytes)])
     for key in ("virtual", "raw"):
-        with names(path, f"has '{key}', whose data are in another file, .*; copy them into this one"):
+        with names(path, f"has '{key}', whose data are in another file, .*; copy them here"):
             read_file(path, keys=[key])
 
 

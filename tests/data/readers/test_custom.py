@@ -25,25 +25,25 @@ class Shifted(NpzReader):
 def test_a_reader_of_other_rows_than_requested_is_an_error(tmp_path, rows):
     np.savez(path := tmp_path / "f.npz", x=X[:, 0], y=Y)
     part = FileDataset(path, Shifted(rows), keys=["y"]).part([0])
-    with names(path, "was read incorrectly: 'y' lacks some of the rows 2 to 5"):
+    with names(path, "was read wrongly: 'y' lacks some of rows 2 to 5"):
         part.read(RowRange(0, 2, 5))
 
 
 @pytest.mark.parametrize(
     ("counted", "returned", "reason"),
     [
-        (None, None, "has no number of samples: the reader returned a NoneType instead of an integer"),
-        (3.0, None, "has no number of samples: the reader returned a float instead of an integer"),
-        (True, None, "has no number of samples: the reader returned a bool instead of an integer"),
-        (({"x": X}, 7), None, "has no number of samples: the reader returned a tuple instead of an integer"),
-        (torch.tensor(7), None, "has no number of samples: the reader returned a Tensor instead of an integer"),
+        (None, None, "has no number of samples: the reader gave a NoneType, no integer"),
+        (3.0, None, "has no number of samples: the reader gave a float, no integer"),
+        (True, None, "has no number of samples: the reader gave a bool, no integer"),
+        (({"x": X}, 7), None, "has no number of samples: the reader gave a tuple, no integer"),
+        (torch.tensor(7), None, "has no number of samples: the reader gave a Tensor, no integer"),
         (0, None, "holds no samples: the reader returned 0"),
         (np.int64(-5), None, "holds no samples: the reader returned -5"),
-        (7, None, r"must return \(dict of arrays, number\)"),
-        (7, {"x": X}, r"must return \(dict of arrays, number\)"),
-        (7, (X, 7), r"must return \(dict of arrays, number\)"),
-        (7, ({"x": X}, 7, 7), r"must return \(dict of arrays, number\)"),
-        (7, [{"x": X}, 7], r"must return \(dict of arrays, number\)"),
+        (7, None, r"a reader returns \(dict of arrays, number\)"),
+        (7, {"x": X}, r"a reader returns \(dict of arrays, number\)"),
+        (7, (X, 7), r"a reader returns \(dict of arrays, number\)"),
+        (7, ({"x": X}, 7, 7), r"a reader returns \(dict of arrays, number\)"),
+        (7, [{"x": X}, 7], r"a reader returns \(dict of arrays, number\)"),
         (7, ({"x": X, "y": Y[:5]}, 7), "different lengths: 'x' 7, 'y' 5"),
         (7, ({"x": X}, 6), "has 7 rows in its arrays, but the reader returned 6"),
         (7, ({"x": X[:6]}, 6), "has 6 samples, but 7 were expected"),

@@ -33,8 +33,8 @@ def nothing(optimizer):
         (nothing, ValueError, "returned None when called with an optimizer, and raised TypeError"),
         (lambda epoch: "fast", ValueError, "returned 'fast' when called with epoch 0"),
         (lambda epoch: 1 / epoch, ValueError, "raised ZeroDivisionError"),
-        (lambda epoch: float("nan"), ValueError, "schedule= sets the learning rate to nan"),
-        (lambda epoch: -1.0, ValueError, "schedule= sets the learning rate to -0.05"),
+        (lambda epoch: float("nan"), ValueError, "schedule= sets a learning rate of nan"),
+        (lambda epoch: -1.0, ValueError, "schedule= sets a learning rate of -0.05"),
         (partial(lr_scheduler.ReduceLROnPlateau, mode="max"), ValueError, "mode='max': it is stepped once"),
     ],
 )
@@ -52,7 +52,7 @@ def test_invalid_schedules_are_errors(spec, error, name, raises):
             r"epoch 4 \(counted from 0 .* Tried to step 4",
         ),
         ({0: 1.0, 1: 1.0, 2: 0.5, 3: 0.5}.__getitem__, "in epoch 4 .* 4$"),
-        (lambda epoch: 1.0 if epoch < 4 else float("inf"), "in epoch 4 .* sets the learning rate to inf"),
+        (lambda epoch: 1.0 if epoch < 4 else float("inf"), "in epoch 4 .* sets a learning rate of inf"),
     ],
 )
 def test_a_too_short_schedule_is_found_before_any_task(spec, message):

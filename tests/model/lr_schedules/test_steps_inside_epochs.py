@@ -117,7 +117,7 @@ def test_what_makes_no_sense_is_an_error(tmp_path):
     for schedule, steps, message in (
         (fall, 0, "steps=0: give an integer of at least 1"),
         (plateau, 4, r"Schedule\(steps=4, .*\) of a ReduceLROnPlateau .* is stepped once an epoch"),
-        (lambda epoch: -epoch, 4, "sets the learning rate to -0.0125"),
+        (lambda epoch: -epoch, 4, "sets a learning rate of -0.0125"),
     ):
         with pytest.raises(ValueError, match=message):
             built("serial", 1, schedule, steps).fit(X, Y, num_epochs=1, batch_size=5)
