@@ -458,7 +458,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
                 "threads": self.threads,
             },
             "build": self._model.described,
-            "fit": self._model.last_fit,
+            "fit": None if self._model.last_fit is None else self._model.last_fit.described,
             "details": self._model.details,
             "versions": description.versions(),
             "machine": {"host": platform.node(), "platform": platform.platform(), "cores": os.cpu_count()},

@@ -8,7 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, ClassVar, NoReturn, Self, TypeVar
 from weakref import WeakSet
@@ -34,21 +34,22 @@ class Ref:
 _Ref = TypeVar("_Ref", bound=Ref)
 
 
+@dataclass(eq=False, slots=True)
 class Scope:
     """What one thread makes in an engine from ``Engine.scope`` on to its end, as a fit does."""
 
-    def __init__(self, watching: Watching | None = None, settings: ProgramSettings | None = None) -> None:
-        self.watching, self.settings = watching, settings
-        """How its tasks are watched, ``None`` for not at all; what the program had set when the scope began, which
-        its tasks in other processes have as well."""
-        self.refs: WeakSet[Ref] = WeakSet()
-        """The references that it has made."""
-        self.reserved: Sequence[Resources] = ()
-        """The tasks that are to run at the same time."""
-        self.tasks: set[Any] = set()
-        """Its unfinished tasks, in engines with a task graph, whose thread they belong to."""
-        self.ended = threading.Event()
-        """Set once all are cancelled and have ended."""
+    watching: Watching | None = None
+    """How its tasks are watched, ``None`` for not at all."""
+    settings: ProgramSettings | None = None
+    """What the program had set when the scope began, which its tasks in other processes have as well."""
+    refs: WeakSet[Ref] = field(default_factory=WeakSet)
+    """The references that it has made."""
+    reserved: Sequence[Resources] = ()
+    """The tasks that are to run at the same time."""
+    tasks: set[Any] = field(default_factory=set)
+    """Its unfinished tasks, in engines with a task graph, whose thread they belong to."""
+    ended: threading.Event = field(default_factory=threading.Event)
+    """Set once all are cancelled and have ended."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

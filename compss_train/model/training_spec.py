@@ -135,17 +135,19 @@ class TrainingSpec:
         }
         return copies.CopyTemplate(copied, copies.own_entries(self.net))  # not of this object: it would be a cycle
 
-    def without_weights(self, device: str = "meta") -> Self:
-        """Return a copy for tasks, with a network without values: tasks receive the parameters separately.
+    @cached_property
+    def weightless(self) -> Self:
+        """A copy for tasks, which receive the parameters separately: its network has neither values nor memory."""
+        return self._copy("meta")
 
-        On the device ``"meta"`` the network has no memory, elsewhere it is not set.
-        """
+    def _copy(self, device: str) -> Self:
+        """Return a copy with the network on a device, its values not set."""
         shared = {name: getattr(self, name) for name in _SHARED_BY_COPIES}
         return type(self)(**self._template.copy(device), **shared)
 
     def copied(self, parameters: params.Parameters, device: str, training: bool) -> Self:
         """Return a copy with these parameters on a device, which shares nothing with this object."""
-        own = self.without_weights(device)
+        own = self._copy(device)
         augment = own.train_transform and own.train_transform.function
         for part in (own.net, own.loss, own.transform, augment, *own.measures.modules()):
             if isinstance(part, nn.Module):

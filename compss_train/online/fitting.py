@@ -56,8 +56,13 @@ def train_online(
         build_arguments.check_outer_optimizer(options.merge.outer_optimizer, built.training_spec.net)
     params.check_finite(model.parameters)
     model.resumed_from = None
-    data = {"simulations": simulations, "validation_data": validation}
-    model.last_fit = description.described_fit("fit_online", options, callbacks.callbacks, **data)
+    told = {"simulations": description.described(simulations)}
+    model.last_fit = description.FitFacts(
+        method="fit_online",
+        options=description.described_fields(options),
+        data={**told, "validation_data": None if validation is None else validation.facts},
+        callbacks=[*map(type, callbacks.callbacks)],
+    )
     OnlineFit(
         callbacks=callbacks,
         stopping=stopping,
@@ -135,7 +140,7 @@ class EventLoop:
             self._server.listen_for_senders(simulations.address, str(simulations.token))
         evaluation: records.Evaluation | None = None
         if fit.validation is not None:
-            inference = Inference(session, fit.validation, on_cpu=True, task=VALIDATION)
+            inference = Inference(session, fit.validation, on_cpu=True, name=VALIDATION)
             evaluation = records.Evaluation(inference, self._server.address, fit.stopping)
             evaluation.start(model.parameters, notify=False)  # finds mismatches before other tasks start
             evaluation.result(measures)

@@ -204,7 +204,7 @@ class OnlineWorker:
             check_outputs=True,
             worker=number,
             device=device,
-            task=f"worker {number}",
+            name=f"worker {number}",
         )
         state = replace(state, skipped=True)  # what is not finite is found at once: samples do not come again
         self._learner = learner.Learner(self._training, self._base, state, self._work)

@@ -88,11 +88,6 @@ class BuildArguments:
             raise ValueError("num_gpu: the network is in float64, which Apple's MPS lacks; give net.float()")
 
     @cached_property
-    def spec_without_weights(self) -> TrainingSpec:
-        """The training spec as tasks get it, along with the parameters."""
-        return self.training_spec.without_weights()
-
-    @cached_property
     def rates(self) -> dict[str, float]:
         """The learning rates that the optimizer begins with: ``lr``, and ``lr/NAME`` for each other group."""
         return rates(optimizers.make_optimizer(self.training_spec.optimizer, self.training_spec.net).param_groups)

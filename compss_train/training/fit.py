@@ -3,7 +3,7 @@
 import os
 import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, Literal, Self, TypeAlias
 
@@ -116,6 +116,11 @@ class FitOptions:
             )
 
     @property
+    def determining(self) -> dict[str, Any]:
+        """The options that determine the parameters, by name."""
+        return {each.name: getattr(self, each.name) for each in fields(self) if each.repr}
+
+    @property
     def every(self) -> partitioning.MergeEvery:
         """The number of units between two merges, or a function of the epoch that returns it."""
         return 1 if self.merge.every is None else self.merge.every
@@ -164,7 +169,7 @@ class FitOptions:
             spec=spec,
             reader=source.reader,
             batching=self.batching,
-            shuffle_block_data=self.shuffle_block_data,
+            row_seed=seed if self.shuffle_block_data and not isinstance(self.shuffle, PartialShuffle) else None,
             pools=self.shuffle.of_blocks(source.sizes) if isinstance(self.shuffle, PartialShuffle) else None,
             buffer=self.buffer,
             seed=seed,

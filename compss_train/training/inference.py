@@ -40,8 +40,8 @@ INFERENCE_FILES = 2
 class Inference:
     """Submits the evaluation and prediction tasks of one data set, by default in its own or in large batches.
 
-    ``on_cpu`` gives each task a CPU, whatever devices the session's workers use; ``task`` describes the tasks in
-    errors.
+    ``on_cpu`` gives each task a CPU, whatever devices the session's workers use; ``name`` is what errors
+    call the evaluation.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Inference:
         batch_size: int | None = None,
         *,
         on_cpu: bool = False,
-        task: str | None = None,
+        name: str = "",
     ) -> None:
         self.engine, self.data = session.engine, PublishedData(session.engine, source)
         self._resources = ONE_CPU if on_cpu else session.resources
@@ -65,7 +65,7 @@ class Inference:
         size = batch_size or batch_size_for(source)
         structure = replace(source.structure, bucketed=False)
         job = Job(spec=session.spec, reader=source.reader, batching=Batching(size=size), structure=structure)
-        self._job, self._task = session.publish(job), task
+        self._job, self._name = session.publish(job), name
         self._tasks: dict[int, list[tuple[Any, ...]]] = {}
         """The values and the work of each evaluation task, with the number of slots that they were made for."""
 
@@ -91,7 +91,7 @@ class Inference:
                 device=device,
                 blocks=tuple(blocks),
                 files=files,
-                task=self._task,
+                name=self._name,
             )
             for device, numbers in parts
         ]
@@ -99,7 +99,7 @@ class Inference:
     def try_first_batch(self, parameters: Parameters) -> None:
         """Wait for a task that evaluates these parameters on one batch of samples, and raise its errors."""
         source, device = self.data.source, self._parts[0][0]
-        works = [first_batch(source, 0, batch_size_for(source), task=self._task, device=device)]
+        works = [first_batch(source, 0, batch_size_for(source), name=self._name, device=device)]
         first = self._job, self.engine.publish(parameters)
         ref = self.engine.submit(evaluate, *first, self.data.values([0]), works, resources=self._resources)
         self.engine.fetch([ref])
@@ -134,7 +134,7 @@ def first_batch(
     number: int,
     size: int,
     *,
-    task: str | None,
+    name: str = "",
     device: str = CPU,
     check_outputs: bool = False,
 ) -> Work:
@@ -145,7 +145,7 @@ def first_batch(
         blocks=(number,),
         files=source.files_of([number]),
         check_outputs=check_outputs,
-        task=task,
+        name=name,
     )
 
 

@@ -10,8 +10,9 @@ from compss_train.exceptions import DivergedError
 from compss_train.model import devices, losses
 from compss_train.model import parameters as params
 from compss_train.model.schedule import make_schedule
-from compss_train.training import build_arguments, data_source, description, inference, resuming
+from compss_train.training import build_arguments, data_source, inference, resuming
 from compss_train.training.callback import CallbackList
+from compss_train.training.description import FitFacts
 from compss_train.training.fit import FitOptions
 from compss_train.training.rounds import FitOfEpochs
 from compss_train.training.session import Session, TrainedModel
@@ -93,8 +94,10 @@ def begin(fit: FitOfEpochs, **described: object) -> None:
     if model.built.lr_schedule is not None:
         batches = fit.options.batches_of_worker(fit.data, session.num_workers)
         model.built.lr_schedule.prepare(fit.epochs.stop, batches)
-    read = {"data": fit.data, "validation_data": fit.validation, **described}
-    model.last_fit = description.described_fit("fit", fit.options, fit.callbacks.all, **read)
+    validation = None if fit.validation is None else fit.validation.facts
+    data = {"data": fit.data.facts, "validation_data": validation, **described}
+    callbacks = [*map(type, fit.callbacks.all)]
+    model.last_fit = FitFacts(method="fit", options=fit.options.determining, data=data, callbacks=callbacks)
     model.coding = fit.data.coding
 
 
@@ -141,7 +144,7 @@ def _evaluate_first_batch(data: data_source.DataSource, model: TrainedModel) -> 
     """
     if data.is_stream or inference.is_for_tasks(data, model.built):
         return
-    work = inference.first_batch(data, 0, inference.batch_size_for(data), task=inference.VALIDATION)
+    work = inference.first_batch(data, 0, inference.batch_size_for(data), name=inference.VALIDATION)
     job = inference.one_batch(model.built.training_spec, data)
     with devices.IN_PROCESS:
         evaluate(job, model.parameters, data.load(0), [work])
@@ -157,8 +160,7 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
     skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]
-        task = "the first batch"
-        work = inference.first_batch(data, number, size, task=task, device=device, check_outputs=True)
+        work = inference.first_batch(data, number, size, name="the first batch", device=device, check_outputs=True)
         with suppress(*skipped_errors), data.locate_nan_on_error(), devices.IN_PROCESS, kept(device):
             measured = train(job, model.parameters, WorkerState(None, model.seed), work, data.load(number)).measured
             inference.warn_of_problems([measured], set())

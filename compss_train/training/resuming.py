@@ -4,7 +4,7 @@ import os
 import platform
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,8 +166,7 @@ def _optimizer(model: TrainedModel) -> tuple[str, list[dict[str, Any]]]:
 
 def _described(fit: FitOfEpochs, model: TrainedModel) -> dict[str, Any]:
     """Return what must be the same when the fit is resumed: its options, its objective, settings of its data."""
-    options = {each.name: getattr(fit.options, each.name) for each in fields(fit.options) if each.repr}
-    training_spec = model.built.training_spec
+    options, training_spec = fit.options.determining, model.built.training_spec
     merge = {f"merge.{name}": description.described(value) for name, value in vars(options.pop("merge")).items()}
     return {
         **merge,

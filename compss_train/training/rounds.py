@@ -152,7 +152,7 @@ class FitOfEpochs(Fit):
         """The evaluation on the validation data; its first batch has been tried where only tasks can do so."""
         if self.validation is None:
             return None
-        tasks = Inference(self.session, self.validation, task=VALIDATION)
+        tasks = Inference(self.session, self.validation, name=VALIDATION)
         if is_for_tasks(self.validation, self.session.model.built) and not self.validation.is_stream:
             tasks.try_first_batch(self.session.model.parameters)
         return tasks

@@ -25,7 +25,7 @@ from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments, check_picklable
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
-from compss_train.training.description import Details, described_fields
+from compss_train.training.description import Details, FitFacts, described_fields
 from compss_train.training.stopping import SIGTERM, Stopping
 from compss_train.worker.state import GroupState, WorkerState
 from compss_train.worker.work import Job
@@ -141,8 +141,7 @@ class TrainedModel:
         """The average of the parameters that the last fit kept, with ``Merge(averaging=...)``."""
         self.epochs = 0
         self.history = History()
-        self.last_fit: dict[str, Any] | None = None
-        """The description of the last fit."""
+        self.last_fit: FitFacts | None = None
         self.coding: Coding = {}
         """What the numbers of the last fit's data meant."""
         self.stopped: str | None = None
@@ -254,7 +253,7 @@ class Session:
     @property
     def spec(self) -> TrainingSpec:
         """The training spec as tasks get it, along with the parameters: without weights."""
-        return self.model.built.spec_without_weights
+        return self.model.built.training_spec.weightless
 
     @property
     def names(self) -> TensorNames:

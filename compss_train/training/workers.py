@@ -70,6 +70,7 @@ class RoundWorkers:
                 block_passes=samples.assignments[worker - first],
                 round=self.round.number,
                 worker=worker,
+                name=f"round {self.round.number} on worker {worker}",
                 index_in_group=worker - first,
                 device=self.session.device(worker),
                 blocks=samples.blocks,

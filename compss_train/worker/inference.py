@@ -30,8 +30,8 @@ def evaluate(job: Job, parameters: Parameters, values: Sequence[Any], works: Seq
     try:
         return [_evaluate(job, parameters, values, work) for work in works]
     except Exception as error:
-        if works[0].task is not None:
-            error.add_note(f"This was an evaluation of {works[0].task}.")
+        if works[0].name:
+            error.add_note(f"This was an evaluation of {works[0].name}.")
         raise
 
 

@@ -40,7 +40,7 @@ _MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the cor
 def rows_of(block_pass: BlockPass, job: Job) -> RowRange:
     """Return the rows that a pass needs; a part of a shuffled pass needs the rows of the whole pass."""
     start, size = block_pass.first + block_pass.skip, block_pass.size
-    if job.shuffle_seed is not None:
+    if job.row_seed is not None:
         start, size = block_pass.first, block_pass.whole
     return RowRange(block_pass.block, start, start + size)
 
@@ -76,8 +76,8 @@ class PassSamples:
         if needed.file != held.file or not held.start <= needed.start <= needed.stop <= held.stop:
             raise ValueError(f"a pass over {needed} got {held}; this is a bug")
         self._first = needed.start - held.start
-        if job.shuffle_seed is not None:
-            order = _training_order(block_pass, job, columns, self._first)
+        if job.row_seed is not None:
+            order = _training_order(block_pass, job, job.row_seed, columns, self._first)
         elif len(unread):
             order = np.arange(self._first, self._first + self._size)
         else:
@@ -115,9 +115,11 @@ class PassSamples:
         return tuple([as_tensor(part[self._first : self._first + self._size]) for part in self._columns])
 
 
-def _training_order(block_pass: BlockPass, job: Job, columns: Sequence[Block], first: int) -> NDArray[Any]:
+def _training_order(
+    block_pass: BlockPass, job: Job, seed: int, columns: Sequence[Block], first: int
+) -> NDArray[Any]:
     """Return the shuffled order of a pass as row numbers of ``columns``; the whole pass begins at ``first``."""
-    place, whole = (job.seed, block_pass.epoch, block_pass.block), block_pass.whole
+    place, whole = (seed, block_pass.epoch, block_pass.block), block_pass.whole
     if job.structure.bucketed:  # samples of similar lengths in each batch
         lengths = next(column.lengths for column in columns if isinstance(column, Ragged))
         bounds = job.batching.bounds(whole)

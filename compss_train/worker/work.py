@@ -47,13 +47,13 @@ class Job:
     """Reads the samples of a data set by their numbers, which the blocks hold then."""
     batching: Batching
     """How blocks are cut into batches."""
-    shuffle_block_data: bool = False
-    """Whether the samples of a block are shuffled."""
+    row_seed: int | None = None
+    """Seed of the order of rows within a block; ``None`` to keep their order, also for pools to mix."""
     pools: Pools | None = None
     """The pools of a partial shuffle, or ``None``."""
     buffer: BufferSpec | None = None
     seed: int = 0
-    """Seed of every random order: rows within blocks, buffers, partial shuffles."""
+    """Seed of all other random draws: of buffers, partial shuffles and transforms."""
     structure: ColumnStructure = SINGLE
     """Which columns are x, y and weights."""
     may_skip: bool = False
@@ -65,11 +65,6 @@ class Job:
     callbacks: Sequence[WorkerCallback] = ()
     resident: Residency | None = None
     """How rows of blocks may stay on GPUs; ``None`` if they may not."""
-
-    @property
-    def shuffle_seed(self) -> int | None:
-        """Seed of the order of rows within a block, or ``None`` to keep their order, also for pools to mix."""
-        return self.seed if self.shuffle_block_data and self.pools is None else None
 
 
 class Work(NamedTuple):
@@ -97,13 +92,8 @@ class Work(NamedTuple):
     """Whether to check the outputs of the first batch against the loss, as in the first round of a fit."""
     traced: bool = False
     """Whether ``torch.profiler`` traces the worker."""
-    task: str | None = None
-    """A description of the task if it is not a round of a fit."""
-
-    @property
-    def name(self) -> str:
-        """The round and the worker, for messages."""
-        return self.task or f"round {self.round} on worker {self.worker}"
+    name: str = ""
+    """What messages call it: the round and the worker, or what is evaluated."""
 
     @property
     def epoch(self) -> int:

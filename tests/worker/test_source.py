@@ -16,7 +16,7 @@ from tests.worker.assignments import job_of
 def source(rows, *, shuffled):
     """Return the source of one block, whose samples are their numbers, and that block."""
     block = np.arange(rows, dtype=np.float32)[:, None]
-    return source_of(job_of(rows, shuffle_block_data=shuffled, seed=3), Work(blocks=(7,)), [block]), block
+    return source_of(job_of(rows, row_seed=3 if shuffled else None, seed=3), Work(blocks=(7,)), [block]), block
 
 
 def cut(opened, bounds):

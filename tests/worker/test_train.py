@@ -40,7 +40,7 @@ def works(*workers):
 def arguments(spec, *workers):
     states = tuple(WorkerState(None, 10 + worker) for worker in range(WORKERS))
     blocks = [*np.split(X, WORKERS), *np.split(Y, WORKERS)]
-    job = job_of(4, spec=spec, shuffle_block_data=True, seed=3)
+    job = job_of(4, spec=spec, row_seed=3, seed=3)
     return job, state_arrays(spec.net), states, blocks, works(*workers)
 
 
