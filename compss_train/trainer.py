@@ -30,14 +30,13 @@ from compss_train.model.training_step import Step, no_loss, training_steps
 from compss_train.online.options import OnlineOptions, Simulations, online_merge
 from compss_train.reports.formatting import Table
 from compss_train.reports.history import History
-from compss_train.training import build_arguments, description, planning, resuming
+from compss_train.training import build_arguments, description, first_batch, resuming, rounds
 from compss_train.training.callback import AnyCallback, CallbackList, check_callbacks
 from compss_train.training.checkpoints import Snapshot
 from compss_train.training.fit import FitOptions, ShuffleLike
 from compss_train.training.inference import inference, warn_of_problems
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.named_fits import NamedFits
-from compss_train.training.rounds import FitOfEpochs
 from compss_train.training.session import Session, TrainedModel, TrainingState
 from compss_train.training.stopping import Stopping
 
@@ -319,7 +318,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         )
         fit = self._plan("fit", x, y, options)
         profile = next((str(each.path) for each in fit.callbacks.callbacks if isinstance(each, Profile)), None)
-        planning.begin(fit, profile=profile)
+        fit.begin(profile=profile)
         fit.run()
         return self.get_parameters()
 
@@ -334,15 +333,15 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         check_keywords(self.fit, options)
         options["merge"] = Merge.of(options.get("merge", "synchronous"))
         fit = self._plan("check_fit", x, y, FitOptions(num_epochs=num_epochs, **options))
-        planning.try_fit(fit)
+        first_batch.try_fit(fit)
 
-    def _plan(self, method: str, x: Any, y: Any, options: FitOptions) -> FitOfEpochs:
+    def _plan(self, method: str, x: Any, y: Any, options: FitOptions) -> rounds.FitOfEpochs:
         """Return the fit with these options, which ``method`` needs, after all checks that need no task."""
         self._model.ready(method)
         records = {"validated": options.validation_data is not None, "averaged": bool(options.merge.averaging)}
         called = self._callbacks(options.callbacks, options.progress, **records)
         stopping = Stopping(options.max_time, self.clock, self._session.engine_class.time_left())
-        return planning.plan_fit(self._session, x, y, options, called, stopping)
+        return rounds.plan_fit(self._session, x, y, options, called, stopping)
 
     def _callbacks(self, callbacks: Sequence[AnyCallback], progress: bool, **records: bool) -> CallbackList:
         """Return the callbacks of a fit, with one that shows progress; ``records`` are as in ``CallbackList``."""

@@ -21,10 +21,10 @@ from compss_train.model import parameters as params
 from compss_train.net import MessageError, Received, new_token
 from compss_train.online import events, records, sources, worker_task, workers
 from compss_train.online.options import OnlineOptions, Simulations
-from compss_train.training import build_arguments, description, planning, rounds
+from compss_train.training import build_arguments, description, rounds
 from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
-from compss_train.training.inference import VALIDATION, Inference
+from compss_train.training.inference import VALIDATION, Inference, validation_source
 from compss_train.training.merging.on_arrival import GlobalParameters
 from compss_train.training.session import NOTHING_KEPT, Fit, Session, TrainingState
 from compss_train.training.stopping import Stopping
@@ -51,7 +51,7 @@ def train_online(
             "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
             "learning rate"
         )
-    validation = None if validation_data is None else planning.validation_source(session, validation_data)
+    validation = None if validation_data is None else validation_source(session, validation_data)
     if options.merge.outer_optimizer is not None:
         build_arguments.check_outer_optimizer(options.merge.outer_optimizer, built.training_spec.net)
     params.check_finite(model.parameters)

@@ -17,13 +17,19 @@ from compss_train.data.partitioning import Batching, BlockPass, ranges_for_costs
 from compss_train.data.tables import conversion_note
 from compss_train.engines.base import Ref
 from compss_train.engines.nodes import ONE_CPU
-from compss_train.model.devices import CPU
+from compss_train.model.devices import CPU, IN_PROCESS
 from compss_train.model.metrics import Measured
 from compss_train.model.parameters import Parameters
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.training.build_arguments import BuildArguments
-from compss_train.training.data_source import DataSource, PublishedData, as_data_source, check_same_coding
-from compss_train.training.session import Session
+from compss_train.training.data_source import (
+    DataSource,
+    PublishedData,
+    as_data_source,
+    check_same_coding,
+    holds_targets,
+)
+from compss_train.training.session import Session, TrainedModel
 from compss_train.worker.inference import evaluate, predict
 from compss_train.worker.work import Job, Work
 
@@ -197,3 +203,29 @@ def warn_of_problems(measured: Sequence[Measured], known: set[str]) -> None:
         if message not in known:
             known.add(message)
             warn_user(message)
+
+
+def validation_source(session: Session, validation_data: Any) -> DataSource:
+    """Return the source of ``validation_data``; raise ``TypeError`` unless it is (x, y), files or a data set."""
+    spec = session.model.built.training_spec
+    spec.check_evaluable()
+    pair = (validation_data, None) if holds_targets(validation_data) else validation_data
+    if not isinstance(pair, tuple | list) or len(pair) != 2:
+        raise TypeError(
+            f"validation_data={type(validation_data).__name__}: give a pair (x, y), with y=None if x is its "
+            "own target, a FileDataset, a data set or a DataLoader"
+        )
+    return as_data_source(pair[0], pair[1], session.num_workers, floats=spec.float_dtype)
+
+
+def evaluate_first_batch(data: DataSource, model: TrainedModel) -> None:
+    """Evaluate a copy of the model on one batch of the validation data, in this process on the CPU.
+
+    Streams are left out, as some can be read once only. ``FitOfEpochs`` checks what only tasks can evaluate.
+    """
+    if data.is_stream or is_for_tasks(data, model.built):
+        return
+    work = first_batch(data, 0, batch_size_for(data), name=VALIDATION)
+    job = one_batch(model.built.training_spec, data)
+    with IN_PROCESS:
+        evaluate(job, model.parameters, data.load(0), [work])

@@ -18,10 +18,11 @@ from compss_train.model import parameters as params
 from compss_train.model.optimizers import make_optimizer
 from compss_train.reports.history import line_of
 from compss_train.training import checkpoints, description
+from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.callback import Callback
 from compss_train.training.checkpoints import Checkpoint, Progress, Snapshot
+from compss_train.training.data_source import DataSource
 from compss_train.training.fit import FitOptions
-from compss_train.training.rounds import FitOfEpochs
 from compss_train.training.session import MergeState, Session, TrainedModel, TrainingState
 from compss_train.worker.state import optimizer_bytes
 
@@ -35,15 +36,6 @@ def snapshot_of(session: Session) -> Snapshot:
         parameters = model.parameters if settled is None else settled
     else:
         parameters, state = model.current(), session.state()
-    progress = None
-    if isinstance(fit, FitOfEpochs):
-        progress = Progress(
-            options=_described(fit, model),
-            sizes=fit.data.sizes,
-            first_epoch=fit.first_epoch,
-            reached=fit.reached,
-            fingerprint=fit.data.fingerprint,
-        )
     return Snapshot(
         parameters=parameters,
         workers=state.workers,
@@ -51,7 +43,7 @@ def snapshot_of(session: Session) -> Snapshot:
         epoch=model.epochs,
         history=list(model.history),
         setting=_setting(session),
-        progress=progress,
+        progress=None if fit is None else fit.progress,
         callbacks={} if fit is None else fit.callbacks.states(),
         schedule={} if schedule is None else schedule.state_dict(),
     )
@@ -102,17 +94,18 @@ def find_checkpoint(resume: str | os.PathLike[str] | bool, callbacks: Sequence[C
     return path, Snapshot.from_dict(content, path)
 
 
-def resumed(fit: FitOfEpochs, checkpoint: Checkpoint, session: Session) -> FitOfEpochs:
-    """Return the fit starting from the checkpoint; check that the checkpoint is of the same fit."""
+def check(
+    checkpoint: Checkpoint, planned: Progress, options: FitOptions, session: Session
+) -> tuple[Progress, tuple[str, ...]]:
+    """Return the progress in a checkpoint and the files that were skipped; check that it is of the planned fit."""
     model, (path, snapshot) = session.model, checkpoint
     check_trainer(checkpoint, session)
-    saved = check_same_fit(checkpoint, fit, session)
+    saved = check_same_fit(checkpoint, planned, options, session.num_workers)
     warn_of_differences(checkpoint, session, fit="the fit resumes")
     last = snapshot.history[-1] if snapshot.history else {}
     own = bool(model.history) and model.history[-1]["ended"] == last.get("ended")
-    check_end(path, saved, fit.options, own=own)
-    skipped = tuple(last.get("skipped", ()))
-    return replace(fit, first_epoch=saved.first_epoch, reached=saved.reached, skipped=skipped)
+    check_end(path, saved, options, own=own)
+    return saved, tuple(last.get("skipped", ()))
 
 
 def load(snapshot: Snapshot, session: Session) -> None:
@@ -164,17 +157,17 @@ def _optimizer(model: TrainedModel) -> tuple[str, list[dict[str, Any]]]:
     return type(optimizer).__name__ + several, groups
 
 
-def _described(fit: FitOfEpochs, model: TrainedModel) -> dict[str, Any]:
-    """Return what must be the same when the fit is resumed: its options, its objective, settings of its data."""
-    options, training_spec = fit.options.determining, model.built.training_spec
-    merge = {f"merge.{name}": description.described(value) for name, value in vars(options.pop("merge")).items()}
+def compared(options: FitOptions, data: DataSource, built: BuildArguments) -> dict[str, Any]:
+    """Return what must be the same when a fit is resumed: its options, its objective, settings of its data."""
+    determining = options.determining
+    merge = {f"merge.{key}": description.described(own) for key, own in vars(determining.pop("merge")).items()}
     return {
         **merge,
-        **{name: _plain(value) for name, value in options.items()},
-        **model.built.objective,
-        "class_weight": training_spec.class_weight,
-        "sample_weight": "given" if fit.data.structure.weighted else None,
-        "bucket_by_length": fit.data.structure.bucketed,
+        **{name: _plain(value) for name, value in determining.items()},
+        **built.objective,
+        "class_weight": built.training_spec.class_weight,
+        "sample_weight": "given" if data.structure.weighted else None,
+        "bucket_by_length": data.structure.bucketed,
     }
 
 
@@ -236,8 +229,10 @@ def warn_of_differences(checkpoint: Checkpoint, session: Session, *, fit: str) -
         warn_user(f"{fit} from {path}, but not bit for bit as without interruption: {_join_first(differences)}")
 
 
-def check_same_fit(checkpoint: Checkpoint, fit: FitOfEpochs, session: Session) -> Progress:
+def check_same_fit(checkpoint: Checkpoint, planned: Progress, options: FitOptions, workers: int) -> Progress:
     """Return the progress of the fit; warn if some rows show that data of the same sizes have other values.
+
+    ``planned`` is that of the new fit.
 
     Raises ``ValueError`` if it had other options or block sizes, or another number of workers with filled buffers.
     """
@@ -245,20 +240,20 @@ def check_same_fit(checkpoint: Checkpoint, fit: FitOfEpochs, session: Session) -
     if progress is None:
         raise ValueError(f"{path} was not written during fit, so it cannot be resumed; use trainer.restore")
     saved = {name: value for name, value in progress.options.items() if name not in CHANGEABLE_OPTIONS}
-    differences = _differences(saved, _described(fit, session.model))
-    if differences := [*differences, *_data_differences(progress.sizes, fit.data.sizes)]:
+    differences = _differences(saved, planned.options)
+    if differences := [*differences, *_data_differences(progress.sizes, planned.sizes)]:
         raise ValueError(
             f"{path} is the checkpoint of another fit: {_join_first(differences)}. Give the same options and data "
             "to resume it, or begin a new fit with its parameters by trainer.restore"
         )
-    reached, workers = progress.reached, session.num_workers
-    if fit.options.carries_buffers and reached.units and reached.cut_for != workers:
+    reached = progress.reached
+    if options.carries_buffers and reached.units and reached.cut_for != workers:
         raise ValueError(
             f"{path} was written inside an epoch by {reached.cut_for} workers, whose buffers hold samples of it, "
             f"so {workers} cannot resume it: use num_workers={reached.cut_for}, or a checkpoint from the end of an "
             "epoch"
         )
-    if None not in (fingerprints := (progress.fingerprint, fit.data.fingerprint)) and len({*fingerprints}) > 1:
+    if None not in (fingerprints := (progress.fingerprint, planned.fingerprint)) and len({*fingerprints}) > 1:
         warn_user(f"the fit resumes from {path}, but its data had other values than these, or another order")
     return progress
 

@@ -5,23 +5,38 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import chain
+from typing import Any
 
-from compss_train._utils.validation import warn_user
+from compss_train._utils.validation import warn_once, warn_user
+from compss_train.data import FileDataset
 from compss_train.data.partitioning import ResumePoint, Round, RoundPlan, ranges_for_costs
 from compss_train.engines import Engine, Ref
 from compss_train.exceptions import EngineClosedError
+from compss_train.model import losses
 from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured, Measures
 from compss_train.model.schedule import LrSchedule
 from compss_train.reports.records import Record, per_second
-from compss_train.training.checkpoints import Checkpoint
-from compss_train.training.data_source import DataSource, PublishedData
+from compss_train.training import resuming
+from compss_train.training.build_arguments import check_outer_optimizer
+from compss_train.training.callback import CallbackList
+from compss_train.training.checkpoints import Checkpoint, Progress
+from compss_train.training.data_source import DataSource, PublishedData, as_data_source, check_same_coding
+from compss_train.training.description import FitFacts
 from compss_train.training.fit import FitOptions
-from compss_train.training.inference import VALIDATION, Inference, is_for_tasks, skipped_batches, warn_of_problems
+from compss_train.training.inference import (
+    VALIDATION,
+    Inference,
+    evaluate_first_batch,
+    is_for_tasks,
+    skipped_batches,
+    validation_source,
+    warn_of_problems,
+)
 from compss_train.training.merge import Merge
 from compss_train.training.merging.on_arrival import CommutativeMerger, ServerMerger
 from compss_train.training.merging.quorum import QuorumMerger
@@ -36,9 +51,11 @@ from compss_train.training.session import (
     fetch_states,
     state_refs,
 )
-from compss_train.training.stopping import TICK
+from compss_train.training.stopping import TICK, Stopping
 from compss_train.training.workers import RoundWorkers
+from compss_train.worker.batches import check_target
 from compss_train.worker.gpu_rows import rows_on_gpus
+from compss_train.worker.state import check_averageable
 from compss_train.worker.work import Job
 
 _LOG = logging.getLogger(__name__)
@@ -91,6 +108,37 @@ class FitOfEpochs(Fit):
     def epochs(self) -> range:
         """The epochs of the fit, counted over all fits of the trainer."""
         return range(self.first_epoch, self.first_epoch + self.options.num_epochs)
+
+    @property
+    def progress(self) -> Progress:
+        """What a later fit needs, to go on where this one is, and to check that it has the same arguments."""
+        return Progress(
+            options=resuming.compared(self.options, self.data, self.session.model.built),
+            sizes=self.data.sizes,
+            first_epoch=self.first_epoch,
+            reached=self.reached,
+            fingerprint=self.data.fingerprint,
+        )
+
+    def begin(self, **told: object) -> None:
+        """Let the model begin the fit, from its checkpoint if there is one; its configuration has also ``told``.
+
+        Raises ``ValueError`` if the schedule does not reach the end of the fit.
+        """
+        model = self.session.model
+        model.resumed_from = None
+        if self.checkpoint is not None:
+            model.resumed_from, snapshot = self.checkpoint
+            resuming.load(snapshot, self.session)
+            self.callbacks.saved = snapshot.callbacks
+        if self._schedule is not None:
+            batches = self.options.batches_of_worker(self.data, self.session.num_workers)
+            self._schedule.prepare(self.epochs.stop, batches)
+        validation = None if self.validation is None else self.validation.facts
+        data = {"data": self.data.facts, "validation_data": validation, **told}
+        callbacks = [*map(type, self.callbacks.all)]
+        model.last_fit = FitFacts(method="fit", options=self.options.determining, data=data, callbacks=callbacks)
+        model.coding = self.data.coding
 
     def run(self) -> None:
         """Run the rounds; set the model's parameters and history, and the reason why the fit stopped."""
@@ -378,3 +426,61 @@ def merger_for(merge: Merge, engine: Engine) -> type[Merger]:
         return SynchronousMerger
     mergers: Sequence[type[Merger]] = (SynchronousMerger, QuorumMerger, ServerMerger)
     return next(merger for merger in mergers if merger.name == merge.kind)
+
+
+def plan_fit(
+    session: Session, x: Any, y: Any, options: FitOptions, callbacks: CallbackList, stopping: Stopping
+) -> FitOfEpochs:
+    """Return the fit with these options; check them against the data, the network and the checkpoint."""
+    model, workers = session.model, session.num_workers
+    spec, schedule = model.built.training_spec, model.built.schedule
+    given = options.resume is not None and options.resume is not False
+    checkpoint = resuming.find_checkpoint(options.resume, callbacks.callbacks) if given else None
+    progress = None if checkpoint is None else checkpoint[1].progress
+    blocks = workers if progress is None else len(progress.sizes)  # as in the fit to resume
+    if isinstance(x, FileDataset) and options.order != "partial":
+        x = x.cut(blocks)
+    data = as_data_source(x, y, blocks, floats=spec.float_dtype)
+    if options.sample_weight is not None or data.dataset is not None:
+        data = data.weighted(options.sample_weight)
+    if data.coding:
+        check_same_coding(model.coding, data, "this fit's data")
+    if spec.collate is None and data.structure.ragged:
+        inputs = data.without_targets.columns
+        for name, column in data.columns.items():
+            if name not in inputs:
+                check_target(next(column.blocks()))
+    chosen = options.for_data(data, workers, spec, scheduled=schedule is not None)
+    if data.structure.weighted and spec.training_step is None:
+        losses.check_weightable(spec.loss)
+    validation = None
+    if options.validation_data is not None:
+        validation = validation_source(session, options.validation_data)
+        check_same_coding(data.coding, validation, "the validation data")
+        evaluate_first_batch(validation, model)
+    if chosen.merge.outer_optimizer is not None:
+        check_outer_optimizer(chosen.merge.outer_optimizer, spec.net)
+    if chosen.merge.optimizer_state == "average":
+        check_averageable(spec.net, spec.optimizer)
+    steps = 1 if schedule is None else schedule.steps
+    chosen.check_data(data, workers, 2 if schedule and schedule.unit == "batches" else steps)
+    fit = FitOfEpochs(
+        session=session,
+        callbacks=callbacks,
+        stopping=stopping,
+        validation=validation,
+        options=chosen,
+        data=data,
+        first_epoch=model.epochs,
+        reached=ResumePoint(model.epochs),
+        checkpoint=checkpoint,
+    )
+    if checkpoint is not None:
+        resumed, skipped = resuming.check(checkpoint, fit.progress, chosen, session)
+        fit = replace(fit, first_epoch=resumed.first_epoch, reached=resumed.reached, skipped=skipped)
+    chosen.check_epochs(fit.epochs, blocks=len(data.sizes))
+    params.check_finite(model.parameters if checkpoint is None else checkpoint[1].parameters)
+    data.warn_of_idle_workers(workers, chosen.order)
+    for note in data.notes:
+        warn_once(note)
+    return fit

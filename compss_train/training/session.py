@@ -24,6 +24,7 @@ from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments, check_picklable
 from compss_train.training.callback import CallbackList
+from compss_train.training.checkpoints import Progress
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import Details, FitFacts, described_fields
 from compss_train.training.stopping import SIGTERM, Stopping
@@ -104,6 +105,11 @@ class Fit(ABC):
 
     leaves_processes: ClassVar[bool]
     """Whether other tasks can run meanwhile."""
+
+    @property
+    def progress(self) -> Progress | None:
+        """What a later fit needs to go on where this one is, or ``None`` if none can."""
+        return None
 
     @abstractmethod
     def current(self) -> params.Parameters | None:
