@@ -37,8 +37,7 @@ from compss_train.training.fit import FitOptions, ShuffleLike
 from compss_train.training.inference import inference, warn_of_problems
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.named_fits import NamedFits
-from compss_train.training.session import Session, TrainedModel, TrainingState
-from compss_train.training.stopping import Stopping
+from compss_train.training.session import Session, Stopping, TrainedModel, TrainingState
 
 
 class DistributedTrainer(NamedFits[params.Parameters]):

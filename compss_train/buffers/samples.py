@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 
 from compss_train._utils.nested import map_leaves, rebuilt, template_of
 from compss_train._utils.validation import check_dense
-from compss_train.data.block import Block, as_tensor, concatenate, rows_as_items
-from compss_train.data.values import check_dtype
+from compss_train.data.block import Block, as_tensor, check_dtype, concatenate, rows_as_items
 
 Slots: TypeAlias = NDArray[np.intp]
 """Numbers of slots, or positions in an order of slots."""

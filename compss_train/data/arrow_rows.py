@@ -11,11 +11,9 @@ from numpy.typing import NDArray
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train._utils.private_names import row_numbers
 from compss_train.data import tables
-from compss_train.data.block import Block, checksum, gather
+from compss_train.data.block import Block, Ragged, checksum, gather, signed
 from compss_train.data.layout import FileContentError
-from compss_train.data.ragged import Ragged
 from compss_train.data.sample_reading import Collate, ReadBatch, Reseed, Roles, Rows, SampleReader, collate_batch
-from compss_train.data.values import signed
 
 
 class ArrowRows(SampleReader):

@@ -13,10 +13,9 @@ import torch
 from compss_train._utils.validation import check_count
 from compss_train.data import block as blocks_
 from compss_train.data import layout, reading
-from compss_train.data.block import AnyBlock, Block, RemoteBlock, as_block, as_tensor, load_block
+from compss_train.data.block import AnyBlock, Block, Ragged, RemoteBlock, as_block, as_tensor, load_block
 from compss_train.data.locations import FileNames, file_names
 from compss_train.data.order import even_parts, sample_order
-from compss_train.data.ragged import Ragged
 
 _FUTURE_BLOCKS = "compss_train.engines.compss.engine:future_blocks"
 """Makes blocks from PyCOMPSs futures, whose shapes tasks determine; imported by name, as engines are above data."""

@@ -26,8 +26,7 @@ from compss_train.training.callback import CallbackList
 from compss_train.training.data_source import DataSource
 from compss_train.training.inference import VALIDATION, Inference, validation_source
 from compss_train.training.merging.on_arrival import GlobalParameters
-from compss_train.training.session import NOTHING_KEPT, Fit, Session, TrainingState
-from compss_train.training.stopping import Stopping
+from compss_train.training.session import NOTHING_KEPT, Fit, Session, Stopping, TrainingState
 
 _TICK = 0.1
 """Seconds between checks for changes that cause no message."""

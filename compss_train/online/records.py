@@ -13,8 +13,7 @@ from compss_train.net import Address
 from compss_train.reports.records import Record, per_second
 from compss_train.training.callback import CallbackList
 from compss_train.training.inference import Inference, skipped_batches, warn_of_problems
-from compss_train.training.session import TrainedModel
-from compss_train.training.stopping import TICK, Stopping
+from compss_train.training.session import TICK, Stopping, TrainedModel
 
 
 @dataclass(kw_only=True, eq=False)

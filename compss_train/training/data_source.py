@@ -14,10 +14,19 @@ import torch
 from compss_train._utils.nested import leaves, places, template_of
 from compss_train._utils.validation import warn_user
 from compss_train.data import BlockedTensor, FileDataset, locations, tables
-from compss_train.data.block import SINGLE, Block, ColumnStructure, RemoteBlock, as_block, as_tensor, load_block
+from compss_train.data.block import (
+    SINGLE,
+    Block,
+    ColumnStructure,
+    Ragged,
+    RemoteBlock,
+    as_block,
+    as_tensor,
+    is_ragged,
+    load_block,
+)
 from compss_train.data.blocked import as_blocked, as_weights, check_paired, fingerprint
 from compss_train.data.partitioning import Shuffle
-from compss_train.data.ragged import Ragged, is_ragged
 from compss_train.data.readers import CustomReader
 from compss_train.data.reading import FilePart
 from compss_train.data.sample_reading import SampleReader

@@ -40,19 +40,19 @@ from compss_train.training.inference import (
 from compss_train.training.merge import Merge
 from compss_train.training.merging.on_arrival import CommutativeMerger, ServerMerger
 from compss_train.training.merging.quorum import QuorumMerger
-from compss_train.training.merging.synchronous import Merger, SubmittedRound, SynchronousMerger
+from compss_train.training.merging.synchronous import Merger, RoundWorkers, SubmittedRound, SynchronousMerger
 from compss_train.training.session import (
     NOTHING_KEPT,
+    TICK,
     Fit,
     MergeState,
     Session,
     States,
+    Stopping,
     TrainingState,
     fetch_states,
     state_refs,
 )
-from compss_train.training.stopping import TICK, Stopping
-from compss_train.training.workers import RoundWorkers
 from compss_train.worker.batches import check_target
 from compss_train.worker.gpu_rows import rows_on_gpus
 from compss_train.worker.state import check_averageable

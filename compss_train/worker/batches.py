@@ -14,14 +14,14 @@ import torch
 from compss_train._utils.nested import leaves, map_leaves, rebuilt
 from compss_train.buffers import Buffer, BufferSpec
 from compss_train.buffers.reading_ahead import batches_through
+from compss_train.data.block import Ragged
 from compss_train.data.order import buffer_seed, partial_shuffle_generator, transform_seed
 from compss_train.data.partitioning import Draws, WorkerAssignment, batch_bounds, batch_sizes
-from compss_train.data.ragged import Ragged
 from compss_train.data.sample_reading import Reseed, SampleReader, collate_batch
 from compss_train.data.streams import StreamReader
 from compss_train.model.devices import CPU, is_gpu, random_state, seed_generators, to_device
 from compss_train.model.losses import IGNORE_INDEX
-from compss_train.model.replica import ModelReplica
+from compss_train.model.training_spec import ModelReplica
 from compss_train.samplers.mixing import SlotStore, shuffled_batches
 from compss_train.samplers.pools import Pools
 from compss_train.worker.gpu_rows import Columns

@@ -14,7 +14,7 @@ from compss_train.engines import liveness
 from compss_train.model.devices import RandomState, random_state
 from compss_train.model.metrics import Measured, MetricAccumulator
 from compss_train.model.parameters import Parameters
-from compss_train.model.replica import ModelReplica
+from compss_train.model.training_spec import ModelReplica
 from compss_train.model.training_step import StepContext, StepResult
 from compss_train.worker.batches import Batch, collated, cut_batches
 from compss_train.worker.source import Source, retry_without_gpu_rows, source_of

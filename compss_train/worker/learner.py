@@ -15,7 +15,7 @@ from compss_train.exceptions import DivergedError
 from compss_train.model import devices, losses, metrics, schedule
 from compss_train.model import parameters as params
 from compss_train.model.optimizers import JoinedOptimizer, make_optimizer, needs_closure
-from compss_train.model.replica import ModelReplica
+from compss_train.model.training_spec import ModelReplica
 from compss_train.model.training_step import Step, StepContext, StepResult
 from compss_train.worker.batches import Batch, batches_in_epoch
 from compss_train.worker.callbacks import CallbackRunner, WorkerContext

@@ -10,8 +10,7 @@ from torch import nn
 
 from compss_train import BlockedTensor, BufferSpec, FileDataset, Merge, PartialShuffle, Ragged, Samples, write_files
 from compss_train.callbacks import Callback, Checkpoint
-from compss_train.data.block import gather
-from compss_train.data.ragged import join
+from compss_train.data.block import gather, join
 from tests.helpers import small_fits
 from tests.helpers.models import SGD, assert_same_bits
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps

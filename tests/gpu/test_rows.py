@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle
+from compss_train.data.block import Ragged
 from compss_train.data.partitioning import RoundPlan, blocks_of
-from compss_train.data.ragged import Ragged
 from compss_train.training.data_source import as_data_source
 from compss_train.training.fit import FitOptions
 from compss_train.worker.batches import cut_batches

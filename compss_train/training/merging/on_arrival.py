@@ -16,9 +16,8 @@ from compss_train.engines.nodes import is_loopback
 from compss_train.model import parameters as params
 from compss_train.model.optimizers import OptimizerSpec
 from compss_train.training.merge import Merge
-from compss_train.training.merging.synchronous import Merger, SubmittedRound
+from compss_train.training.merging.synchronous import Merger, RoundWorkers, SubmittedRound
 from compss_train.training.session import Session
-from compss_train.training.workers import RoundWorkers
 from compss_train.worker.server_exchange import Exchange, ServerAddress, read_parameters
 
 

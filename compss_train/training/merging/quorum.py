@@ -16,9 +16,8 @@ from statistics import median
 from compss_train.engines import Ref
 from compss_train.model.parameters import Parameters
 from compss_train.training.merge import Merge
-from compss_train.training.merging.synchronous import SubmittedRound, SynchronousMerger
+from compss_train.training.merging.synchronous import RoundWorkers, SubmittedRound, SynchronousMerger
 from compss_train.training.session import Session
-from compss_train.training.workers import RoundWorkers
 from compss_train.worker.merge import rebased
 
 SHARE = 0.75
