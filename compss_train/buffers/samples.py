@@ -243,8 +243,11 @@ class ColumnStorage:
 
     def read(self, slots: Slots, *, pinned: bool = False) -> Any:
         """Return a copy of the rows, in page-locked memory if ``pinned``."""
-        index, gathered = torch.from_numpy(slots), []
+        index, gathered = torch.from_numpy(slots), list[Block]()
         for path, column in self._columns.items():
+            if self._leaves[path].is_array and not pinned and path in self._arrays:
+                gathered.append(self._arrays[path].take(slots, 0))  # in a tenth of the time for a few numbers
+                continue
             rows = torch.empty(len(index), *column.shape[1:], dtype=column.dtype, pin_memory=pinned)
             torch.index_select(column, 0, index, out=rows)
             gathered.append(rows.numpy() if self._leaves[path].is_array else rows)

@@ -9,7 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from compss_train.model import optimizers
@@ -40,6 +42,13 @@ class StepContext:
     """The epoch, counted from 0 over all fits."""
     number: int = 0
     """Number of batches that this worker has trained on since ``build``, including those before a resume."""
+    simulations: NDArray[np.int64] | None = None
+    """In ``fit_online``, the number of each sample's simulation: shape (n,), or (n, 2) for pairs of time steps.
+
+    Simulations are counted from 0 in the order of their inputs; other programs are counted, too, when they connect.
+    """
+    steps: NDArray[np.int64] | None = None
+    """In ``fit_online``, each sample's time step, or its index in its simulation if it has none; same shape."""
     training: bool = True
     """Whether this is a training step."""
     logged: dict[str, Any] = field(default_factory=dict)

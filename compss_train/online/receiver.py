@@ -17,6 +17,8 @@ from compss_train.net import Client, Header, Message, MessageError, MessageServe
 from compss_train.online.stream import number_in
 
 _LOG = logging.getLogger(__name__)
+NUMBERS = "simulation and step"
+"""The key of the samples' numbers, int64 of shape (n, 2), in a buffer that does not pair; of data they are x, y."""
 _TICK = 0.05
 """Seconds after which a wait for messages, or for room in the buffer, is interrupted by the other one."""
 _MESSAGES = 256
@@ -121,8 +123,11 @@ class Receiver(Closable):
         elif sender.ended or not sender.credit:
             raise MessageError("a sample after the end of the stream, or without credit")
         else:
-            for name in ("sample", "step") if self._paired else ("sample",):
-                header[name] = number_in(header, name)
+            if len(arrays) not in (1, 2):
+                raise MessageError(f"a sample of {len(arrays)} arrays; send x, or x and y")
+            header["sample"] = number_in(header, "sample")
+            has_step = self._paired or "step" in header
+            header["step"] = number_in(header, "step") if has_step else header["sample"]
             sender.credit -= 1
             sender.waiting.append((header, arrays))
             self._ahead = max(2, min(_MAX_AHEAD, _BYTES_AHEAD // max(1, _size(arrays))))
@@ -204,10 +209,11 @@ class Receiver(Closable):
         """Return samples in the form that the buffer's ``put_many`` takes."""
         rows = [[array.tensor() for array in arrays] for _, arrays in messages]
         columns = tuple(torch.stack(column) for column in zip(*rows, strict=True))
-        if not self._paired:
-            return columns
-        steps = np.array([header["step"] for header, _ in messages])
-        return TimeStep(np.full(len(messages), stream), steps, columns)
+        steps = np.array([header["step"] for header, _ in messages], np.int64)
+        simulations = np.full_like(steps, stream)
+        if self._paired:
+            return TimeStep(simulations, steps, columns)
+        return {NUMBERS: np.stack([simulations, steps], 1), **dict(zip("xy", columns, strict=False))}
 
     def snapshot(self) -> tuple[dict[str, Any], dict[int, int]]:
         """Return the buffer's state and the offsets that belong to it, consistent with each other."""

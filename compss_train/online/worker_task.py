@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from urllib.parse import urlsplit
 
+import numpy as np
 import torch
 
 from compss_train._utils import Closable
@@ -24,7 +25,7 @@ from compss_train.model import parameters as params
 from compss_train.model.training_spec import TrainingSpec
 from compss_train.net import Address, ConnectionLostError, Header, shortened, sockets
 from compss_train.online.options import OnlineOptions
-from compss_train.online.receiver import Receiver
+from compss_train.online.receiver import NUMBERS, Receiver
 from compss_train.online.stream import worker_of
 from compss_train.training.checkpoints import worker_from_dict, worker_to_dict
 from compss_train.worker import batches, learner, server_exchange
@@ -80,10 +81,13 @@ class OnlineJob:
 
     def make_batch(self, drawn: Any, worker: int, position: int) -> batches.Batch:
         """Return a batch that the worker's buffer gave; the position is its number."""
-        parts = drawn if self.options.pairing is None else self.options.pairing(*drawn)
-        x, y = parts if isinstance(parts, tuple) and len(parts) == 2 else (parts, None)
-        x = x[0] if isinstance(x, tuple) else x
-        return batches.Batch(0, worker, position, x, y)
+        if self.options.pairing is None:
+            x, y, (simulations, steps) = drawn["x"], drawn.get("y"), drawn[NUMBERS].T
+        else:
+            parts = self.options.pairing(*drawn)
+            x, y = (*parts, None)[:2] if isinstance(parts, tuple) and len(parts) < 3 else (parts, None)
+            simulations, steps = (np.stack(each, 1) for each in list(zip(*drawn, strict=True))[:2])
+        return batches.Batch(0, worker, position, x, y, simulations=simulations, steps=steps)
 
 
 class CoordinatorConnection(Closable):

@@ -9,7 +9,9 @@ from contextlib import suppress
 from itertools import groupby, islice
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, map_leaves, rebuilt
 from compss_train.buffers import Buffer, BufferSpec
@@ -52,6 +54,10 @@ class Batch(NamedTuple):
     """Number of samples passed to the transform; ``None`` before the transform, and without one."""
     as_made: bool = False
     """Whether a step gets x as it is, without a tuple around it, as ``collate`` made it of samples without y."""
+    simulations: NDArray[np.int64] | None = None
+    """In an online fit, the number of each sample's simulation: shape (n,), or (n, 2) for pairs; on the host."""
+    steps: NDArray[np.int64] | None = None
+    """The same for time steps."""
 
     @property
     def samples(self) -> int:

@@ -266,6 +266,8 @@ class Learner(ModelReplica):
             weight=batch.weight,
             epoch=batch.epoch,
             number=self._batches - 1,
+            simulations=batch.simulations,
+            steps=batch.steps,
             optimizers={} if optimizer is None else optimizer.optimizers,
             apply=None if optimizer is None else partial(self._update, optimizer),
         )

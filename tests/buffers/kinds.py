@@ -39,7 +39,9 @@ def samples(buffer, numbers):
 
 
 def numbers(got):
-    """Return the numbers of all samples in what a get returned."""
+    """Return the numbers of all samples in what a get returned, also of a buffer that a receiver fills."""
+    if isinstance(got, dict):
+        return numbers(got["x"])
     if isinstance(got, tuple):
         return [number for part in got for number in numbers(part.data)]
     return torch.as_tensor(got).reshape(-1).tolist()

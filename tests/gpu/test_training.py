@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from compss_train import BufferSpec, DistributedTrainer, Gradients, Merge
+from compss_train import BufferSpec, DistributedTrainer, Gradients, Merge, Simulations
 from compss_train.callbacks import Checkpoint, Profile
 from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
@@ -43,6 +43,28 @@ def test_gpus_train_what_cpus_train(engine, merge):
             assert trainer.predict(x).shape == (60, 3)
             assert set(trainer.evaluate(x, y)) == {"loss", "accuracy"}
     assert_close(*results, ROUNDING)
+
+
+def numbered(simulation):
+    for step in range(6):
+        yield step, np.float32([simulation, step]), np.float32(0)
+
+
+def on_host(model, batch, context):
+    x, _ = batch
+    assert x.is_cuda
+    for numbers, own in zip((context.simulations, context.steps), x.T.cpu().numpy(), strict=True):
+        assert isinstance(numbers, np.ndarray)
+        np.testing.assert_array_equal(numbers, own)
+    return model(x).mean()
+
+
+def test_the_numbers_of_samples_stay_on_the_host():
+    with DistributedTrainer(1, engine="local", seed=0, threads=1) as trainer:
+        trainer.build(torch.nn.Linear(2, 1), ADAM, training_step=on_host, num_gpu=1)
+        options = {"buffer": BufferSpec("Reservoir", 8, threshold=4), "batch_size": 3, "progress": False}
+        trainer.fit_online(Simulations(numbered, range(3)), **options)
+        assert trainer.history[-1]["received"] == 18
 
 
 def test_steps_on_a_gpu_are_those_on_a_cpu():

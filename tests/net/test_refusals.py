@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from compss_train.net import messages, sockets
-from compss_train.net.connection import ConnectionLostError
+from compss_train.net.connection import Address, ConnectionLostError
 from compss_train.net.messages import MessageError, pack, parsing, shortened, unpack
 from compss_train.net.server import MessageServer
 from compss_train.net.sockets import LOOPBACK
@@ -124,6 +124,21 @@ def test_a_worker_outlives_numbers_that_no_checkpoint_can_hold(make_stub, addres
         assert answer_of(client, [greeting], message)
     send_stream(stub, 1, 2)
     assert stub.receiver.snapshot()[1] == {1: 2}
+    assert stub.drain() == [100, 101]
+
+
+@pytest.mark.parametrize(
+    ("fields", "arrays", "reason"),
+    [({}, 0, "0 arrays"), ({}, 3, "3 arrays"), ({"step": -1}, 1, "step=-1"), ({"step": None}, 1, "int")],
+)
+def test_a_worker_refuses_samples_without_x_and_steps_that_are_none(make_stub, fields, arrays, reason):
+    stub = make_stub(make("FIFO", 9))
+    with Address(stub.url, KEY).connect({"stream": 0}) as connection:
+        connection.send({"sample": 0} | fields, [np.zeros(2)] * arrays)
+        while "error" not in (answer := connection.receive(DEADLINE)[0]):
+            pass
+        assert reason in answer["error"]
+    send_stream(stub, 1, 2)
     assert stub.drain() == [100, 101]
 
 

@@ -59,11 +59,11 @@ def test_a_full_buffer_blocks_the_sender(length, samples, ahead):
         sending = Thread(send_all)
         got = []
         for taken in (0, 2, 5):
-            got += [int(buffer.get()[0][0]) for _ in range(taken)]
+            got += [int(buffer.get()["x"][0]) for _ in range(taken)]
             expected = len(got) + capacity + ahead
             wait_until(lambda expected=expected: opened.sent == expected)
             assert buffer.samples_put == buffer.samples_got + capacity
-        got += [int(buffer.get()[0][0]) for _ in range(samples - len(got))]
+        got += [int(buffer.get()["x"][0]) for _ in range(samples - len(got))]
         sending.result()
         assert got == list(range(samples))
 

@@ -41,10 +41,10 @@ def test_reception_ends_when_all_sent_samples_are_put(make_stub, how):
     assert not stub.buffer.reception_over
     if how == "disconnects":
         connection.close()
-    got = [int(stub.buffer.get()[0]) for _ in range(5)]
+    got = [int(stub.buffer.get()["x"]) for _ in range(5)]
     if how == "ends":
         connection.send(5)
-        got.append(int(stub.buffer.get()[0]))
+        got.append(int(stub.buffer.get()["x"]))
         assert "ended" in connection.end()
     connection.close()
     wait_until(lambda: stub.buffer.reception_over)

@@ -82,9 +82,9 @@ def test_y_is_optional():
         sender.send(np.array([1.0]), 2)
         sender.send(3.0)
         sender.close()
-        x, y = running.workers[0].buffer.get()
+        _, x, y = running.workers[0].buffer.get().values()
         assert (x.tolist(), y.tolist(), x.dtype, y.dtype) == ([1.0], 2, torch.float64, torch.int64)
-        [x] = running.workers[1].buffer.get()
+        _, x = running.workers[1].buffer.get().values()
         assert x.item() == 3.0
 
 
