@@ -160,41 +160,36 @@ def spoil(*files):
 
 
 WRONG = [
-    (3, {}, TypeError, "'int' object is not iterable"),
+    (3, {}, TypeError, "int"),
     ([None], {}, TypeError, "NoneType"),
-    ([], {}, ValueError, "no files found"),
-    (iter([]), {}, ValueError, "no files found"),
-    ("none/*.npz", {}, ValueError, "no files found"),
-    (Path("."), {}, BadFileError, r"is a folder without images .*; give its files, for example '\*\.npz'"),
-    ("9.npz", {}, BadFileError, r"9\.npz does not exist"),
-    (["**/*.npz"], {}, BadFileError, "does not exist; give a pattern as a string, not in a list"),
-    (["0.npz", Path("[0-2].npz")], {}, BadFileError, "does not exist; give a pattern as a string, not in a list"),
-    (["0.npz", Path("0.npz")], {}, ValueError, r"^/.*/0\.npz occurs more than once; name each file once"),
-    (["0.npz", "a/../0.npz"], {}, ValueError, r"0\.npz occurs more than once"),
-    (["store://a", "store://a"], {"reader": reader}, ValueError, "^store://a occurs more than once"),
-    (["0.npz", "t.pt"], {}, ValueError, "give files of one format"),
-    (["t.txt"], {}, ValueError, "give files of one format"),
-    (
-        "*.npz",
-        {"files_len": {"0.npz": 1}},
-        ValueError,
-        r"files_len lacks 1\.npz; give a number of samples for each file",
-    ),
-    ("*.npz", {"files_len": {**LENGTHS, "0.npz": 5}}, BadFileError, "has 1 samples, but files_len has 5"),
-    ("*.npz", {"files_len": {**LENGTHS, "0.npz": 5}, "reader": reader}, BadFileError, "but files_len has 5"),
-    ("*.npz", {"keys": "xy"}, TypeError, r"keys='xy': give a list of names, for example \['xy'\]"),
+    ([], {}, ValueError, "files="),
+    (iter([]), {}, ValueError, "files="),
+    ("none/*.npz", {}, ValueError, "files="),
+    (Path("."), {}, BadFileError, "is a folder without images"),
+    ("9.npz", {}, BadFileError, "9.npz"),
+    (["**/*.npz"], {}, BadFileError, "**/*.npz"),
+    (["0.npz", Path("[0-2].npz")], {}, BadFileError, "[0-2].npz"),
+    (["0.npz", Path("0.npz")], {}, ValueError, "/0.npz occurs more than once"),
+    (["0.npz", "a/../0.npz"], {}, ValueError, "/0.npz occurs more than once"),
+    (["store://a", "store://a"], {"reader": reader}, ValueError, "store://a"),
+    (["0.npz", "t.pt"], {}, ValueError, "'.npz', '.pt'"),
+    (["t.txt"], {}, ValueError, "'.txt'"),
+    ("*.npz", {"files_len": {"0.npz": 1}}, ValueError, "files_len lacks 1.npz"),
+    ("*.npz", {"files_len": {**LENGTHS, "0.npz": 5}}, BadFileError, "files_len has 5"),
+    ("*.npz", {"files_len": {**LENGTHS, "0.npz": 5}, "reader": reader}, BadFileError, "files_len has 5"),
+    ("*.npz", {"keys": "xy"}, TypeError, "keys='xy'"),
     ("*.npz", {"keys": []}, BadFileError, "holds no arrays"),
-    ("*.npz", {"on_bad_file": "ignore"}, ValueError, "on_bad_file=.*: choose one of 'raise', 'skip'"),
-    ("*.npz", {"on_bad_file": ["skip"]}, ValueError, "on_bad_file=.*: choose one of 'raise', 'skip'"),
+    ("*.npz", {"on_bad_file": "ignore"}, ValueError, "on_bad_file='ignore'"),
+    ("*.npz", {"on_bad_file": ["skip"]}, ValueError, "on_bad_file=['skip']"),
 ]
 
 
-@pytest.mark.parametrize(("files", "options", "error", "message"), WRONG, ids=range(len(WRONG)))
-def test_wrong_arguments_are_errors_that_say_what_to_give(folder, files, options, error, message):
+@pytest.mark.parametrize(("files", "options", "error", "name"), WRONG, ids=range(len(WRONG)))
+def test_wrong_arguments_are_errors_that_say_what_to_give(folder, files, options, error, name, raises):
     torch.save(torch.zeros(3), "t.pt")
     Path("t.txt").touch()
     (folder / "a").mkdir()
-    with pytest.raises(error, match=message):
+    with raises(error, name):
         FileDataset(files, **options)
 
 

@@ -184,10 +184,10 @@ def test_options_that_need_samples_of_one_size_are_errors(tokens, options, name,
 
 FLOATS = [each.astype(np.float32) for each in NEXT]
 WRONG = {
-    "bucket_by_length=3: choose one of True, False": lambda: Ragged(TOKENS, bucket_by_length=3),
-    "sequences have items of 2 dtypes .* that differ in length only": lambda: Ragged([np.ones(1), np.ones((2, 2))]),
+    "bucket_by_length=3": lambda: Ragged(TOKENS, bucket_by_length=3),
+    "items of 2 dtypes and shapes": lambda: Ragged([np.ones(1), np.ones((2, 2))]),
     "collate=3": lambda: trainer_of(collate=3),
-    r"collate returned a Tensor for a list of \(x, y\)": lambda: checked(NEXT, collate=lambda _: torch.zeros(1)),
+    "collate returned a Tensor": lambda: checked(NEXT, collate=lambda _: torch.zeros(1)),
     "float32 need collate=": lambda: checked(FLOATS, loss="mse"),
 }
 
@@ -208,7 +208,7 @@ def checked(targets, **options):
     trainer_of(**options).check_fit(TOKENS, targets, num_epochs=1, batch_size=5)
 
 
-@pytest.mark.parametrize("message", WRONG)
-def test_wrong_arguments_are_errors(message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        WRONG[message]()
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_arguments_are_errors(name, raises):
+    with raises((ValueError, TypeError), name):
+        WRONG[name]()

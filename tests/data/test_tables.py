@@ -62,23 +62,21 @@ def test_frames_may_be_parts_of_several_inputs(pack):
 
 
 WRONG = {
-    "more than 10,000 different values in 'id'.*leave the column out": lambda: tables.find_classes(
-        "id", map(str, range(tables.MAX_CLASSES + 1))
-    ),
-    r"mixes values of several types \(int, str\) in 'id'": lambda: tables.find_classes("id", ["a", 1]),
-    "^x is a DataFrame that lacks a value in 'height', the first in row 1: fill": FRAME.assign(height=[1, None, 2]),
+    "10,000 different values in 'id'": lambda: tables.find_classes("id", map(str, range(tables.MAX_CLASSES + 1))),
+    "(int, str) in 'id'": lambda: tables.find_classes("id", ["a", 1]),
+    "lacks a value in 'height', the first in row 1": FRAME.assign(height=[1, None, 2]),
     "lacks a value in 'kind'": FRAME.assign(kind=pd.Categorical(["a", None, "b"])),
-    r"holds str values in 'name', .*frame\['name'\]\.astype\('category'\)": FRAME.assign(name=list("abc")),
+    "holds str values in 'name'": FRAME.assign(name=list("abc")),
     "holds list values in 'parts'": FRAME.assign(parts=[[1], [2], [3]]),
-    "holds datetime64.* in 'born', no numbers": FRAME.assign(born=pd.to_datetime(["2000-01-01"] * 3)),
+    "in 'born', no numbers": FRAME.assign(born=pd.to_datetime(["2000-01-01"] * 3)),
     "several of one name": pd.concat([FRAME, FRAME], axis=1),
 }
 
 
-@pytest.mark.parametrize("message", WRONG)
-def test_what_is_no_column_of_numbers_is_an_error(message):
-    with pytest.raises(ValueError, match=message):
-        WRONG[message]() if callable(WRONG[message]) else array_of(WRONG[message])
+@pytest.mark.parametrize("name", WRONG)
+def test_what_is_no_column_of_numbers_is_an_error(name, raises):
+    with raises(ValueError, name):
+        WRONG[name]() if callable(WRONG[name]) else array_of(WRONG[name])
 
 
 def test_frames_of_polars_are_those_of_pandas():
@@ -171,25 +169,22 @@ def test_lists_that_differ_in_length_are_sequences(table, order):
 
 
 UNREADABLE = [
-    (
-        [[[1.0, 2.0]], [[1.0], [2.0, 3.0]], [[5.0, 6.0]]],
-        "holds lists of different lengths within those of 'x': pad",
-    ),
+    ([[[1.0, 2.0]], [[1.0], [2.0, 3.0]], [[5.0, 6.0]]], "different lengths within those of 'x'"),
     ([[[1.0, 2.0]], [[1.0, None]], [[5.0, 6.0]]], "lacks values within lists of 'x'"),
     ([[1.0, 2.0], [None, 2.0], [5.0, 6.0]], "lacks values within lists of 'x'"),
     ([[[1.0, 2.0]], None, [[5.0, 6.0]]], "lacks a value in 'x', the first in row 1"),
-    ([1.0, None, 3.0], "the data set lacks a value in 'x', the first in row 1: fill them in"),
+    ([1.0, None, 3.0], "lacks a value in 'x', the first in row 1"),
 ]
 
 
-@pytest.mark.parametrize(("rows", "message"), UNREADABLE)
-def test_values_that_cannot_be_read_are_errors(rows, message):
+@pytest.mark.parametrize(("rows", "name"), UNREADABLE)
+def test_values_that_cannot_be_read_are_errors(rows, name, raises):
     dataset = datasets.Dataset.from_dict({"x": rows, "label": [0, 1, 0]})
     for complete in (dataset.select([2, 0]), dataset.filter(lambda row: row["label"] == 0).select([1, 0])):
         assert rows_of(complete.flatten_indices(), [0, 1, 1]).x.tolist() == [rows[2], rows[0], rows[0]]
-        with pytest.raises(ValueError, match=r"if these rows were left out, give dataset\.flatten_indices"):
+        with raises(ValueError, "dataset.flatten_indices"):
             rows_of(complete, [0])
-    with pytest.raises(ValueError, match=message):
+    with raises(ValueError, name):
         rows_of(dataset, [0])
 
 

@@ -44,20 +44,16 @@ def test_parameters_have_the_positions_of_the_interface_that_they_follow():
 
 PAIRED = BufferType.SimPairedReservoir
 WRONG = [
+    *((kind, {name: None}, f"{kind.name} requires {name}") for kind, needed in NEEDED.items() for name in needed),
+    (PAIRED, dict.fromkeys(NEEDED[PAIRED]), "per_server_watermark and sweep_size and nb_time_steps"),
+    *((kind, {"per_server_watermark": 10}, "threshold=10") for kind in list(BufferType)[1:]),
     *(
-        (kind, {name: None}, f"^{kind.name} requires {name}; give a value")
-        for kind, needed in NEEDED.items()
-        for name in needed
-    ),
-    (PAIRED, dict.fromkeys(NEEDED[PAIRED]), "per_server_watermark and sweep_size and nb_time_steps; give a value"),
-    *((kind, {"per_server_watermark": 10}, "threshold=10, capacity=9: .*at most") for kind in list(BufferType)[1:]),
-    *(
-        (BufferType.FIRO, {name: value}, f"{name}={value!r}: give an integer of at least {least}")
-        for name, least, values in (
-            ("buffer_size", 1, (0, -1, 2.0, True, "9", None)),
-            ("per_server_watermark", 0, (-1, 1.5, True)),
-            ("pseudo_epochs", 1, (0,)),
-            ("seed", 0, (-1,)),
+        (BufferType.FIRO, {name: value}, f"{name}={value!r}")
+        for name, values in (
+            ("buffer_size", (0, -1, 2.0, True, "9", None)),
+            ("per_server_watermark", (-1, 1.5, True)),
+            ("pseudo_epochs", (0,)),
+            ("seed", (-1,)),
         )
         for value in values
     ),
@@ -65,12 +61,12 @@ WRONG = [
     (BufferType.BatchReservoir, {"batch_size": 0}, "batch_size=0"),
     (BufferType.BatchReservoir, {"batch_size": 10}, "batch_size=10"),
     *((PAIRED, {name: 0}, f"{name}=0") for name in ("sweep_size", "nb_time_steps")),
-    (PAIRED, {"buffer_size": 1, "per_server_watermark": 1}, "capacity=1: give an integer of at least 2"),
-    *((kind, {}, r"choose one of BufferType\.FIFO, .*SimPairedReservoir") for kind in ("LIFO", "", 0, None, FIFO)),
+    (PAIRED, {"buffer_size": 1, "per_server_watermark": 1}, "capacity=1"),
+    *((kind, {}, "buffer_t=") for kind in ("LIFO", "", 0, None, FIFO)),
 ]
 
 
-@pytest.mark.parametrize(("kind", "changes", "message"), WRONG)
-def test_wrong_parameters_are_named(kind, changes, message):
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize(("kind", "changes", "name"), WRONG)
+def test_wrong_parameters_are_named(kind, changes, name, raises):
+    with raises(ValueError, name):
         make_buffer(**{"buffer_size": 9, "buffer_t": kind, **NEEDED.get(kind, {}), **changes})

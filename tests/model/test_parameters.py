@@ -153,16 +153,12 @@ def test_a_state_dict_that_torch_saved_is_loaded(tmp_path, nested):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (nn.Linear(1, 1), r"holds more than tensors, or is damaged; save model\.state_dict\(\)"),
-        ([torch.ones(2)], "not a file of parameters: it holds a list, not a state_dict"),
-        ({"epoch": 3}, "not a file of parameters: state_dict entry 'epoch' is a int"),
-    ],
+    ("content", "name"),
+    [(nn.Linear(1, 1), "more than tensors"), ([torch.ones(2)], "a list"), ({"epoch": 3}, "'epoch' is a int")],
 )
-def test_other_files_of_torch_are_errors(tmp_path, content, message):
+def test_other_files_of_torch_are_errors(tmp_path, content, name, raises):
     torch.save(content, tmp_path / "w.pth")
-    with pytest.raises(BadFileError, match=message):
+    with raises(BadFileError, name):
         params.load(tmp_path / "w.pth")
     (tmp_path / "w.pth").write_bytes((tmp_path / "w.pth").read_bytes()[:200])
     with pytest.raises(BadFileError, match="damaged"):

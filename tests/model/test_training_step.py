@@ -378,30 +378,22 @@ def test_wrong_results_are_errors(returned, name, raises):
         trainer_of(mlp(), SGD, training_step=wrong).check_fit(X, Y, num_epochs=1, batch_size=20)
 
 
-def test_wrong_arguments_are_errors_of_build():
+def test_wrong_arguments_are_errors_of_build(raises):
     two = {"a": mlp(), "b": mlp()}
     both = {"a": SGD, "b": SGD}
-    for arguments, options, message in [
+    for arguments, options, name in [
         ((mlp(),), {}, "needs a loss"),
         ((mlp(), SGD), {}, "needs a loss"),
         ((mlp(), None, "mse"), {}, "needs an optimizer"),
         ((mlp(), SGD), {"training_step": 3}, "training_step=3"),
         ((mlp(), SGD), {"training_step": "stepp"}, "training_step='stepp'"),
-        ((two, both, "mse"), {}, "several optimizers need training_step="),
-        ((two, {"a": SGD, "c": SGD}), {"training_step": step}, "'c', no module of the network.*a, b"),
-        (
-            (two, both),
-            {"training_step": step, "gradients": Gradients(accumulate=2)},
-            "accumulate=2 belongs to one optimizer",
-        ),
-        (
-            (two, both),
-            {"training_step": step, "gradients": Gradients(on_nan="skip")},
-            "on_nan='skip' belongs to one",
-        ),
-        ((mlp(), SGD), {"training_step": step, "class_weight": [1, 2]}, "class_weight= belongs to loss="),
+        ((two, both, "mse"), {}, "training_step="),
+        ((two, {"a": SGD, "c": SGD}), {"training_step": step}, "'c', no module"),
+        ((two, both), {"training_step": step, "gradients": Gradients(accumulate=2)}, "accumulate=2"),
+        ((two, both), {"training_step": step, "gradients": Gradients(on_nan="skip")}, "on_nan='skip'"),
+        ((mlp(), SGD), {"training_step": step, "class_weight": [1, 2]}, "class_weight="),
     ]:
-        with pytest.raises((TypeError, ValueError), match=message):
+        with raises((TypeError, ValueError), name):
             trainer_of(*arguments, **options)
     shared = nn.ModuleDict(two)
     shared["b"][0] = shared["a"][0]

@@ -176,26 +176,22 @@ def test_pushed_and_pulled_arrays_are_copies(server):
     assert server.pull("w")[0].tolist() == [1.0, 1.0]
 
 
-def test_wrong_calls_are_errors_that_change_nothing(server):
+def test_wrong_calls_are_errors_that_change_nothing(server, raises):
     server.init("w", [np.zeros(3)])
     wrong = [
-        (ValueError, "'w' exists already", lambda: server.init("w", [np.ones(3)])),
-        (
-            ValueError,
-            "'v' does not exist; call init first. Existing keys: 'w'",
-            lambda: server.push("v", [np.ones(3)]),
-        ),
-        (ValueError, "'v' does not exist", lambda: server.pull("v")),
-        (ValueError, r"grads\[0\] is of float64 \(2,\)", lambda: server.push("w", [np.ones(2)])),
-        (ValueError, r"grads\[0\] is of float32 \(3,\)", lambda: server.push("w", [np.ones(3, np.float32)])),
-        (ValueError, r"weights\[1\] is of float64 \(4,\)", lambda: server.pull("w", [np.ones(3), np.ones(4)])),
-        (ValueError, r"grads=\[\]: give at least one", lambda: server.push("w", [])),
-        (ValueError, "priority=1.5: give an integer", lambda: server.push("w", [np.ones(3)], 1.5)),
-        (TypeError, "grads must be a list of arrays", lambda: server.push("w", np.ones(3))),
-        (TypeError, "value must be a list of arrays", lambda: server.init("v", [[1.0]])),
+        (ValueError, "'w'", lambda: server.init("w", [np.ones(3)])),
+        (ValueError, "'v'", lambda: server.push("v", [np.ones(3)])),
+        (ValueError, "'v'", lambda: server.pull("v")),
+        (ValueError, "grads[0] is of float64 (2,)", lambda: server.push("w", [np.ones(2)])),
+        (ValueError, "grads[0] is of float32 (3,)", lambda: server.push("w", [np.ones(3, np.float32)])),
+        (ValueError, "weights[1] is of float64 (4,)", lambda: server.pull("w", [np.ones(3), np.ones(4)])),
+        (ValueError, "grads=[]", lambda: server.push("w", [])),
+        (ValueError, "priority=1.5", lambda: server.push("w", [np.ones(3)], 1.5)),
+        (TypeError, "grads", lambda: server.push("w", np.ones(3))),
+        (TypeError, "value", lambda: server.init("v", [[1.0]])),
     ]
-    for kind, message, call in wrong:
-        with pytest.raises(kind, match=message):
+    for kind, name, call in wrong:
+        with raises(kind, name):
             call()
     assert server.pull("w")[0].tolist() == [0.0] * 3
 

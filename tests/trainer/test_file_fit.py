@@ -128,31 +128,23 @@ def locked_reader(lock=threading.Lock()):  # noqa: B008
 
 
 REFUSED = [
-    ({"shuffle": "total"}, ValueError, r"take PartialShuffle\(\)"),
-    (
-        {"shuffle": PartialShuffle(), "shuffle_block_data": False},
-        ValueError,
-        "leave buffer= and shuffle_block_data= out",
-    ),
-    (
-        {"shuffle": PartialShuffle(), "buffer": BufferSpec("FIFO", 9)},
-        ValueError,
-        "leave buffer= and shuffle_block_data= out",
-    ),
-    ({"threads": 10}, ValueError, "threads=10, file_buffer=10: .*give a file_buffer of at least 11"),
+    ({"shuffle": "total"}, ValueError, "PartialShuffle()"),
+    ({"shuffle": PartialShuffle(), "shuffle_block_data": False}, ValueError, "shuffle_block_data="),
+    ({"shuffle": PartialShuffle(), "buffer": BufferSpec("FIFO", 9)}, ValueError, "buffer="),
+    ({"threads": 10}, ValueError, "threads=10, file_buffer=10"),
     ({"file_buffer": 0}, ValueError, "file_buffer=0"),
-    ({"y": "z"}, BadFileError, r"a\.npz holds >f4 \(2,\) in 'x', which torch cannot hold"),
-    ({"x": "images"}, ValueError, r"no array 'images' for x.*FileDataset\(\.\.\., x=\.\.\., y=\.\.\.\)"),
+    ({"y": "z"}, BadFileError, ">f4 (2,) in 'x'"),
+    ({"x": "images"}, ValueError, "no array 'images' for x"),
     ({"reader": locked_reader()}, TypeError, "reader"),
 ]
 
 
-@pytest.mark.parametrize(("options", "error", "message"), REFUSED)
-def test_options_that_do_not_fit(files, tmp_path, options, error, message):
+@pytest.mark.parametrize(("options", "error", "name"), REFUSED)
+def test_options_that_do_not_fit(files, tmp_path, options, error, name, raises):
     np.savez(tmp_path / "a.npz", x=np.ones((3, 2), ">f4"), y=np.arange(3), z=np.ones((3, 6), np.float32))
     of_files = {key: options[key] for key in options if key not in ("shuffle", "shuffle_block_data", "buffer")}
     own = tmp_path / "a.npz" if options.keys() & {"x", "y"} else files.files
-    with pytest.raises(error, match=message):
+    with raises(error, name):
         fitted("serial", 1, FileDataset(own, **of_files), **{k: options[k] for k in options if k not in of_files})
     fitted("serial", 1, FileDataset(files.files, threads=10, file_buffer=11))
     fitted("serial", 1, FileDataset(tmp_path / "a.npz", x="z"))  # the others are not read

@@ -126,17 +126,17 @@ def test_validation_data_and_predictions_name_the_part_with_other_classes(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("x", "error", "message"),
+    ("x", "error", "name"),
     [
-        ({"numbers": 3}, TypeError, r"x\['numbers'\]=3: give the name of an array, or a list of names"),
-        ({"numbers": ["a", "a"]}, ValueError, r"x\['numbers'\]=\['a', 'a'\]: name at least one column, and each"),
-        ({}, ValueError, "x={}: name at least one column"),
+        ({"numbers": 3}, TypeError, "x['numbers']=3"),
+        ({"numbers": ["a", "a"]}, ValueError, "x['numbers']=['a', 'a']"),
+        ({}, ValueError, "x={}"),
         (("a", "z"), ValueError, "has no array 'z' for x"),
     ],
 )
-def test_wrong_names_are_errors(tmp_path, x, error, message):
+def test_wrong_names_are_errors(tmp_path, x, error, name, raises):
     path = TABLES["parquet"].saved(tmp_path, **COLUMNS)
-    with pytest.raises(error, match=message):
+    with raises(error, name):
         fitted(FileDataset(path, keys=[*COLUMNS], x=x))
 
 

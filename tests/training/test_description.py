@@ -214,18 +214,15 @@ def test_a_fit_with_a_preset_is_one_with_its_options(preset):
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
+    ("options", "name"),
     [
-        ({"merge": "diloco", "batch_size": None}, "give exactly one of them"),
-        ({"merge": "auto", "batch_size": 0}, "batch_size=0: give an integer of at least 1"),
-        ({"merge": "auto", "batch_size": "6"}, "batch_size='6': give an integer of at least 1"),
-        (
-            {"merge": "auto", "batch_size": None, "num_batches_per_worker": 0},
-            "num_batches_per_worker=0: give an integer of at least 1",
-        ),
-        ({"merge": "post_local", "num_epochs": "3"}, "num_epochs='3': give an integer of at least 1"),
+        ({"merge": "diloco", "batch_size": None}, "batch_size=None"),
+        ({"merge": "auto", "batch_size": 0}, "batch_size=0"),
+        ({"merge": "auto", "batch_size": "6"}, "batch_size='6'"),
+        ({"merge": "auto", "batch_size": None, "num_batches_per_worker": 0}, "num_batches_per_worker=0"),
+        ({"merge": "post_local", "num_epochs": "3"}, "num_epochs='3'"),
     ],
 )
-def test_wrong_presets(options, error):
-    with pytest.raises(ValueError, match=error):
+def test_wrong_presets(options, name, raises):
+    with raises(ValueError, name):
         trainer_of().fit(X, Y, **{"num_epochs": 1, "batch_size": 6, **options})

@@ -57,18 +57,12 @@ def test_invalid_objects_are_an_error(value, name, raises):
         resolve({"key": [value]})
 
 
-def test_modules_that_fail_to_import_are_an_error(tmp_path, monkeypatch):
+def test_modules_that_fail_to_import_are_an_error(tmp_path, monkeypatch, raises):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "objects_that_fail.py").write_text("import objects_that_are_not_there\n")
     (tmp_path / "objects_that_raise.py").write_text("1 / 0\n")
-    for name, message in (
-        (
-            "fail",
-            "ModuleNotFoundError: No module named 'objects_that_are_not_there'; install it",
-        ),
-        ("raise", "importing objects_that_raise failed: ZeroDivisionError: division by zero"),
-    ):
-        with pytest.raises(ValueError, match=message):
+    for name, kind in (("fail", "ModuleNotFoundError"), ("raise", "ZeroDivisionError")):
+        with raises(ValueError, kind):
             resolve(f"import:objects_that_{name}:x")
         assert f"objects_that_{name}" not in sys.modules
 

@@ -174,19 +174,14 @@ def test_integers_are_not_rounded_without_a_word(folder, suffix, values):
         same(rounded, np.array(list(map(float, values))))
 
 
-WRONG_CLASSES = {
-    "give a list of its classes": "ab",
-    "make all strings, or all numbers": ["1", 2],
-    "name at least one class, and each once": ["a", "b", "a"],
-    "name at least one class": [],
-}
+WRONG_CLASSES = [(TypeError, "ab"), (TypeError, ["1", 2]), (ValueError, ["a", "b", "a"]), (ValueError, [])]
 
 
-@pytest.mark.parametrize("message", WRONG_CLASSES)
-def test_wrong_classes_are_refused(tmp_path, message):
+@pytest.mark.parametrize(("error", "classes"), WRONG_CLASSES, ids=str)
+def test_wrong_classes_are_refused(tmp_path, error, classes, raises):
     path = TABLES["csv"].saved(tmp_path, x=np.arange(2), y=["a", "b"])
-    with pytest.raises((TypeError, ValueError), match=message):
-        FileDataset(path, classes={"y": WRONG_CLASSES[message]})
+    with raises(error, f"classes={{'y': {classes!r}}}"):
+        FileDataset(path, classes={"y": classes})
 
 
 @in_every(TABLES)

@@ -45,22 +45,19 @@ def test_invalid_schedules_are_errors(spec, error, name, raises):
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    "spec",
     [
-        (
-            partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=3),
-            r"epoch 4 \(counted from 0 .* Tried to step 4",
-        ),
-        ({0: 1.0, 1: 1.0, 2: 0.5, 3: 0.5}.__getitem__, "in epoch 4 .* 4$"),
-        (lambda epoch: 1.0 if epoch < 4 else float("inf"), "in epoch 4 .* sets a learning rate of inf"),
+        partial(lr_scheduler.OneCycleLR, max_lr=0.1, total_steps=3),
+        {0: 1.0, 1: 1.0, 2: 0.5, 3: 0.5}.__getitem__,
+        lambda epoch: 1.0 if epoch < 4 else float("inf"),
     ],
 )
-def test_a_too_short_schedule_is_found_before_any_task(spec, message):
+def test_a_too_short_schedule_is_found_before_any_task(spec, raises):
     x, y = classification()
     trainer = DistributedTrainer(2, engine=NoTasks(), seed=0)
     trainer.build(mlp(), SGD, "cross_entropy", schedule=spec)
     for epochs in (5, 6):  # asking again changes nothing
-        with pytest.raises(ValueError, match=message):
+        with raises(ValueError, "schedule= fails in epoch 4"):
             trainer.fit(x, y, num_epochs=epochs, batch_size=5)
     with pytest.raises(RuntimeError, match="something was published"):
         trainer.fit(x, y, num_epochs=4, batch_size=5)

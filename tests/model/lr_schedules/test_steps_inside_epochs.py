@@ -112,14 +112,14 @@ def test_one_worker_is_the_plain_loop_with_its_steps(number):
         assert [record["lr"] for record in trainer.history] == [lrs[number] for number in last]
 
 
-def test_what_makes_no_sense_is_an_error(tmp_path):
+def test_what_makes_no_sense_is_an_error(raises):
     plateau = lr_scheduler.ReduceLROnPlateau
-    for schedule, steps, message in (
-        (fall, 0, "steps=0: give an integer of at least 1"),
-        (plateau, 4, r"Schedule\(steps=4, .*\) of a ReduceLROnPlateau .* is stepped once an epoch"),
-        (lambda epoch: -epoch, 4, "sets a learning rate of -0.0125"),
+    for schedule, steps, name in (
+        (fall, 0, "steps=0"),
+        (plateau, 4, "Schedule(steps=4"),
+        (lambda epoch: -epoch, 4, "learning rate of -0.0125"),
     ):
-        with pytest.raises(ValueError, match=message):
+        with raises(ValueError, name):
             built("serial", 1, schedule, steps).fit(X, Y, num_epochs=1, batch_size=5)
 
 

@@ -60,29 +60,25 @@ def test_names_in_the_history(metric, names):
 
 
 @pytest.mark.parametrize(
-    ("metric", "error", "message"),
+    ("metric", "error", "name"),
     [
-        ("acc", ValueError, "unknown metric 'acc'; choose one of mse"),
-        ([own, "mae", own], ValueError, "two metrics are called 'own'; .* metric={'own_a': ..., 'own_b': ...}"),
+        ("acc", ValueError, "unknown metric 'acc'"),
+        ([own, "mae", own], ValueError, "two metrics are called 'own'"),
         (MulticlassF1Score, TypeError, "num_classes"),
         ([R2Score(), COLLECTION, R2Score()], ValueError, "two metrics are called 'r2_score'"),
-        (
-            {"loss": own},
-            ValueError,
-            "'loss' is not text, or has another meaning.* metric={'my_loss': ...}",
-        ),
-        ({"seconds": own}, ValueError, "'seconds' is not text, or has another"),
-        ({"val_mae": "mae"}, ValueError, "'val_mae' is not text, or has another"),
-        ({3: own}, ValueError, "metric name 3 is not text"),
-        ({"": own}, ValueError, "metric name '' is not text"),
-        (3, TypeError, "metric=3 is neither a name nor a callable"),
-        ([None], TypeError, "metric=None is neither a name nor a callable"),
-        ([["mae"]], TypeError, r"metric=\['mae'\] is neither a name nor a callable"),
+        ({"loss": own}, ValueError, "metric name 'loss'"),
+        ({"seconds": own}, ValueError, "metric name 'seconds'"),
+        ({"val_mae": "mae"}, ValueError, "metric name 'val_mae'"),
+        ({3: own}, ValueError, "metric name 3"),
+        ({"": own}, ValueError, "metric name ''"),
+        (3, TypeError, "metric=3"),
+        ([None], TypeError, "metric=None"),
+        ([["mae"]], TypeError, "metric=['mae']"),
     ],
     ids=named,
 )
-def test_invalid_metrics_and_used_names_are_errors(metric, error, message):
-    with pytest.raises(error, match=message.replace("{", r"\{")):
+def test_invalid_metrics_and_used_names_are_errors(metric, error, name, raises):
+    with raises(error, name):
         resolve_metrics(metric)
 
 
