@@ -176,6 +176,7 @@ class FitOptions:
             structure=source.structure,
             may_skip=source.may_skip,
             optimizer_state=self.merge.optimizer_state or "keep",
+            averaging=self.merge.decay_of_steps,
             dtype=self.merge.dtype,
             callbacks=callbacks,
             resident=Residency(

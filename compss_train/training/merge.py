@@ -24,6 +24,7 @@ Preset = Literal["auto", "diloco", "slowmo", "post_local"]
 Rule = Literal["weighted", "halving"]
 Grace: TypeAlias = Literal["auto"] | float
 Averaging: TypeAlias = Literal["ema"] | float
+AveragingUnit = Literal["merges", "steps"]
 
 
 @dataclass(frozen=True)
@@ -57,9 +58,11 @@ class Merge:
         keep its own, ``"average"`` averages momentum and moments, ``"reset"`` starts every round with a new
         optimizer, and ``"reset_blocks"`` every block, as dislib does (not with ``buffer`` or ``PartialShuffle``,
         which mix blocks).
-    averaging:
-        ``"ema"`` keeps an exponential moving average of the parameters after each merge, with a decay of 0.8; a
-        number between 0 and 1 sets another decay. The average is evaluated on the validation data as
+    averaging, averaging_unit:
+        ``"ema"`` keeps an exponential moving average of the parameters after each of the ``"merges"`` (default),
+        with a decay of 0.8, or of the workers' ``"steps"``, with a decay of 0.99; a number between 0 and 1 sets
+        another decay. By steps, each worker averages as ``torch.optim.swa_utils`` does, and the averages are merged
+        like the parameters; buffers are the newest. The average is evaluated on the validation data as
         ``val_averaged_loss`` and so on, and ``trainer.model(averaged=True)`` returns it. ``None`` (default) for no
         average.
     dtype:
@@ -93,6 +96,7 @@ class Merge:
     outer_optimizer: OptimizerSpec | None = None
     optimizer_state: OptimizerState | None = None
     averaging: Averaging | None = None
+    averaging_unit: AveragingUnit | None = None
     dtype: MergeDtype | None = None
     rule: Rule | None = None
     quorum: float | None = None
@@ -119,6 +123,9 @@ class Merge:
             check_choice("averaging", self.averaging, ("ema", "a decay between 0 and 1", None))
         elif self.averaging is not None:
             check_fraction("averaging", self.averaging)
+        check_choice("averaging_unit", self.averaging_unit, (*get_args(AveragingUnit), None))
+        if self.averaging_unit == "steps" and self.averaging is None:
+            raise ValueError("averaging_unit='steps' needs averaging=, 'ema' or a decay such as 0.99")
         check_choice("dtype", self.dtype, (*get_args(MergeDtype), None))
         check_choice("rule", self.rule, (*get_args(Rule), None))
         if self.quorum is not None and check_non_negative("quorum", self.quorum) > 1:
@@ -178,6 +185,22 @@ class Merge:
         return value if isinstance(value, Merge) else cls(value)
 
     @property
+    def decay_of_steps(self) -> float | None:
+        """The decay of the average that workers keep by steps, or ``None``."""
+        return self._decay if self.averaging_unit == "steps" else None
+
+    @property
+    def decay_of_merges(self) -> float | None:
+        """The decay of the average over merges, or ``None``."""
+        return None if self.averaging_unit == "steps" else self._decay
+
+    @property
+    def _decay(self) -> float | None:
+        if isinstance(self.averaging, str):
+            return STEPS_DECAY if self.averaging_unit == "steps" else MERGES_DECAY
+        return self.averaging
+
+    @property
     def preset(self) -> Preset | None:
         """The kind if it is a preset, or ``None``."""
         return next((name for name in get_args(Preset) if name == self.kind), None)
@@ -193,6 +216,11 @@ class Merge:
         missing = [each.name for each in fields(self) if getattr(self, each.name) is None]
         return replace(self, **{name: getattr(chosen, name) for name in missing})
 
+
+MERGES_DECAY = 0.8
+"""The decay of ``averaging="ema"``: the average reaches back about five merges."""
+STEPS_DECAY = 0.99
+"""The same by steps: about a hundred of a worker."""
 
 MergeLike: TypeAlias = MergeKind | Preset | Merge
 """What ``fit(merge=...)`` takes."""

@@ -20,6 +20,7 @@ from compss_train.model.training_step import Step, StepContext, StepResult
 from compss_train.worker.batches import Batch, batches_in_epoch
 from compss_train.worker.callbacks import CallbackRunner, WorkerContext
 from compss_train.worker.state import (
+    StepAverage,
     WorkerState,
     changed_buffers,
     load_moments,
@@ -48,6 +49,8 @@ class Learner(ModelReplica):
         What the worker does: its number, device, callbacks.
     moments:
         The optimizer state for a worker that has none.
+    averaged:
+        The average of the parameters that the copy continues by steps; ``None`` begins with its first step.
     """
 
     def __init__(
@@ -57,6 +60,7 @@ class Learner(ModelReplica):
         state: WorkerState,
         work: Work,
         moments: params.Parameters | None = None,
+        averaged: params.Parameters | None = None,
     ) -> None:
         super().__init__(job.spec, parameters, work.device, training=True)
         if state.module_buffers is not None:
@@ -72,6 +76,7 @@ class Learner(ModelReplica):
             load_moments(self.optimizer, moments)
         own = {id(parameter) for group in self.optimizer.param_groups for parameter in group["params"]}
         self._trained = [parameter for parameter in self.net.parameters() if id(parameter) in own]
+        self._average = None if job.averaging is None else StepAverage(self.net, job.averaging, averaged)
         self._takes_closure = needs_closure(type(self.optimizer).step)
         self._scaler = torch.amp.GradScaler(torch.device(self.device).type, enabled=self.half is torch.float16)
         """Scales losses in fp16, and does nothing otherwise."""
@@ -165,8 +170,10 @@ class Learner(ModelReplica):
                     "the training step has updated none of the optimizers, so that nothing is trained; call, also "
                     f"in the first batch, context.update(name, loss) for {', '.join(self.optimizer.optimizers)}"
                 )
+            self._after_step()
         elif self._takes_closure:
             result = self._step_by_closure(batch)
+            self._after_step()
         else:
             result = self._accumulate(batch)
         if result is not None and self._check_outputs:
@@ -235,7 +242,16 @@ class Learner(ModelReplica):
         self.spec.gradients.clip(self._trained)
         self._scaler.step(self.optimizer)
         self._scaler.update()
+        self._after_step()
         self._accumulated_batches = self._accumulated_samples = 0
+
+    def _after_step(self) -> None:
+        if self._average is not None:
+            self._average.update()
+
+    def averaged(self) -> params.Parameters:
+        """Return the average that ``Merge(averaging_unit="steps")`` keeps, under names of its own, or nothing."""
+        return {} if self._average is None else self._average.arrays()
 
     def _add_gradients(self, batch: Batch) -> StepResult:
         """Add the gradients of a batch to the accumulated ones."""

@@ -37,6 +37,8 @@ class MergeRule:
     """Whether workers return compressed changes."""
     decay: float | None = None
     """The decay of the moving average of the parameters over merges; ``None`` for no average."""
+    by_steps: bool = False
+    """Whether workers return averages of the parameters by steps, which are merged, too."""
 
     @property
     def is_mean(self) -> bool:
@@ -46,7 +48,7 @@ class MergeRule:
     @property
     def result_names(self) -> tuple[str, ...]:
         """The names of the items that ``merge_results`` returns; after the first two, fields of ``MergeState``."""
-        optional = {"moments": self.moments, "outer": self.optimizer, "averaged": self.decay}
+        optional = {"moments": self.moments, "outer": self.optimizer, "averaged": self.decay or self.by_steps}
         return "parameters", "measured", *(name for name, value in optional.items() if value)
 
 
@@ -66,14 +68,16 @@ def merge_results(
     infinity.
     """
     merged = dict(mean(items, {**base, **(moments or {})}))
-    averages, new_moments = split_moments(merged) if rule.moments else (merged, None)
+    means, new_moments, of_steps = split_moments(merged)
     results: dict[str, Any] = {
         "measured": [part for item in items for part in item.measured],
         "moments": new_moments,
     }
-    results["parameters"], results["outer"] = averages, outer
+    results["parameters"], results["outer"] = means, outer
     if rule.optimizer is not None and any(item.count for item in items):  # no momentum without samples
-        results["parameters"], results["outer"] = _step(rule, rule.optimizer, base, averages, outer)
+        results["parameters"], results["outer"] = _step(rule, rule.optimizer, base, means, outer)
+    if rule.by_steps:
+        results["averaged"] = {**results["parameters"], **of_steps}
     if rule.decay is not None:
         results["averaged"] = _moving_average(averaged, results["parameters"], rule.decay)
     return tuple(results[name] for name in rule.result_names)

@@ -19,6 +19,7 @@ from typing import Any, Self, TypeAlias
 import numpy as np
 import torch
 from torch import nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.model.devices import CPU, RandomState, copy_into, is_gpu, to_device, to_host
@@ -165,10 +166,50 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         optimizer.state[parameter]["mu_product"] = product
 
 
-def split_moments(merged: Parameters) -> tuple[Parameters, Parameters]:
-    """Return the parameters and the moments of arrays that contain both."""
+_AVERAGE = "average/"
+
+
+class StepAverage:
+    """The average of a network's parameters after each step, by the rule of ``torch.optim.swa_utils``.
+
+    It continues ``averaged``, or begins with a copy after the first step.
+    """
+
+    def __init__(self, net: nn.Module, decay: float, averaged: Parameters | None) -> None:
+        entries = net.state_dict(keep_vars=True).items()
+        own = {name: each.detach() for name, each in entries if isinstance(each, nn.Parameter)}
+        self._parameters = {
+            name: each for name, each in own.items() if each.is_floating_point() or each.is_complex()
+        }
+        self._update = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        self._average: list[torch.Tensor] | None = None
+        if averaged is not None:
+            self._average = [torch.empty_like(each) for each in self._parameters.values()]
+            for name, each in zip(self._parameters, self._average, strict=True):
+                copy_into(each, torch.from_numpy(np.array(averaged[name])))
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Average the parameters after a step."""
+        now = [*self._parameters.values()]
+        if self._average is None:
+            self._average = [each.clone() for each in now]
+        else:
+            self._update(self._average, now, 1)
+
+    def arrays(self) -> Parameters:
+        """Return the average by name, or nothing before the first step."""
+        if self._average is None:
+            return {}
+        return to_arrays(dict(zip([_AVERAGE + name for name in self._parameters], self._average, strict=True)))
+
+
+def split_moments(merged: Parameters) -> tuple[Parameters, Parameters, Parameters]:
+    """Return the parameters, the moments and the averages by steps of arrays that contain all of them."""
     moments = {name: array for name, array in merged.items() if name.startswith(_PREFIX)}
-    return {name: array for name, array in merged.items() if name not in moments}, moments
+    averages = {name: array for name, array in merged.items() if name.startswith(_AVERAGE)}
+    plain = {name: array for name, array in merged.items() if name not in moments and name not in averages}
+    return plain, moments, {name.removeprefix(_AVERAGE): array for name, array in averages.items()}
 
 
 def check_averageable(net: nn.Module, factory: NetOptimizer) -> None:

@@ -44,11 +44,13 @@ def train(
     work: Work,
     values: Sequence[Any],
     moments: Parameters | None = None,
+    averaged: Parameters | None = None,
 ) -> Result:
     """Train a model copy on the batches of a worker; accumulated gradients are applied at the end of each epoch.
 
-    ``values`` are the blocks or pieces that ``work`` describes, and ``moments`` the optimizer state for a worker
-    that has none. The random state is left as the training ends with it.
+    ``values`` are the blocks or pieces that ``work`` describes, ``moments`` the optimizer state for a worker that
+    has none, and ``averaged`` the average that it continues by steps. The random state is left as the training ends
+    with it.
 
     With ``on_nan="skip"`` on a GPU, a worker that skipped nothing in its last task learns all batches, and reads at
     the end whether they were finite. If they were not, it trains again, and reads each batch's flag.
@@ -56,7 +58,7 @@ def train(
     liveness.describe(f"{work.name}, which compiles its network," if job.spec.compile else work.name)
     started, began = time.time(), time.perf_counter()
     set_random_state(state.random, work.device)
-    learner = Learner(job, parameters, state, work, moments)
+    learner = Learner(job, parameters, state, work, moments, averaged)
     source, buffer = source_of(job, work, values), CarriedBuffer(state.sample_buffer)
     batches = prepared(cut_batches(source, work.device, buffer), learner, job)
     tracer = Tracer(work.device) if work.traced else None
@@ -68,7 +70,7 @@ def train(
             raise
     if not learner.finite:
         del learner, batches  # as they may fill the GPU
-        result = train(job, parameters, replace(state, skipped=True), work, values, moments)
+        result = train(job, parameters, replace(state, skipped=True), work, values, moments, averaged)
         result.measured.started, result.measured.seconds = started, time.perf_counter() - began
         return result
     measured = replace(learner.measured(), **source.measured())
@@ -85,6 +87,7 @@ def train(
     trained, after = learner.finish(measured), learner.state()
     if job.optimizer_state == "average":
         trained, after = trained | moments_of(learner.optimizer), replace(after, optimizer=None)
+    trained |= learner.averaged()
     before = {**parameters, **(moments or {})}
     sent, error = _compressed(job, work, before, trained, state, measured)
     after = replace(after, sample_buffer=buffer.after, error=error, skipped=measured.skipped_batches > 0)
@@ -131,6 +134,7 @@ def train_group(
     values: Sequence[Any],
     works: Sequence[Work],
     moments: Parameters | None = None,
+    averaged: Parameters | None = None,
     measured_apart: bool = False,
 ) -> tuple[PartialSum, GroupState] | tuple[PartialSum, GroupState, list[Measured]]:
     """Train workers one after another, each from ``parameters``; the other arguments are as in ``train``.
@@ -143,7 +147,7 @@ def train_group(
     with kept_random_state(works[0].device):
         for work in works:
             number = work.index_in_group
-            trained, after[number], own = train(job, parameters, after[number], work, values, moments)
+            trained, after[number], own = train(job, parameters, after[number], work, values, moments, averaged)
             count = own.planned_samples if job.may_skip else work.samples
             sums = _with_complete_nodes(
                 [*sums, PartialSum.of_worker(trained, count, work.worker, own)], work.worker

@@ -60,6 +60,8 @@ class Job:
     """Whether workers may skip files, and so have fewer samples than planned."""
     optimizer_state: OptimizerState = "keep"
     """What happens to the state of the optimizer when workers merge."""
+    averaging: float | None = None
+    """The decay of the average of the parameters that each worker keeps by steps, or ``None``."""
     dtype: MergeDtype | None = None
     """The dtype that changes of the weights are compressed to, or ``None``."""
     callbacks: Sequence[WorkerCallback] = ()

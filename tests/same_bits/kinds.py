@@ -142,6 +142,7 @@ MERGES = {
     "merged in int8, outer optimizer": {"dtype": "int8", "outer_optimizer": NESTEROV},
     "averaged parameters": {"averaging": "ema", **VALIDATED, **BATCHES},
     "averaged parameters, decay": {"averaging": 0.5, "outer_optimizer": NESTEROV, **VALIDATED},
+    "averaged parameters, by steps": {"averaging": 0.9, "averaging_unit": "steps", **VALIDATED, **BATCHES},
     "optimizers averaged": {"optimizer_state": "average", **BATCHES},
     "optimizers reset": {"optimizer_state": "reset", **BATCHES},
     "optimizers averaged, int8, several workers a task": {"optimizer_state": "average", "dtype": "int8", **MANY},

@@ -242,6 +242,7 @@ def _refinement(draw: random.Random) -> dict[str, Any]:
             {},
             {"outer_optimizer": NESTEROV},
             {"averaging": "ema"},
+            {"averaging": "ema", "averaging_unit": "steps"},
             {"optimizer_state": "average"},
             {"optimizer_state": "reset"},
             {"dtype": "bf16"},

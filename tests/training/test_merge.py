@@ -18,14 +18,10 @@ MOMENTUM = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9}
 
 
 def test_what_is_left_out_is_filled():
-    assert (
-        Merge().with_defaults()
-        == Merge("synchronous", 1, "epochs", None, "keep", None, None, "weighted")
-        == DEFAULTS
-    )
+    assert Merge().with_defaults() == Merge("synchronous", 1, "epochs", None, "keep", rule="weighted") == DEFAULTS
     given = Merge("commutative", every=PostLocal(epochs=1, then=2), rule="halving")
     assert given.with_defaults(Merge(every=3, unit="batches")).with_defaults() == Merge(
-        "commutative", PostLocal(epochs=1, then=2), "batches", None, "keep", None, None, "halving"
+        "commutative", PostLocal(epochs=1, then=2), "batches", None, "keep", rule="halving"
     )
     assert Merge.of("auto").preset == "auto"
     assert (given.quorum, Merge("commutative").quorum) == (0, None)
@@ -50,6 +46,8 @@ def test_what_is_left_out_is_filled():
         ({"kind": "parameter_server", "averaging": "ema"}, "averaging="),
         ({"averaging": 1.0}, "averaging=1.0"),
         ({"averaging": "mean"}, "averaging='mean'"),
+        ({"averaging": 0.9, "averaging_unit": "batches"}, "averaging_unit='batches'"),
+        ({"averaging_unit": "steps"}, "averaging_unit='steps'"),
         ({"dtype": "fp8"}, "dtype='fp8'"),
         ({"kind": "parameter_server", "dtype": "int8"}, "dtype="),
         ({"kind": "commutative", "rule": "halving", "dtype": "int8"}, "dtype="),

@@ -84,6 +84,7 @@ def test_on_every_engine(engine, tmp_path):
 
 NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 EVERYTHING = {"merge": Merge(outer_optimizer=NESTEROV, optimizer_state="average", averaging="ema")}
+BY_STEPS = Merge(averaging=0.9, averaging_unit="steps")
 PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=9.0)  # which every epoch is
 VARIANTS = {
     "one worker": ({"workers": 1}, combined(BLOCKS, merge=Merge(every=2))),
@@ -126,6 +127,7 @@ VARIANTS = {
         {"merge": Merge(every=lambda epoch: 1 + epoch, unit="batches", outer_optimizer=torch.optim.Adam)},
     ),
     "nine workers in bf16": ({"workers": 9}, combined(EVERYTHING, merge=Merge(dtype="bf16"))),
+    "averaged by steps": ({"workers": 2}, combined(BATCHES, EVERYTHING, merge=BY_STEPS)),
     "nine workers in int8": ({"workers": 9}, combined(EVERYTHING, merge=Merge(dtype="int8"))),
     "one worker by arrival": ({"workers": 1}, {"merge": Merge("commutative", outer_optimizer=NESTEROV)}),
     "auto": ({}, {"merge": Merge("auto")}),

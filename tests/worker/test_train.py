@@ -68,7 +68,7 @@ def test_a_group_is_the_sum_of_its_workers_whatever_else_the_task_trains():
 def test_a_task_that_runs_again_gives_the_same_bits_and_changes_no_argument():
     given = arguments(spec_of(), 1, 2)
     before = copy.deepcopy(given[1:])
-    first, again = (train_group(*given, None, True) for _ in range(2))
+    first, again = (train_group(*given, None, None, True) for _ in range(2))
     assert_same_bits(first[0].values, again[0].values)
     assert encoded(first[1]) == encoded(again[1])
     assert [part.planned_samples for part in first[2]] == [15, 15]

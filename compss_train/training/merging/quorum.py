@@ -113,17 +113,16 @@ class QuorumMerger(SynchronousMerger):
         )
         for worker, waiting in enumerate(self._waiting):
             waiting.append((workers, submitted))
-            self._start(worker)
+            self._begin(worker)
         return submitted
 
-    def _start(self, worker: int) -> None:
+    def _begin(self, worker: int) -> None:
         """Start the worker's next round with samples from the newest parameters, unless it is running."""
         waiting = self._waiting[worker]
         while waiting and worker not in self._running:
             workers, submitted = waiting.popleft()
             if workers.round.counts[worker]:
-                start = self.parameters, self.state.moments
-                trained, measured = workers.submit_group(worker, *start, measured_apart=True)
+                trained, measured = workers.submit_group(worker, *self._start(), measured_apart=True)
                 submitted.tasks.append([worker])
                 submitted.measured["workers"].append(measured)
                 began, last = time.monotonic(), self._seconds.get(worker, 0.0)
@@ -166,7 +165,7 @@ class QuorumMerger(SynchronousMerger):
         self._continue_from(self._merge(trained))
         complete: list[SubmittedRound] = []
         for worker, task in tasks.items():
-            self._start(worker)
+            self._begin(worker)
             task.round.unmerged -= 1
             if not task.round.unmerged:
                 task.round.parameters, task.round.merge_state = self.parameters, self.state

@@ -26,9 +26,6 @@ from compss_train.worker.state import GroupState
 from compss_train.worker.train import train_group, train_worker
 from compss_train.worker.work import Work
 
-EMA_DECAY = 0.8
-"""The decay of ``Merge(averaging="ema")``: the average reaches back about five merges."""
-
 ARITIES = (4, 8, 16, 32, 64)
 """Maximum number of versions of the parameters that a task of the tree adds up."""
 
@@ -58,15 +55,22 @@ class RoundWorkers:
         return [worker for worker in self.session.groups[group] if self.round.counts[worker]]
 
     def submit_group(
-        self, group: int, parameters: Ref, moments: Ref | None, *, measured_apart: bool = False
+        self,
+        group: int,
+        parameters: Ref,
+        moments: Ref | None,
+        averaged: Ref | None,
+        *,
+        measured_apart: bool = False,
     ) -> Sequence[Ref]:
         """Submit the training of a group; return the sum of its results, and with ``measured_apart`` measurements.
 
-        ``moments`` are the optimizer moments that a worker without a state starts from.
+        ``moments`` are the optimizer moments that a worker without a state starts from, and ``averaged`` the
+        average of parameters that workers continue by steps.
         """
         if measured_apart:
-            return self._submit(train_group, group, parameters, moments, True)
-        return self._submit(train_group, group, parameters, moments, returns=2)
+            return self._submit(train_group, group, parameters, moments, averaged, True)
+        return self._submit(train_group, group, parameters, moments, averaged, returns=2)
 
     def submit_worker(
         self, group: int, parameters: Ref, moments: Ref | None, server_address: Ref | None = None, samples: int = 0
@@ -238,7 +242,8 @@ class SynchronousMerger(Merger):
             optimizer=None if merge.outer_optimizer is None else optimizer_factory(merge.outer_optimizer),
             moments=merge.optimizer_state == "average",
             compressed=merge.dtype is not None,
-            decay=EMA_DECAY if merge.averaging == "ema" else merge.averaging,
+            decay=merge.decay_of_merges,
+            by_steps=merge.decay_of_steps is not None,
         )
 
     @cached_property
@@ -254,10 +259,10 @@ class SynchronousMerger(Merger):
         """Train from the global parameters and average; a worker without samples does not count."""
         active = {group: workers.active(group) for group in range(len(self.session.groups))}
         tasks = {group: members for group, members in active.items() if members}
-        start = self.parameters, self.state.moments
+        start = self._start()
         merged: Mapping[str, Ref]
         if sum(map(len, tasks.values())) == 1 and self._rule.is_mean:
-            trained, measured = workers.submit_worker(next(iter(tasks)), *start)
+            trained, measured = workers.submit_worker(next(iter(tasks)), *start[:2])
             merged = {"parameters": trained, "measured": measured}
         else:
             merged = self._merge({self.session.groups[g].start: workers.submit_group(g, *start)[0] for g in tasks})
@@ -270,6 +275,10 @@ class SynchronousMerger(Merger):
             states=[*self.session.states],
             merge_state=self.state,
         )
+
+    def _start(self) -> tuple[Ref, Ref | None, Ref | None]:
+        """Return what workers start a round from: parameters, moments, and the average that they continue."""
+        return self.parameters, self.state.moments, self.state.averaged if self._rule.by_steps else None
 
     def _merge(self, trained: Mapping[int, Ref]) -> Mapping[str, Ref]:
         """Submit the tasks that merge results, given by their first workers."""

@@ -66,6 +66,7 @@ def test_a_worker_without_samples_has_no_vote(engine, merge):
         Merge("commutative", outer_optimizer=NESTEROV),
         Merge("parameter_server", every=0, outer_optimizer=NESTEROV),
         Merge(outer_optimizer=NESTEROV, optimizer_state="average", averaging=0.5),
+        everything(averaging=0.9, averaging_unit="steps"),
         everything(dtype="bf16"),
         everything(dtype="int8"),
     ],

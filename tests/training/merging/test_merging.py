@@ -98,6 +98,7 @@ MERGES = {
     "by batches": {"merge": Merge(every=2, unit="batches")},
     "outer": {"merge": Merge(outer_optimizer=ADAM)},
     "averaged": {"merge": Merge(optimizer_state="average", averaging="ema")},
+    "averaged by steps": {"merge": Merge(averaging="ema", averaging_unit="steps")},
     "int8": {"merge": Merge(dtype="int8")},
     "commutative": {"merge": "commutative"},
     "commutative int8": {"merge": Merge("commutative", dtype="int8")},

@@ -2,15 +2,18 @@
 
 import copy
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from compss_train import BlockedTensor, Gradients, Merge
 from compss_train.callbacks import Callback
 from compss_train.engines.calls import intra_op_threads
+from compss_train.model.parameters import load_into
 from tests.helpers.callbacks import InterruptAt
 from tests.helpers.models import (
     ADAM,
@@ -21,7 +24,9 @@ from tests.helpers.models import (
     blocked,
     classification,
     mlp,
+    state_arrays,
 )
+from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
 from tests.helpers.small_fits import PLAIN_SGD, STILL, X, Y, fit, fitted, trainer_of
 from tests.helpers.tolerances import sgd_error
 
@@ -152,6 +157,56 @@ def test_the_moving_average_is_that_of_the_rounds():
     last = trainer.history[-1]
     assert {name: last[f"val_averaged_{name}"] for name in values} == values
     assert last["val_loss"] != last["val_averaged_loss"]
+
+
+STEPS = Merge(averaging=0.9, averaging_unit="steps")
+
+
+def without_dropout():
+    net = awkward_net()
+    net[3].p = 0.0
+    return net
+
+
+@pytest.mark.parametrize("gradients", [None, Gradients(accumulate=2)])
+def test_the_average_by_steps_of_one_worker_is_torchs(gradients):
+    net = without_dropout()
+    expected = AveragedModel(net, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    options = {"accumulate": 1 if gradients is None else gradients.accumulate}
+    plain_loop(net, OPTIMIZERS[0][1], X, Y, 4, 3, 3, seed=3, after=expected.update_parameters, **options)
+    trainer = trainer_of(workers=1, optimizer=SGD, net=without_dropout, gradients=gradients)
+    fit(trainer, data=blocked(X, Y, 4), num_batches_per_worker=3, merge=STEPS, **STILL)
+    assert_same_bits(averaged(trainer), state_arrays(expected.module))
+
+
+def test_workers_averages_by_steps_are_merged_and_continued():
+    cuts = [slice(0, 24), slice(24, 57)]
+    merged, average = mlp(), None
+    for _ in range(2):
+        nets, averages = [], []
+        for cut in cuts:
+            own = AveragedModel(merged if average is None else average, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+            own.n_averaged += average is not None
+            make = partial(torch.optim.SGD, lr=0.1)
+            after = own.update_parameters
+            nets.append(plain_loop(merged, make, X[cut], Y[cut], 1, 4, 1, seed=3, after=after))
+            averages.append(state_arrays(own.module))
+        merged, average = mlp(), mlp()
+        for net, (one, other) in ((merged, nets), (average, averages)):
+            load_into(
+                net, {name: ((one[name].astype(float) * 24 + other[name].astype(float) * 33) / 57) for name in one}
+            )
+    trainer = trainer_of(workers=2, optimizer=PLAIN_SGD, net=mlp)
+    data = [BlockedTensor([[array[cut]] for cut in cuts]) for array in (X, Y)]
+    ours = fit(
+        trainer, data=data, num_batches_per_worker=4, num_epochs=2, merge=STEPS, **STILL, validation_data=(X, Y)
+    )
+    assert_same_bits(ours, state_arrays(merged))
+    assert_same_bits(averaged(trainer), state_arrays(average))
+    last = trainer.history[-1]
+    trainer.set_parameters(averaged(trainer))
+    values = trainer.evaluate(X, Y)
+    assert {name: last[f"val_averaged_{name}"] for name in values} == values
 
 
 def test_an_interrupted_fit_leaves_the_average_of_its_last_round():

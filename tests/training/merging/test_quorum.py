@@ -33,6 +33,7 @@ class Blind(SerialEngine):
     [
         {},
         {"outer_optimizer": ADAM, "averaging": "ema"},
+        {"optimizer_state": "average", "averaging": 0.9, "averaging_unit": "steps"},
         {"dtype": "int8", "optimizer_state": "average"},
         {"every": 2, "unit": "batches", "grace": 0.5},
         {"kind": "auto", "quorum": 0.75},
