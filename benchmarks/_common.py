@@ -6,6 +6,7 @@ As a program it is an application that calls one function: see ``call``.
 from __future__ import annotations
 
 import argparse
+import copy
 import gzip
 import importlib.util
 import json
@@ -291,6 +292,13 @@ def threads_of_children(threads: int) -> AbstractContextManager[None]:
     return environment(**dict.fromkeys(names, str(threads)))
 
 
+def spawned(target: Callable[..., None], *args: Any) -> Any:
+    """Return a new Python process, started."""
+    process = multiprocessing.get_context("spawn").Process(target=target, args=args)
+    process.start()
+    return process
+
+
 def in_fresh_process(function: Callable[..., T], *args: Any) -> T:
     """Return ``function(*args)`` as a new Python process computes it."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as executor:
@@ -377,6 +385,14 @@ def step(net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: t
     optimizer.zero_grad()
     nn.functional.cross_entropy(net(x), y).backward()
     optimizer.step()
+
+
+def warm_up(net: nn.Module, options: Mapping[str, Any], x: torch.Tensor, y: torch.Tensor) -> None:
+    """Train a copy of the network on a batch, again and again: the first batches of a process are slower."""
+    own = copy.deepcopy(net)
+    optimizer = optimizer_for(own, options)
+    for _ in range(WARM_UP_BATCHES):
+        step(own, optimizer, x, y)
 
 
 Method: TypeAlias = tuple[nn.Module, Callable[[], object]]

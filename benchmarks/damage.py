@@ -32,7 +32,7 @@ fit = { num_epochs = 3, batch_size = 10, progress = false }
 output = { csv = true, report = false }
 """
 VALUES = [None, True, -1, 0, 5, 1e300, 10**400, -0.5, float("nan"), "", "text", "\x1b[2J", [], {}, [1], {"a": 1}]
-COMMANDS = ("fit", "evaluate", "predict", "export", "report", "plot", "compare", "runs", "advise", "shard")
+COMMANDS = ("fit", "evaluate", "predict", "report", "plot", "compare", "runs", "advise", "shard")
 OPTIONS = ("--output", "--data", "--input", "-o", "--set", "--json", "--best", "--rows", "--resume")
 WORDS = (*COMMANDS, *OPTIONS, "run", "x.npy", "fit.num_epochs=x", "/", "nowhere", "-1", "", "\0")
 READERS = {
@@ -40,7 +40,7 @@ READERS = {
     "configuration.json": ("report", "compare", "runs"),
     "config.toml": ("evaluate",),
     "run.json": ("runs", "report", "evaluate"),
-    "parameters.safetensors": ("evaluate", "export"),
+    "parameters.safetensors": ("evaluate",),
     "checkpoints/*/state.json": ("evaluate", "evaluate --best"),
     "checkpoints/*/arrays.safetensors": ("evaluate", "evaluate --best"),
     "checkpoints/*/history-*.jsonl": ("evaluate", "evaluate --best"),
@@ -63,7 +63,7 @@ def called(arguments: Sequence[str]) -> tuple[int, str, str, str]:
 def command_of(reader: str, folder: Path) -> list[str]:
     """Return the arguments of a command that reads a run; files that it writes lie beside the run."""
     name, *flags = reader.split()
-    outputs = {"report": "page.html", "plot": "plot.png", "export": "net.npz"}
+    outputs = {"report": "page.html", "plot": "plot.png"}
     output = ["-o", str(folder.with_name(outputs[name]))] if name in outputs else []
     return [name, str(folder), *flags, *output, *(["--json", "--trust"] if name == "evaluate" else [])]
 

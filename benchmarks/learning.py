@@ -8,12 +8,11 @@ given groups instead, with the same options as they were measured with.
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import lru_cache, partial
 from itertools import product
@@ -276,14 +275,6 @@ def cost_cases(options: argparse.Namespace) -> Iterator[Case]:
             yield replace(plain, setting="outer", options={**plain.options, "outer_optimizer": NESTEROV})
 
 
-def curves_cases(options: argparse.Namespace) -> Iterator[Case]:
-    """The curves of the plot: one worker, the plain mean at 32, the recommended setting at 8, 32 and 64."""
-    for one in base_cases(options):
-        timed = replace(one, engine="local")
-        for setting, workers in STYLES:
-            yield with_setting(timed, setting, workers)
-
-
 def custom_cases(options: argparse.Namespace) -> Iterator[Case]:
     """One worker, and the options of ``fit`` that the command line gives, for choosing settings."""
     for base, optimizer in product(base_cases(options), options.optimizers):
@@ -363,10 +354,7 @@ def run_rank(rank: common.Rank, case: Case) -> Result | None:
     torch.set_num_threads(1)
     images, net, batch = case.images(), common.network(case.network, case.seed), case.options["batch_size"]
     x, y = torch.from_numpy(images.x), torch.from_numpy(images.y)
-    warm = copy.deepcopy(net)
-    optimizer = common.optimizer_for(warm, case.optimizer)
-    for _ in range(common.WARM_UP_BATCHES):
-        common.step(warm, optimizer, x[:batch], y[:batch])
+    common.warm_up(net, case.optimizer, x[:batch], y[:batch])
     period, steps = case.options.get("every", 1), len(rank.shares(len(x), 0, case.seed, batch))
 
     def state() -> dict[str, NDArray[Any]]:
@@ -522,53 +510,9 @@ GROUPS: dict[str, tuple[Callable[[argparse.Namespace], Iterator[Case]], Callable
     "peers": (peers_cases, report_peers),
     "cost": (cost_cases, report_cost),
     "compressed": (compressed_cases, report_accuracy),
-    "curves": (curves_cases, report_accuracy),
     "custom": (custom_cases, report_accuracy),
 }
 """Cases, and what prints them."""
-
-STYLES = {
-    ("mean", 1): ("#555555", "--", "1 worker, one core"),
-    ("mean", 32): ("#d55e00", "-", "32, plain mean once an epoch"),
-    ("auto", 8): ("#0072b2", "-", '8, preset "auto"'),
-    ("auto", 32): ("#009e73", "-", '32, preset "auto"'),
-    ("auto", 64): ("#cc79a7", "-", '64, preset "auto"'),
-}
-"""Color, line and name by setting and workers; the colors differ for all readers."""
-
-
-def plot(cases: Iterable[Case], found: Mapping[str, Result], path: Path) -> None:
-    """Draw accuracies over epochs and over seconds: medians over seeds, with the range shaded, to an image file."""
-    import matplotlib
-
-    matplotlib.use("Agg")  # draws to files only, so that no display is needed
-    from matplotlib import pyplot
-
-    curves: dict[str, dict[tuple[str, int], list[Result]]] = {}
-    for case in cases:
-        if (result := found.get(case.key)) is not None and result.accuracies:
-            curves.setdefault(case.network, {}).setdefault((case.setting, case.workers), []).append(result)
-    if not curves:
-        raise SystemExit('no results to draw: run the group "curves" first')
-    size, lines = (12.5, 4 * len(curves)), len(curves)
-    figure, axes = pyplot.subplots(lines, 2, figsize=size, layout="constrained", squeeze=False, sharey="row")
-    for (network, own), pair in zip(curves.items(), axes, strict=True):
-        for axis, against in zip(pair, ("epochs", "seconds"), strict=True):
-            for name, results in own.items():
-                color, line, label = STYLES[name]
-                length = min(len(result.accuracies) for result in results)
-                reached = np.array([result.accuracies[:length] for result in results])
-                along = np.median([getattr(result, against)[:length] for result in results], axis=0)
-                axis.plot(along, np.median(reached, axis=0), line, color=color, label=label)
-                axis.fill_between(along, reached.min(axis=0), reached.max(axis=0), color=color, alpha=0.15, lw=0)
-            axis.grid(color="#eeeeee")
-            axis.set(xlabel=against, xlim=(0, None))
-            axis.set_title(f"{network}: accuracy over {against}", fontsize=10.5, loc="left")
-        top = max(max(result.accuracies) for results in own.values() for result in results)
-        pair[0].set(ylabel="test accuracy (%)", ylim=(top - 12, top + 0.5))
-    axes[0, 1].legend(title="workers", loc="upper left", bbox_to_anchor=(1, 1.03), frameon=False, alignment="left")
-    figure.savefig(path, dpi=90)
-    print(f"wrote {path}")
 
 
 # -- the command -------------------------------------------------------------------------------------------
@@ -599,7 +543,6 @@ def parsed() -> argparse.Namespace:
     add("--schedule", choices=("constant", "cosine"), default="constant")
     add("--engine", choices=("serial", "local"), default="serial", help="of fits whose time does not matter")
     add("--report", nargs="+", type=Path, metavar="FILE", help="print the tables of these files")
-    add("--plot", type=Path, metavar="IMAGE", help="draw the curves of the files given by --report")
     grid = options_parser.add_argument_group("the group time").add_argument
     grid("--batch-sizes", nargs="+", type=int, default=[25, 50, 100])
     grid("--learning-rates", nargs="+", type=float, default=[0.05, 0.1])
@@ -627,8 +570,6 @@ def main() -> None:
             if (result := found.get(case.key)) is not None:
                 row[1][case.seed] = result
         report([row for row in rows.values() if row[1]])
-    if options.plot is not None:
-        plot(curves_cases(options), found, options.plot)
 
 
 if __name__ == "__main__":

@@ -124,11 +124,9 @@ def copies(workers: int, megabytes: float, epochs: int) -> Usage:
     array, labels = _make(megabytes)
     context = multiprocessing.get_context("spawn")
     ready, start = context.Semaphore(0), context.Event()
-    args = (array, labels, epochs, ready, start)
-    processes = [context.Process(target=_plain_loop, args=args) for _ in range(workers)]
     with common.threads_of_children(1):
-        for process in processes:
-            process.start()
+        args = (array, labels, epochs, ready, start)
+        processes = [common.spawned(_plain_loop, *args) for _ in range(workers)]
     for _ in processes:
         ready.acquire()
     with watched(set()) as usage:

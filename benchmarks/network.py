@@ -6,7 +6,6 @@ Each node is a network namespace of this machine, and the kernel limits its link
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import os
 import secrets
@@ -51,7 +50,7 @@ TIMED_EPOCHS = 3
 """Epochs that run over a limited link: the first, in which blocks travel, and two whose mean later ones take."""
 SKIPPED_BATCHES = common.POWER_SGD_START + 2
 """Batches before those whose time is measured, where not whole epochs are."""
-WARM_UP_SAMPLES, WARM_UP_BATCHES = 4_000, 20
+WARM_UP_SAMPLES = 4_000
 LANGUAGE_MODEL = "language model"
 LENGTH, TEST_TEXTS = 40, 2_000
 """Characters of a text, and texts to evaluate on."""
@@ -410,10 +409,7 @@ def rank(number: int, folder: str, method: str, asked: dict[str, Any]) -> dict[s
     torch.set_num_threads(1)
     images, net = job.images(), job.net()
     x, y = torch.from_numpy(images.x), torch.from_numpy(images.y)
-    warm = copy.deepcopy(net)
-    optimizer = common.optimizer_for(warm, job.optimizer)
-    for _ in range(WARM_UP_BATCHES):
-        common.step(warm, optimizer, x[:BATCH], y[:BATCH])
+    common.warm_up(net, job.optimizer, x[:BATCH], y[:BATCH])
     own = common.Rank(number=number, ranks=job.workers, folder=folder, interface=LINK)
     own.join()
     steps = len(own.shares(job.samples, 0, job.seed))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -29,12 +28,6 @@ KEY = "a key"
 # -- samples that travel -----------------------------------------------------------------------------------
 
 
-def start(target: Callable[..., None], *args: Any) -> Any:
-    process = multiprocessing.get_context("spawn").Process(target=target, args=args)
-    process.start()
-    return process
-
-
 def send_bare(port: int, size: int, samples: int) -> None:
     """Send the bytes of x and y of each sample, without headers."""
     x, y = np.zeros(6, np.float32), np.zeros(size, np.float32)
@@ -47,7 +40,7 @@ def send_bare(port: int, size: int, samples: int) -> None:
 def receive_bare(size: int, samples: int, _: int) -> float:
     """Return samples per second, each read into new arrays."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        sender = start(send_bare, server.getsockname()[1], size, samples)
+        sender = common.spawned(send_bare, server.getsockname()[1], size, samples)
         connection = server.accept()[0]
         began = time.perf_counter()
         for _ in range(samples):
@@ -79,7 +72,7 @@ def receive_ours(address: str | None, size: int, samples: int, _: int) -> float:
         EventServer("127.0.0.1") as server,
         Receiver(buffer, address, token=KEY, paired=False) as receiver,
     ):
-        sender = start(send_ours, server.address, size, samples)
+        sender = common.spawned(send_ours, server.address, size, samples)
         received = server.next(60)
         if received is None:
             raise TimeoutError("the sender has not started")

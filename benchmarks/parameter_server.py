@@ -55,8 +55,7 @@ def parameter_server(address: str | None, pipe: Any) -> None:
 def started(server: Callable[[Any], None]) -> Iterator[Any]:
     """Run a server in a process; yield the first object that it sends."""
     ours, theirs = multiprocessing.get_context("spawn").Pipe()
-    process = multiprocessing.get_context("spawn").Process(target=server, args=(theirs,))
-    process.start()
+    process = common.spawned(server, theirs)
     try:
         yield ours.recv()
     finally:

@@ -60,7 +60,7 @@ class Lookup(nn.Module):
         return logits
 
 
-def run_engine(engine: str, cases: list[Case], rounds: int) -> dict[str, list[float]]:
+def run_engine(engine: str, cases: list[Case], rounds: int, _: int) -> dict[str, list[float]]:
     """Return medians of what an engine takes, in an application of its own, with workers that were started before.
 
     ``rounds`` has the seconds of a round but the first for each case; ``tasks`` those of an empty task: fetched
@@ -121,7 +121,8 @@ def report_engines(options: argparse.Namespace) -> None:
     cases = [*((size, 2) for size in options.sizes), *((SMALL, workers) for workers in options.workers)]
     runtimes = {"compss": common.Runtime(UNITS)}
     contestants: dict[str, Callable[[int], dict[str, list[float]]]] = {
-        engine: partial(_called, engine, cases, options.epochs, runtimes.get(engine)) for engine in options.engines
+        engine: partial(common.call, run_engine, engine, cases, options.epochs, runtime=runtimes.get(engine))
+        for engine in options.engines
     }
     results = common.in_turn(contestants, options.repetitions)
 
@@ -148,10 +149,6 @@ def report_engines(options: argparse.Namespace) -> None:
     for part in ("written", "read"):
         rates = [cases[largest][0] / 1000 / run[part][largest] for runs in results.values() for run in runs]
         print(f"files of {cases[largest][0]:g} MB of parameters are {part} at {spread(rates)} GB/s")
-
-
-def _called(engine: str, cases: list[Case], rounds: int, runtime: common.Runtime | None, _: int) -> Any:
-    return common.call(run_engine, engine, cases, rounds, runtime=runtime)
 
 
 # -- the coordinator ---------------------------------------------------------------------------------------
@@ -214,7 +211,7 @@ class Watch(Callback):
         return (settled[-1] - settled[0]) / max(1, len(settled) - 1)
 
 
-def coordinate(workers: int, rounds: int, shuffle: Any, slots: int) -> tuple[float, float, float]:
+def coordinate(workers: int, rounds: int, shuffle: Any, slots: int, _: int) -> tuple[float, float, float]:
     """Return microseconds and tasks a worker and round, and kilobytes a round."""
     x = BlockedTensor.from_array(np.zeros((workers * SAMPLES_A_BLOCK, 4), np.float32), (workers, 1))
     y = BlockedTensor.from_array(np.zeros(workers * SAMPLES_A_BLOCK, np.int64), (workers, 1))
@@ -246,7 +243,7 @@ def report_coordinator(options: argparse.Namespace) -> None:
     many, rounds = options.many, max(3, 2 * options.epochs)
     contestants: dict[str, Callable[[int], tuple[float, float, float]]] = {
         f"shuffle {shuffle}, {f'{slots} slots' if slots else 'a slot each'}": partial(
-            _fresh, many, rounds, SHUFFLES.get(shuffle, shuffle), slots
+            common.in_fresh_process, coordinate, many, rounds, SHUFFLES.get(shuffle, shuffle), slots
         )
         for shuffle, slots in product(options.shuffles, options.slots)
     }
@@ -258,10 +255,6 @@ def report_coordinator(options: argparse.Namespace) -> None:
     print(f"\nbare averaging in a loop: {bare_average(many):.1f} us a worker")
     headers = ["a worker and round", f"us (goal {GOAL})", "tasks", "growth, kB a round"]
     common.print_table(f"The coordinator of {many} workers, {rounds} rounds, Linear(4, 2)", headers, rows)
-
-
-def _fresh(workers: int, rounds: int, shuffle: Any, slots: int, _: int) -> tuple[float, float, float]:
-    return common.in_fresh_process(coordinate, workers, rounds, shuffle, slots)
 
 
 PARTS = {"engines": report_engines, "coordinator": report_coordinator}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 import time
 from collections.abc import Callable
@@ -31,12 +30,10 @@ def ours(folder: str, samples: int) -> Start:
 
 def bare(folder: str, samples: int) -> Start:
     """Spawn processes that import torch and train one batch."""
-    context, stamp = multiprocessing.get_context("spawn"), common.Stamp(folder)
+    stamp = common.Stamp(folder)
     with common.threads_of_children(1):
         began = time.perf_counter()
-        processes = [context.Process(target=_one_batch, args=(stamp,)) for _ in range(common.WORKERS)]
-        for process in processes:
-            process.start()
+        processes = [common.spawned(_one_batch, stamp) for _ in range(common.WORKERS)]
         for process in processes:
             process.join()
     return stamp.times()[0] - began, stamp.times()[-1] - began

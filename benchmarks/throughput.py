@@ -208,22 +208,17 @@ def report_compss(options: argparse.Namespace) -> None:
     local = f"local, {options.blocks[0]} blocks"
     contestants: Contestants = {local: partial(common.call, ours, "local", *task, options.blocks[0], {})}
     for blocks in options.blocks:
-        runs = partial(_called, common.Runtime(), ours, "compss")
-        contestants[f"compss, {blocks} blocks"] = partial(runs, *task, blocks, {})
+        arguments = ours, "compss", *task, blocks, {}
+        contestants[f"compss, {blocks} blocks"] = partial(common.call, *arguments, runtime=common.Runtime())
         if not reason:
             runtime = common.Runtime(pythonpath=paths, environment=UNITS)
-            contestants[f"dislib, {blocks} blocks"] = partial(
-                _called, runtime, dislib, *task, blocks, options.copies
-            )
+            of_dislib = partial(common.call, dislib, *task, blocks, options.copies, runtime=runtime)
+            contestants[f"dislib, {blocks} blocks"] = of_dislib
     to = {
         "to local": lambda _: local,
         "to dislib (goals 1.35 with 8 blocks, 4.5 with 64)": lambda label: label.replace("compss", "dislib"),
     }
     report("MLP under COMPSs", common.in_turn(contestants, options.repetitions), to)
-
-
-def _called(runtime: common.Runtime, function: Callable[..., Outcome], *arguments: Any) -> Any:
-    return common.call(function, *arguments, runtime=runtime)
 
 
 PARTS = {"peers": report_peers, "ray": report_ray, "compss": report_compss}
