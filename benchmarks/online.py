@@ -77,7 +77,7 @@ def receive_ours(address: str | None, size: int, samples: int, _: int) -> float:
         if received is None:
             raise TimeoutError("the sender has not started")
         received[0].send({"accepted": True, "stream": 0, "workers": [receiver.url], "key": KEY})
-        first = len(buffer.get_batch(BATCH)[0])
+        first = len(buffer.get_batch(BATCH)["x"])
         took = common.seconds_of(lambda: [buffer.get_batch(BATCH) for _ in range(samples // BATCH - 1)])
         sender.join()
     return (samples - first) / took
