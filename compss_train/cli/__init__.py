@@ -20,7 +20,11 @@ NO_READER = 141
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the subcommand that the arguments name, by default those of this process, and return its exit code."""
-    options = make_parser().parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    solver = given[given.index("--") + 1 :] if given[:1] == ["send"] and "--" in given else None
+    options = make_parser().parse_args(given if solver is None else given[: given.index("--")])
+    if solver is not None:  # a command with options of its own
+        options.solver = solver
 
     def show(message: object, *_: Any, **__: Any) -> None:
         """Print a message of the command, or a warning, which says nothing of its place in the code."""

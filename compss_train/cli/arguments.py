@@ -246,19 +246,38 @@ def shard_arguments(parser: Parser) -> None:
 
 
 def send_arguments(parser: Parser) -> None:
-    """Send samples that a solver writes to standard output to a fit_online, through a pipe."""
+    """Send samples that a solver writes to standard output to a fit_online.
+
+    compss-train send ADDRESS --x 2 --y 1 -- ./solver ARGUMENTS       runs the solver, and sees how it ends
+    ./solver | compss-train send ADDRESS --x 2 --y 1 --samples 1000   checks the number of samples
+    """
     parser.add_argument("address", help="address= of fit_online, tcp://HOST:PORT")
     parser.add_argument("--x", required=True, metavar="SHAPE", help="shape of a sample's x, such as 6 or 3x64x64")
     parser.add_argument("--y", metavar="SHAPE", help="shape of its y (default: no y)")
     dtype = "dtype of x and y, in this machine's byte order (default: float32)"
     parser.add_argument("--dtype", choices=DTYPES, default=DTYPES[0], help=dtype)
     parser.add_argument("--steps", action="store_true", help="each record starts with its time step, an int64")
+    samples = "how many samples there must be: a pipe does not tell whether the solver has ended well"
+    parser.add_argument("--samples", type=int, metavar="N", help=samples)
     name = "name of this stream: samples that arrived under it before are not sent again"
     parser.add_argument("--name", help=name)
     token = f"token= of fit_online (default: environment variable {TOKEN_VARIABLE})"
     parser.add_argument("--token", help=token)
     timeout = "seconds to wait for the fit to start (default: 60)"
     parser.add_argument("--timeout", type=float, default=60.0, help=timeout)
+    parser.set_defaults(solver=None)
+
+
+def headers_arguments(parser: Parser) -> None:
+    """Print the folder of compss_train.h, melissa_api.h and their Fortran counterparts, for cc -I.
+
+    mpicc -I$(compss-train headers) heat.c -o heat
+    compss-train headers --build lib && mpif90 -I$(compss-train headers) heat.f90 -Llib -lmelissa -o heat
+    """
+    build = "make libcompss_train.a, libmelissa.a and libmelissa_api.a there, for Fortran and for link lines"
+    parser.add_argument("--build", type=_path, metavar="DIR", help=build)
+    compiler = "the C compiler of --build (default: mpicc, or cc without MPI)"
+    parser.add_argument("--compiler", metavar="CC", help=compiler)
 
 
 def doctor_arguments(parser: Parser) -> None:
@@ -298,7 +317,8 @@ COMMANDS: dict[str, tuple[Callable[[Parser], None], ...]] = {
     "fit": (fit_arguments,),
     "inference": (evaluate_arguments, predict_arguments),
     "reports": (report_arguments, plot_arguments, compare_arguments, runs_arguments, advise_arguments),
-    "data": (shard_arguments, send_arguments),
+    "data": (shard_arguments,),
+    "solvers": (send_arguments, headers_arguments),
     "doctor": (doctor_arguments, configure_arguments),
 }
 """The commands of each module of ``compss_train.cli``, in the order of ``--help``."""

@@ -1,14 +1,11 @@
-"""``compss-train shard`` and ``send``: write samples as files of another size, and stream them to a fit."""
+"""``compss-train shard``: write samples as files of another size."""
 
 import argparse
-import os
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from compss_train._utils.validation import check_count
-from compss_train.cli.arguments import TOKEN_VARIABLE
 from compss_train.data import BlockedTensor, FileDataset, layout, locations, writing
 from compss_train.samplers import PartialShuffleSampler
 
@@ -53,14 +50,3 @@ def _open(files: list[str], keys: Sequence[str] | None) -> FileDataset:
             "with --keys NAME,...; columns of strings become the numbers of their classes"
         )
     return dataset
-
-
-def send(options: argparse.Namespace) -> int:
-    """Send samples from standard input until it ends, or training does."""
-    from compss_train.online.sender import send_records  # which needs pyzmq
-
-    token = options.token or os.environ.get(TOKEN_VARIABLE)
-    if not token:
-        raise ValueError(f"the token is missing: give --token or set {TOKEN_VARIABLE}")
-    print(send_records(options, token, sys.stdin.buffer), file=sys.stderr)
-    return 0

@@ -170,7 +170,7 @@ class EventLoop:
         Without resources of its own an evaluation runs when a simulation has ended.
         """
         session = self._session
-        tasks = [session.resources] * session.num_workers + [ONE_CPU] * simulations.slots
+        tasks = [session.resources] * session.num_workers + [simulations.resources] * simulations.slots
         session.engine.reserve(tasks)
         if validation is not None:
             with suppress(ValueError):

@@ -6,6 +6,8 @@ from typing import Any
 
 from compss_train._utils.validation import check_count, check_seconds, host_and_port
 from compss_train.buffers import BufferSpec
+from compss_train.engines.nodes import Resources
+from compss_train.online.solver import Solver
 from compss_train.training.build_arguments import check_picklable
 from compss_train.training.merge import Merge, MergeLike
 
@@ -21,8 +23,8 @@ class Simulations:
     ----------
     simulate:
         A generator function of one input that yields samples: (x, y), or (step, x, y) if the buffer pairs time
-        steps, or x alone for autoencoders. It runs in another process, and may run again. ``None`` if only
-        ``senders`` send.
+        steps, or x alone for autoencoders. It runs in another process, and may run again. Or a ``Solver``, which
+        runs an executable. ``None`` if only ``senders`` send.
     inputs:
         The inputs, one per simulation: a list, or an iterator, which may be endless. The coordinator requests the
         next one when a simulation has ended, and waits for it.
@@ -62,6 +64,12 @@ class Simulations:
         self._check_simulate()
         self._check_senders()
         check_picklable(simulate=self.simulate, pairing=self.pairing)
+
+    @property
+    def resources(self) -> Resources:
+        """The resources of one simulation."""
+        cpus = self.simulate.cpus if isinstance(self.simulate, Solver) else 1
+        return Resources(cpus=cpus, own_process=True)
 
     @property
     def slots(self) -> int:

@@ -5,8 +5,8 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
-from typing import Any, BinaryIO
+from contextlib import ExitStack, nullcontext, suppress
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 import torch
@@ -15,6 +15,7 @@ from compss_train._utils import Closable, validation
 from compss_train.data.block import check_parts, signed, tensor_of
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Header, shortened
+from compss_train.online.solver_process import SolverProcess
 from compss_train.online.stream import NameInUseError, Sample, Stream
 
 _RETRY_SECONDS = 0.2
@@ -127,24 +128,39 @@ def record_dtype(x: str, y: str | None, dtype: str, steps: bool) -> np.dtype[np.
     return np.dtype(fields)
 
 
-def read_records(file: BinaryIO, layout: np.dtype[np.void]) -> Iterator[np.void]:
-    """Iterate over the records of a file; raise ``ValueError`` if the last one is truncated."""
-    while data := file.read(layout.itemsize):
-        if len(data) < layout.itemsize:
-            raise ValueError(f"the last record has {len(data)} bytes of {layout.itemsize}; check shapes and dtype")
+def read_records(
+    file: BinaryIO | IO[bytes], layout: np.dtype[np.void], solver: SolverProcess | None = None
+) -> Iterator[np.void]:
+    """Iterate over the records of a file, or of a solver's output.
+
+    Raises ``ChildProcessError`` if the solver has failed, and ``ValueError`` if the last record is truncated.
+    """
+    while len(data := file.read(layout.itemsize)) == layout.itemsize:
         yield np.frombuffer(data, layout)[0]
+    if solver is not None and solver.status(None):
+        raise solver.failure()
+    if data:
+        raise ValueError(f"the last record has {len(data)} bytes of {layout.itemsize}; check shapes and dtype")
 
 
 def send_records(options: argparse.Namespace, token: str, file: BinaryIO) -> str:
-    """Send the records of a file until it ends, or training does; return a summary of the result."""
+    """Send the records of a solver's output, or of a file, until it ends, or training does; return a summary.
+
+    Raises the errors of ``read_records``, and ``ValueError`` for another number of samples than
+    ``options.samples``: the fit does not take the stream for complete then.
+    """
     layout = record_dtype(options.x, options.y, options.dtype, options.steps)
-    sent = 0
-    try:
-        with SampleSender(options.address, token, options.name, timeout=options.timeout) as sender:
-            for record in read_records(file, layout):
-                arrays = [record[name] for name in ("x", "y") if name in (layout.names or ())]
-                sender.send(*arrays, step=int(record["step"]) if options.steps else None)
-                sent += 1
-    except TrainingEndedError:
-        return f"training has ended after {sent} samples of this stream"
-    return f"{sent} samples sent"
+    sent, unknown = 0, "; if the solver has failed, nobody knows: give --samples N, or the solver after --"
+    with nullcontext() if options.solver is None else SolverProcess(options.solver, piped=True) as solver:
+        records = read_records(file if solver is None else solver.output, layout, solver)
+        try:
+            with SampleSender(options.address, token, options.name, timeout=options.timeout) as sender:
+                for record in records:
+                    arrays = [record[name] for name in ("x", "y") if name in (layout.names or ())]
+                    sender.send(*arrays, step=int(record["step"]) if options.steps else None)
+                    sent += 1
+                if options.samples not in (None, sent):
+                    raise ValueError(f"{sent} samples in place of --samples {options.samples}")
+        except TrainingEndedError:
+            return f"training has ended after {sent} samples of this stream"
+    return f"{sent} samples sent{unknown if solver is None and options.samples is None else ''}"

@@ -10,13 +10,13 @@ import time
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 from typing import Any
 
 from compss_train._utils import Closable
 from compss_train.engines import calls
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, shortened
+from compss_train.online.guard import descendants
 from compss_train.online.sender import as_sample
 from compss_train.online.stream import Sample, Stream
 
@@ -151,20 +151,8 @@ class Watchdog(Closable):
 
 
 def end_process() -> None:
-    """Kill all descendants of this process, then exit immediately."""
-    for child in _descendants(os.getpid()):
+    """Kill all descendants of this process, then exit immediately; those of guards then end as well."""
+    for child in descendants(os.getpid()):
         with suppress(OSError):
             os.kill(child, signal.SIGKILL)
     os._exit(1)
-
-
-def _descendants(process: int) -> list[int]:
-    """Return the ids of all descendants of a process; on systems other than Linux an empty list."""
-    parents: dict[int, int] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):  # the process has ended meanwhile
-            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
-    found = [process]
-    for each in found:  # grows while it is iterated over
-        found += [child for child, parent in parents.items() if parent == each]
-    return found[1:]

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from compss_train._utils.validation import warn_user
-from compss_train.engines import Engine, Ref, Resources, calls, codec
+from compss_train.engines import Engine, Ref, calls, codec
 from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.net import Client, Header, MessageError, parsing, shortened
 from compss_train.online.events import ConnectedTask
@@ -85,7 +85,7 @@ class SimulationRuns:
                 return
             value = codec.pickled(pending.value)  # here, so that the caller gets the exception
             args = self._simulate, value, pending.number, self._job.coordinator, self._options.timeout
-            submit = partial(self._engine.submit, simulate_and_send, *args, resources=Resources(own_process=True))
+            submit = partial(self._engine.submit, simulate_and_send, *args, resources=self._options.resources)
             pending.task = ConnectedTask(self._engine, submit)
 
     def _next(self) -> Simulation | None:

@@ -1,0 +1,59 @@
+"""``compss-train send`` and ``headers``: what solvers in other languages need."""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from compss_train.cli.arguments import TOKEN_VARIABLE
+
+LIBRARIES = ("libcompss_train.a", "libmelissa.a", "libmelissa_api.a")
+"""What ``headers --build`` makes: the same under the names that link lines have."""
+
+
+def send(options: argparse.Namespace) -> int:
+    """Send samples from standard input, or from a solver's output, until it ends or training does.
+
+    Raises ``ValueError`` for another number of samples than ``options.samples``, and ``ChildProcessError`` if the
+    solver fails.
+    """
+    from compss_train.online.sender import send_records  # which needs pyzmq
+
+    token = options.token or os.environ.get(TOKEN_VARIABLE)
+    if not token:
+        raise ValueError(f"the token is missing: give --token or set {TOKEN_VARIABLE}")
+    print(send_records(options, token, sys.stdin.buffer), file=sys.stderr)
+    return 0
+
+
+def headers(options: argparse.Namespace) -> int:
+    """Print the folder of the headers, or the libraries that were built.
+
+    Raises ``FileNotFoundError`` without a compiler, and ``ChildProcessError`` with what it says if it fails.
+    """
+    folder = Path(__file__).parents[1] / "online" / "headers"
+    if options.build is None:
+        print(folder)
+        return 0
+    compiler = options.compiler or shutil.which("mpicc") or shutil.which("cc")
+    if compiler is None:
+        raise FileNotFoundError("there is neither mpicc nor cc in PATH; name a C compiler with --compiler")
+    options.build.mkdir(parents=True, exist_ok=True)
+    first, *others = (options.build / name for name in LIBRARIES)
+    with tempfile.TemporaryDirectory() as temporary:
+        compiled, archive = f"{temporary}/compss_train.o", f"{temporary}/{first.name}"
+        _run(compiler, "-O2", "-fPIC", "-c", f"{folder}/libcompss_train.c", "-o", compiled)
+        _run("ar", "rcs", archive, compiled)
+        for library in (first, *others):
+            shutil.copyfile(archive, library)
+            print(library)
+    return 0
+
+
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise ChildProcessError(f"{' '.join(command)} ended with status {done.returncode}: {done.stderr.strip()}")

@@ -1,0 +1,2 @@
+/* <melissa/api.h>, as some solvers name it. */
+#include "../melissa_api.h"

@@ -1,0 +1,193 @@
+"""Solvers as they are: ``Solver`` runs an executable for each input, and makes samples of its fields."""
+
+import os
+import secrets
+import select
+import socket
+import string
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from compss_train._utils import Closable, files
+from compss_train._utils.validation import check_count
+from compss_train.engines import nodes
+from compss_train.online.solver_messages import SolverFields, SolverMessages, check_hello
+from compss_train.online.solver_process import SolverProcess
+
+VARIABLE = "COMPSS_TRAIN_SOLVER"
+"""The environment variable with the address for the solver."""
+HEADERS = os.path.join(os.path.dirname(__file__), "headers")
+"""The folder of ``compss_train.h`` and what else solvers need."""
+_HOST_FILES = {"PBS_NODEFILE", "OAR_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"}
+_NOT_CONNECTED = (
+    "ended with status 0 and has not connected: does it call compss_train_init, and does its launcher export "
+    f"{VARIABLE} (mpirun -x {VARIABLE})?"
+)
+_TICK = 0.05
+_HELLO_SECONDS = 5.0
+_END_SECONDS = 10.0
+"""How long a program may take to end after its rank 0 has disconnected without the end that it should have sent."""
+
+
+@dataclass(frozen=True)
+class Solver:
+    """A ``simulate`` of ``Simulations`` that runs an executable, which sends its fields with ``compss_train.h``.
+
+    Parameters
+    ----------
+    command:
+        The executable and its arguments, such as ``["mpirun", "-n", "2", "./heat", "{0}", "{name}"]``. ``{0}`` is
+        the first item of an input that is a sequence, ``{name}`` a key of one that is a dict, ``{}`` a single
+        value. Numbers are written in full, as Python's ``repr`` does; ``{0:.3f}`` formats one, ``{{`` is a brace.
+    sample:
+        A function of the input, the number of the time step, counted from 0, and a dict of its fields: arrays of
+        float64 by name, those of MPI ranks put together in the order of ranks, with texts sent with them in its
+        attribute ``metadata``. It returns (x, y), or x alone, or ``None`` to leave the time step out. It runs in
+        another process.
+    cpus:
+        How many cores a run takes, 1 by default; they are reserved with the engine.
+    environment:
+        Variables to set for the executable besides those of the process that starts it.
+
+    The executable runs in the folder in which the program made this object. It connects to the address in
+    ``COMPSS_TRAIN_SOLVER``: a socket file, or TCP with a token in a job on several nodes, and with
+    ``environment={"COMPSS_TRAIN_SOLVER": "tcp"}``. It has failed, and runs again as any simulation, if it ends
+    otherwise than with ``compss_train_finalize`` and exit status 0, or sends what makes a sample with NaN or
+    infinite values; the warning has its last lines of output. All its processes end with the task that runs it.
+
+    Raises ``ValueError`` and ``TypeError`` for other arguments.
+    """
+
+    command: Sequence[str | os.PathLike[str]]
+    sample: Callable[[Any, int, SolverFields], Any]
+    cpus: int = field(default=1, kw_only=True)
+    environment: Mapping[str, str] | None = field(default=None, kw_only=True, repr=False)
+    folder: str = field(default_factory=os.getcwd, init=False)
+    """Where the executable runs."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.command, str | bytes) or not isinstance(self.command, Sequence) or not self.command:
+            raise TypeError(f"command={self.command!r}: give a list of an executable and its arguments")
+        texts = [*self.command, *(self.environment or {}), *(self.environment or {}).values()]
+        if bad := [each for each in texts if not isinstance(each, str | os.PathLike)]:
+            raise TypeError(f"command= and environment= have texts only, not {bad[0]!r}; inputs are written {{0}}")
+        if not callable(self.sample):
+            raise TypeError(f"sample={self.sample!r}: give a function of (input, step, fields) that returns (x, y)")
+        check_count("cpus", self.cpus)
+
+    def __call__(self, value: Any) -> Iterator[Any]:
+        """Run the executable for an input, and yield its samples: (time step, x, y), or x alone.
+
+        Raises ``ChildProcessError`` if the executable fails or sends what makes no sample, and ``ValueError`` if
+        the command does not fit the input.
+        """
+        command = [_filled(os.fspath(argument), value) for argument in self.command]
+        own = self.environment or {}
+        with (
+            _Listener(tcp=_may_leave_this_node({**os.environ, **own})) as listener,
+            SolverProcess(command, {**own, VARIABLE: listener.address}, self.folder) as process,
+        ):
+            for step, fields in enumerate(_steps(listener, process)):
+                if (sample := self.sample(value, step, fields)) is None:
+                    continue
+                parts = sample if isinstance(sample, tuple) else (sample,)
+                if len(parts) not in (1, 2):
+                    raise TypeError(f"sample= returned a tuple of {len(parts)}; it returns (x, y), x, or None")
+                for name, part in zip("xy", parts, strict=False):
+                    if not _is_finite(part):
+                        raise process.failure(f"sent time step {step}, whose {name} has NaN or infinite values")
+                yield (step, *parts) if len(parts) == 2 else parts[0]
+
+
+def _filled(argument: str, value: Any) -> str:
+    """Return an argument of the command with parts of an input in place of the braces."""
+    if isinstance(value, np.ndarray | np.generic | torch.Tensor):
+        value = value.tolist()
+    items = [] if isinstance(value, Mapping) else list(value) if isinstance(value, list | tuple) else [value]
+    named = {str(name): _plain(each) for name, each in value.items()} if isinstance(value, Mapping) else {}
+    try:
+        if len(items) > 1 and any(name == "" for _, name, *_ in string.Formatter().parse(argument)):
+            raise ValueError(f"{{}} is a single value, and {{0}} the first of {len(items)}")
+        return argument.format(*map(_plain, items), **named)
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        problem = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise ValueError(f"{argument!r} in command= does not fit the input: {problem}") from error
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def _is_finite(part: Any) -> bool:
+    """Return whether an array, tensor or number has no NaN and no infinite value."""
+    if isinstance(part, torch.Tensor):
+        return bool(torch.isfinite(part).all())
+    array = np.asarray(part)
+    return array.dtype.kind not in "fc" or bool(np.isfinite(array).all())
+
+
+def _may_leave_this_node(environment: Mapping[str, str]) -> bool:
+    """Return whether MPI ranks may run on other nodes, as the user or a batch system says."""
+    several = environment.get("SLURM_JOB_NUM_NODES", "1") != "1" or not _HOST_FILES.isdisjoint(environment)
+    return several or environment.get(VARIABLE) == "tcp"
+
+
+def _steps(listener: "_Listener", process: SolverProcess) -> Iterator[SolverFields]:
+    """Iterate over the time steps of a solver; raise ``ChildProcessError`` unless it ends well."""
+    try:
+        messages = listener.accept(process)
+        yield from messages.steps()
+    except ValueError as error:
+        raise process.failure(str(error)) from None
+    if not messages.ended and not process.status(_END_SECONDS):
+        raise process.failure("has disconnected without compss_train_finalize: it may not have sent everything")
+    if process.status(None):
+        raise process.failure()
+
+
+class _Listener(Closable):
+    """Listens for one connection, of a solver: at a file that only this user can open, or by TCP on this node.
+
+    ``address`` is what the solver gets. It includes the token of a TCP connection, which is sent as it is, but only
+    works once.
+    """
+
+    def __init__(self, *, tcp: bool) -> None:
+        self._folder, self._token = files.TemporaryFolder(), secrets.token_urlsafe(16) if tcp else "-"
+        self._socket = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
+        if tcp:
+            self._socket.bind((nodes.address_for(()), 0))
+            host, port = self._socket.getsockname()
+            self.address = f"tcp://{host}:{port}/{self._token}"
+        else:
+            self._folder.create()
+            self.address = os.path.join(self._folder.path, "solver")
+            self._socket.bind(self.address)
+        self._socket.listen()
+
+    def accept(self, process: SolverProcess) -> SolverMessages:
+        """Wait until the solver connects. Raises ``ValueError`` for another header, and if it ends before that."""
+        while True:
+            has_ended = process.status() is not None
+            if select.select([self._socket], [], [], 0 if has_ended else _TICK)[0]:
+                connection = self._socket.accept()[0]
+                connection.settimeout(_HELLO_SECONDS)
+                try:
+                    order = check_hello(connection, self._token)
+                except OSError:  # a stranger's
+                    connection.close()
+                    continue
+                connection.settimeout(None)
+                self.close()
+                return SolverMessages(connection, order)
+            if has_ended:
+                raise process.failure("" if process.status() else _NOT_CONNECTED)
+
+    def close(self) -> None:
+        """Listen no more."""
+        self._socket.close()
+        self._folder.remove()

@@ -1,0 +1,89 @@
+"""A solver's program: it ends with this process, and the last lines that it writes explain its failure."""
+
+import os
+import selectors
+import shlex
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+from compss_train._utils import Closable
+from compss_train.online import guard
+
+_TAIL_BYTES, _TAIL_LINES = 2000, 10
+"""How much of a program's output goes into the message of its failure, at most."""
+_MAX_NAME = 100
+
+
+class SolverProcess(Closable):
+    """Runs a command through ``guard``: all its processes end when this object is closed or this process dies.
+
+    ``environment`` is added to that of this process. This process writes what the command does to its own standard
+    output and error; if ``piped``, the command's standard output can be read from ``output`` instead.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] | None = None,
+        folder: str | None = None,
+        *,
+        piped: bool = False,
+    ) -> None:
+        text = shlex.join(command)
+        self.name = text if len(text) <= _MAX_NAME else f"{text[: _MAX_NAME - 3]}..."
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard.__file__, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **(environment or {})},
+            cwd=folder,
+            start_new_session=True,
+        )
+        self.output: IO[bytes] = self._process.stdout  # type: ignore[assignment]  # it is a pipe
+        self._tail = b""
+        copied = {self._process.stderr: 2} | ({} if piped else {self.output: 1})
+        self._thread = threading.Thread(target=self._copy, args=(copied,), name="solver's output", daemon=True)
+        self._thread.start()
+
+    def _copy(self, copied: Mapping[Any, int]) -> None:
+        """Copy what the program writes until it ends, and keep the last of it."""
+        with selectors.DefaultSelector() as selector:
+            for pipe, target in copied.items():
+                selector.register(pipe, selectors.EVENT_READ, target)
+            while selector.get_map():
+                for key, _ in selector.select():
+                    if text := os.read(key.fd, 2**16):
+                        self._tail = (self._tail + text)[-_TAIL_BYTES:]
+                        with suppress(OSError):  # nobody reads it any more
+                            os.write(key.data, text)
+                    else:
+                        selector.unregister(key.fileobj)
+
+    def status(self, timeout: float | None = 0.0) -> int | None:
+        """Return the exit status, negative for a signal, waiting so many seconds; ``None`` if it has not ended."""
+        with suppress(subprocess.TimeoutExpired):
+            return self._process.wait(timeout)
+        return None
+
+    def failure(self, what: str = "") -> ChildProcessError:
+        """Return the error of a program that has ended, or was ended: ``what`` it did, or else its status."""
+        self.close()
+        status = self._process.returncode
+        if not what:
+            what = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        lines = self._tail.decode(errors="replace").rstrip().splitlines()[-_TAIL_LINES:]
+        last = "; its last lines:" if lines else "; it has written nothing"
+        return ChildProcessError("\n  ".join([f"{self.name} {what}{last}", *lines]))
+
+    def close(self) -> None:
+        """End the program with all its processes, unless it has ended; wait for that."""
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._process.wait()
+        self._thread.join()
