@@ -3,7 +3,7 @@
 ``make extras`` calls it with the Python of a fresh environment that holds the wheel and nothing else, from an empty
 folder, so that no file of the checkout can help::
 
-    python try_wheel.py train              # five lines, the doctor, the example of `compss-train fit`
+    python try_wheel.py train              # five lines, doctor, the example of `fit`, headers
     python try_wheel.py extras WHEEL       # installs each extra of the wheel in turn, and imports its packages
 """
 
@@ -31,6 +31,8 @@ if accuracy < 0.9:
 print(f"trained by compss_train {compss_train.__version__} in {compss_train.__file__}: accuracy {accuracy:.3f}")
 """
 
+HEADERS = ("compss_train.h", "compss_train.f90", "libcompss_train.c", "melissa_api.h", "melissa_api.f90")
+
 ENGINE_MISSING = 1
 """Exit code of ``compss-train doctor`` where COMPSs is not installed."""
 
@@ -55,6 +57,9 @@ def train() -> None:
     run(command, "fit", str(example), "--output", "run")
     run(command, "evaluate", "run", "--json")
     print("compss-train fit --example: trained and evaluated")
+    headers = Path(run(command, "headers").strip())
+    if missing := [name for name in HEADERS if not (headers / name).is_file()]:
+        raise SystemExit(f"{headers} lacks {', '.join(missing)}")
 
 
 def extras(wheel: str) -> None:

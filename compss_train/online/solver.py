@@ -6,6 +6,7 @@ import select
 import socket
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -139,8 +140,8 @@ def _may_leave_this_node(environment: Mapping[str, str]) -> bool:
 def _steps(listener: "_Listener", process: SolverProcess) -> Iterator[SolverFields]:
     """Iterate over the time steps of a solver; raise ``ChildProcessError`` unless it ends well."""
     try:
-        messages = listener.accept(process)
-        yield from messages.steps()
+        with listener.accept(process) as messages:
+            yield from messages.steps()
     except ValueError as error:
         raise process.failure(str(error)) from None
     if not messages.ended and not process.status(_END_SECONDS):
@@ -176,14 +177,15 @@ class _Listener(Closable):
             if select.select([self._socket], [], [], 0 if has_ended else _TICK)[0]:
                 connection = self._socket.accept()[0]
                 connection.settimeout(_HELLO_SECONDS)
-                try:
-                    order = check_hello(connection, self._token)
-                except OSError:  # a stranger's
-                    connection.close()
-                    continue
-                connection.settimeout(None)
-                self.close()
-                return SolverMessages(connection, order)
+                with ExitStack() as stack:
+                    stack.enter_context(connection)
+                    with suppress(OSError):  # a stranger's
+                        order = check_hello(connection, self._token)
+                        connection.settimeout(None)
+                        self.close()
+                        stack.pop_all()
+                        return SolverMessages(connection, order)
+                continue
             if has_ended:
                 raise process.failure("" if process.status() else _NOT_CONNECTED)
 

@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from compss_train._utils import Closable
+
 PROTOCOL = 1
 """The version of the messages; that of the header is ``COMPSS_TRAIN_PROTOCOL``."""
 _FIELD, _VALUES, _TEXT, _END = 1, 2, 3, 4
@@ -50,8 +52,8 @@ def check_hello(connection: socket.socket, token: str) -> str:
     return {"little": "<", "big": ">"}[order]
 
 
-class SolverMessages:
-    """Reads the messages of a connection, after its first line."""
+class SolverMessages(Closable):
+    """Reads the messages of a connection, after its first line, and closes it."""
 
     def __init__(self, connection: socket.socket, order: str) -> None:
         self._connection, self._header = connection, struct.Struct(f"{order}IIQ")
@@ -117,6 +119,10 @@ class SolverMessages:
             raise ValueError(f"sent {values.size} values of {name!r}, and {known} at earlier time steps")
         self._sizes[name] = values.size
         return kind, name, values if self._dtype.isnative else values.astype(np.float64)
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._connection.close()
 
     def _name(self, number: int) -> str:
         if number >= len(self._sizes):

@@ -16,7 +16,7 @@ from compss_train.online import guard
 
 _TAIL_BYTES, _TAIL_LINES = 2000, 10
 """How much of a program's output goes into the message of its failure, at most."""
-_MAX_NAME = 100
+_MAX_NAME = 60
 
 
 class SolverProcess(Closable):
@@ -45,9 +45,11 @@ class SolverProcess(Closable):
             cwd=folder,
             start_new_session=True,
         )
-        self.output: IO[bytes] = self._process.stdout  # type: ignore[assignment]  # it is a pipe
+        pipes: Any = self._process.stdin, self._process.stdout, self._process.stderr
+        self.output: IO[bytes]
+        self._input, self.output, self._error = pipes
         self._tail = b""
-        copied = {self._process.stderr: 2} | ({} if piped else {self.output: 1})
+        copied = {self._error: 2} | ({} if piped else {self.output: 1})
         self._thread = threading.Thread(target=self._copy, args=(copied,), name="solver's output", daemon=True)
         self._thread.start()
 
@@ -72,18 +74,18 @@ class SolverProcess(Closable):
         return None
 
     def failure(self, what: str = "") -> ChildProcessError:
-        """Return the error of a program that has ended, or was ended: ``what`` it did, or else its status."""
+        """End the program; return its error: ``what`` it did, or else its status, and its last lines."""
         self.close()
         status = self._process.returncode
         if not what:
             what = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         lines = self._tail.decode(errors="replace").rstrip().splitlines()[-_TAIL_LINES:]
-        last = "; its last lines:" if lines else "; it has written nothing"
-        return ChildProcessError("\n  ".join([f"{self.name} {what}{last}", *lines]))
+        return ChildProcessError("\n  ".join([f"{self.name} {what}", *lines]))
 
     def close(self) -> None:
         """End the program with all its processes, unless it has ended; wait for that."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
+        self._input.close()
         self._process.wait()
         self._thread.join()
+        self.output.close()
+        self._error.close()

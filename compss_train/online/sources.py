@@ -144,7 +144,7 @@ class SimulationRuns:
         elif "timeout" in header:
             with parsing():
                 seconds, stack = float(header["timeout"]), shortened(str(header["stack"]))
-            simulation.timeout_report = f"no sample within {seconds} s; it was here:\n{stack}"
+            simulation.timeout_report = f"no sample within {seconds} s\n{stack}"
         else:
             self._ended(client, simulation, header)
 
@@ -189,15 +189,17 @@ class SimulationRuns:
         simulation.failures += 1
         value, retries = repr(simulation.value), self._options.retries
         value = value if len(value) <= 80 else f"{value[:77]}..."
-        what = f"simulation {simulation.number} of input {value} failed: {reason}"
+        reason, *details = reason.split("\n", 1)
+        what, more = f"simulation {simulation.number} of input {value} failed: {reason}", "\n".join(["", *details])
         if simulation.failures <= retries:
-            warn_user(f"{what}; retry {simulation.failures} of {retries}")
+            warn_user(f"{what}; retry {simulation.failures} of {retries}{more}")
             return True
-        warn_user(f"{what}; skipped after {simulation.failures} failures\n{WorkerTraceback(text).text}")
+        warn_user(f"{what}; skipped after {simulation.failures} failures{more}\n{WorkerTraceback(text).text}")
         self._failed += 1
         del self._known[simulation.number]
         if self._first_failure is None:
-            self._first_failure = f"{what} (failures: {simulation.failures})", text, time.monotonic()
+            what = f"{what} (failures: {simulation.failures}), and no simulation has produced a sample{more}"
+            self._first_failure = what, text, time.monotonic()
         return False
 
     def check(self, received: int, *, final: bool = False) -> None:
@@ -210,7 +212,7 @@ class SimulationRuns:
         what, text, since = self._first_failure
         if final or time.monotonic() - since > REPORT_SECONDS:
             cause = WorkerTraceback(text) if text else None
-            raise SimulationError(f"{what}, and no simulation has produced a sample") from cause
+            raise SimulationError(what) from cause
 
     def stop(self) -> None:
         """Notify all running simulations that training has ended."""
