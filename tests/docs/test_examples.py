@@ -130,10 +130,10 @@ def test_the_examples_run(run_blocks):
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_solvers_in_c_and_python_send_side_by_side(run_blocks, tmp_path):
     address = free_address()
-    (tmp_path / "solver.c").write_text(blocks("c")[0])
+    (tmp_path / "solver.c").write_text(blocks("c")[1])
     subprocess.run(["cc", "-o", "solver", "solver.c", "-lm"], cwd=tmp_path, check=True)
-    command = blocks("sh")[0].splitlines()[2].replace("compss-train", f"{sys.executable} -m compss_train")
-    programs = *blocks("python notest"), *blocks("python notest", "docs/reference/online.md")
+    command = blocks("sh")[1].splitlines()[2].replace("compss-train", f"{sys.executable} -m compss_train")
+    programs = *blocks("python notest")[1:], *blocks("python notest", "docs/reference/online.md")
     fit, send, plain = (text.replace("tcp://127.0.0.1:5555", address) for text in programs)
     environment = {**os.environ, "COMPSS_TRAIN_TOKEN": "ours alone"}
     solver = subprocess.Popen(
@@ -152,6 +152,16 @@ def test_solvers_in_c_and_python_send_side_by_side(run_blocks, tmp_path):
     assert (solver.wait(20), bare.wait(20)) == (0, 0)
     sender.join(20)
     assert not sender.is_alive()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_a_solver_with_the_header_is_trained_on(run_blocks, tmp_path):
+    (tmp_path / "decay.c").write_text(blocks("c")[0])
+    command = f"{sys.executable} -m compss_train headers"
+    subprocess.run(blocks("sh")[0].replace("compss-train headers", command), shell=True, check=True)
+    begun = python_blocks("docs/online.md")[0].partition("parameters =")[0]
+    printed = run_blocks([begun, blocks("python notest")[0], "print(trainer.history[-1]['received'])"])
+    assert printed == "2000\n"
 
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
