@@ -56,7 +56,7 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
                 continue  # a file that cannot be read and is skipped
         if spec.collate is not None:
             inputs = data.without_targets
-            job, work = inference.one_batch(spec, inputs), work._replace(files=inputs.files_of([number]))
+            job, work = inference.one_batch(spec, inputs), replace(work, files=inputs.files_of([number]))
             try:
                 with devices.IN_PROCESS:
                     try_collate(job, model.parameters, inputs.load(number), work)

@@ -4,8 +4,9 @@ A task gets both along with the values that it reads.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, Literal
 
 from compss_train.buffers import BufferSpec
 from compss_train.data.block import SINGLE, ColumnStructure
@@ -69,8 +70,9 @@ class Job:
     """How rows of blocks may stay on GPUs; ``None`` if they may not."""
 
 
-class Work(NamedTuple):
-    """What one worker does in one round; a tuple, as the coordinator makes thousands of them."""
+@dataclass(slots=True, eq=False)
+class Work:
+    """What one worker does in one round. No task changes it; not frozen, as the coordinator makes thousands."""
 
     block_passes: WorkerAssignment = ()
     """The passes over blocks that the worker makes, or what it puts into a buffer for its ``draws``."""
@@ -97,6 +99,10 @@ class Work(NamedTuple):
     name: str = ""
     """What messages call it: the round and the worker, or what is evaluated."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the fields: the default for dataclasses with slots takes several times as long."""
+        return type(self), _fields_of(self)
+
     @property
     def epoch(self) -> int:
         """The epoch in which the round starts, counted from 0 over all fits."""
@@ -107,3 +113,6 @@ class Work(NamedTuple):
     def samples(self) -> int:
         """Number of samples to train on."""
         return self.draws.samples if self.draws else sum(block_pass.size for block_pass in self.block_passes)
+
+
+_fields_of = attrgetter(*(each.name for each in fields(Work)))

@@ -3,6 +3,7 @@
 import gc
 import threading
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
@@ -42,7 +43,7 @@ def nothing_stays():
 def trained(*passes, x=X, device=GPU, fit="a", shuffled=False, idle_seconds=60.0):
     """Return the samples of these passes of a task, as they are cut on the device."""
     resident = Residency(fit=fit, last_epoch=1, share=1.0, idle_seconds=idle_seconds)
-    work = whole(x)._replace(block_passes=passes, blocks=(0, 1))
+    work = replace(whole(x), block_passes=passes, blocks=(0, 1))
     job = job_of(5, resident=resident, row_seed=0 if shuffled else None)
     found = []
     with source_of(job, work, [x, x + 100]).open(passes, device) as opened:
