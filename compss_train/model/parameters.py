@@ -83,7 +83,7 @@ def _copy_array(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:
         raise ValueError(f"{name!r} has shape {array.shape}, but {tuple(tensor.shape)} in the network")
     if array.dtype.kind not in "biufc":
         raise ValueError(f"{name!r} has dtype {array.dtype}; give numbers")
-    values = torch.from_numpy(np.require(array, requirements=["C", "W"]))
+    values = torch.from_numpy(array if array.flags.carray else np.array(array, order="C"))
     if not torch.can_cast(values.dtype, tensor.dtype):  # not even up to rounding
         own = str(tensor.dtype).removeprefix("torch.")
         raise ValueError(f"{name!r} has dtype {array.dtype}, but {own} in the network, which cannot hold it")

@@ -293,10 +293,11 @@ class ModelReplica:
 
     def end_epoch(self, step: Step | None) -> dict[str, Any]:
         """Call the hook for the end of an epoch of this step of a Lightning-style module; return what it logs."""
-        net, context = self.net, StepContext(loss=no_loss)
-        hook = EPOCH_ENDS[step.__name__] if isinstance(step, ModuleStep) else ""
-        if callable(getattr(net, hook, None)):
-            ModuleStep(hook)(net, None, context)
+        if not isinstance(step, ModuleStep):
+            return {}
+        context, hook = StepContext(loss=no_loss), EPOCH_ENDS[step.__name__]
+        if callable(getattr(self.net, hook, None)):
+            ModuleStep(hook)(self.net, None, context)
         logged = context.logged.items()
         return {name: metrics.measured_number(name, value) for name, value in logged if name != "loss"}
 

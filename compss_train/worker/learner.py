@@ -183,7 +183,7 @@ class Learner(ModelReplica):
 
     def _accumulate(self, batch: Batch) -> StepResult | None:
         """Add the gradients of a batch, and step if it is the last of ``accumulate``; ``None`` if it is skipped."""
-        if not self._accumulated_batches:
+        if not self._accumulated_batches and _gradients(self._trained):
             self.optimizer.zero_grad()
         skips = self.spec.gradients.on_nan == "skip"
         undo = _undo(self.net, self._trained) if skips and self._norms is None else None
@@ -316,14 +316,14 @@ class Learner(ModelReplica):
     def _renew_optimizer(self, hyperparameters: schedule.Hyperparameters | None) -> None:
         """Train the next block with a new optimizer, as dislib does; accumulated gradients are applied before."""
         self._step_accumulated()
+        for parameter, given in zip(self.net.parameters(), self.spec.net.parameters(), strict=True):
+            parameter.requires_grad_(given.requires_grad)  # a callback may have changed it for the last block
         self.optimizer = self._new_optimizer(None)
         if hyperparameters is not None:
             self._set_hyperparameters(hyperparameters)
 
     def _new_optimizer(self, state: dict[str, Any] | None) -> torch.optim.Optimizer:
         """Return a new optimizer of the copy's parameters, with the given state if it is not ``None``."""
-        for parameter, given in zip(self.net.parameters(), self.spec.net.parameters(), strict=True):
-            parameter.requires_grad_(given.requires_grad)  # a callback may have changed it for the last block
         optimizer = make_optimizer(self.optimizer_factory, self.net)
         if self._callbacks is not None:
             self._callbacks.optimizer(optimizer)
@@ -380,8 +380,8 @@ class Learner(ModelReplica):
         self._accumulator = metrics.MetricAccumulator(self.measures)
         return measured
 
-    def state(self) -> WorkerState:
-        """Return what the worker keeps."""
+    def state(self, **others: Any) -> WorkerState:
+        """Return what the worker keeps; ``others`` are fields that the learner does not know."""
         return WorkerState(
             optimizer=on_host(self.optimizer.state_dict()),
             random=devices.RandomState.capture(self._work.device),
@@ -389,6 +389,7 @@ class Learner(ModelReplica):
             module_buffers=changed_buffers(self.net, self.spec.net),
             scaler=self._scaler.state_dict() or None,
             callbacks=self._callbacks.states() if self._callbacks is not None else None,
+            **others,
         )
 
 

@@ -81,7 +81,9 @@ class PassSamples:
             order = np.arange(self._first, self._first + self._size)
         else:
             return
-        self._order, self.missing = torch.from_numpy(order), np.flatnonzero(np.isin(order, unread))
+        self._order = torch.from_numpy(order)
+        if len(unread):
+            self.missing = np.flatnonzero(np.isin(order, unread))
         if on_gpu:
             (self._order,) = to_device([self._order], device)
 

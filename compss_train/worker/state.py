@@ -78,7 +78,8 @@ def changed_buffers(net: nn.Module, before: nn.Module) -> dict[str, torch.Tensor
 
     Constants, such as masks, are therefore not kept; nor are sparse tensors.
     """
-    initial, buffers, changed = _own_buffers(before), _own_buffers(net), {}
+    buffers, changed = _own_buffers(net), {}
+    initial = _own_buffers(before) if buffers else {}
     for name, new in zip(buffers, to_host(buffers.values()), strict=True):
         old = initial.get(name)
         if old is None or (old.shape, old.dtype) != (new.shape, new.dtype) or not torch.equal(old.cpu(), new):
@@ -157,7 +158,7 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         target = targets.get(id(tensor), CPU)
         return to_device([tensor], target)[0] if is_gpu(target) else tensor.clone()
 
-    own = with_tensors(copied, state)
+    own = {**state, "state": with_tensors(copied, state["state"])}  # torch copies the groups
     kept = [own["state"][number]["mu_product"] for number, _ in products]
     for number, _ in products:
         own["state"][number]["mu_product"] = 1.0
@@ -269,6 +270,9 @@ def on_host(state: dict[str, Any]) -> dict[str, Any]:
     return with_tensors(lambda tensor: copies[id(tensor)], state)
 
 
+_NUMBERS = (bool, int, float, str)
+
+
 def with_tensors(function: Callable[[torch.Tensor], torch.Tensor], state: dict[str, Any]) -> dict[str, Any]:
     """Return a copy of a state_dict with the function applied to each tensor, once if a tensor occurs twice.
 
@@ -277,7 +281,7 @@ def with_tensors(function: Callable[[torch.Tensor], torch.Tensor], state: dict[s
     memo: dict[int, Any] = {}
 
     def copied(value: Any) -> Any:
-        if value is None or isinstance(value, (bool, int, float, str)):
+        if value is None or isinstance(value, _NUMBERS):
             return value
         if not isinstance(value, torch.Tensor):
             return copy.deepcopy(value, memo)

@@ -73,7 +73,8 @@ def train(
         result = train(job, parameters, replace(state, skipped=True), work, values, moments, averaged)
         result.measured.started, result.measured.seconds = started, time.perf_counter() - began
         return result
-    measured = replace(learner.measured(), **source.measured())
+    measured = learner.measured()
+    vars(measured).update(source.measured())
     measured.trace = None if tracer is None else tracer.trace()
     if job.reader is not None and job.reader.is_stream:
         measured.planned_samples, measured.unread_samples = drawn, max(0, work.samples - drawn)
@@ -84,13 +85,15 @@ def train(
             f"loss or gradients were NaN or infinite in all {measured.skipped_batches} batches of {work.name}, "
             "so nothing was trained; lower the learning rate, or check the data"
         )
-    trained, after = learner.finish(measured), learner.state()
+    trained = learner.finish(measured)
     if job.optimizer_state == "average":
-        trained, after = trained | moments_of(learner.optimizer), replace(after, optimizer=None)
+        trained |= moments_of(learner.optimizer)
     trained |= learner.averaged()
-    before = {**parameters, **(moments or {})}
-    sent, error = _compressed(job, work, before, trained, state, measured)
-    after = replace(after, sample_buffer=buffer.after, error=error, skipped=measured.skipped_batches > 0)
+    sent, error = _compressed(job, work, {**parameters, **(moments or {})}, trained, state, measured)
+    skipped = measured.skipped_batches > 0
+    after = learner.state(sample_buffer=buffer.after, error=error, skipped=skipped)
+    if job.optimizer_state == "average":
+        after = replace(after, optimizer=None)
     measured.started, measured.seconds = started, time.perf_counter() - began
     return Result(sent, after, measured)
 

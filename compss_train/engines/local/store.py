@@ -24,6 +24,10 @@ class StoredValue:
     path: str | None
     inline: bytes | None = None
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the fields: the default for dataclasses with slots takes several times as long."""
+        return StoredValue, (self.path, self.inline)
+
     def load(self) -> Any:
         """Return the value; arrays of a file are mapped copy-on-write, not read."""
         if self.path is not None:
