@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable
 from itertools import repeat
 from typing import Any
 
-
 _SEQUENCES = (tuple, list)  # a tuple of types: isinstance takes several times as long with a union
 
 

@@ -268,23 +268,21 @@ class Round:
 
 @dataclass(frozen=True)
 class RoundPlan:
-    """All rounds of a fit. ``first_epoch`` and ``first_round`` continue the numbering of an earlier fit.
-
-    With a ``start``, ``first_round`` is the number of the round that begins there.
-    """
+    """All rounds of a fit that are left, until the epoch ``stop``, counted over all fits."""
 
     sizes: tuple[int, ...]
     num_workers: int
-    num_epochs: int
+    stop: int
     seed: int
     _: KW_ONLY
+    start: ResumePoint = ResumePoint(0)
+    """Where the next round begins."""
+    first_round: int = 0
+    """Number of this round."""
     shuffle: Shuffle = "blocks"
     batching: Batching = WHOLE_BLOCKS
     merge_every: MergeEvery = 1
     merge_unit: MergeUnit = "epochs"
-    first_epoch: int = 0
-    first_round: int = 0
-    start: ResumePoint | None = None
     put_counts: PutCounts | None = None
     """For a buffer that merges by batches do not empty. An epoch must then end with the workers that began it."""
 
@@ -301,7 +299,7 @@ class RoundPlan:
     @property
     def samples(self) -> int:
         """Number of samples to train on, each counted as often as it is drawn in an epoch."""
-        start = self._start
+        start = self.start
         trained = self._units(start.epoch, start.cut_for)[: start.units] if start.units and self._epochs else []
         trained_samples = sum(block_pass.size for unit in trained for block_pass in unit)
         return self._passes * sum(self.sizes) * len(self._epochs) - trained_samples
@@ -312,12 +310,8 @@ class RoundPlan:
         return 1 if self.put_counts is None else len(self.put_counts([1]))
 
     @property
-    def _start(self) -> ResumePoint:
-        return self.start or ResumePoint(self.first_epoch)
-
-    @property
     def _epochs(self) -> range:
-        return range(self._start.epoch, self.first_epoch + self.num_epochs)
+        return range(self.start.epoch, self.stop)
 
     def _every(self, epoch: int) -> int:
         return units_between_merges(epoch, self.merge_every)
@@ -336,7 +330,7 @@ class RoundPlan:
     def _rounds_within_epochs(self, numbers: Iterator[int]) -> Iterator[Round]:
         """Iterate over rounds that are each a part of one epoch."""
         for epoch in self._epochs:
-            start = self._start if epoch == self._start.epoch else ResumePoint(epoch)
+            start = self.start if epoch == self.start.epoch else ResumePoint(epoch)
             cut_for = start.cut_for or self.num_workers
             units = self._units(epoch, cut_for)
             counted = self._counted_batches(units)

@@ -1,6 +1,7 @@
 """The serial engine: runs each task in this process when it is submitted. For debugging, and the reference."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from compss_train.engines import calls, liveness
@@ -10,11 +11,9 @@ from compss_train.exceptions import EngineClosedError, TaskCancelledError
 from compss_train.model.devices import IN_PROCESS
 
 
+@dataclass(eq=False, slots=True)
 class _SerialRef(Ref):
-    __slots__ = ("value",)
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
+    value: Any
 
 
 class SerialEngine(Engine):

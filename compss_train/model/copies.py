@@ -148,7 +148,14 @@ class CopyTemplate(pickle.Pickler):
         memo: dict[int, Any] = {id(tensor): _unset(tensor, device) for tensor in self._unset}
         if not self._pickle:
             return copy.deepcopy(self._value, memo)
-        return _Unpickler(self._pickle, self._kept, memo).load()
+        kept, unpickler = self._kept, pickle.Unpickler(io.BytesIO(self._pickle))
+
+        def load(number: int) -> Any:
+            own = kept[number]
+            return copy.deepcopy(own, memo) if isinstance(own, _ARRAYS) else own
+
+        unpickler.persistent_load = load  # type: ignore[method-assign]
+        return unpickler.load()
 
     def persistent_id(self, obj: Any) -> int | None:
         """Keep what is shared, and what deepcopy copies."""
@@ -162,13 +169,3 @@ class CopyTemplate(pickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         """Pickle a method as its function and object: by default its name is looked up, which may find another."""
         return (MethodType, (obj.__func__, obj.__self__)) if isinstance(obj, MethodType) else NotImplemented
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, kept: Mapping[int, Any], memo: dict[int, Any]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._kept, self._memo = kept, memo
-
-    def persistent_load(self, number: int) -> Any:
-        kept = self._kept[number]
-        return copy.deepcopy(kept, self._memo) if isinstance(kept, _ARRAYS) else kept

@@ -14,7 +14,7 @@ from typing import Any
 from compss_train._utils.validation import warn_once, warn_user
 from compss_train.data import FileDataset
 from compss_train.data.partitioning import ResumePoint, Round, RoundPlan, ranges_for_costs
-from compss_train.engines import Engine, Ref
+from compss_train.engines import Ref
 from compss_train.exceptions import EngineClosedError
 from compss_train.model import losses
 from compss_train.model import parameters as params
@@ -37,7 +37,6 @@ from compss_train.training.inference import (
     validation_source,
     warn_of_problems,
 )
-from compss_train.training.merge import Merge
 from compss_train.training.merging.on_arrival import CommutativeMerger, ServerMerger
 from compss_train.training.merging.quorum import QuorumMerger
 from compss_train.training.merging.synchronous import Merger, RoundWorkers, SubmittedRound, SynchronousMerger
@@ -179,15 +178,14 @@ class FitOfEpochs(Fit):
         return RoundPlan(
             sizes=self.data.sizes,
             num_workers=self.session.num_workers,
-            num_epochs=options.num_epochs,
+            stop=self.epochs.stop,
             seed=model.seed,
             shuffle=options.order,
             batching=options.batching,
             merge_every=options.every,
             merge_unit=options.merge.unit or "epochs",
-            first_epoch=self.first_epoch,
-            first_round=len(model.history),
             start=self.reached,
+            first_round=len(model.history),
             put_counts=options.buffer.put_counts if options.buffer and options.carries_buffers else None,
         )
 
@@ -207,14 +205,25 @@ class FitOfEpochs(Fit):
 
     @cached_property
     def _merger(self) -> Merger:
-        merge, session = self.options.merge, self.session
-        return merger_for(merge, session.engine)(session, merge, session.model.parameters)
+        """Merges as the options say; warns where the engine cannot see which workers have arrived."""
+        merge, engine = self.options.merge, self.session.engine
+        mergers: Sequence[type[Merger]] = (SynchronousMerger, QuorumMerger, ServerMerger)
+        chosen = next(merger for merger in mergers if merger.name == merge.kind)
+        if merge.quorum == 0:
+            chosen = CommutativeMerger
+        elif merge.kind == "commutative" and not engine.traits.interruptible:
+            warn_user(
+                f"the {engine.name} engine cannot see which workers have arrived, so they merge synchronously; "
+                "with Merge('commutative', quorum=0) each merges by itself, without waiting"
+            )
+            chosen = SynchronousMerger
+        return chosen(self.session, merge, self.session.model.parameters)
 
     @cached_property
     def _job(self) -> Job:
-        session, last_epoch = self.session, self.epochs.stop - 1
-        gpus, callbacks = session.resources.gpus, self.callbacks.in_workers
-        return self.options.job(session.spec, self.data, session.model.seed, last_epoch, gpus, callbacks)
+        model, gpus = self.session.model, self.session.resources.gpus
+        shared = model.built.training_spec.weightless, self.data, model.seed, self.epochs.stop - 1, gpus
+        return self.options.job(*shared, self.callbacks.in_workers)
 
     @cached_property
     def _published_job(self) -> Ref:
@@ -315,6 +324,7 @@ class FitOfEpochs(Fit):
             data=self._published,
             job=self._published_job,
             round=round_,
+            is_total=self.options.order == "total",
             schedule=self._schedule,
             check_outputs=not (self._pending or self._complete),
             traced=frozenset(self.callbacks.traced(round_.number)),
@@ -412,20 +422,6 @@ class FitOfEpochs(Fit):
             **({} if part.files is None else {"files": part.files}),
             **skipped_batches(part.skipped_batches),
         }
-
-
-def merger_for(merge: Merge, engine: Engine) -> type[Merger]:
-    """Return the class that merges like this; warns where the engine cannot see which workers have arrived."""
-    if merge.quorum == 0:
-        return CommutativeMerger
-    if merge.kind == "commutative" and not engine.traits.interruptible:
-        warn_user(
-            f"the {engine.name} engine cannot see which workers have arrived, so they merge synchronously; with "
-            "Merge('commutative', quorum=0) each merges by itself, without waiting"
-        )
-        return SynchronousMerger
-    mergers: Sequence[type[Merger]] = (SynchronousMerger, QuorumMerger, ServerMerger)
-    return next(merger for merger in mergers if merger.name == merge.kind)
 
 
 def plan_fit(

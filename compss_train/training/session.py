@@ -24,7 +24,7 @@ from compss_train.data.tables import Coding
 from compss_train.engines import Engine, Ref, Resources, engine_class
 from compss_train.exceptions import EngineClosedError, NotBuiltError
 from compss_train.model import parameters as params
-from compss_train.model.training_spec import TensorNames, TrainingSpec
+from compss_train.model.training_spec import TensorNames
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments, check_picklable
@@ -72,11 +72,6 @@ class MergeState(Generic[Kept]):
     def refs(self) -> Iterator[Ref]:
         """Iterate over the references."""
         return (value for value in vars(self).values() if isinstance(value, Ref))
-
-    def published(self, engine: Engine) -> "MergeState[Ref]":
-        """Return references to the values."""
-        values = {name: value for name, value in vars(self).items() if value is not None}
-        return MergeState(**{name: v if isinstance(v, Ref) else engine.publish(v) for name, v in values.items()})
 
     def fetched(self, engine: Engine) -> "MergeState[Any]":
         """Return the values, waiting for the tasks that compute them."""
@@ -347,11 +342,6 @@ class Session:
         if self._engine is None:
             self._engine = self.engine_class.start(self.num_workers, self.threads, [worker.__name__])
         return self._engine
-
-    @property
-    def spec(self) -> TrainingSpec:
-        """The training spec as tasks get it, along with the parameters: without weights."""
-        return self.model.built.training_spec.weightless
 
     @property
     def names(self) -> TensorNames:

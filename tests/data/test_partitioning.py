@@ -43,7 +43,9 @@ def test_rounds_end_where_merging_says_so(unit, every, epochs_of_rounds):
 
 
 plans = st.builds(
-    lambda how, **others: RoundPlan(**how, **others),
+    lambda how, first_epoch, num_epochs, **others: RoundPlan(
+        **how, start=ResumePoint(first_epoch), stop=first_epoch + num_epochs, **others
+    ),
     how=HOW,
     sizes=st.lists(st.integers(1, 7), min_size=1, max_size=12).map(tuple),
     num_workers=st.integers(1, 9),
@@ -95,13 +97,13 @@ def test_from_where_a_round_ends_the_rest_follows(plan):
     expected = [plain(round_) for round_ in rounds]
     for k, round_ in enumerate(rounds, 1):
         assert [plain(r) for r in resumed(plan, round_).rounds()] == expected[k:]
-    assert rounds[-1].resume_point == ResumePoint(plan.first_epoch + plan.num_epochs)
+    assert rounds[-1].resume_point == ResumePoint(plan.stop)
 
 
 @given(plans, st.lists(st.tuples(st.integers(1, 9), st.integers(1, 3)), max_size=5))
 def test_other_numbers_of_workers_lose_and_repeat_nothing(plan, changes):
     """Each step trains a few rounds, with another number of workers."""
-    epochs = range(plan.first_epoch, plan.first_epoch + plan.num_epochs)
+    epochs = range(plan.start.epoch, plan.stop)
     seen: Counter[tuple[int, int]] = Counter()
     number = plan.first_round
     for workers, rounds in [*changes, (3, None)]:
@@ -124,13 +126,14 @@ def test_other_numbers_of_workers_lose_and_repeat_nothing(plan, changes):
 @given(plans, st.integers(1, 12), st.integers(1, 6))
 def test_a_fit_is_longer_or_shorter_when_resumed(plan, after, num_epochs):
     begun = list(islice(plan.rounds(), after))
-    other = resumed(plan, begun[-1], num_epochs=num_epochs)
+    first = plan.start.epoch
+    other = resumed(plan, begun[-1], stop=first + num_epochs)
     seen = sum((trained(round_, plan.sizes) for round_ in [*begun, *other.rounds()]), Counter())
     last = max(num_epochs, -(-sum(seen.values()) // sum(plan.sizes)))
-    epochs = range(plan.first_epoch, plan.first_epoch + last)
+    epochs = range(first, first + last)
     expected = once(plan.sizes, epochs)
     # What has been begun of an epoch that is not wanted any more is not ended.
-    assert seen == expected if num_epochs >= plan.num_epochs else seen <= expected
+    assert seen == expected if other.stop >= plan.stop else seen <= expected
     assert other.samples == sum(sum(round_.counts) for round_ in other.rounds())
 
 

@@ -6,7 +6,7 @@ The latter is a weighted average by a tree of tasks. Mergers work on references,
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar
 
@@ -44,6 +44,8 @@ class RoundWorkers:
     data: PublishedData
     job: Ref
     round: Round
+    is_total: bool = False
+    """Whether the shuffle is total, so that passes list their samples."""
     schedule: LrSchedule | None = None
     check_outputs: bool = False
     """Whether to check the outputs of the first batches against the loss, as in the first round of a fit."""
@@ -102,22 +104,20 @@ class RoundWorkers:
                 starts=samples.starts,
                 files=files,
                 draws=self.round.draws[worker] if self.round.draws else None,
-                hyperparameters=self._hyperparameters(worker),
+                hyperparameters=None if self.schedule is None else self._hyperparameters(worker, self.schedule),
                 check_outputs=self.check_outputs,
                 traced=worker in self.traced,
             )
             for worker in self.active(group)
         ]
 
-    def _hyperparameters(self, worker: int) -> dict[int, TimedHyperparameters] | None:
-        """Return the hyperparameters of a worker by epoch; ``None`` without a schedule."""
-        if self.schedule is None:
-            return None
+    def _hyperparameters(self, worker: int, schedule: LrSchedule) -> dict[int, TimedHyperparameters]:
+        """Return the hyperparameters of a worker by epoch."""
         epochs = {block_pass.epoch for block_pass in self.round.assignments[worker]} or {self.round.last_epoch}
         span = self.round.span(worker)
         key = frozenset(epochs), span
         if key not in self._timed:
-            self._timed[key] = {epoch: self.schedule.during(epoch, *span) for epoch in sorted(epochs)}
+            self._timed[key] = {epoch: schedule.during(epoch, *span) for epoch in sorted(epochs)}
         return self._timed[key]
 
     @cached_property
@@ -127,26 +127,20 @@ class RoundWorkers:
 
     def _samples(self, group: int) -> GroupSamples:
         """Return the samples of a group, as values of the engine."""
-        if self._pieces:
+        if self.is_total and self._pieces:
             return self._pieces.pop(group)  # used by this task only
         assignments = self._share(self.session.groups[group])
-        if not self._is_total:
+        if not self.is_total:
             numbers = blocks_of(block_pass for own in assignments for block_pass in own)
             return GroupSamples(self.data.values(numbers), assignments, numbers)
         numbers = self.data.holding(samples_of(assignments))
         starts = tuple([self.data.starts[number] for number in numbers])
         return GroupSamples(self.data.values(numbers), assignments, numbers, starts)
 
-    @property
-    def _is_total(self) -> bool:
-        """Whether the shuffle is total, so that passes list their samples."""
-        first = next(filter(None, self.round.assignments), ())
-        return bool(first) and first[0].sample_numbers is not None
-
     @cached_property
     def _pieces(self) -> dict[int, GroupSamples]:
         """The pieces of blocks for each group, in a total shuffle that cuts them."""
-        if not self._is_total or self.data.mapped:
+        if self.data.mapped:
             return {}
         return dict(enumerate(cut_blocks(self.data, [self._share(group) for group in self.session.groups])))
 
@@ -198,7 +192,9 @@ class Merger(ABC):
         self.session, self.engine, self.merge = session, session.engine, merge
         self.parameters = self.engine.publish(initial)
         """The global parameters after the last round that was submitted."""
-        self.state = session.merge_state.published(self.engine)
+        kept = {name: value for name, value in vars(session.merge_state).items() if value is not None}
+        new = {name: self.engine.publish(value) for name, value in kept.items() if not isinstance(value, Ref)}
+        self.state: MergeState[Ref] = replace(session.merge_state, **new)
         """What is kept besides the parameters."""
         self.bases: dict[int, Ref] = {}
         """What each worker starts from, where that is not the global parameters."""
