@@ -4,7 +4,7 @@ Epochs are counted from 0 over all fits of a trainer, as in learning-rate schedu
 """
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, Self, TypeAlias, get_args
 
@@ -103,10 +103,8 @@ class Merge:
     grace: Grace | None = None
 
     def __post_init__(self) -> None:
-        check_choice("merge", self.kind, (*get_args(MergeKind), *get_args(Preset), None))
-        if self.every is not None and not callable(self.every):
-            check_count("every", self.every, least=0)
-        check_choice("unit", self.unit, (*get_args(MergeUnit), None))
+        for name, value in self._given.items():
+            _CHECKS[name](value)
         if self.unit == "batches" and self.every == 0:
             raise ValueError(
                 "Merge(every=0) merges once, at the end, but unit='batches' merges inside every epoch: give a "
@@ -116,66 +114,41 @@ class Merge:
             raise ValueError(
                 f"Merge({self.kind!r}) chooses every= and unit= together: give both or neither of them"
             )
-        if self.outer_optimizer is not None:
-            check_outer_optimizer(self.outer_optimizer)
-        check_choice("optimizer_state", self.optimizer_state, (*get_args(OptimizerState), None))
-        if isinstance(self.averaging, str):
-            check_choice("averaging", self.averaging, ("ema", "a decay between 0 and 1", None))
-        elif self.averaging is not None:
-            check_fraction("averaging", self.averaging)
-        check_choice("averaging_unit", self.averaging_unit, (*get_args(AveragingUnit), None))
         if self.averaging_unit == "steps" and self.averaging is None:
             raise ValueError("averaging_unit='steps' needs averaging=, 'ema' or a decay such as 0.99")
-        check_choice("dtype", self.dtype, (*get_args(MergeDtype), None))
-        check_choice("rule", self.rule, (*get_args(Rule), None))
-        if self.quorum is not None and check_non_negative("quorum", self.quorum) > 1:
-            raise ValueError(
-                f"quorum={self.quorum!r}: give the share of the workers that a merge waits for, 0 to 1"
-            )
-        if isinstance(self.grace, str):
-            check_choice("grace", self.grace, ("auto", "a share of a round's time", None))
-        elif self.grace is not None:
-            check_non_negative("grace", self.grace)
         if self.rule == "halving" and self.quorum is None:
             object.__setattr__(self, "quorum", 0)
         if self.kind is not None:
             self._check_together(self.kind if self.preset is None else self.kind_of_preset)
 
+    @property
+    def _given(self) -> dict[str, Any]:
+        """The options that are not ``None``."""
+        return {each.name: value for each in fields(self) if (value := getattr(self, each.name)) is not None}
+
     def __repr__(self) -> str:
-        given = {each.name: getattr(self, each.name) for each in fields(self)}
-        return f"Merge({', '.join(f'{name}={value!r}' for name, value in given.items() if value is not None)})"
+        return f"Merge({', '.join(f'{name}={value!r}' for name, value in self._given.items())})"
 
     def _check_together(self, kind: str) -> None:
         """Raise ``ValueError`` for options that this kind of merge does not support."""
         if kind == "parameter_server":
             importlib.import_module("compss_train.net")  # raises if ZeroMQ is missing
-        halving, of_engine = self.rule == "halving", ("synchronous", "commutative")
-        kinds: dict[str, tuple[bool, tuple[str, ...]]] = {
-            "rule='halving'": (halving, ("commutative",)),
-            "quorum=": (self.quorum is not None, ("commutative",)),
-            "grace=": (self.grace is not None, ("commutative",)),
-            "optimizer_state='average'": (self.optimizer_state == "average", of_engine),
-            "averaging=": (self.averaging is not None, of_engine),
-            f"dtype={self.dtype!r}": (self.dtype is not None, of_engine),
-        }
-        for option, (is_given, supporting) in kinds.items():
-            if is_given and kind not in supporting:
+        texts = {text for name, value in self._given.items() for text in (f"{name}=", f"{name}={value!r}")}
+        special = [option for option in _SUPPORTING if option in texts]
+        for option in special:
+            if kind not in (supporting := _SUPPORTING[option]):
                 own = " and ".join(f"Merge({each!r})" for each in supporting)
                 raise ValueError(f"{option} belongs to {own}, not to Merge({kind!r}): leave it out")
-        of_several = {
-            "grace=": self.grace is not None,
-            "outer_optimizer=": self.outer_optimizer is not None,
-            "averaging=": self.averaging is not None,
-            "optimizer_state='average'": self.optimizer_state == "average",
-            "dtype=": halving and self.dtype is not None,
-            f"quorum={self.quorum!r}": halving and self.quorum,
-        }
-        given = [option for option, is_given in of_several.items() if is_given]
-        if given and (halving or self.quorum == 0):
-            raise ValueError(
-                f"quorum=0 and rule='halving' merge each worker by itself, without {' and '.join(given)}: leave "
-                "that out, or let several merge together, with rule='weighted' and a quorum above 0"
-            )
+        if self.rule == "halving" or self.quorum == 0:
+            of_several = [option for option in special if option.partition("=")[0] in _OF_SEVERAL]
+            if self.rule == "halving":
+                of_several += [option for option in special if option.startswith("dtype=")]
+                of_several += [f"quorum={self.quorum!r}"] if self.quorum else []
+            if of_several:
+                raise ValueError(
+                    f"quorum=0 and rule='halving' merge each worker by itself, without {' and '.join(of_several)}: "
+                    "leave that out, or let several merge together, with rule='weighted' and a quorum above 0"
+                )
 
     @classmethod
     def of(cls, value: "MergeLike") -> "Merge":
@@ -221,6 +194,48 @@ MERGES_DECAY = 0.8
 """The decay of ``averaging="ema"``: the average reaches back about five merges."""
 STEPS_DECAY = 0.99
 """The same by steps: about a hundred of a worker."""
+
+_CHECKS: Mapping[str, Callable[[Any], object]] = {
+    "kind": lambda given: check_choice("merge", given, (*get_args(MergeKind), *get_args(Preset), None)),
+    "every": lambda given: callable(given) or check_count("every", given, least=0),
+    "unit": lambda given: check_choice("unit", given, (*get_args(MergeUnit), None)),
+    "outer_optimizer": check_outer_optimizer,
+    "optimizer_state": lambda given: check_choice("optimizer_state", given, (*get_args(OptimizerState), None)),
+    "averaging": lambda given: _check_number("averaging", given, check_fraction, "ema", "a decay between 0 and 1"),
+    "averaging_unit": lambda given: check_choice("averaging_unit", given, (*get_args(AveragingUnit), None)),
+    "dtype": lambda given: check_choice("dtype", given, (*get_args(MergeDtype), None)),
+    "rule": lambda given: check_choice("rule", given, (*get_args(Rule), None)),
+    "quorum": lambda given: _check_quorum(given),
+    "grace": lambda given: _check_number("grace", given, check_non_negative, "auto", "a share of a round's time"),
+}
+"""The check of each option, if it is given."""
+
+_SUPPORTING: Mapping[str, tuple[MergeKind, ...]] = {
+    "rule='halving'": ("commutative",),
+    "quorum=": ("commutative",),
+    "grace=": ("commutative",),
+    "outer_optimizer=": get_args(MergeKind),
+    "averaging=": ("synchronous", "commutative"),
+    "optimizer_state='average'": ("synchronous", "commutative"),
+    **dict.fromkeys([f"dtype={each!r}" for each in get_args(MergeDtype)], ("synchronous", "commutative")),
+}
+"""The options, or values of options, that do not suit every merge, and the kinds that support them."""
+
+_OF_SEVERAL = ("grace", "outer_optimizer", "averaging", "optimizer_state")
+"""Those of merges of several workers."""
+
+
+def _check_number(name: str, given: Any, check: Callable[[str, Any], float], word: str, number: str) -> None:
+    if isinstance(given, str):
+        check_choice(name, given, (word, number, None))
+    else:
+        check(name, given)
+
+
+def _check_quorum(given: Any) -> None:
+    if check_non_negative("quorum", given) > 1:
+        raise ValueError(f"quorum={given!r}: give the share of the workers that a merge waits for, 0 to 1")
+
 
 MergeLike: TypeAlias = MergeKind | Preset | Merge
 """What ``fit(merge=...)`` takes."""

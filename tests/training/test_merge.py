@@ -50,7 +50,7 @@ def test_what_is_left_out_is_filled():
         ({"averaging_unit": "steps"}, "averaging_unit='steps'"),
         ({"dtype": "fp8"}, "dtype='fp8'"),
         ({"kind": "parameter_server", "dtype": "int8"}, "dtype="),
-        ({"kind": "commutative", "rule": "halving", "dtype": "int8"}, "dtype="),
+        ({"kind": "commutative", "rule": "halving", "dtype": "int8"}, "dtype='int8'"),
         ({"kind": "commutative", "rule": "halving", "outer_optimizer": MOMENTUM}, "outer_opt"),
         ({"kind": "commutative", "rule": "halving", "quorum": 0.5}, "quorum=0.5"),
         (
