@@ -106,10 +106,7 @@ def check_private(folder: Path) -> Path:
     status = folder.lstat()
     own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     if not own or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise ValueError(
-            f"folder {folder}: others could write to it; give a folder of your own (TMPDIR, for temporary files), "
-            "or remove this one"
-        )
+        raise ValueError(f"{folder}: others could write to it; give (or set TMPDIR to) your own, or remove it")
     return folder
 
 

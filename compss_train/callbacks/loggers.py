@@ -48,10 +48,7 @@ class _HistoryFile(Callback):
         self._lock.acquire()
         text = self.path.read_text(encoding="utf-8", errors="replace")
         if not self.prefix.startswith(text[: len(self.prefix)]):
-            raise ValueError(
-                f"{self.path} exists and does not begin with {self.prefix!r}, as a history does; remove it, or "
-                "give another path"
-            )
+            raise ValueError(f"{self.path} does not begin with {self.prefix!r}; remove it, or give another path")
         lines = text.split("\n")[:-1]
         rounds, kept = [self._round_of(line, lines[0]) for line in lines], len(lines)
         while kept and rounds[kept - 1][0] >= len(trainer.history):

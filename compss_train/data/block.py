@@ -53,10 +53,7 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
     except (TypeError, ValueError) as error:
         labels = "np.unique(labels, return_inverse=True)[1] of labels"
         hint = f"; a tokenizer makes integers of text, and {labels}" if dtype.kind in "USO" else ""
-        raise TypeError(
-            f"torch cannot hold arrays of dtype {dtype}; convert them to numbers or booleans in native byte "
-            f"order{hint}"
-        ) from error
+        raise TypeError(f"torch cannot hold dtype {dtype}; make it numbers in native byte order{hint}") from error
 
 
 _SIGNED = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}

@@ -241,10 +241,7 @@ def as_weights(value: object, x: BlockedTensor) -> BlockedTensor:
         if not isinstance(block, RemoteBlock | np.memmap):
             numbers = as_tensor(block)
             if numbers.is_complex() or not bool(((numbers >= 0) & numbers.isfinite()).all()):
-                raise ValueError(
-                    f"sample_weight holds negative, NaN, infinite or complex numbers in block {number}; weights "
-                    "are finite and at least 0"
-                )
+                raise ValueError(f"sample_weight has negative, NaN, infinite or complex numbers in block {number}")
     if not any(isinstance(block, RemoteBlock) or as_tensor(block).any() for block in weights.blocks()):
         raise ValueError("sample_weight is 0 for every sample, so nothing would be trained; give some above 0")
     return weights

@@ -1,10 +1,12 @@
 """Engines with a graph of tasks: ``GraphEngine`` submits tasks, ``GraphThread`` starts those that are ready."""
 
 import contextlib
+import itertools
 import sys
 import threading
+import weakref
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from functools import partial
 from queue import Empty, SimpleQueue
@@ -52,6 +54,10 @@ class GraphThread:
         """Cancel the unfinished tasks of a scope, from this thread; ``scope.ended`` tells when all have ended."""
         for task in self.graph.cancel(scope):
             self._end(task)
+
+    @abstractmethod
+    def finish_running(self) -> None:
+        """Start no more tasks, and wait for the running ones."""
 
     @abstractmethod
     def _end(self, task: Task) -> None:
@@ -104,8 +110,23 @@ class GraphEngine(Engine):
 
     _scheduler: GraphThread
     _graph: TaskGraph
-    _numbers: Iterator[int]
-    """Of tasks, in the order of their submission."""
+    end: "weakref.finalize[Any, Any]"
+    """Ends the engine, once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._numbers = itertools.count()
+        """Of tasks, in the order of their submission."""
+
+    def shutdown(self, *, kill: bool = False) -> None:
+        """End the engine and free all its values; further calls do nothing."""
+        if self.end.alive and not kill:
+            self._scheduler.finish_running()
+        self.end()
+
+    def _check_open(self) -> None:
+        if not (self.end.alive and self._scheduler.alive):
+            raise EngineClosedError(f"this {self.name} engine was shut down; make a new one")
 
     def _post(self, function: Callable[..., None], *args: Any) -> None:
         """Call a method of the graph, in the thread that it belongs to."""

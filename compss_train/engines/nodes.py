@@ -124,10 +124,7 @@ def check_size(task: Resources, nodes: Sequence[Node]) -> None:
     largest = max((node.cpus for node in nodes if node.gpus >= task.gpus), default=0)
     if nodes and task.cpus > largest:
         kind = "the largest node with a GPU" if task.gpus else "the largest node"
-        raise ValueError(
-            f"a task asks for {task.cpus} CPUs and {kind} has {largest}; use fewer threads "
-            "(DistributedTrainer(threads=)) or larger nodes"
-        )
+        raise ValueError(f"a task needs {task.cpus} CPUs, {kind} has {largest}; use fewer threads= or larger nodes")
 
 
 def _amount(cpus: int, gpus: float) -> str:

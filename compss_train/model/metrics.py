@@ -231,10 +231,7 @@ def resolve_metrics(metric: MetricSpec) -> Measures:
     metrics: dict[str, Metric] = {}
     for name, resolved in (each for own, one in given for each in _resolve(one, own)):
         if name in metrics:
-            raise ValueError(
-                f"two metrics are called {name!r}; name them, for example "
-                f"metric={{{name + '_a'!r}: ..., {name + '_b'!r}: ...}}"
-            )
+            raise ValueError(f"two metrics are called {name!r}; name them, as in metric={{'a': ..., 'b': ...}}")
         if not isinstance(name, str) or name in ("", "loss", *BOOKKEEPING) or name.startswith("val_"):
             raise ValueError(
                 f"metric name {name!r} is not text, or has another meaning in the history; choose another name, "

@@ -441,10 +441,7 @@ def _from_dict(spec: Mapping[str, Any], net: nn.Module) -> NetOptimizer:
     if groups is None:
         return factory
     if not isinstance(groups, Mapping) or not all(isinstance(each, Mapping) for each in groups.values()):
-        raise TypeError(
-            f"groups={groups!r}: give a dict from patterns of parameters' names to options, such as "
-            '{"layer4.*": {"lr": 0.01}}'
-        )
+        raise TypeError(f'groups={groups!r}: give options by pattern, such as {{"layer4.*": {{"lr": 0.01}}}}')
     betas = getattr(factory, "keywords", {}).get("betas", _BETAS)
     options = {pattern: in_torch(spec["optimizer"], given, betas) for pattern, given in groups.items()}
     return GroupedOptimizer(factory, options)

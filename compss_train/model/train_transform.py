@@ -35,10 +35,7 @@ class TrainTransform:
 
     def __post_init__(self) -> None:
         if not callable(self.function):
-            raise TypeError(
-                f"train_transform={self.function!r}: give a function of a batch of x, or of x and y, or a "
-                "TrainTransform"
-            )
+            raise TypeError(f"train_transform={self.function!r}: give a function of x or (x, y), or TrainTransform")
         if self.targets is None:
             object.__setattr__(self, "targets", _takes_two(self.function))
 

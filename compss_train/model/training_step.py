@@ -108,10 +108,7 @@ def as_step(value: Any, net: nn.Module, name: str) -> Step | None:
     if getattr(value, "__self__", None) is net:
         value = value.__func__
     if value is not None and not callable(value):
-        raise TypeError(
-            f"{name}={value!r}: give a function of the model, the batch and a step context, or a method of the "
-            "model"
-        )
+        raise TypeError(f"{name}={value!r}: give a function of (model, batch, context), or a method of the model")
     step: Step | None = value
     return step
 

@@ -206,7 +206,7 @@ def test_files_of_the_user_are_not_overwritten_or_removed(run_file, command, tmp
     own = run_file.with_name("config.toml")
     own.write_text(text)
     for again in ((), ("--overwrite",), ("--resume",)):
-        assert f"{own} was not written by a run" in command("fit", own, *again, code=2).err
+        assert f"{own} is no run's" in command("fit", own, *again, code=2).err
     assert own.read_text() == text
     own.unlink()
     (tmp_path / "tensorboard").mkdir()

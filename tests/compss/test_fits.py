@@ -107,9 +107,7 @@ def test_declared_gpus_are_bound_and_more_are_an_error(run, tmp_path):
     assert len(result["gpus"]) == 3
     assert all(re.fullmatch(expected, text) for text in result["gpus"])
     assert "the compss engine has 4 GPUs" in result["too many GPUs"]
-    assert result["too many units"].startswith(
-        "a task asks for 99 CPUs and the largest node has 2; use fewer threads"
-    )
+    assert result["too many units"].startswith("a task needs 99 CPUs, the largest node has 2; use fewer threads")
 
 
 def test_more_units_than_cores_run_as_many_tasks(run, tmp_path):

@@ -73,7 +73,7 @@ def test_impossible_grids_are_errors(blocks, name, raises):
 
 @pytest.mark.parametrize("array", [np.array(["a", "b"]), np.array([object(), None]), np.zeros(3, ">f4")])
 def test_dtypes_that_torch_cannot_hold_are_errors(array):
-    with pytest.raises(TypeError, match="torch cannot hold arrays of dtype"):
+    with pytest.raises(TypeError, match="torch cannot hold dtype"):
         BlockedTensor.from_array(array, (1, 1))
 
 

@@ -457,7 +457,7 @@ def test_nothing_is_left_of_an_engine_that_has_ended(how, monkeypatch):
 def test_a_forked_child_does_not_end_the_engine(local):
     child = os.fork()
     if child == 0:
-        local.end_processes()
+        local.end()
         os._exit(0)
     os.waitpid(child, 0)
     assert local.fetch([local.submit(tasks.add, 1)]) == [1]

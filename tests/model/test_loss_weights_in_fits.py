@@ -128,11 +128,11 @@ def test_losses_of_batches_have_weights_and_evaluation_has_none():
     [
         (np.ones(5), ValueError, "sample_weight has 5 rows for 47 samples"),
         (np.ones((SAMPLES, 2)), ValueError, "sample_weight has the shape (2,) for each sample"),
-        (-WEIGHT, ValueError, "sample_weight holds negative, NaN, infinite or complex numbers in block 0"),
-        (np.where(np.arange(SAMPLES) == 40, np.nan, 1), ValueError, "sample_weight holds negative, NaN,"),
-        (WEIGHT + 1j, ValueError, "sample_weight holds negative, NaN, infinite or complex"),
+        (-WEIGHT, ValueError, "numbers in block 0"),
+        (np.where(np.arange(SAMPLES) == 40, np.nan, 1), ValueError, "sample_weight has negative, NaN"),
+        (WEIGHT + 1j, ValueError, "sample_weight has negative, NaN"),
         (3.0, ValueError, "a scalar"),
-        (["a"] * SAMPLES, TypeError, "torch cannot hold arrays of dtype"),
+        (["a"] * SAMPLES, TypeError, "torch cannot hold dtype <U1"),
         (BlockedTensor.from_array(WEIGHT, (6, 1)), ValueError, "(7, 1) blocks and sample_weight one of"),
         (
             BlockedTensor([[WEIGHT[i : i + 7]] for i in range(0, 47, 7)]),

@@ -102,7 +102,7 @@ def test_frozen_parameters_are_left_out():
     [
         ({**ADAMW, "groups": {"layer4": {"lr": 1}}}, ValueError, "'layer4', which matches no trained parameter;"),
         ({**ADAMW, "groups": {"2": {"momentum": 1}}}, ValueError, "option 'momentum'; AdamW has lr, betas"),
-        ({**ADAMW, "groups": ["2"]}, TypeError, "give a dict from patterns of parameters' names to options"),
+        ({**ADAMW, "groups": ["2"]}, TypeError, "give options by pattern"),
         (torch.optim.SGD(mlp().parameters(), lr=1), ValueError, "other parameters than those of the network"),
     ],
 )

@@ -240,7 +240,7 @@ def test_addresses_without_a_cluster_are_errors(monkeypatch, address, error, tex
 
 
 def test_more_than_the_cluster_has_is_an_error(shared_ray):
-    with pytest.raises(ValueError, match="a task asks for 99 CPUs and the largest node has 2; use fewer threads"):
+    with pytest.raises(ValueError, match="a task needs 99 CPUs, the largest node has 2; use fewer threads"):
         shared_ray.submit(tasks.add, 1, resources=Resources(99))
     with pytest.raises(ValueError, match=r"9 tasks have to run at the same time .* or let more nodes join"):
         shared_ray.reserve([Resources()] * 9)

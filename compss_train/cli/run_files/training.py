@@ -185,10 +185,7 @@ def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
     with suppress(RunFileError):
         saved = run_files.HOME in run_files.read_toml(folder.run_file)
     if has_run_file and not saved:
-        raise ValueError(
-            f"{folder.run_file} was not written by a run, and this run would replace it; --output names another "
-            "folder"
-        )
+        raise ValueError(f"{folder.run_file} is no run's, and would be replaced; --output names another folder")
     if resume and folder.parameters.exists() and not checkpoints.list_checkpoints(folder.checkpoints):
         raise ValueError(
             f"{folder.path} holds a run that has ended, and no checkpoint to resume it from; --overwrite starts it "

@@ -64,10 +64,7 @@ class Reader(ABC):
         """
         if groups:
             name, columns = next(iter(groups.items()))
-            raise TypeError(
-                f"{name}={list(columns)!r}: only tables (Parquet, Arrow, CSV) have columns that are one array; "
-                "give the name of an array"
-            )
+            raise TypeError(f"{name}={list(columns)!r}: only tables (Parquet, Arrow, CSV) have them; name an array")
         if classes:
             raise TypeError("classes= is for tables (Parquet, Arrow, CSV) and folders of images")
         return self

@@ -1,7 +1,6 @@
 """The local engine: tasks on worker processes of this machine, values in shared memory."""
 
 import contextlib
-import itertools
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -19,7 +18,6 @@ from compss_train.engines.local.scheduler import Scheduler
 from compss_train.engines.local.starter import Starter, interrupts_deferred
 from compss_train.engines.local.worker_process import WorkerProcess, serve
 from compss_train.engines.nodes import Resources, cores
-from compss_train.exceptions import EngineClosedError
 
 
 class LocalEngine(GraphEngine):
@@ -53,7 +51,6 @@ class LocalEngine(GraphEngine):
         self.cpus = 0
         self._widest = 1
         """The most CPUs that a task has asked for."""
-        self._numbers = itertools.count()
         self._processes: list[WorkerProcess] = []
         with contextlib.ExitStack() as undo:  # if the start fails, or was interrupted
             with interrupts_deferred():
@@ -63,10 +60,9 @@ class LocalEngine(GraphEngine):
                 self._starter = Starter(serve, threads, preload)
                 self._scheduler = Scheduler(self._folders.paths, self._processes)
                 self._graph = self._scheduler.graph
-                self.end_processes = weakref.finalize(
-                    self, _shut_down, self._scheduler, self._processes, self._starter, self._folders, os.getpid()
-                )
-                undo.callback(self.end_processes)
+                own = self._scheduler, self._processes, self._starter, self._folders
+                self.end = weakref.finalize(self, _shut_down, *own, os.getpid())
+                undo.callback(self.end)
                 self._grow(processes, processes * threads)
             undo.pop_all()
 
@@ -128,12 +124,6 @@ class LocalEngine(GraphEngine):
                     raise ValueError(f"a task asks for {resources.cpus} CPUs and this engine has {self.cpus}")
                 self._widest = max(self._widest, resources.cpus)
 
-    def shutdown(self, *, kill: bool = False) -> None:
-        """End the processes and remove all files from shared memory; further calls do nothing."""
-        if self.end_processes.alive and not kill:
-            self._scheduler.finish_running()
-        self.end_processes()
-
     def _grow(self, processes: int, cpus: int) -> None:
         """Add processes and CPUs; negative numbers add none."""
         cpus = max(0, cpus)
@@ -144,10 +134,6 @@ class LocalEngine(GraphEngine):
         self.processes += len(added)
         self.cpus += cpus
         self._post(self._scheduler.add_workers, added, cpus)
-
-    def _check_open(self) -> None:
-        if not (self.end_processes.alive and self._scheduler.alive):
-            raise EngineClosedError("this local engine was shut down; make a new one")
 
 
 def _shut_down(
@@ -192,5 +178,5 @@ def kept_child(threads: int) -> LocalEngine:
     """Return the engine of the child that ``run_in_child`` keeps."""
     engine = LocalEngine(1, threads, _TASKS)
     # COMPSs's worker processes are children of multiprocessing, which at exit wait for children of their own.
-    Finalize(None, engine.end_processes, exitpriority=0)
+    Finalize(None, engine.end, exitpriority=0)
     return engine

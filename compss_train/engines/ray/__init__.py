@@ -1,7 +1,6 @@
 """The Ray engine: tasks on the nodes of a cluster, values in its object store. Only this package imports ray."""
 
 import importlib
-import itertools
 import os
 import weakref
 from collections.abc import Callable, Sequence
@@ -15,7 +14,6 @@ from compss_train.engines.graph_engine import GraphEngine
 from compss_train.engines.nodes import Node, Resources, check_room, check_size
 from compss_train.engines.ray import cluster
 from compss_train.engines.task_graph import Stored
-from compss_train.exceptions import EngineClosedError
 
 if TYPE_CHECKING:
     from compss_train.engines.ray.submitter import Submitter
@@ -55,9 +53,8 @@ class RayEngine(GraphEngine):
         self._put: Callable[[SerializedValue], Stored] = submitter.RayValue.put
         self._scheduler = submitter.Submitter()
         self._graph = self._scheduler.graph
-        self._numbers = itertools.count()
         RayEngine._engines += 1
-        self._close = weakref.finalize(self, self._shut_down, self._scheduler, os.getpid())
+        self.end = weakref.finalize(self, self._shut_down, self._scheduler, os.getpid())
 
     @classmethod
     def nodes(cls) -> Sequence[Node]:
@@ -102,18 +99,9 @@ class RayEngine(GraphEngine):
             return int(sum(self._scheduler.ask_agents("samples", _END_SECONDS)))
         return None
 
-    def shutdown(self, *, kill: bool = False) -> None:
-        """Free the values; end the cluster if this class has started it, or leave it, with the last engine."""
-        if self._close.alive and not kill:
-            self._scheduler.finish_running()
-        self._close()
-
-    def _check_open(self) -> None:
-        if not (self._close.alive and self._scheduler.alive):
-            raise EngineClosedError("this Ray engine was shut down; make a new one")
-
     @staticmethod
     def _shut_down(submitter: "Submitter", owner: int) -> None:
+        """End the cluster if this class has started it, or leave it, with the last engine."""
         if os.getpid() != owner:  # a forked child of the program does not own its copy of the engine
             return
         ray = cluster.import_ray()

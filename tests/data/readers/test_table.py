@@ -159,7 +159,7 @@ def test_no_column_and_twice_the_same_are_errors(tmp_path, form):
 
 def test_only_tables_have_columns(tmp_path):
     np.savez(tmp_path / "f.npz", a=np.arange(3), b=np.arange(3))
-    with pytest.raises(TypeError, match=r"x=\['a', 'b'\]: only tables \(Parquet, Arrow, CSV\) have columns"):
+    with pytest.raises(TypeError, match=r"x=\['a', 'b'\]: only tables \(Parquet, Arrow, CSV\) have them"):
         FileDataset(str(tmp_path / "f.npz"), x=["a", "b"])
     with pytest.raises(TypeError, match="classes= is for tables"):
         FileDataset(str(tmp_path / "f.npz"), classes={"a": [1]})

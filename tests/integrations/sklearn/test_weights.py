@@ -57,7 +57,7 @@ def test_partial_fits_use_weights():
     [
         ({}, np.zeros(len(X)), "sample_weight is zero for every sample"),
         ({}, np.ones(len(X) - 1), "sample_weight has 59 rows for 60 samples"),
-        ({}, -np.ones(len(X)), "sample_weight holds negative"),
+        ({}, -np.ones(len(X)), "sample_weight has negative"),
         ({"class_weight": {"d": 1}}, None, "are not in class_weight"),
         ({"class_weight": "fair"}, None, "balanced"),
     ],

@@ -1,6 +1,5 @@
 """``SimulatedEngine``: runs tasks one after another in this thread, as if processes ran them in virtual time."""
 
-import itertools
 import math
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -51,7 +50,6 @@ class SimulatedEngine(GraphEngine):
         self.values = Values()
         self._graph = TaskGraph()
         self.processes = Processes(processes, self._graph, self.values, self.events, self.faults, run)
-        self._numbers = itertools.count()
         self._open = True
 
     @classmethod
