@@ -221,17 +221,11 @@ def are_log_probabilities(output: Tensor) -> bool:
 
 
 LOSSES: dict[str, BatchFunction] = {
-    "mean_squared_error": mean_squared_error,
-    "mse": mean_squared_error,
-    "soft_cross_entropy": categorical_cross_entropy,
-    "sce": categorical_cross_entropy,
-    "binary_cross_entropy": binary_cross_entropy,
-    "bce": binary_cross_entropy,
-    "categorical_cross_entropy": categorical_cross_entropy,
-    "cce": categorical_cross_entropy,
-    "cross_entropy": cross_entropy,
-    "ce": cross_entropy,
-    "softmax_cross_entropy": cross_entropy,
+    **dict.fromkeys(("mean_squared_error", "mse"), mean_squared_error),
+    **dict.fromkeys(("soft_cross_entropy", "sce"), categorical_cross_entropy),
+    **dict.fromkeys(("binary_cross_entropy", "bce"), binary_cross_entropy),
+    **dict.fromkeys(("categorical_cross_entropy", "cce"), categorical_cross_entropy),
+    **dict.fromkeys(("cross_entropy", "ce", "softmax_cross_entropy"), cross_entropy),
     "dice": dice,
 }
 """Losses by EDDL's names."""
@@ -261,14 +255,10 @@ def mean_relative_error(output: Tensor, target: Tensor) -> Tensor:
 
 
 METRICS: dict[str, BatchFunction] = {
-    "mse": mean_squared_error,
-    "mean_squared_error": mean_squared_error,
-    "categorical_accuracy": accuracy,
-    "accuracy": accuracy,
-    "mae": mean_absolute_error,
-    "mean_absolute_error": mean_absolute_error,
-    "mre": mean_relative_error,
-    "mean_relative_error": mean_relative_error,
+    **dict.fromkeys(("mse", "mean_squared_error"), mean_squared_error),
+    **dict.fromkeys(("categorical_accuracy", "accuracy"), accuracy),
+    **dict.fromkeys(("mae", "mean_absolute_error"), mean_absolute_error),
+    **dict.fromkeys(("mre", "mean_relative_error"), mean_relative_error),
 }
 """Metrics by EDDL's names."""
 

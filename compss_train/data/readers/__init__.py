@@ -32,18 +32,12 @@ __all__ = [
 READERS: dict[str, type[Reader]] = {
     ".npz": NpzReader,
     ".npy": NpyReader,
-    ".pt": TorchReader,
-    ".pth": TorchReader,
-    ".h5": Hdf5Reader,
-    ".hdf5": Hdf5Reader,
-    ".nc": Hdf5Reader,
+    **dict.fromkeys((".pt", ".pth"), TorchReader),
+    **dict.fromkeys((".h5", ".hdf5", ".nc"), Hdf5Reader),
     ".parquet": ParquetReader,
-    ".arrow": ArrowReader,
-    ".feather": ArrowReader,
-    ".csv": CsvReader,
-    ".tsv": CsvReader,
-    ".jsonl": JsonReader,
-    ".ndjson": JsonReader,
+    **dict.fromkeys((".arrow", ".feather"), ArrowReader),
+    **dict.fromkeys((".csv", ".tsv"), CsvReader),
+    **dict.fromkeys((".jsonl", ".ndjson"), JsonReader),
 }
 """The readers by suffix of the file names."""
 

@@ -14,15 +14,8 @@ from compss_train.data.readers.arrays import ArraysReader
 from compss_train.data.readers.base import select_keys
 from compss_train.data.tables import check_complete
 
-_ATTRIBUTES = {
-    "scale_factor": 1,
-    "add_offset": 1,
-    "_FillValue": None,
-    "missing_value": None,
-    "valid_min": 1,
-    "valid_max": 1,
-    "valid_range": 2,
-}
+_ATTRIBUTES: dict[str, int | None] = dict.fromkeys(("scale_factor", "add_offset", "valid_min", "valid_max"), 1)
+_ATTRIBUTES |= {"_FillValue": None, "missing_value": None, "valid_range": 2}
 """The attributes of numbers that say how they are packed and which are missing, and how many numbers they have."""
 _NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 """In the attribute ``NAME`` of a dimension without values, in NetCDF-4 files."""

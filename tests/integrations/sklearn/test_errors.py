@@ -6,20 +6,12 @@ import torch
 from sklearn.exceptions import NotFittedError
 from torch import nn
 
-from compss_train import DistributedClassifier, FileDataset, SerialEngine, write_files
+from compss_train import DistributedClassifier, FileDataset, write_files
+from tests.helpers.callbacks import NoTasks
 from tests.helpers.models import blocked, classification, mlp
 from tests.integrations.sklearn.estimators import classifier, regressor
 
 X, Y = classification()
-
-
-class Untouched(SerialEngine):
-    """Fails when anything is submitted or published."""
-
-    def publish(self, value):
-        raise RuntimeError("something was published before the input was checked")
-
-    submit = publish
 
 
 @pytest.mark.parametrize(
@@ -60,11 +52,11 @@ class Untouched(SerialEngine):
 )
 def test_wrong_parameters(options, error, name, raises):
     with raises(error, name):
-        DistributedClassifier(**{"engine": Untouched(), "threads": 1, **options}).fit(X, Y)
+        DistributedClassifier(**{"engine": NoTasks(), "threads": 1, **options}).fit(X, Y)
 
 
 def test_wrong_data(tmp_path):
-    estimator = DistributedClassifier(engine=Untouched(), threads=1)
+    estimator = DistributedClassifier(engine=NoTasks(), threads=1)
     write_files(tmp_path, {"x": X, "y": Y}, rows=20)
     for x in (blocked(X, Y, 2)[0], FileDataset(f"{tmp_path}/*.npz")):
         with pytest.raises(TypeError, match=f"X is a {type(x).__name__}; give an array, or train on it with Dist"):
