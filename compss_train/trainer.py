@@ -315,7 +315,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
             resume=resume,
             max_time=max_time,
         )
-        fit = self._plan("fit", x, y, options)
+        fit = self._prepared("fit", x, y, options)
         profile = next((str(each.path) for each in fit.callbacks.callbacks if isinstance(each, Profile)), None)
         fit.begin(profile=profile)
         fit.run()
@@ -331,16 +331,16 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         """
         check_keywords(self.fit, options)
         options["merge"] = Merge.of(options.get("merge", "synchronous"))
-        fit = self._plan("check_fit", x, y, FitOptions(num_epochs=num_epochs, **options))
+        fit = self._prepared("check_fit", x, y, FitOptions(num_epochs=num_epochs, **options))
         first_batch.try_fit(fit)
 
-    def _plan(self, method: str, x: Any, y: Any, options: FitOptions) -> rounds.FitOfEpochs:
+    def _prepared(self, method: str, x: Any, y: Any, options: FitOptions) -> rounds.FitOfEpochs:
         """Return the fit with these options, which ``method`` needs, after all checks that need no task."""
         self._model.ready(method)
         records = {"validated": options.validation_data is not None, "averaged": bool(options.merge.averaging)}
         called = self._callbacks(options.callbacks, options.progress, **records)
         stopping = Stopping(options.max_time, self.clock, self._session.engine_class.time_left())
-        return rounds.plan_fit(self._session, x, y, options, called, stopping)
+        return rounds.prepare_fit(self._session, x, y, options, called, stopping)
 
     def _callbacks(self, callbacks: Sequence[AnyCallback], progress: bool, **records: bool) -> CallbackList:
         """Return the callbacks of a fit, with one that shows progress; ``records`` are as in ``CallbackList``."""

@@ -53,6 +53,11 @@ class BlockPass:
         return type(self), _fields_of(self)
 
     @property
+    def start(self) -> int:
+        """Number of the first sample in the order in which the block is trained."""
+        return self.first + self.skip
+
+    @property
     def whole(self) -> int:
         """Number of samples in the whole pass, which this is a part of."""
         return self.skip + self.size + self.rest
@@ -297,7 +302,7 @@ class RoundPlan:
         return self._rounds_within_epochs(numbers) if splits_epochs else self._rounds_of_epochs(numbers, is_over)
 
     @property
-    def samples(self) -> int:
+    def samples_left(self) -> int:
         """Number of samples to train on, each counted as often as it is drawn in an epoch."""
         start = self.start
         trained = self._units(start.epoch, start.cut_for)[: start.units] if start.units and self._epochs else []
@@ -439,6 +444,11 @@ def units_between_merges(epoch: int, merge_every: MergeEvery) -> int:
     return check_count(f"every({epoch})", merge_every(epoch)) if callable(merge_every) else merge_every
 
 
+def singles(workers: range) -> list[range]:
+    """Return a range for each worker."""
+    return [range(worker, worker + 1) for worker in workers]
+
+
 def aligned_ranges(workers: int, slots: int, smallest: int = 1) -> list[range]:
     """Return ranges of workers, each a node of the tree of ``weighted_mean``, for tasks that slots share evenly.
 
@@ -470,7 +480,7 @@ def ranges_for_costs(workers: int, slots: int, worker_seconds: float, task_secon
     slots, each range is one worker.
     """
     if not slots:
-        return [range(worker, worker + 1) for worker in range(workers)]
+        return singles(range(workers))
     largest = -(-workers // slots) - 1
     every = [aligned_ranges(workers, slots, 1 << power) for power in range(largest.bit_length() + 1)]
     times = [_seconds_of(ranges, slots, worker_seconds, task_seconds) for ranges in every]

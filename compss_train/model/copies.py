@@ -11,7 +11,7 @@ import io
 import pickle
 import weakref
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from enum import Enum
 from itertools import chain
@@ -52,14 +52,11 @@ def own_entries(net: nn.Module) -> list[torch.Tensor]:
         for tensor in plain
         if tensor.is_leaf
         and not (vars(tensor) or tensor.is_quantized)
-        and (tensor.is_meta or _is_alone(tensor, users))
+        and (
+            tensor.is_meta
+            or (tensor.untyped_storage().nbytes(), users[tensor.untyped_storage().data_ptr()]) == (tensor.nbytes, 1)
+        )
     ]
-
-
-def _is_alone(tensor: torch.Tensor, users: Mapping[int, int]) -> bool:
-    """Return whether a tensor has all of its memory, and no other has any; ``users`` are counted by address."""
-    storage = tensor.untyped_storage()
-    return storage.nbytes() == tensor.nbytes and users[storage.data_ptr()] == 1
 
 
 _LARGE = 2**22

@@ -14,7 +14,7 @@ from numbers import Real
 from typing import Any, TypeAlias
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from compss_train.model.losses import METRICS, BatchFunction, kind_of, resolve_function
 from compss_train.model.torch_metric import MetricState, TorchMetric, Value
@@ -128,11 +128,6 @@ class Measures:
                 value = metric.value if isinstance(metric, TorchMetric) else mean
                 result[prefix + name] = value(states, samples)
         return result
-
-    def modules(self) -> Iterator[nn.Module]:
-        """Iterate over the modules that metrics are or are made of."""
-        parts = (each.metric if isinstance(each, TorchMetric) else each for each in self.metrics.values())
-        return (part for part in parts if isinstance(part, nn.Module))
 
 
 class MetricAccumulator:

@@ -14,6 +14,7 @@ from compss_train.model import compilation, copies, losses, metrics, optimizers
 from compss_train.model import parameters as params
 from compss_train.model.losses import TrainingLoss
 from compss_train.model.parameters import Parameters
+from compss_train.model.torch_metric import TorchMetric
 from compss_train.model.train_transform import TrainTransform
 from compss_train.model.training_step import EPOCH_ENDS, ModuleStep, Step, StepContext, StepResult, no_loss
 from compss_train.reports.formatting import Table
@@ -153,7 +154,9 @@ class TrainingSpec:
         """Return a copy with these parameters on a device, which shares nothing with this object."""
         own = self._copy(device)
         augment = own.train_transform and own.train_transform.function
-        for part in (own.net, own.loss, own.transform, augment, *own.measures.modules()):
+        metrics = own.measures.metrics.values()
+        measured = (each.metric if isinstance(each, TorchMetric) else each for each in metrics)
+        for part in (own.net, own.loss, own.transform, augment, *measured):
             if isinstance(part, nn.Module):
                 part.to(device)
                 if not (training and part.training):  # what is in evaluation mode inside of it stays so in training

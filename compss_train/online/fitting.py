@@ -103,16 +103,16 @@ class OnlineFit(Fit):
             finally:
                 self.running = False
 
-    def current(self) -> params.Parameters | None:
+    def newest(self) -> params.Parameters | None:
         """Return the current global parameters, or ``None`` before the parameter server has started."""
         return None if self.loop is None else self.loop.pull()
 
-    def settled(self) -> tuple[params.Parameters | None, TrainingState]:
+    def state(self) -> tuple[params.Parameters | None, TrainingState]:
         """Return the current global parameters, and the state at the start of the fit.
 
         The workers report their new states when the fit ends.
         """
-        return self.current(), self.session.state()
+        return self.newest(), self.session.state()
 
     def averaged(self) -> None:
         """Return ``None``: an online fit keeps no average."""

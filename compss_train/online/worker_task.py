@@ -236,7 +236,7 @@ class OnlineWorker:
     def run(self) -> None:
         """Train, and stay connected until the coordinator ends the fit."""
         self._coordinator.listen(self._receiver, self._local_host)
-        self._learner.train(batches.prepared(self._drawn_batches(), self._learner, self._training))
+        self._learner.learn_all(batches.prepared(self._drawn_batches(), self._learner, self._training))
         self._receiver.discard()
         self._merge()
         self._report()

@@ -12,6 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils import files, validation
+from compss_train.data.partitioning import singles
 from compss_train.engines import Engine, Ref, calls
 from compss_train.exceptions import WorkerLostError, WorkerTraceback
 from compss_train.model import saved_state
@@ -104,7 +105,7 @@ class Workers:
     """All workers: submitted together, restarted from their checkpoints, files in a ``folder``, when they die."""
 
     def __init__(self, session: Session, job: OnlineJob, reports: Reports, folder: str) -> None:
-        session.regroup([range(worker, worker + 1) for worker in range(job.num_workers)])
+        session.regroup(singles(range(job.num_workers)))
         self._session, self._reports, self._folder = session, reports, Path(folder)
         self._warned = False
         resources = replace(session.resources, own_process=True)

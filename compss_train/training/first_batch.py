@@ -12,7 +12,7 @@ from compss_train.training.rounds import FitOfEpochs
 from compss_train.training.session import TrainedModel
 from compss_train.worker.inference import try_collate
 from compss_train.worker.state import WorkerState
-from compss_train.worker.train import train
+from compss_train.worker.train import train_one
 
 
 def try_fit(fit: FitOfEpochs) -> None:
@@ -50,7 +50,8 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
         _, size = options.batching.bounds(rows)[0]
         work = inference.first_batch(data, number, size, name="the first batch", device=device, check_outputs=True)
         with suppress(*skipped_errors), data.locate_nan_on_error(), devices.IN_PROCESS, kept(device):
-            measured = train(job, model.parameters, WorkerState(None, model.seed), work, data.load(number)).measured
+            state, values = WorkerState(None, model.seed), data.load(number)
+            measured = train_one(job, model.parameters, state, work, values).measured
             inference.warn_of_problems([measured], set())
             if not measured.samples:
                 continue  # a file that cannot be read and is skipped

@@ -140,7 +140,7 @@ class FitOptions:
         """The order of blocks and samples, by name."""
         return "partial" if isinstance(self.shuffle, PartialShuffle) else self.shuffle
 
-    def worker_samples(self, sizes: tuple[int, ...], workers: int) -> int:
+    def samples_between_merges(self, sizes: tuple[int, ...], workers: int) -> int:
         """Return the approximate number of samples that a worker trains in a round, for blocks of these sizes."""
         samples, every = sum(sizes), 1 if callable(self.every) else self.every
         if not every or self.merge.unit == "epochs":
@@ -176,7 +176,7 @@ class FitOptions:
             structure=source.structure,
             may_skip=source.may_skip,
             optimizer_state=self.merge.optimizer_state or "keep",
-            averaging=self.merge.decay_of_steps,
+            averaging=self.merge.decay("steps"),
             dtype=self.merge.dtype,
             callbacks=callbacks,
             resident=Residency(

@@ -157,21 +157,11 @@ class Merge:
             raise TypeError(f"merge={value!r}: give a kind by name, such as 'synchronous', or a Merge")
         return value if isinstance(value, Merge) else cls(value)
 
-    @property
-    def decay_of_steps(self) -> float | None:
-        """The decay of the average that workers keep by steps, or ``None``."""
-        return self._decay if self.averaging_unit == "steps" else None
-
-    @property
-    def decay_of_merges(self) -> float | None:
-        """The decay of the average over merges, or ``None``."""
-        return None if self.averaging_unit == "steps" else self._decay
-
-    @property
-    def _decay(self) -> float | None:
-        if isinstance(self.averaging, str):
-            return STEPS_DECAY if self.averaging_unit == "steps" else MERGES_DECAY
-        return self.averaging
+    def decay(self, unit: AveragingUnit) -> float | None:
+        """Return the decay of the average by this unit, or ``None`` if none is kept by it."""
+        if unit != (self.averaging_unit or "merges"):
+            return None
+        return _DECAYS[unit] if isinstance(self.averaging, str) else self.averaging
 
     @property
     def preset(self) -> Preset | None:
@@ -190,10 +180,8 @@ class Merge:
         return replace(self, **{name: getattr(chosen, name) for name in missing})
 
 
-MERGES_DECAY = 0.8
-"""The decay of ``averaging="ema"``: the average reaches back about five merges."""
-STEPS_DECAY = 0.99
-"""The same by steps: about a hundred of a worker."""
+_DECAYS: Mapping[AveragingUnit, float] = {"merges": 0.8, "steps": 0.99}
+"""The decays of ``averaging="ema"``: the average reaches back about five merges, or a hundred steps of a worker."""
 
 _CHECKS: Mapping[str, Callable[[Any], object]] = {
     "kind": lambda given: check_choice("merge", given, (*get_args(MergeKind), *get_args(Preset), None)),

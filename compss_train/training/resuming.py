@@ -32,8 +32,8 @@ def snapshot_of(session: Session) -> Snapshot:
     model = session.model
     fit, schedule = model.fit, model.built.lr_schedule
     if fit is not None and fit.running:
-        settled, state = fit.settled()
-        parameters = model.parameters if settled is None else settled
+        reached, state = fit.state()
+        parameters = model.parameters if reached is None else reached
     else:
         parameters, state = model.current(), session.state()
     return Snapshot(

@@ -13,7 +13,7 @@ from typing import Any
 
 from compss_train._utils.validation import warn_once, warn_user
 from compss_train.data import FileDataset
-from compss_train.data.partitioning import ResumePoint, Round, RoundPlan, ranges_for_costs
+from compss_train.data.partitioning import ResumePoint, Round, RoundPlan, ranges_for_costs, singles
 from compss_train.engines import Ref
 from compss_train.exceptions import EngineClosedError
 from compss_train.model import losses
@@ -141,11 +141,11 @@ class FitOfEpochs(Fit):
 
     def run(self) -> None:
         """Run the rounds; set the model's parameters and history, and the reason why the fit stopped."""
-        model, session, plan = self.session.model, self.session, self._plan()
+        model, session, plan = self.session.model, self.session, self._rounds_left()
         begin = f"from {self.checkpoint[0]}" if self.checkpoint else f"at epoch {self.first_epoch}"
         where = session.num_workers, session.engine_class.name, begin
         _LOG.info("a fit of %d epochs with %d workers on %s begins %s", self.options.num_epochs, *where)
-        with session.fitting(self, plan.samples if self.data.counted else None):
+        with session.fitting(self, plan.samples_left if self.data.counted else None):
             self._regroup()
             data, validation, merger = self._published, self._validation, self._merger
             self._states, self._merge_state = session.states, merger.state
@@ -157,8 +157,8 @@ class FitOfEpochs(Fit):
                 model.parameters = params.copy_of(final or model.parameters)
                 model.stopped = self.stopped
             except BaseException:
-                newest, model.averaged = self._newest()
-                model.parameters = params.copy_of(newest or model.parameters)
+                rescued, model.averaged = self._rescued()
+                model.parameters = params.copy_of(rescued or model.parameters)
                 raise
             finally:
                 self.running = False
@@ -172,7 +172,7 @@ class FitOfEpochs(Fit):
             if validation is not None:
                 validation.data.warn_of_changes()
 
-    def _plan(self) -> RoundPlan:
+    def _rounds_left(self) -> RoundPlan:
         """Return the plan of the rounds that are left."""
         options, model = self.options, self.session.model
         return RoundPlan(
@@ -246,9 +246,9 @@ class FitOfEpochs(Fit):
         # changes, and on GPUs, which workers share in another order.
         may_share = options.merge.kind == "synchronous" and options.merge.dtype is None and not resources.gpus
         slots = self.session.engine.slots(resources) if may_share else 0
-        seconds = session.sample_seconds * options.worker_samples(source.sizes, sharing)
+        seconds = session.sample_seconds * options.samples_between_merges(source.sizes, sharing)
         active = ranges_for_costs(sharing, slots, seconds, self.session.engine.traits.task_seconds)
-        session.regroup([*active, *(range(n, n + 1) for n in range(sharing, workers))])
+        session.regroup([*active, *singles(range(sharing, workers))])
 
     def _run_rounds(self, rounds: Iterable[Round]) -> params.Parameters | None:
         """Submit and collect rounds until the last one, or until the fit must stop.
@@ -271,7 +271,7 @@ class FitOfEpochs(Fit):
             self.session.keep(self._states, self._merge_state)
             self._pending.clear()
         waits = self.stopped is None or not self.stopping.urgent
-        return self._merger.settled(self._complete[-1]) if self._complete and waits else self.current()
+        return self._merger.after(self._complete[-1]) if self._complete and waits else self.newest()
 
     def _is_over(self) -> bool:
         """Return whether the fit must stop at once, also while rounds are planned; if so, record the reason."""
@@ -279,13 +279,13 @@ class FitOfEpochs(Fit):
             self.stopped = self.stopping.reason
         return self.stopped is not None
 
-    def current(self) -> params.Parameters | None:
+    def newest(self) -> params.Parameters | None:
         """Return the global parameters after the last complete round, or ``None`` before the first."""
-        return self._merger.current(self._complete[-1]) if self._complete else None
+        return self._merger.newest(self._complete[-1]) if self._complete else None
 
-    def settled(self) -> tuple[params.Parameters | None, TrainingState]:
+    def state(self) -> tuple[params.Parameters | None, TrainingState]:
         """Return the same parameters with the state; only after rounds for which a callback ``needs_state``."""
-        parameters = self._merger.settled(self._complete[-1]) if self._complete else None
+        parameters = self._merger.after(self._complete[-1]) if self._complete else None
         workers = tuple(fetch_states(self.session.engine, self._states))
         return parameters, TrainingState(workers, self._merge_state.fetched(self.session.engine))
 
@@ -295,7 +295,7 @@ class FitOfEpochs(Fit):
         averaged: params.Parameters | None = None if ref is None else self.session.engine.fetch([ref])[0]
         return averaged
 
-    def _newest(self) -> tuple[params.Parameters | None, params.Parameters | None]:
+    def _rescued(self) -> tuple[params.Parameters | None, params.Parameters | None]:
         """Return the parameters after the last complete round and their average; ``None`` if not available soon."""
         values = (self._peek(submitted.parameters) for submitted in reversed(self._complete))
         return next((value for value in values if value is not None), None), self._peek(self._merge_state.averaged)
@@ -329,7 +329,7 @@ class FitOfEpochs(Fit):
             check_outputs=not (self._pending or self._complete),
             traced=frozenset(self.callbacks.traced(round_.number)),
         )
-        submitted = self._merger.train_and_merge(workers)
+        submitted = self._merger.submit(workers)
         if not submitted.unmerged:
             self._evaluate(submitted)
         self._pending.append(submitted)
@@ -424,7 +424,7 @@ class FitOfEpochs(Fit):
         }
 
 
-def plan_fit(
+def prepare_fit(
     session: Session, x: Any, y: Any, options: FitOptions, callbacks: CallbackList, stopping: Stopping
 ) -> FitOfEpochs:
     """Return the fit with these options; check them against the data, the network and the checkpoint."""

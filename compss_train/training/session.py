@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 from compss_train import worker
 from compss_train._utils.validation import check_count, check_seconds, check_seed
 from compss_train.data.order import worker_seed
+from compss_train.data.partitioning import singles
 from compss_train.data.tables import Coding
 from compss_train.engines import Engine, Ref, Resources, engine_class
 from compss_train.exceptions import EngineClosedError, NotBuiltError
@@ -199,11 +200,11 @@ class Fit(ABC):
         return None
 
     @abstractmethod
-    def current(self) -> params.Parameters | None:
+    def newest(self) -> params.Parameters | None:
         """Return the global parameters after the last complete round, or ``None`` before the first."""
 
     @abstractmethod
-    def settled(self) -> tuple[params.Parameters | None, TrainingState]:
+    def state(self) -> tuple[params.Parameters | None, TrainingState]:
         """Return the same parameters, and the state of the training at that moment."""
 
     @abstractmethod
@@ -284,8 +285,8 @@ class TrainedModel:
         """Return the global parameters, or their average; during a fit, those after the last complete round."""
         running = self.fit if self.fit is not None and self.fit.running else None
         if not averaged and self.built:
-            current = None if running is None else running.current()
-            return self.parameters if current is None else current
+            newest = None if running is None else running.newest()
+            return self.parameters if newest is None else newest
         average = self.averaged if running is None else running.averaged()
         if average is None:
             raise ValueError(
@@ -459,7 +460,7 @@ class Session:
         if self._engine is not None:
             with suppress(EngineClosedError):
                 self._engine.free([*state_refs(self._states), *self.merge_state.refs()])
-        self.groups = [range(worker, worker + 1) for worker in range(self.num_workers)]
+        self.groups = singles(range(self.num_workers))
         seeds = [worker_seed(self.model.seed, worker) for worker in range(self.num_workers)]
         new = [WorkerState(None, seed) for seed in seeds[len(state.workers) :]]
         self._states = [(each,) for each in (*state.workers[: self.num_workers], *new)]

@@ -110,12 +110,11 @@ def _block_by_block(source: Source, device: str) -> Iterator[Batch]:
         for block_pass in work.block_passes:
             samples = next(opened)
             if samples is not None:
-                before = block_pass.first + block_pass.skip
                 place = block_pass.epoch, block_pass.block
                 for start, stop in batch_bounds(block_pass, job.batching):
                     columns = samples.cut(start, stop)
                     if len(columns[0]):  # or none of them could be read
-                        yield Batch(*place, before + start, *job.structure.parts(columns))
+                        yield Batch(*place, block_pass.start + start, *job.structure.parts(columns))
                     del columns
             del samples  # free them before the next block is read
 
@@ -137,7 +136,7 @@ def _partially_shuffled(source: Source, pools: Pools, device: str) -> Iterator[B
     for epoch, group in groupby(source.work.block_passes, lambda block_pass: block_pass.epoch):
         block_passes = tuple(group)
         first = block_passes[0]
-        position = first.first + first.skip
+        position = first.start
         batches = shuffled_batches(
             [block_pass.size for block_pass in block_passes],
             lambda numbers: source.pieces(tuple([block_passes[each] for each in numbers])),  # noqa: B023

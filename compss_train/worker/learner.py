@@ -100,7 +100,7 @@ class Learner(ModelReplica):
         """Whether all that was learnt is finite; only known before the end where each batch is checked."""
         return self._norms is None or math.isfinite(self._norms)
 
-    def train(self, batches: Iterator[Batch]) -> int:
+    def learn_all(self, batches: Iterator[Batch]) -> int:
         """Learn prepared batches, and return the number of their samples.
 
         The next batch is taken after the step on the previous one. Accumulated gradients are applied at the end of
@@ -108,7 +108,7 @@ class Learner(ModelReplica):
         """
         drawn, work = 0, self._work
         # Blocks that begin here, of which no batch was trained: the first ones are left out if nothing can be read.
-        unbegun = {(each.epoch, each.block) for each in work.block_passes if each.first + each.skip == 0}
+        unbegun = {(each.epoch, each.block) for each in work.block_passes if not each.start}
         if self._callbacks is not None:
             self._callbacks.round_start()
         for epoch, epoch_batches in groupby(batches, lambda batch: batch.epoch):

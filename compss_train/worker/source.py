@@ -38,7 +38,7 @@ _MEMORY_CHUNK = 2**18  # bytes copied at a time: small enough to stay in the cor
 
 def rows_of(block_pass: BlockPass, job: Job) -> RowRange:
     """Return the rows that a pass needs; a part of a shuffled pass needs the rows of the whole pass."""
-    start, size = block_pass.first + block_pass.skip, block_pass.size
+    start, size = block_pass.start, block_pass.size
     if job.row_seed is not None:
         start, size = block_pass.first, block_pass.whole
     return RowRange(block_pass.block, start, start + size)

@@ -37,7 +37,7 @@ class Result(NamedTuple):
 
 
 @retry_without_gpu_rows
-def train(
+def train_one(
     job: Job,
     parameters: Parameters,
     state: WorkerState,
@@ -64,13 +64,13 @@ def train(
     tracer = Tracer(work.device) if work.traced else None
     try:
         with tracer or nullcontext():
-            drawn = learner.train(batches if tracer is None else tracer.labelled(batches, state.batches))
+            drawn = learner.learn_all(batches if tracer is None else tracer.labelled(batches, state.batches))
     except Exception:  # possibly of a loss or hook that was given NaN
         if learner.finite:
             raise
     if not learner.finite:
         del learner, batches  # as they may fill the GPU
-        result = train(job, parameters, replace(state, skipped=True), work, values, moments, averaged)
+        result = train_one(job, parameters, replace(state, skipped=True), work, values, moments, averaged)
         result.measured.started, result.measured.seconds = started, time.perf_counter() - began
         return result
     measured = learner.measured()
@@ -150,7 +150,7 @@ def train_group(
     with kept_random_state(works[0].device):
         for work in works:
             number = work.index_in_group
-            trained, after[number], own = train(job, parameters, after[number], work, values, moments, averaged)
+            trained, after[number], own = train_one(job, parameters, after[number], work, values, moments, averaged)
             count = own.planned_samples if job.may_skip else work.samples
             sums = _with_complete_nodes(
                 [*sums, PartialSum.of_worker(trained, count, work.worker, own)], work.worker
@@ -178,7 +178,7 @@ def train_worker(
     (work,) = works
     after, number = [*states], work.index_in_group
     with kept_random_state(work.device):
-        trained, after[number], own = train(job, parameters, after[number], work, values, moments)
+        trained, after[number], own = train_one(job, parameters, after[number], work, values, moments)
     if server_address is not None:
         with server_address.connect(f"worker {work.worker}", generation=work.round) as server:
             exchange, share = server_address.exchange, own.planned_samples / samples

@@ -134,7 +134,7 @@ def test_a_fit_is_longer_or_shorter_when_resumed(plan, after, num_epochs):
     expected = once(plan.sizes, epochs)
     # What has been begun of an epoch that is not wanted any more is not ended.
     assert seen == expected if other.stop >= plan.stop else seen <= expected
-    assert other.samples == sum(sum(round_.counts) for round_ in other.rounds())
+    assert other.samples_left == sum(sum(round_.counts) for round_ in other.rounds())
 
 
 @pytest.mark.parametrize("shuffle", ["blocks", "total", "partial", None])
@@ -182,7 +182,7 @@ def test_each_sample_enters_a_buffer_and_is_drawn_once(sizes, workers, every, ba
         put_counts=buffer.put_counts,
     )
     rounds, put, drawn, seen = list(plan.rounds()), [0] * workers, [0] * workers, Counter()
-    assert plan.samples == sum(sum(round_.counts) for round_ in rounds) == 2 * sum(sizes)
+    assert plan.samples_left == sum(sum(round_.counts) for round_ in rounds) == 2 * sum(sizes)
     for k, round_ in enumerate(rounds, 1):
         seen += trained(round_, sizes)
         for worker, (assignment, draws) in enumerate(zip(round_.assignments, round_.draws, strict=True)):

@@ -31,7 +31,7 @@ class ArrivalMerger(Merger):
         super().__init__(session, merge, initial)
         self._initial, self._moments = self.parameters, self.state.moments
 
-    def train_and_merge(self, workers: RoundWorkers) -> SubmittedRound:
+    def submit(self, workers: RoundWorkers) -> SubmittedRound:
         """Train each worker from its own base, and merge it."""
         counts = workers.round.counts
         total, active = sum(counts), [worker for worker, count in enumerate(counts) if count]
@@ -72,10 +72,10 @@ class CommutativeMerger(ArrivalMerger):
         self.bases[worker] = self.engine.commute(self.parameters, *update)
         return measured
 
-    def current(self, submitted: SubmittedRound) -> params.Parameters:
+    def newest(self, submitted: SubmittedRound) -> params.Parameters:
         """Return the newest value, later contributions included: waiting would delay the other workers."""
-        newest: params.Parameters | None = self.engine.peek(self.parameters)
-        return self.engine.fetch([self.parameters])[0] if newest is None else newest
+        value: params.Parameters | None = self.engine.peek(self.parameters)
+        return self.engine.fetch([self.parameters])[0] if value is None else value
 
 
 class GlobalParameters(Closable):
@@ -134,9 +134,9 @@ class ServerMerger(ArrivalMerger):
         self.bases[worker], measured = workers.submit_worker(worker, base, self._moments, self._address, total)
         return measured
 
-    def train_and_merge(self, workers: RoundWorkers) -> SubmittedRound:
+    def submit(self, workers: RoundWorkers) -> SubmittedRound:
         """Train each worker from its own base, and read the parameters once all have pushed their changes."""
-        submitted = super().train_and_merge(workers)
+        submitted = super().submit(workers)
         measured = submitted.measured["workers"]
         self.parameters = self.engine.submit(read_parameters, self._address, measured, priority=True)
         return replace(submitted, parameters=self.parameters)

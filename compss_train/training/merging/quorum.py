@@ -101,7 +101,7 @@ class QuorumMerger(SynchronousMerger):
         self._seconds: dict[int, float] = {}
         """How long each worker took in its last round."""
 
-    def train_and_merge(self, workers: RoundWorkers) -> SubmittedRound:
+    def submit(self, workers: RoundWorkers) -> SubmittedRound:
         """Start the workers that wait for a round; the others start when they have been merged."""
         submitted = SubmittedRound(
             round=workers.round,

@@ -200,7 +200,7 @@ class Merger(ABC):
         """What each worker starts from, where that is not the global parameters."""
 
     @abstractmethod
-    def train_and_merge(self, workers: RoundWorkers) -> SubmittedRound:
+    def submit(self, workers: RoundWorkers) -> SubmittedRound:
         """Submit the training and merging of a round."""
 
     def wait(self, submitted: SubmittedRound, timeout: float, evaluate: Callable[[SubmittedRound], None]) -> bool:
@@ -210,14 +210,14 @@ class Merger(ABC):
         """
         return self.engine.wait(submitted.refs, timeout)
 
-    def settled(self, submitted: SubmittedRound) -> Parameters:
+    def after(self, submitted: SubmittedRound) -> Parameters:
         """Return the global parameters after a round; no later round was submitted, or later rounds are ignored."""
         value: Parameters = self.engine.fetch([submitted.parameters])[0]
         return value
 
-    def current(self, submitted: SubmittedRound) -> Parameters:
-        """Return the global parameters after a complete round; waits for its merge if necessary."""
-        return self.settled(submitted)
+    def newest(self, submitted: SubmittedRound) -> Parameters:
+        """Return the global parameters after the last complete round; waits for its merge if necessary."""
+        return self.after(submitted)
 
     def stop(self) -> None:
         """End processes other than tasks; called at the end of every fit."""
@@ -238,8 +238,8 @@ class SynchronousMerger(Merger):
             optimizer=None if merge.outer_optimizer is None else optimizer_factory(merge.outer_optimizer),
             moments=merge.optimizer_state == "average",
             compressed=merge.dtype is not None,
-            decay=merge.decay_of_merges,
-            by_steps=merge.decay_of_steps is not None,
+            decay=merge.decay("merges"),
+            by_steps=merge.averaging is not None and merge.averaging_unit == "steps",
         )
 
     @cached_property
@@ -251,7 +251,7 @@ class SynchronousMerger(Merger):
     def _published_rule(self) -> Ref:
         return self.engine.publish(self._rule)
 
-    def train_and_merge(self, workers: RoundWorkers) -> SubmittedRound:
+    def submit(self, workers: RoundWorkers) -> SubmittedRound:
         """Train from the global parameters and average; a worker without samples does not count."""
         active = {group: workers.active(group) for group in range(len(self.session.groups))}
         tasks = {group: members for group, members in active.items() if members}
