@@ -239,7 +239,7 @@ class SynchronousMerger(Merger):
             moments=merge.optimizer_state == "average",
             compressed=merge.dtype is not None,
             decay=merge.decay("merges"),
-            by_steps=merge.averaging is not None and merge.averaging_unit == "steps",
+            by_steps=merge.averaging_unit == "steps",
         )
 
     @cached_property
@@ -274,7 +274,11 @@ class SynchronousMerger(Merger):
 
     def _start(self) -> tuple[Ref, Ref | None, Ref | None]:
         """Return what workers start a round from: parameters, moments, and the average that they continue."""
-        return self.parameters, self.state.moments, self.state.averaged if self._rule.by_steps else None
+        return (
+            self.parameters,
+            self.state.moments,
+            self.state.averaged if self.merge.averaging_unit == "steps" else None,
+        )
 
     def _merge(self, trained: Mapping[int, Ref]) -> Mapping[str, Ref]:
         """Submit the tasks that merge results, given by their first workers."""
