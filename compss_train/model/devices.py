@@ -5,6 +5,7 @@ The random state of a worker is an input of its task, so that the task gives the
 
 import random
 import threading
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -84,6 +85,11 @@ class RandomState:
     gpu: torch.Tensor | None = None
     """The state of the worker's device if that is a GPU."""
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle Python's hundreds of integers as one array, which takes a tenth of the time."""
+        version, words, gauss = self.python
+        return _unpickled_state, (self.cpu, self.numpy, (version, array("I", words), gauss), self.gpu)
+
     @classmethod
     def capture(cls, device: str) -> Self:
         """Return the current states."""
@@ -106,6 +112,13 @@ class RandomState:
         """Return whether all generators have the same states."""
         own, others = ([each.cpu, each.gpu, *each.numpy["state"].values()] for each in (self, other))
         return self.python == other.python and all(map(np.array_equal, own, others))
+
+
+def _unpickled_state(
+    cpu: torch.Tensor, numpy: dict[str, Any], python: tuple[Any, ...], gpu: torch.Tensor | None
+) -> RandomState:
+    version, words, gauss = python
+    return RandomState(cpu, numpy, (version, tuple(words), gauss), gpu)
 
 
 def _numbered(device: str) -> tuple[str, ...]:

@@ -109,7 +109,7 @@ class Workers:
         self._session, self._reports, self._folder = session, reports, Path(folder)
         self._warned = False
         resources = replace(session.resources, own_process=True)
-        spec = session.engine.publish(session.model.built.training_spec.weightless)
+        spec = session.engine.publish(session.spec)
         self.all: list[Worker] = []
         for number, state in enumerate(session.states):
             args = train_online, spec, state, job, number, session.device(number)

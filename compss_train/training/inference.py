@@ -70,8 +70,7 @@ class Inference:
         """Rough estimate of the time, in seconds, that a core needs to evaluate all samples."""
         size = batch_size or batch_size_for(source)
         structure = replace(source.structure, bucketed=False)
-        spec = session.model.built.training_spec.weightless
-        job = Job(spec=spec, reader=source.reader, batching=Batching(size=size), structure=structure)
+        job = Job(spec=session.spec, reader=source.reader, batching=Batching(size=size), structure=structure)
         self._job, self._name = session.publish(job), name
         self._tasks: dict[int, list[tuple[Any, ...]]] = {}
         """The values and the work of each evaluation task, with the number of slots that they were made for."""

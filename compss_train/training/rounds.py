@@ -221,9 +221,9 @@ class FitOfEpochs(Fit):
 
     @cached_property
     def _job(self) -> Job:
-        model, gpus = self.session.model, self.session.resources.gpus
-        shared = model.built.training_spec.weightless, self.data, model.seed, self.epochs.stop - 1, gpus
-        return self.options.job(*shared, self.callbacks.in_workers)
+        session, last_epoch = self.session, self.epochs.stop - 1
+        gpus, callbacks = session.resources.gpus, self.callbacks.in_workers
+        return self.options.job(session.spec, self.data, session.model.seed, last_epoch, gpus, callbacks)
 
     @cached_property
     def _published_job(self) -> Ref:

@@ -25,7 +25,7 @@ from compss_train.data.tables import Coding
 from compss_train.engines import Engine, Ref, Resources, engine_class
 from compss_train.exceptions import EngineClosedError, NotBuiltError
 from compss_train.model import parameters as params
-from compss_train.model.training_spec import TensorNames
+from compss_train.model.training_spec import TensorNames, TrainingSpec
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments, check_picklable
@@ -343,6 +343,11 @@ class Session:
         if self._engine is None:
             self._engine = self.engine_class.start(self.num_workers, self.threads, [worker.__name__])
         return self._engine
+
+    @property
+    def spec(self) -> TrainingSpec:
+        """The training spec as tasks get it, along with the parameters: without weights."""
+        return self.model.built.training_spec.weightless
 
     @property
     def names(self) -> TensorNames:
