@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import socket
+import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import _common as common
@@ -14,13 +18,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
+from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations, Solver
 from compss_train.buffers import FIFO
 from compss_train.online.events import EventServer
 from compss_train.online.receiver import Receiver
+from compss_train.online.solver import HEADERS
 from compss_train.online.stream import Stream
 
 BARE, PLAIN = "bare socket, TCP", "plain loop"
+GENERATOR, SOLVER = "numpy generator", "solver in C, 2 ranks"
 BATCH = 10
 KEY = "a key"
 
@@ -152,11 +158,70 @@ def report_training(size: int, batches: int, repetitions: int) -> None:
     common.print_rates(title, rates, PLAIN, unit="batches/s")
 
 
+# -- solvers -----------------------------------------------------------------------------------------------
+
+
+def ready(value: tuple[int, int]) -> Iterator[Any]:
+    """Yield ready arrays."""
+    samples, size = value
+    u = np.arange(size, dtype=np.float64)
+    for step in range(samples):
+        yield step, np.array([step], np.float32), u
+
+
+def as_sent(value: tuple[int, int], step: int, fields: Any) -> Any:
+    return np.array([step], np.float32), fields["u"]
+
+
+def first_number(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """A loss that costs nothing."""
+    return (output - target[:, :1].float()).square().mean()
+
+
+def received(trainer: DistributedTrainer, simulate: Any, samples: int, size: int, _: int) -> float:
+    """Return samples per second that a worker receives and trains on, from the first report to the last one."""
+    trainer.build(nn.Linear(1, 1), {"optimizer": "sgd", "lr": 0.0}, first_number)
+    trainer.fit_online(
+        Simulations(simulate, [(samples, size)]),
+        buffer=BufferSpec("FIFO", 1024),
+        batch_size=100,
+        merge=Merge(every=100),
+        record_every=0.1,
+        checkpoint_every=None,
+        progress=False,
+    )
+    records = [record for record in trainer.history if record["received"]]
+    first, last = records[0], next(record for record in records if record["received"] == samples)
+    return float((samples - first["received"]) / (last["ended"] - first["ended"]))
+
+
+def report_solver(size: int, samples: int, repetitions: int) -> None:
+    """A solver in C with two ranks against a generator, both with arrays that are ready."""
+    if shutil.which("mpicc") is None or shutil.which("mpirun") is None:
+        print("no solver: mpicc and mpirun are missing (Debian: libopenmpi-dev, openmpi-bin)")
+        return
+    with tempfile.TemporaryDirectory() as folder, DistributedTrainer(1, engine="local", threads=1) as trainer:
+        program, source = f"{folder}/ready", str(Path(__file__).with_name("ready_solver.c"))
+        subprocess.run(["mpicc", "-O2", f"-I{HEADERS}", "-o", program, source], check=True)
+        as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", program, "{0}", "{1}"]
+        contestants: dict[str, Callable[[int], float]] = {
+            label: partial(received, trainer, simulate, samples, size)
+            for label, simulate in ((GENERATOR, ready), (SOLVER, Solver(command, as_sent, environment=as_root)))
+        }
+        for contestant in contestants.values():
+            contestant(0)
+        rates = common.in_turn(contestants, repetitions)
+    common.print_rates(f"Samples of {size:,} float64 that are ready, one worker", rates, GENERATOR)
+
+
 def main() -> None:
     options = common.parsed(common.parser(__doc__, repetitions=5))
     for size, samples in ((16, 20_000), (4096, 10_000), (250_000, 500)):
         report_transport(size, samples // 20 if options.quick else samples, options.repetitions)
     report_training(4096, 300 if options.quick else 1500, options.repetitions)
+    for size, samples in ((16, 100_000), (4096, 40_000)):
+        report_solver(size, samples // 10 if options.quick else samples, options.repetitions)
 
 
 if __name__ == "__main__":

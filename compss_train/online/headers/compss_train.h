@@ -76,9 +76,11 @@ struct compss_train_field {
     uint32_t key;   /* follows from the name, so that ranks can compare it */
     size_t count;   /* of this rank */
     size_t total;   /* of all ranks; on rank 0 */
-    double *whole;  /* the values of all ranks; on other ranks than 0 a copy of their own, on its way to rank 0 */
-    int *counts;    /* of each rank, and after them where its part begins; on rank 0 */
-    void *requests; /* of MPI */
+    int *counts;    /* of each rank; on rank 0 */
+    double *whole;  /* the values of all ranks; on other ranks than 0 copies of their own, on their way to rank 0 */
+    void *requests; /* of MPI, one for each copy */
+    int copies;     /* how many there are */
+    int turn;       /* the one to use next */
 };
 
 struct compss_train_state {
@@ -299,6 +301,8 @@ COMPSS_TRAIN_WEAK void compss_train_finalize(void)
 #if (defined(MPI_VERSION) || defined(COMPSS_TRAIN_MPI)) && !defined(COMPSS_TRAIN_WITH_MPI)
 #define COMPSS_TRAIN_WITH_MPI
 
+#define COMPSS_TRAIN_AHEAD 131072 /* How many numbers of a field a rank may be ahead of rank 0. */
+
 #include <limits.h>
 #include <mpi.h>
 #include <sched.h>
@@ -332,19 +336,32 @@ COMPSS_TRAIN_WEAK const char *compss_train_mpi_name(uint32_t key)
     return field->name;
 }
 
-/* Wait as MPI_Waitall does, but soon without taking a processor from what is waited for. */
-COMPSS_TRAIN_WEAK void compss_train_mpi_wait(MPI_Request *requests, int count)
+/* Wait a moment for other ranks: soon without taking a processor from what is waited for. */
+COMPSS_TRAIN_WEAK void compss_train_mpi_pause(int tries)
 {
     struct timeval pause;
-    int tries, done = 0;
 
-    for (tries = 0; !done; tries += tries < 1000) {
-        MPI_Testall(count, requests, &done, MPI_STATUSES_IGNORE);
-        pause.tv_sec = 0;
-        pause.tv_usec = 50;
-        if (!done && (tries < 1000 ? sched_yield() : select(0, NULL, NULL, NULL, &pause)) < 0)
-            continue; /* interrupted */
-    }
+    pause.tv_sec = 0;
+    pause.tv_usec = 50;
+    if (tries < 1000)
+        sched_yield();
+    else
+        select(0, NULL, NULL, NULL, &pause);
+}
+
+/* Start to send a part, with its key behind it, to rank 0; it completes when rank 0 receives it. */
+COMPSS_TRAIN_WEAK void compss_train_mpi_start(double *part, size_t count, uint32_t key, MPI_Request *request)
+{
+    part[count] = key;
+    MPI_Issend(part, (int)count + 1, MPI_DOUBLE, 0, 0, *(MPI_Comm *)compss_train_state.ranks, request);
+}
+
+COMPSS_TRAIN_WEAK void compss_train_mpi_finish(MPI_Request *request)
+{
+    int tries = 0, done = 0;
+
+    for (MPI_Test(request, &done, MPI_STATUS_IGNORE); !done; MPI_Test(request, &done, MPI_STATUS_IGNORE))
+        compss_train_mpi_pause(tries < 1000 ? tries++ : tries);
 }
 
 /* On rank 0: ranks that send other fields, or leave early, would mix fields up, or make the others wait for ever. */
@@ -359,60 +376,62 @@ COMPSS_TRAIN_WEAK void compss_train_mpi_agree(uint32_t key, int rank, uint32_t o
     compss_train_fail(text, "", "; all ranks send the same fields in the same order");
 }
 
-/* On rank 0: receive what each rank is about to do. */
-COMPSS_TRAIN_WEAK void compss_train_mpi_expect(uint32_t key)
-{
-    MPI_Request request;
-    uint32_t other;
-    int rank, size;
-
-    MPI_Comm_size(*(MPI_Comm *)compss_train_state.ranks, &size);
-    for (rank = 1; rank < size; rank++) {
-        MPI_Irecv(&other, 1, MPI_UINT32_T, rank, 0, *(MPI_Comm *)compss_train_state.ranks, &request);
-        compss_train_mpi_wait(&request, 1);
-        compss_train_mpi_agree(key, rank, other);
-    }
-}
-
-/* Other ranks than 0 copy their part, and go on while it is sent: they may be one time step ahead. */
-COMPSS_TRAIN_WEAK const double *compss_train_mpi_gather(struct compss_train_field *field, const double *values)
+/* On rank 0: receive the part of a rank, and its key, for which there is room behind it. */
+COMPSS_TRAIN_WEAK void compss_train_mpi_receive(int rank, double *part, int count, uint32_t key)
 {
     const MPI_Comm comm = *(MPI_Comm *)compss_train_state.ranks;
-    MPI_Request *requests = (MPI_Request *)field->requests;
+    int tries = 0, there = 0, size;
+    MPI_Status status;
+    double *other;
+
+    for (MPI_Iprobe(rank, 0, comm, &there, &status); !there; MPI_Iprobe(rank, 0, comm, &there, &status))
+        compss_train_mpi_pause(tries < 1000 ? tries++ : tries);
+    MPI_Get_count(&status, MPI_DOUBLE, &size);
+    other = size == count + 1 ? part : (double *)compss_train_allocate((size_t)size, sizeof *other);
+    MPI_Recv(other, size, MPI_DOUBLE, rank, 0, comm, MPI_STATUS_IGNORE);
+    compss_train_mpi_agree(key, rank, (uint32_t)other[size - 1]);
+}
+
+/* Other ranks than 0 copy their part, and go on while it is sent: they may be some time steps ahead. */
+COMPSS_TRAIN_WEAK const double *compss_train_mpi_gather(struct compss_train_field *field, const double *values)
+{
+    double *part = field->whole + (field->count + 1) * (size_t)field->turn;
+    MPI_Request *request = (MPI_Request *)field->requests + field->turn;
     int rank, size;
 
     if (compss_train_state.rank != 0)
-        compss_train_mpi_wait(requests, 2);
+        compss_train_mpi_finish(request);
     if (field->count > 0)
-        memcpy(field->whole, values, field->count * sizeof *values);
+        memcpy(part, values, field->count * sizeof *values);
     if (compss_train_state.rank != 0) {
-        MPI_Isend(&field->key, 1, MPI_UINT32_T, 0, 0, comm, requests);
-        MPI_Isend(field->whole, (int)field->count, MPI_DOUBLE, 0, 1, comm, requests + 1);
+        compss_train_mpi_start(part, field->count, field->key, request);
+        field->turn = (field->turn + 1) % field->copies;
         return NULL;
     }
-    compss_train_mpi_expect(field->key);
-    MPI_Comm_size(comm, &size);
-    for (rank = 1; rank < size; rank++)
-        MPI_Irecv(field->whole + field->counts[size + rank], field->counts[rank], MPI_DOUBLE, rank, 1, comm,
-                  requests + rank);
-    compss_train_mpi_wait(requests + 1, size - 1);
+    MPI_Comm_size(*(MPI_Comm *)compss_train_state.ranks, &size);
+    for (part += field->count, rank = 1; rank < size; part += field->counts[rank], rank++)
+        compss_train_mpi_receive(rank, part, field->counts[rank], field->key);
     return field->whole;
 }
 
 COMPSS_TRAIN_WEAK void compss_train_mpi_leave(void)
 {
-    uint32_t key = COMPSS_TRAIN_LEAVING;
     struct compss_train_field *field;
     MPI_Request request;
+    double part[1];
+    int i, size;
 
-    if (compss_train_state.rank == 0) {
-        compss_train_mpi_expect(key);
+    if (compss_train_state.rank != 0) {
+        compss_train_mpi_start(part, 0, COMPSS_TRAIN_LEAVING, &request);
+        compss_train_mpi_finish(&request);
+        for (field = compss_train_state.fields; field != NULL; field = field->next)
+            for (i = 0; i < field->copies; i++)
+                compss_train_mpi_finish((MPI_Request *)field->requests + i);
         return;
     }
-    for (field = compss_train_state.fields; field != NULL; field = field->next)
-        compss_train_mpi_wait((MPI_Request *)field->requests, 2);
-    MPI_Isend(&key, 1, MPI_UINT32_T, 0, 0, *(MPI_Comm *)compss_train_state.ranks, &request);
-    compss_train_mpi_wait(&request, 1);
+    MPI_Comm_size(*(MPI_Comm *)compss_train_state.ranks, &size);
+    for (i = 1; i < size; i++)
+        compss_train_mpi_receive(i, part, 0, COMPSS_TRAIN_LEAVING);
 }
 
 COMPSS_TRAIN_WEAK void compss_train_init_mpi(const char *name, size_t count, MPI_Comm comm)
@@ -436,14 +455,14 @@ COMPSS_TRAIN_WEAK void compss_train_init_mpi(const char *name, size_t count, MPI
     MPI_Comm_compare(comm, *(MPI_Comm *)state->ranks, &same);
     if (same != MPI_IDENT && same != MPI_CONGRUENT)
         compss_train_fail("the field ", name, " has other ranks than the first field; give the same communicator");
-    if (count > INT_MAX)
+    if (count >= INT_MAX)
         compss_train_fail("the field ", name, " has too many values on a rank");
     field = compss_train_add(name, count);
     if (known)
         return;
     MPI_Comm_size(comm, &size);
     if (state->rank == 0) {
-        field->counts = (int *)compss_train_allocate(2 * (size_t)size, sizeof *field->counts);
+        field->counts = (int *)compss_train_allocate((size_t)size, sizeof *field->counts);
         all = (uint32_t *)compss_train_allocate(2 * (size_t)size, sizeof *all);
     }
     own[0] = field->key;
@@ -452,15 +471,18 @@ COMPSS_TRAIN_WEAK void compss_train_init_mpi(const char *name, size_t count, MPI
     for (field->total = 0, rank = 0; all != NULL && rank < size; rank++) {
         compss_train_mpi_agree(field->key, rank, all[2 * rank]);
         field->counts[rank] = (int)all[2 * rank + 1];
-        field->counts[size + rank] = (int)field->total;
         field->total += (size_t)field->counts[rank];
-        if (field->total > INT_MAX)
-            compss_train_fail("the field ", name, " has too many values");
     }
     free(all);
-    field->whole = (double *)compss_train_allocate(state->rank == 0 ? field->total : count, sizeof *field->whole);
-    field->requests = compss_train_allocate((size_t)size, sizeof(MPI_Request));
-    for (rank = 0; rank < size; rank++)
+    if (state->rank == 0) {
+        field->whole = (double *)compss_train_allocate(field->total + 1, sizeof *field->whole);
+        return;
+    }
+    field->copies = (int)(COMPSS_TRAIN_AHEAD / (count + 1));
+    field->copies = field->copies < 1 ? 1 : field->copies > 16 ? 16 : field->copies;
+    field->whole = (double *)compss_train_allocate((size_t)field->copies * (count + 1), sizeof *field->whole);
+    field->requests = compss_train_allocate((size_t)field->copies, sizeof(MPI_Request));
+    for (rank = 0; rank < field->copies; rank++)
         ((MPI_Request *)field->requests)[rank] = MPI_REQUEST_NULL;
 }
 
