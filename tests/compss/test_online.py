@@ -6,6 +6,7 @@ import signal
 import pytest
 
 from tests.helpers.waiting import wait_until
+from tests.online.solvers.compiled import compiled
 
 
 def result(run, mode, folder, **options):
@@ -34,6 +35,17 @@ def test_a_killed_simulation_and_a_killed_worker_lose_no_sample(run, tmp_path):
     assert set(outcome["counts"]) <= {1, 2}
     assert outcome["counts"][:30] == [1] * 30  # trained and checkpointed long before the worker died
     assert any("process died" in text for text in outcome["warnings"])
+
+
+@pytest.mark.slow  # another application of COMPSs
+@pytest.mark.timeout(120)
+def test_a_solver_with_two_ranks_of_which_one_is_killed_loses_no_sample(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("SOLVER", compiled("mpicc", "faulty.c", flags=("-DWITH_MPI",)))
+    outcome = result(run, "solver", tmp_path, flags=("--units=3",))
+    assert outcome["counts"] == [1, 1, 1, 1, 1, 1, 0, 0, 0, 0] * 12
+    assert (tmp_path / "killed").exists()
+    [warned] = outcome["warnings"]
+    assert "simulation 0 of input 0 failed: ChildProcessError: mpirun" in warned
 
 
 def test_ctrl_c_ends_simulations_and_workers(launch, tmp_path):

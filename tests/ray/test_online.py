@@ -3,11 +3,13 @@
 import os
 import signal
 
+import numpy as np
 import pytest
 
 from compss_train import BufferSpec
 from tests.online.fits import build_trainer, fit_and_count, fit_online, split_range
-from tests.online.simulations import COUNTING_SGD, CountingNet, OneHotSimulation, sample_counts, sum_loss
+from tests.online.simulations import COUNTING_SGD, CountingNet, OneHotSimulation, one_hot, sample_counts, sum_loss
+from tests.online.solvers.compiled import compiled, mpirun, solver
 
 
 def test_queues_of_two_workers_train_each_sample_once(shared_ray):
@@ -18,6 +20,18 @@ def test_queues_of_two_workers_train_each_sample_once(shared_ray):
     )
     assert sample_counts(parameters, 2) == [1] * 101
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 5, "failed": 0}
+
+
+def sample(number, step, fields):
+    np.testing.assert_array_equal(fields["u"], np.repeat([step, 10.0 + step], 4))
+    return one_hot(6 * number + step, 18), np.float32(0)
+
+
+def test_a_solver_with_two_ranks_of_which_one_is_killed_loses_no_sample(shared_ray, tmp_path):
+    command = [*mpirun(2, compiled("mpicc", "faulty.c", flags=("-DWITH_MPI",))), "killed", str(tmp_path / "flag")]
+    with pytest.warns(UserWarning, match="ChildProcessError: mpirun"):
+        _, trained = fit_and_count(shared_ray, CountingNet(18), solver(command, sample), range(3))
+    assert trained == [1] * 18
 
 
 class DyingOnce(OneHotSimulation):

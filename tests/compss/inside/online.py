@@ -1,7 +1,8 @@
 """An application that trains while simulations run, and writes how often each sample was trained on.
 
 ``online.py MODE FOLDER OUTPUT.json``: with ``die`` a simulation and, after a checkpoint, the worker die, once
-each; ``two`` has two workers; ``wait`` simulates without end.
+each; ``two`` has two workers; ``wait`` simulates without end. ``solver`` runs the program SOLVER of the
+environment, of tests/online/solvers/faulty.c, on two ranks of MPI; one of them is killed once.
 """
 
 import json
@@ -11,12 +12,13 @@ import sys
 import warnings
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
-from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
+from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations, Solver
 from tests.helpers.waiting import hang
 
 SIMULATIONS, STEPS = 12, 10
@@ -59,16 +61,27 @@ def sum_loss(output, target):
     return output.sum()
 
 
+def sample(number, step, fields):
+    x = np.zeros(SAMPLES, np.float32)
+    x[number * STEPS + step] = 1
+    return x, np.float32([fields["u"].sum() - (8 * step + 40)])
+
+
 def main():
     mode, folder, output = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     workers = 2 if mode == "two" else 1
     trainer = DistributedTrainer(workers, seed=0, threads=1)
     dies = mode == "die"
     trainer.build(CountingNet(folder / "worker", 84 if dies else -1), {"optimizer": "sgd", "lr": 1.0}, sum_loss)
+    simulate_mode: Any = partial(simulate, folder, mode)
+    if mode == "solver":
+        command = ["mpirun", "--oversubscribe", "-n", "2", os.environ["SOLVER"], "killed", str(folder / "killed")]
+        as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        simulate_mode = Solver(command, sample, cpus=2, environment=as_root)  # workers do not have this program's
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         parameters = trainer.fit_online(
-            Simulations(partial(simulate, folder, mode), range(SIMULATIONS)),
+            Simulations(simulate_mode, range(SIMULATIONS)),
             buffer=BufferSpec("FIFO", 20),
             batch_size=5,
             merge=Merge(every=2),
