@@ -54,7 +54,7 @@ def test_processes_that_others_could_have_reported_are_not_watched(folder, victi
         folder.symlink_to(place)
     elif how == "user":
         monkeypatch.setattr(os, "getuid", lambda: 12345)
-    watching = agent.Agent()
+    watching = agent.Agent("1")
     try:
         if how == "own":
             watching.look()
@@ -71,7 +71,7 @@ def test_processes_that_others_could_have_reported_are_not_watched(folder, victi
 def test_a_process_that_dies_during_a_task_is_named_with_what_runs_again(folder, victim, capsys):
     folder.mkdir(mode=0o700)
     report(folder, victim)
-    watching = agent.Agent()
+    watching = agent.Agent("1")
     try:
         watching.look()
         victim.kill()

@@ -19,12 +19,13 @@ from compss_train.cli import main
 from compss_train.cli.ray_checks import KEEPALIVE, check_keepalive
 from compss_train.engines import RayEngine, Resources
 from compss_train.engines.nodes import Node
-from compss_train.engines.ray import cluster
+from compss_train.engines.ray import cluster, submitter
 from compss_train.engines.ray.submitter import Submitter
 from tests.engines import tasks
 from tests.helpers.models import mlp
 from tests.helpers.processes import ROOT, python_blocks
 from tests.helpers.ray_cluster import started_by_hand
+from tests.helpers.waiting import wait_until
 
 
 @pytest.mark.slow  # another cluster
@@ -135,7 +136,7 @@ class WithoutCluster(Submitter):
     """Has nodes, but starts no agents on them."""
 
     def __init__(self, start):
-        self.agents, self.nodes, self._watched = {}, {}, (False, None)
+        self.agents, self.nodes, self._elsewhere, self._unwatched = {}, {}, [], set()
         self._new_agent = SimpleNamespace(options=lambda **_: SimpleNamespace(remote=start))
 
     def look(self):
@@ -157,6 +158,27 @@ def test_nodes_have_agents_before_other_threads_see_them(monkeypatch):
     assert [*asked, made.ask_agents("samples", 1.0)] == [0, 0, 2]
     made.agents.clear()  # as the end of the engine does
     assert made.ask_agents("samples", 1.0) == 0
+
+
+def test_every_node_has_an_agent_of_its_own_that_watches(ray_cluster, monkeypatch):
+    """Also if Ray starts the first ones on another node, as it does when a node has just joined."""
+    affinity, misled = submitter.NodeAffinity, []
+
+    def misleading(node, **options):
+        if len(misled) < 2:
+            misled.append(node)
+            node = next(each for each in cluster.nodes_by_id() if each != node)
+        return affinity(node, **options)
+
+    monkeypatch.setattr(submitter, "NodeAffinity", misleading)
+    monkeypatch.setattr(submitter, "NODES_SECONDS", 0.1)
+    made = submitter.Submitter()
+    try:
+        wait_until(lambda: len(made.agents) == 2 and all(made.ask_agents("watches", 30)), 60)
+        assert len(set(misled)) == 2
+    finally:
+        made.stop()
+        made.ask_agents("close", 5.0)
 
 
 def test_a_node_that_is_lost_is_named(monkeypatch, capsys):

@@ -129,16 +129,17 @@ class _Process(WatchedProcess):
 class Agent:
     """Runs the short tasks of a node that others wait for, and watches the processes of its long ones.
 
-    It keeps nothing that a new agent would lack, apart from the samples of processes that have died.
+    It keeps nothing that a new agent would lack, apart from the samples of processes that have died. Ray may start
+    it on another node than ``node``, for which it was made: then it watches nothing, as that node has its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, node: str) -> None:
+        self._open: bool = ray.get_runtime_context().get_node_id() == node
         self._lock = threading.Lock()
         self._watch = Watch()
         self._processes: dict[str, _Process] = {}
         self._fits: dict[int, Watching] = {}
         """How the tasks of the last fits are watched."""
-        self._open = True
         self._samples = 0
         """What processes that have died had trained."""
         threading.Thread(target=self._look_always, daemon=True).start()
@@ -146,6 +147,10 @@ class Agent:
     def run(self, *task: Any) -> list[Any]:
         """Run a task as ``run_task`` does."""
         return run_task(*task)
+
+    def watches(self) -> bool:
+        """Return whether it is on its node."""
+        return self._open
 
     def samples(self) -> int:
         """Return how many samples the node's processes have trained."""
@@ -155,8 +160,9 @@ class Agent:
     def close(self) -> None:
         """Watch no more, and remove the files of the reports."""
         with self._lock:
+            if self._open:
+                shutil.rmtree(_folder(), ignore_errors=True)
             self._open = False
-            shutil.rmtree(_folder(), ignore_errors=True)
 
     def look(self) -> None:
         """Look at the processes now; they are looked at from time to time as well."""
@@ -168,9 +174,7 @@ class Agent:
             with self._lock:
                 if not self._open:
                     return
-                # It was removed by the agent of a lost node, which has been moved here; or it is another user's,
-                # which the tasks report.
-                with suppress(FileNotFoundError, ValueError):
+                with suppress(ValueError):  # it is another user's, which the tasks report
                     self._look()
                 seconds = self._watch.check()
             time.sleep(LOOK_SECONDS if seconds is None else seconds)

@@ -91,6 +91,10 @@ class Submitter(GraphThread):
         self._new_agent = ray.remote(**options)(agent.Agent)
         self.agents: dict[str, Any] = {}
         """The agents by their nodes. Ray moves those of nodes that are lost; they may have to make values again."""
+        self._elsewhere: list[Any] = []
+        """Agents that Ray has started on other nodes than theirs. They may have to make values again."""
+        self._unwatched: set[str] = set()
+        """Nodes without their agents."""
         self.nodes: Mapping[str, Node] = {}
         """The nodes that are there, by their ids."""
         self.here: str = ray.get_runtime_context().get_node_id()
@@ -172,14 +176,26 @@ class Submitter(GraphThread):
         """Let every node have an agent, before other threads see the node."""
         nodes = cluster.nodes_by_id()
         for node in nodes:
-            if node not in self.agents:
-                near = NodeAffinity(node, soft=True)
-                self.agents[node] = self._new_agent.options(scheduling_strategy=near).remote()
+            if node not in self.agents or node in self._unwatched:
+                self._add_agent(node)
         for name in [node.name for key, node in self.nodes.items() if key not in nodes]:
             left = f"{len(nodes)} node{'s are' if len(nodes) > 1 else ' is'} left"
             say(f"node {name} is lost or has left: its tasks run again, and its values are made again; {left}")
         self.nodes = nodes
         self._next_look = time.monotonic() + NODES_SECONDS
+
+    def _add_agent(self, node: str) -> None:
+        """Let a node have an agent; a later look adds another if Ray starts it elsewhere, as if a node is new."""
+        self._unwatched.discard(node)
+        near = NodeAffinity(node, soft=True)
+        self.agents[node] = self._new_agent.options(scheduling_strategy=near).remote(node)
+        watches = self._call([node], "watches")[0]
+        watches.future().add_done_callback(lambda done: self.post(self._check_agent, node, done))
+
+    def _check_agent(self, node: str, watches: "Future[bool]") -> None:
+        if watches.exception() is None and not watches.result():
+            self._elsewhere.append(self.agents[node])
+            self._unwatched.add(node)
 
     def _start_ready(self) -> None:
         while (task := self.graph.next_ready(ANY_CPUS)) is not None:
