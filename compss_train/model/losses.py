@@ -333,22 +333,43 @@ class TrainingLoss:
             weights.append(weight)
         if self._class_weight is not None:
             weights.append(class_weights(self._class_weight, output, target, self._ignore_index))
-        losses = self._elementwise(output, target)
-        if not isinstance(losses, Tensor) or losses.dim() == 0 or len(losses) != samples:
-            raise ValueError(
-                f"the loss with reduction='none' returned {kind_of(losses)} for {samples} samples; a weighted loss "
-                "must return a tensor of one or more values for each sample"
-            )
+        losses = self._before_the_mean(output, target, samples)
         precision = torch.promote_types(losses.dtype, torch.float32)
         product = torch.ones(losses.shape, dtype=precision, device=losses.device)
         for each in weights:
             one_per_loss = each.numel() == losses.numel()
             product *= each.reshape(losses.shape if one_per_loss else (-1, *[1] * (losses.dim() - 1)))
-        may_ignore = self._ignore_index is not None  # else the targets may be a dict
-        if may_ignore and not target.is_floating_point() and target.numel() == losses.numel():
-            product = product * (target.reshape(losses.shape) != self._ignore_index)
+        if (counted := self._counted(losses, target)) is not None:
+            product = product * counted
         total = product.sum()
         return (losses * product).sum() / torch.where(total > 0, total, torch.ones_like(total))
+
+    def by_sample(self, output: Tensor, target: Tensor) -> Tensor:
+        """Return the loss of each of N samples without weights, shape (N,): the mean over what counts in it.
+
+        NaN for a sample in which all is ignored.
+        """
+        samples = len(leaves(target)[0])
+        losses = self._before_the_mean(output, target, samples)
+        counted = self._counted(losses, target)
+        if counted is None:
+            return losses.reshape(samples, -1).mean(1, dtype=torch.promote_types(losses.dtype, torch.float32))
+        return losses.reshape(samples, -1).sum(1) / counted.reshape(samples, -1).sum(1)
+
+    def _before_the_mean(self, output: Tensor, target: Tensor, samples: int) -> Tensor:
+        losses = self._elementwise(output, target)
+        if not isinstance(losses, Tensor) or losses.dim() == 0 or len(losses) != samples:
+            raise ValueError(
+                f"the loss with reduction='none' returned {kind_of(losses)} for {samples} samples; weights and "
+                "samplers of inputs need a tensor of one or more values for each sample"
+            )
+        return losses
+
+    def _counted(self, losses: Tensor, target: Tensor) -> Tensor | None:
+        """Return which losses count, in their shape; ``None`` if all do."""
+        if self._ignore_index is None or target.is_floating_point() or target.numel() != losses.numel():
+            return None  # without an index to ignore the targets may be a dict
+        return target.reshape(losses.shape) != self._ignore_index
 
     @cached_property
     def _elementwise(self) -> BatchFunction:
@@ -415,6 +436,11 @@ def check_class_weight(class_weight: ClassWeight | None) -> tuple[float, ...] | 
     return tuple(weights.tolist())
 
 
+def check_by_sample(loss: BatchFunction) -> None:
+    """Raise ``ValueError`` for a loss that has no value for each sample."""
+    _elementwise(loss)
+
+
 def check_weightable(loss: BatchFunction) -> None:
     """Raise ``ValueError`` for a loss that does not support weights."""
     _elementwise(loss)
@@ -429,7 +455,10 @@ def check_weightable(loss: BatchFunction) -> None:
 
 
 def _elementwise(loss: BatchFunction) -> BatchFunction:
-    """Return the loss without the mean, by torch's convention ``reduction="none"``."""
+    """Return the loss without the mean, by torch's convention ``reduction="none"``.
+
+    Raises ``ValueError`` for a loss without that argument.
+    """
     if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
         own: Any = copy.copy(loss)
         own.reduction = "none"
@@ -437,9 +466,9 @@ def _elementwise(loss: BatchFunction) -> BatchFunction:
     if "reduction" not in _signature(loss):
         name = getattr(loss, "__name__", type(loss).__name__)
         raise ValueError(
-            f"the loss {name} returns one number for a batch, which cannot be weighted; use one of EDDL's names or "
-            "torch's losses, or write a callable of (output, target, reduction='mean') that returns one number for "
-            "each sample with reduction='none'"
+            f"the loss {name} returns one number for a batch, and weights and samplers of inputs need one for each "
+            "sample; use one of EDDL's names or torch's losses, or write a callable of (output, target, "
+            "reduction='mean') that returns one number for each sample with reduction='none'"
         )
     function: Any = loss
     return partial(function, reduction="none")

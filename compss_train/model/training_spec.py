@@ -286,13 +286,33 @@ class ModelReplica:
                 "with it as 'loss'"
             )
         output, target = values.pop("output", None), values.pop("target", x if y is None else y)
+        by_sample = values.pop("losses", None)
         if self.measures.metrics and output is None:
             raise ValueError(
                 f"metric= is measured on outputs, which {name} does not return; return "
                 "{'loss': loss, 'output': output}, or build without metric= and return the numbers themselves"
             )
         measured = {name: metrics.measured_number(name, value) for name, value in values.items()}
-        return StepResult(loss, output, target, measured)
+        return StepResult(loss, output, target, measured, by_sample)
+
+    @torch.no_grad()
+    def losses_by_sample(self, result: StepResult, samples: int) -> torch.Tensor:
+        """Return the loss of each sample, shape (n,): what a step returned, or the loss of its outputs once more.
+
+        Raises ``ValueError`` if there is neither, or if there are not as many as samples.
+        """
+        values = result.losses
+        if values is None and result.output is not None and self.spec.loss is not no_loss:
+            compared = losses.elementwise_target(self.spec.loss, result.output, result.target)
+            with self.autocast():
+                values = self.loss.by_sample(result.output, compared)
+        if not isinstance(values, torch.Tensor) or values.shape != (samples,):
+            raise ValueError(
+                f"a sampler of inputs needs the loss of each of {samples} samples, and got "
+                f"{losses.kind_of(values)}: a training step returns {{'loss': ..., 'losses': ...}}, the second of "
+                f"shape ({samples},), or 'output' if build has loss=; transforms and collate= keep every sample"
+            )
+        return values.detach()
 
     def end_epoch(self, step: Step | None) -> dict[str, Any]:
         """Call the hook for the end of an epoch of this step of a Lightning-style module; return what it logs."""

@@ -91,6 +91,8 @@ class StepResult(NamedTuple):
     target: Any = None
     measured: Mapping[str, Any] = {}
     """Other numbers by name."""
+    losses: Tensor | None = None
+    """The loss of each sample, shape (n,), if the step returned it."""
 
 
 def no_loss(output: Any, target: Any) -> Tensor:

@@ -17,9 +17,12 @@ from typing import Any
 from compss_train._utils.files import TemporaryFolder
 from compss_train.engines.nodes import ONE_CPU
 from compss_train.exceptions import DivergedError
+from compss_train.model import losses
 from compss_train.model import parameters as params
 from compss_train.net import MessageError, Received, new_token
 from compss_train.online import events, records, sources, worker_task, workers
+from compss_train.online.chosen_inputs import ChosenInputs, Predictor
+from compss_train.online.input_samplers import InputSampler
 from compss_train.online.options import OnlineOptions, Simulations
 from compss_train.training import build_arguments, description, rounds
 from compss_train.training.callback import CallbackList
@@ -53,6 +56,9 @@ def train_online(
     validation = None if validation_data is None else validation_source(session, validation_data)
     if options.merge.outer_optimizer is not None:
         build_arguments.check_outer_optimizer(options.merge.outer_optimizer, built.training_spec.net)
+    needs_losses = isinstance(simulations.inputs, InputSampler) and simulations.inputs.needs_losses
+    if needs_losses and built.training_spec.training_step is None:
+        losses.check_by_sample(built.training_spec.loss)
     params.check_finite(model.parameters)
     model.resumed_from = None
     told = {"simulations": description.described(simulations)}
@@ -143,6 +149,7 @@ class EventLoop:
             evaluation = records.Evaluation(inference, self._server.address, fit.stopping)
             evaluation.start(model.parameters, notify=False)  # finds mismatches before other tasks start
             evaluation.result(measures)
+        sampler = simulations.inputs if isinstance(simulations.inputs, InputSampler) else None
         self._job = job = worker_task.OnlineJob(
             coordinator=self._server.address,
             key=new_token(),
@@ -151,17 +158,27 @@ class EventLoop:
             num_workers=session.num_workers,
             options=options,
             seed=model.seed + len(model.history),
+            by_sample=sampler is not None and sampler.needs_losses,
+            lockstep=simulations.lockstep,
         )
         reports = records.Reports(session.num_workers, measures)
+        chosen = None
+        if sampler is not None:
+            chosen = ChosenInputs(sampler, Predictor(model.built.training_spec, shared.pull))
+        draws = list if chosen is None else chosen.draws
         self._recorder = records.Recorder(
-            model, fit.callbacks, reports, evaluation, shared.pull, options.record_every
+            model, fit.callbacks, reports, evaluation, shared.pull, options.record_every, draws
         )
         folder = TemporaryFolder()
         stack.callback(folder.remove)
         folder.create()
         self._workers = workers.Workers(session, job, reports, folder.path)
         self._router = workers.StreamRouter(self._workers.all, job.key, paired=job.paired)
-        self._runs = sources.SimulationRuns(simulations, engine, self._router, job)
+        self._runs = sources.SimulationRuns(simulations, engine, self._router, job, chosen)
+        if chosen is not None:
+            self._workers.on_losses = chosen.report
+        if simulations.lockstep:
+            self._runs.may_choose = self._workers.are_settled
         self._senders = sources.ExternalSenders(simulations.senders, self._router)
 
     def _reserve(self, simulations: Simulations, validation: DataSource | None) -> None:

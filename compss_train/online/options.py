@@ -7,6 +7,7 @@ from typing import Any
 from compss_train._utils.validation import check_count, check_seconds, host_and_port
 from compss_train.buffers import BufferSpec
 from compss_train.engines.nodes import Resources
+from compss_train.online.input_samplers import InputSampler
 from compss_train.online.solver import Solver
 from compss_train.training.build_arguments import check_picklable
 from compss_train.training.merge import Merge, MergeLike
@@ -26,8 +27,9 @@ class Simulations:
         steps, or x alone for autoencoders. It runs in another process, and may run again. Or a ``Solver``, which
         runs an executable. ``None`` if only ``senders`` send.
     inputs:
-        The inputs, one per simulation: a list, or an iterator, which may be endless. The coordinator requests the
-        next one when a simulation has ended, and waits for it.
+        The inputs, one per simulation: a list, or an iterator, which may be endless, or an ``InputSampler``, which
+        chooses them while the network learns. The coordinator requests the next one when a simulation has ended,
+        and waits for it.
     count:
         Number of simulations that run at the same time; 1 by default.
     retries:
@@ -38,6 +40,10 @@ class Simulations:
     pairing:
         For a SimPairedReservoir: a function that makes (x, y) from two batches of ``TimeStep``, the earlier and the
         later ones.
+    lockstep:
+        With an ``InputSampler``: choose an input when the workers have trained and reported every full batch of
+        what had arrived, so that two runs choose the same inputs (with one worker, one simulation at a time and
+        FIFO). By default workers train on while a simulation starts, and the newest table is used.
     senders, address, token:
         Number of other programs that will send samples with ``SampleSender``, to this address (``tcp://HOST:PORT``)
         and with this token. By default there are none.
@@ -46,11 +52,12 @@ class Simulations:
     """
 
     simulate: Callable[[Any], Iterable[Any]] | None = None
-    inputs: Iterable[Any] = ()
+    inputs: Iterable[Any] | InputSampler = ()
     count: int = 1
     retries: int = 2
     timeout: float | None = None
     pairing: Pairing | None = None
+    lockstep: bool = False
     senders: int = 0
     address: str | None = None
     token: str | None = field(default=None, repr=False)
@@ -86,8 +93,16 @@ class Simulations:
             raise TypeError(f"simulate={self.simulate!r}: give a function of an input that yields samples (x, y)")
         if self.simulate is None and not self.senders:
             raise ValueError("simulate=None with senders=0: give simulate= or senders=, the sources of samples")
-        if not isinstance(self.inputs, Iterable):
-            raise TypeError(f"inputs={self.inputs!r}: give a list or an iterator, one item per simulation")
+        chosen = isinstance(self.inputs, InputSampler)
+        if not chosen and not isinstance(self.inputs, Iterable):
+            raise TypeError(
+                f"inputs={self.inputs!r}: give a list or an iterator, one item per simulation, or an InputSampler"
+            )
+        if self.lockstep and not chosen:
+            raise ValueError(
+                f"lockstep={self.lockstep!r} with inputs= of type {type(self.inputs).__name__}: only an "
+                "InputSampler depends on training; leave it out"
+            )
         is_empty = isinstance(self.inputs, Sized) and not len(self.inputs)
         if self.simulate is None and not is_empty:
             raise ValueError("inputs= without simulate=: give the function that is called with each input")

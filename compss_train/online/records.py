@@ -171,9 +171,11 @@ class Recorder:
         evaluation: Evaluation | None,
         pull: Callable[[], Parameters],
         interval: float,
+        draws: Callable[[], list[Record]] = list,
     ) -> None:
         self._model, self._callbacks, self._pull, self._interval = model, callbacks, pull, interval
         self.reports, self.evaluation = reports, evaluation
+        self._draws = draws
         self._number = len(model.history)
         """Of the next record."""
         self._pending: Record | None = None
@@ -184,7 +186,9 @@ class Recorder:
         self._callbacks.round_start(self._number)
 
     def _record(self, simulations: dict[str, int], *, final: bool = False) -> Record:
-        return self.reports.record(self._number, self._model.epochs, simulations, final=final)
+        record = self.reports.record(self._number, self._model.epochs, simulations, final=final)
+        drawn = self._draws()
+        return record | {"inputs": drawn} if drawn else record
 
     def update(self, simulations: dict[str, int]) -> None:
         """Complete the pending record if its validation is ready; make the next one if it is due."""

@@ -3,7 +3,7 @@
 import itertools
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,6 +12,7 @@ from compss_train._utils.validation import warn_user
 from compss_train.engines import Engine, Ref, calls, codec
 from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.net import Client, Header, MessageError, parsing, shortened
+from compss_train.online.chosen_inputs import ChosenInputs
 from compss_train.online.events import ConnectedTask
 from compss_train.online.options import Simulations
 from compss_train.online.simulation_task import simulate_and_send
@@ -40,11 +41,25 @@ class Simulation:
 
 
 class SimulationRuns:
-    """Runs simulations: those to repeat first, then the next inputs. Each has a stream of its own."""
+    """Runs simulations: those to repeat first, then the next inputs. Each has a stream of its own.
 
-    def __init__(self, simulations: Simulations, engine: Engine, router: StreamRouter, job: OnlineJob) -> None:
+    ``chosen`` are the inputs if a sampler chooses them.
+    """
+
+    def __init__(
+        self,
+        simulations: Simulations,
+        engine: Engine,
+        router: StreamRouter,
+        job: OnlineJob,
+        chosen: ChosenInputs | None = None,
+    ) -> None:
         self._options, self._engine, self._router, self._job = simulations, engine, router, job
-        self._inputs = iter(() if simulations.simulate is None else simulations.inputs)
+        self._chosen = chosen
+        self.may_choose: Callable[[int], bool] = lambda number: True
+        """Whether a sampler may choose the input with this number now."""
+        given: Any = () if simulations.simulate is None else simulations.inputs if chosen is None else chosen
+        self._inputs = iter(given)
         self._exhausted = simulations.simulate is None
         self._simulate: Ref = engine.publish(codec.pickled(simulations.simulate))
         self._repeated: deque[Simulation] = deque()
@@ -92,11 +107,13 @@ class SimulationRuns:
         """Return the next simulation to run, or ``None`` if none is pending."""
         if self._repeated:
             return self._repeated.popleft()
-        if self._exhausted:
+        if self._exhausted or (self._chosen is not None and not self.may_choose(len(self._chosen))):
             return None
         for value in itertools.islice(self._inputs, 1):
             simulation = Simulation(number=next(self._router.numbers), value=value)
             self._known[simulation.number] = simulation
+            if self._chosen is not None:
+                self._chosen.begin(len(self._chosen) - 1, simulation.number)
             return simulation
         self._exhausted = True
         return None
@@ -120,6 +137,8 @@ class SimulationRuns:
     def _repeat(self, simulation: Simulation) -> None:
         self._done -= simulation.samples is not None
         simulation.samples = None
+        if self._chosen is not None:
+            self._chosen.end(simulation.number, complete=False)
         self._repeated.append(simulation)
 
     # What becomes of their tasks
@@ -178,6 +197,8 @@ class SimulationRuns:
         """Mark a simulation as done; return True if it has to run again for samples that a worker lost."""
         self._done += 1
         simulation.samples = samples
+        if self._chosen is not None:
+            self._chosen.end(simulation.number, complete=True)
         self._any_samples = self._any_samples or samples > 0
         if self._job.options.checkpoint_every is None:
             del self._known[simulation.number]

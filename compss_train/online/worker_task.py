@@ -26,6 +26,7 @@ from compss_train.model.training_spec import TrainingSpec
 from compss_train.net import Address, ConnectionLostError, Header, shortened, sockets
 from compss_train.online.options import OnlineOptions
 from compss_train.online.receiver import NUMBERS, Receiver
+from compss_train.online.sample_losses import SampleLosses
 from compss_train.online.stream import worker_of
 from compss_train.training.checkpoints import worker_from_dict, worker_to_dict
 from compss_train.worker import batches, learner, server_exchange
@@ -37,6 +38,8 @@ MAX_SKIPPED = 100
 """Maximum number of consecutive batches that are skipped because loss or gradients are not finite."""
 _TICK = 0.2
 """Seconds between checks for the end of the fit while a worker waits for samples."""
+_LOCKSTEP_TICK = 0.01
+"""The same where simulations wait for the worker."""
 _DELIVERY_SECONDS = 1.0
 """How long a worker waits until the coordinator has its checkpoint: a callback may occupy the coordinator."""
 
@@ -55,6 +58,10 @@ class OnlineJob:
     num_workers: int
     options: OnlineOptions
     seed: int
+    by_sample: bool = False
+    """Whether workers report the losses of samples."""
+    lockstep: bool = False
+    """Whether simulations wait for the workers."""
 
     @property
     def paired(self) -> bool:
@@ -106,6 +113,8 @@ class CoordinatorConnection(Closable):
         self.stopped = bool(reply.get("stop"))
         """Whether training is to end now; after an earlier attempt has completed it, this one only receives."""
         self._received = False
+        self.settle = -1
+        """The number with which the coordinator has asked for a report of all that has arrived."""
 
     def listen(self, receiver: Receiver, local_host: str) -> None:
         """Report where the worker receives samples."""
@@ -118,6 +127,7 @@ class CoordinatorConnection(Closable):
             header, timeout = message[0], 0.0
             self.stopped = self.stopped or "stop" in header
             self._received = self._received or "received" in header
+            self.settle = header.get("settle", self.settle)
             self._receiver.forget(header.get("forget", ()))
             if "end_reception" in header:
                 self._receiver.end_reception()
@@ -212,6 +222,10 @@ class OnlineWorker:
         )
         state = replace(state, skipped=True)  # what is not finite is found at once: samples do not come again
         self._learner = learner.Learner(self._training, self._base, state, self._work)
+        self._losses = SampleLosses(checkpoint.get("losses")) if job.by_sample else None
+        if self._losses is not None:
+            self._learner.on_losses = self._add_losses
+        self._settled, self._asked, self._arrived = -1, -1, 0
         seed = order.buffer_seed(job.seed, 0, number)
         self._buffer = job.options.buffer.make(job.options.batch_size, seed, pin_memory=devices.is_gpu(device))
         if checkpoint:
@@ -247,14 +261,17 @@ class OnlineWorker:
 
     def _drawn_batches(self) -> Iterator[batches.Batch]:
         """Iterate over batches from the buffer, and do what is due when each has been learnt."""
+        tick = _LOCKSTEP_TICK if self._job.lockstep else _TICK
         while not self._is_complete():
+            self._settle()
             try:
-                drawn = self._buffer.get_batch(self._job.options.batch_size, timeout=_TICK)
+                drawn = self._buffer.get_batch(self._job.options.batch_size, timeout=tick)
             except BufferDrainedError:
                 return
             except queue.Empty:
                 liveness.beat()  # simulations may take long
                 self._report_if_due()
+                self._settle(waits=True)
                 continue
             yield self._job.make_batch(drawn, self._number, self._batches).to(self._device)
             self._batches += 1
@@ -295,18 +312,41 @@ class OnlineWorker:
         if time.monotonic() - self._reported > self._report_every:
             self._report()
 
+    def _settle(self, *, waits: bool = False) -> None:
+        """Report, if the coordinator asks for it, once all full batches of what had arrived are trained.
+
+        ``waits``: there was no batch, as the buffer holds fewer samples than its threshold.
+        """
+        asked, size = self._coordinator.settle, self._job.options.batch_size
+        if asked == self._settled:
+            return
+        if asked != self._asked:
+            self._asked, self._arrived, waits = asked, self._buffer.samples_put, False
+        if waits or self._buffer.samples_got + size > self._arrived:
+            self._settled = asked
+            self._report()
+
+    def _add_losses(self, batch: batches.Batch, losses: torch.Tensor) -> None:
+        if self._losses is not None and batch.simulations is not None and batch.steps is not None:
+            self._losses.add(losses, batch.simulations, batch.steps)
+
     def _report(self) -> None:
         self._reported = time.monotonic()
         held, put, got = len(self._buffer), self._buffer.samples_put, self._buffer.samples_got
         counts = {"held": held, "unseen": self._buffer.unseen, "put": put, "got": got}
         measured = self._learner.measured().__getstate__()
-        self._coordinator.send({"report": True}, [saved_state.encode_value(measured | counts)])
+        report = [saved_state.encode_value(measured | counts)]
+        if self._losses is not None:
+            report.append(torch.from_numpy(self._losses.report()))
+        self._coordinator.send({"report": True, "settled": self._settled}, report)
 
     def _checkpoint(self) -> None:
         self._merge()  # moves all changes to the global parameters, which the checkpoint does not contain
         buffer, offsets = self._receiver.snapshot()
         state = worker_to_dict(self._learner.state())
         saved = {"state": state, "buffer": buffer, "offsets": offsets, "batches": self._batches}
+        if self._losses is not None:
+            saved["losses"] = self._losses.state_dict()
         by_stream = torch.tensor(list(offsets.items()), dtype=torch.int64)
         self._coordinator.save(saved_state.encode_value(saved), by_stream)
         self._checkpointed = time.monotonic()

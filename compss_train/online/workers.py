@@ -53,6 +53,8 @@ class Worker(ConnectedTask):
         self.commands: set[str] = set()
         """The commands that were sent to the current attempt."""
         self.done = False
+        self.asked = self.settled = -1
+        """The last numbers that ``Workers.are_settled`` has sent to this attempt, and that it has answered."""
         self.saved_offsets: dict[int, int] = {}
         """The offsets in its last checkpoint, by stream."""
         self.repetitions: list[int] = []
@@ -64,6 +66,7 @@ class Worker(ConnectedTask):
         super().disconnect()
         self.url = None
         self.commands.clear()
+        self.asked = -1
         self.deaths += 1
         self.losses += 1
         if self.losses >= calls.MAX_RUNS and not self.done:
@@ -108,6 +111,8 @@ class Workers:
         session.regroup(singles(range(job.num_workers)))
         self._session, self._reports, self._folder = session, reports, Path(folder)
         self._warned = False
+        self.on_losses: Callable[[int, NDArray[np.float64]], None] = lambda worker, rows: None
+        """Gets the reports of workers on the losses of their samples."""
         resources = replace(session.resources, own_process=True)
         spec = session.engine.publish(session.spec)
         self.all: list[Worker] = []
@@ -126,6 +131,17 @@ class Workers:
         for worker in self.all:
             if not worker.done:
                 worker.check()
+
+    def are_settled(self, number: int) -> bool:
+        """Return whether all have trained and reported every full batch of what had arrived when this was asked.
+
+        ``number`` counts the questions; the first call with it asks the workers.
+        """
+        for worker in self.all:
+            if worker.asked < number and worker.url is not None:
+                worker.send({"settle": number})
+                worker.asked = number
+        return all(worker.done or worker.settled >= number for worker in self.all)
 
     def broadcast(self, command: Literal["end_reception", "stop"]) -> None:
         """Send a command to each worker once: to expect no more samples, or to stop training."""
@@ -176,7 +192,12 @@ class Workers:
         elif "report" in header:
             with parsing():
                 report = WorkerReport(**saved_state.decode_value(arrays[0].tensor()))
+                losses = arrays[1].tensor().double().numpy().reshape(-1, 5) if len(arrays) > 1 else None
+                settled = int(header.get("settled", worker.settled))
             self._reports.add(worker.number, report)
+            if losses is not None:
+                self.on_losses(worker.number, losses)
+            worker.settled = settled
         elif "checkpoint" in header:
             with parsing():
                 checkpoint, offsets = (array.tensor().numpy().reshape(-1) for array in arrays)

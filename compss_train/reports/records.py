@@ -14,6 +14,7 @@ BOOKKEEPING = frozenset(
         *("round", "epoch", "samples", "batches", "seconds", "samples_per_second", "workers", "worker"),
         *("files", "skipped", "skipped_batches", "lr", "fit_started", "started", "ended", "merge"),
         *("batches_per_second", "received", "buffer", "unseen", "repetitions_mean", "repetitions", "simulations"),
+        "inputs",
     }
 )
 """Fields of a record that are not losses or metrics."""

@@ -44,7 +44,7 @@ def _evaluate(job: Job, parameters: Parameters, values: Sequence[Any], work: Wor
             with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):
                 with replica.autocast():
                     result = _result(replica, batch._replace(x=transform(batch.x)))
-                accumulator.add(batch.samples, *result)
+                accumulator.add(batch.samples, *result[:4])
             liveness.beat()
         accumulator.measure(replica.end_epoch(replica.validation_step), accumulator.samples)
         measured, conversions = accumulator.measured(), sorted(replica.conversions)

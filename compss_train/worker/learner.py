@@ -94,6 +94,8 @@ class Learner(ModelReplica):
         """What is wrong with the first outputs."""
         self.skipped = 0
         """Number of batches skipped since the last one that was learnt."""
+        self.on_losses: Callable[[Batch, torch.Tensor], None] | None = None
+        """Gets each batch that was learnt with the loss of each of its samples, which are then computed."""
 
     @property
     def finite(self) -> bool:
@@ -148,7 +150,9 @@ class Learner(ModelReplica):
                 if result is None:
                     self._accumulator.skip()
                 else:
-                    self._accumulator.add(samples, *result)
+                    self._accumulator.add(samples, *result[:4])
+                    if self.on_losses is not None:
+                        self.on_losses(batch, self.losses_by_sample(result, samples))
         except torch.OutOfMemoryError as error:
             error.add_note(
                 f"{self.device} has too little memory for batches of {samples} samples in {self._work.name}: "

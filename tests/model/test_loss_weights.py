@@ -124,7 +124,7 @@ def third(output, target, scale=2.0):
 @pytest.mark.parametrize(
     ("loss", "name"),
     [
-        (mean_only, "the loss mean_only returns one number for a batch, which cannot be weighted"),
+        (mean_only, "the loss mean_only returns one number for a batch, and weights and samplers"),
         (third, "the loss third returns one number for a batch"),
         (partial(mean_only), "the loss partial returns one number for a batch"),
         (torch.dist, "returns one number for a batch"),

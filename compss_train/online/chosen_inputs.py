@@ -1,0 +1,119 @@
+"""The inputs that a sampler chooses, in the coordinator: its draws, the table that it sees, and their record."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from compss_train._utils.nested import leaves, map_leaves
+from compss_train.model import parameters as params
+from compss_train.model import saved_state
+from compss_train.model.devices import CPU
+from compss_train.model.training_spec import ModelReplica, TrainingSpec
+from compss_train.online.input_samplers import InputSampler, SimulationTable
+
+COPIES = 5
+"""Maximum number of copies of the network that predict: the newest, and those of earlier draws."""
+_BATCH = 1024
+
+
+class ChosenInputs:
+    """Iterates over the inputs that a sampler chooses, and keeps its table.
+
+    Raises ``TypeError`` for an input or a state that no save could hold, and ``ValueError`` if the first draw
+    already returns none.
+    """
+
+    def __init__(self, sampler: InputSampler, predictor: "Predictor") -> None:
+        self._sampler, self._predictor, self._table = sampler, predictor, SimulationTable(predictor)
+        self._rows: dict[int, int] = {}  # by number
+        self._parts: dict[int, dict[int, NDArray[np.float64]]] = {}  # of the reports of each worker, by row
+        self._replayed = 0
+        self._unrecorded: list[dict[str, Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        if self._replayed < len(self):  # of an earlier life
+            self._replayed += 1
+            return self._table.inputs[self._replayed - 1]
+        self._predictor.renew()
+        name = type(self._sampler).__name__
+        if (value := self._sampler.next(self._table)) is None:
+            if not len(self):
+                raise ValueError(f"{name} returned no input at all: make a new one for each fit")
+            raise StopIteration
+        saved_state.to_json(value, f"the input that {name} returned", {})
+        if not len(self):
+            saved_state.to_json(self._sampler.state_dict(), f"{name}.state_dict()", {})
+        self._table.begin(-1, value)
+        self._replayed += 1
+        return value
+
+    def begin(self, row: int, number: int) -> None:
+        """Record the number of the simulation of an input, which workers know it by; ``draws`` then has it."""
+        self._rows[number] = row
+        self._table.set(row, number=number)
+        value = map_leaves(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, self._table.inputs[row])
+        self._unrecorded.append({"simulation": number, "input": value, "origin": self._sampler.origin})
+
+    def end(self, number: int, *, complete: bool) -> None:
+        """Record whether all samples of a simulation have arrived; False again if they were lost."""
+        self._table.set(self._rows[number], complete=complete)
+
+    def report(self, worker: int, rows: NDArray[np.float64]) -> None:
+        """Take in the report of a worker on the losses of its samples; what is of no simulation does not count."""
+        for number, *values in rows.tolist():
+            if (row := self._rows.get(int(number))) is None:
+                continue
+            parts = self._parts.setdefault(row, {})
+            parts[worker] = np.array(values)
+            trained, samples, loss, excess = np.sum([parts[each] for each in sorted(parts)], 0)
+            self._table.set(row, trained=int(trained), loss=loss / samples if samples else np.nan, excess=excess)
+
+    def draws(self) -> list[dict[str, Any]]:
+        """Return the simulations that have begun since the last call, with their inputs, as JSON can hold them."""
+        drawn, self._unrecorded = self._unrecorded, []
+        return drawn
+
+
+class Predictor:
+    """Predicts with the global parameters and those of the last draws, on the CPU of this process."""
+
+    def __init__(self, spec: TrainingSpec, pull: Callable[[], params.Parameters]) -> None:
+        self._spec, self._pull = spec, pull
+        self._copies: list[params.Parameters] = []
+        self._pulled = False
+
+    def renew(self) -> None:
+        """Begin another draw, which predicts with newer parameters."""
+        self._pulled = False
+
+    def __call__(self, x: Any) -> NDArray[Any]:
+        """Return the outputs of all copies, shape (copies, n, ...)."""
+        if not self._pulled:
+            self._copies = [*self._copies[1 - COPIES :], self._pull()]
+            self._pulled = True
+        batch = map_leaves(torch.as_tensor, x)
+        return np.stack([self._predicted(copy, batch) for copy in self._copies])
+
+    @torch.no_grad()
+    def _predicted(self, copy: params.Parameters, x: Any) -> NDArray[Any]:
+        replica = ModelReplica(self._spec, copy, CPU, training=False)
+        samples = len(leaves(x)[0])
+        batches = (map_leaves(partial(_rows, start=start), x) for start in range(0, samples, _BATCH))
+        outputs = [replica.predict(replica.transformed(each)) for each in batches]
+        if not all(isinstance(each, torch.Tensor) for each in outputs):
+            raise TypeError("table.predict needs a network whose output is one tensor")
+        return torch.cat(outputs).numpy()
+
+
+def _rows(part: torch.Tensor, start: int) -> torch.Tensor:
+    return part[start : start + _BATCH]

@@ -1,0 +1,94 @@
+"""The losses of single samples: what a worker knows of each simulation, for samplers of inputs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Rows = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Time steps in order, and for each the newest loss and excess."""
+
+_NOTHING: Rows = np.zeros(0, np.int64), np.zeros((0, 2))
+
+
+class SampleLosses:
+    """The newest loss of each sample that a worker has trained, by simulation.
+
+    A report has totals of all that is known of a simulation, so that it does not depend on when it is made. Losses
+    stay on their device until then. Excess is how far a loss is above the mean of its batch, in standard deviations
+    of the batch. A pair of time steps counts once, as its earlier step.
+    """
+
+    def __init__(self, saved: Mapping[str, NDArray[Any]] | None = None) -> None:
+        self._new: list[tuple[torch.Tensor, NDArray[np.int64], NDArray[np.int64]]] = []
+        self._known: dict[int, Rows] = {}
+        self._trained: dict[int, int] = {}
+        self._changed: set[int] = set()
+        if saved is not None:
+            self._trained = dict(saved["trained"].tolist())
+            for simulation, place in _groups(saved["simulations"]):
+                self._known[simulation] = saved["steps"][place], saved["values"][place]
+
+    def add(self, losses: torch.Tensor, simulations: NDArray[np.int64], steps: NDArray[np.int64]) -> None:
+        """Add the losses of a batch; those of shape (n, 2) are of pairs. NaN does not count."""
+        if simulations.ndim == 2:
+            simulations, steps = simulations[:, 0], steps[:, 0]
+        self._new.append((losses, simulations, steps))
+
+    def report(self) -> NDArray[np.float64]:
+        """Return a row for each simulation that was trained since the last report.
+
+        Its number, how often its samples were trained on, how many have a loss, and the sums of loss and excess.
+        """
+        self._absorb()
+        changed, self._changed = sorted(self._changed), set()
+        known = [(self._trained[each], *self._known[each]) for each in changed]
+        rows = [(trained, len(steps), *values.sum(0)) for trained, steps, values in known]
+        return np.column_stack([changed, np.reshape(rows, (-1, 4))]).astype(np.float64)
+
+    def _absorb(self) -> None:
+        """Take new losses into account."""
+        if not self._new:
+            return
+        losses, *numbers = zip(*self._new, strict=True)
+        self._new = []
+        values = torch.cat([each.double() for each in losses]).cpu().numpy()
+        batches = np.split(values, np.cumsum([len(each) for each in losses])[:-1])
+        excess = np.concatenate([_excess(batch) for batch in batches])
+        simulations, steps = map(np.concatenate, numbers)
+        for simulation, place in _groups(simulations):
+            self._trained[simulation] = self._trained.get(simulation, 0) + len(place)
+            place = place[np.isfinite(values[place])]
+            known, before = self._known.get(simulation, _NOTHING)
+            all_steps = np.concatenate([steps[place][::-1], known])  # the newest of a step first
+            kept, first = np.unique(all_steps, return_index=True)
+            pairs = np.stack([values[place], excess[place]], 1)[::-1]
+            self._known[simulation] = kept, np.concatenate([pairs, before])[first]
+            self._changed.add(simulation)
+
+    def state_dict(self) -> dict[str, NDArray[Any]]:
+        """Return all that is known, as arrays."""
+        self._absorb()
+        numbers = np.array([*self._trained.items()], np.int64).reshape(-1, 2)
+        rows = [self._known.get(number, _NOTHING) for number in self._trained]
+        return {
+            "trained": numbers,
+            "simulations": np.repeat(numbers[:, 0], [len(steps) for steps, _ in rows]),
+            "steps": np.concatenate([_NOTHING[0], *(steps for steps, _ in rows)]),
+            "values": np.concatenate([_NOTHING[1], *(values for _, values in rows)]),
+        }
+
+
+def _excess(losses: NDArray[np.float64]) -> NDArray[np.float64]:
+    counted = losses[np.isfinite(losses)]
+    spread = counted.std() if len(counted) else 0.0
+    return np.maximum(0.0, (losses - counted.mean()) / spread) if spread > 0 else np.zeros_like(losses)
+
+
+def _groups(simulations: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
+    """Return the places of each simulation in an array, in order."""
+    order = np.argsort(simulations, kind="stable")
+    numbers, starts = np.unique(simulations[order], return_index=True)
+    return [*zip(numbers.tolist(), np.split(order, starts)[1:], strict=True)]

@@ -1,0 +1,64 @@
+"""What workers know of the losses of samples: the newest of each, whatever the reports between."""
+
+import numpy as np
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from compss_train.model.saved_state import decode_value, encode_value
+from compss_train.online.sample_losses import SampleLosses
+
+NUMBERS = st.integers(0, 3)
+LOSSES = st.floats(0, 100, width=32) | st.just(float("nan"))
+BATCHES = st.lists(st.lists(st.tuples(NUMBERS, NUMBERS, LOSSES), min_size=1, max_size=6), max_size=8)
+
+
+def add(known, batch):
+    simulations, steps, losses = zip(*batch, strict=True)
+    known.add(torch.tensor(losses), np.array(simulations), np.array(steps))
+
+
+def model_of(batches):
+    """Return by simulation: samples trained, and the newest loss and excess of each step."""
+    trained, newest = {}, {}
+    for batch in batches:
+        losses = np.array([loss for _, _, loss in batch])
+        counted = losses[np.isfinite(losses)]
+        spread = counted.std() if len(counted) else 0
+        for simulation, step, loss in batch:
+            trained[simulation] = trained.get(simulation, 0) + 1
+            if np.isfinite(loss):
+                excess = max(0.0, (loss - counted.mean()) / spread) if spread else 0.0
+                newest.setdefault(simulation, {})[step] = loss, excess
+    return trained, newest
+
+
+@given(BATCHES, st.integers(0, 8), st.booleans())
+def test_a_report_has_the_newest_of_every_sample(batches, middle, restarts):
+    """Batches that are reported, or saved and restored, between them do not change what the last report says."""
+    known, once = SampleLosses(), SampleLosses()
+    for number, batch in enumerate(batches):
+        add(known, batch)
+        add(once, batch)
+        if number == middle:
+            known.report()
+        if restarts:
+            known = SampleLosses(decode_value(encode_value(known.state_dict())))
+    for simulation in {simulation for batch in batches for simulation, _, _ in batch}:
+        for each in (known, once):
+            each.add(torch.tensor([float("nan")]), np.array([simulation]), np.array([0]))  # changes no loss
+    ours = known.report()
+    np.testing.assert_array_equal(ours, once.report())  # the same bits
+    trained, newest = model_of(batches)
+    assert ours[:, 0].tolist() == sorted(trained)
+    for number, count, samples, loss, excess in ours.tolist():
+        values = np.array([*newest.get(number, {}).values()]).reshape(-1, 2)
+        assert (count, samples) == (trained[number] + 1, len(values))
+        np.testing.assert_allclose([loss, excess], values.sum(0))
+    assert known.report().shape == (0, 5)
+
+
+def test_a_pair_counts_once():
+    known = SampleLosses()
+    known.add(torch.tensor([1.0, 3.0]), np.array([[7, 7], [7, 7]]), np.array([[0, 2], [1, 2]]))
+    assert known.report().tolist() == [[7, 2, 2, 4, 1]]
