@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # Python flushes the output once more at exit: it goes nowhere then.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return NO_READER
-    except (ValueError, TypeError, ModuleNotFoundError, OSError) as error:
+    except (ValueError, TypeError, OverflowError, ModuleNotFoundError, OSError) as error:
         if getattr(options, "traceback", False):
             traceback.print_exc()
         show(exception_message(error))

@@ -135,6 +135,7 @@ def read_configuration(folder: Path) -> dict[str, Any]:
     if not path.exists():
         return {}
     try:
-        return dict(json.loads(path.read_bytes()))
-    except (ValueError, TypeError, RecursionError) as error:
+        found = json.loads(path.read_bytes())
+        return {part: None if options is None else dict(options) for part, options in found.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise BadFileError(str(path), f"is not a configuration: {error}") from error

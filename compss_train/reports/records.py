@@ -33,7 +33,10 @@ def is_record(value: object) -> TypeGuard[Record]:
     return (
         isinstance(value, dict)
         and {"round", "epoch", "samples", "seconds", "samples_per_second", "workers"} <= value.keys()
-        and all({"worker", "samples", "seconds"} <= own.keys() for own in value["workers"])
+        and isinstance(value["workers"], list)
+        and all(
+            isinstance(own, dict) and {"worker", "samples", "seconds"} <= own.keys() for own in value["workers"]
+        )
     )
 
 

@@ -74,6 +74,7 @@ ERRORS = {
     "plot empty.jsonl": "empty.jsonl has no round yet",
     "plot nowhere": "No such file",
     "plot other.jsonl": "has no record of a round in line 1",
+    "report damaged": "configuration.json is not a configuration: 'float' object is not iterable",
     "runs empty": "empty: this folder has no runs",
     "advise runs/small --processes 0": "--processes=0: give an integer of at least 1",
     "advise commutative.jsonl": "commutative.jsonl: its workers do not merge in rounds",
@@ -118,6 +119,9 @@ def files(fitted, tmp_path):
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "other.jsonl").write_text("{}\n")
     History(steady_run(3, 2, "commutative")).save("commutative.jsonl")
+    (tmp_path / "damaged").mkdir()
+    History(steady_run(3, 2)).save("damaged/history.jsonl")
+    (tmp_path / "damaged/configuration.json").write_text('{"trainer": {}, "build": 1e300}')
     return tmp_path
 
 

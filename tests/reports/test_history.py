@@ -163,7 +163,8 @@ def test_errors_name_damaged_files(trainer, tmp_path):
     path.write_bytes(whole[:-20])
     with pytest.warns(UserWarning, match=r"history\.jsonl ends with an incomplete line"):
         assert History.load(path) == trainer.history[:-1]
-    for wrong in (b"{}\n", b"no json\n", b"[1, 2]\n", b"\xff\n"):
+    others = [json.dumps({**trainer.history[0], "workers": workers}).encode() + b"\n" for workers in (3, [1.0])]
+    for wrong in (b"{}\n", b"no json\n", b"[1, 2]\n", b"\xff\n", *others):
         path.write_bytes(whole[: whole.index(b"\n") + 1] + wrong + whole)
         with pytest.raises(BadFileError, match=r"history\.jsonl has no record of a round in line 2"):
             History.load(path)
