@@ -9,16 +9,16 @@ class with ``loaded_once`` is encoded as a separate pickle, which a process deco
 these objects, with the bytes behind their arrays, and passes them to later tasks that receive the same content.
 """
 
+import copyreg
 import hashlib
 import io
 import os
 import pickle
-from collections import ChainMap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from types import CodeType, FunctionType
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, Self, TypeAlias
 
 import cloudpickle
 import numpy as np
@@ -46,12 +46,16 @@ def _rebuild_code(filename: str, make: Callable[..., CodeType], args: tuple[Any,
     return make(*args).replace(co_filename=filename)
 
 
+_REDUCERS: dict[Any, Any] = {**cloudpickle.Pickler.dispatch_table.maps[0], CodeType: _reduce_code}
+"""How objects of some types are pickled, besides what programs register with ``copyreg``."""
+
+
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Cloudpickle, which pickles functions and classes of ``__main__``; tensors are left out of band, too."""
 
-    dispatch_table: ClassVar[Any] = ChainMap({CodeType: _reduce_code}, cloudpickle.Pickler.dispatch_table)
-
     def __init__(self, stream: io.BytesIO, *, kept: object = None, **options: Any) -> None:
+        # One dict: cloudpickle's ChainMap is searched in Python, for each object.
+        self.dispatch_table = {**copyreg.dispatch_table, **_REDUCERS}
         super().__init__(stream, protocol=5, **options)
         self._kept = kept
         """The object of a class with ``loaded_once`` that this pickle is for."""

@@ -62,7 +62,8 @@ class SerialEngine(Engine):
 
     def peek(self, ref: Ref, timeout: float = 0.0) -> Any:
         """Return the value."""
-        return self.fetch([ref])[0]
+        self._check_open()
+        return _serial(ref).value
 
     def arrived(self, refs: Sequence[Ref]) -> list[Ref]:
         """Return all references."""
