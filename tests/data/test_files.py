@@ -194,19 +194,18 @@ def test_wrong_arguments_are_errors_that_say_what_to_give(folder, files, options
 
 
 @pytest.mark.parametrize(
-    ("arrays", "reason"),
+    ("arrays", "name"),
     [
-        ({"x": X}, r"holds arrays 'x', but 0\.npz holds 'x', 'y'"),
-        ({"x": np.zeros((3, 3), "f4"), "y": np.arange(3)}, r"of float32 \(3,\) in 'x', but 0\.npz"),
-        ({"x": np.zeros((3, 2)), "y": np.arange(3)}, r"of float64 \(2,\) in 'x', but 0\.npz of float32"),
-        ({"x": X, "y": np.zeros(4, int)}, "different lengths"),
+        ({"x": X}, "holds arrays 'x'"),
+        ({"x": np.zeros((3, 3), "f4"), "y": np.arange(3)}, "holds samples of float32 (3,)"),
+        ({"x": np.zeros((3, 2)), "y": np.arange(3)}, "holds samples of float64 (2,)"),
+        ({"x": X, "y": np.zeros(4, int)}, "holds arrays of different lengths"),
     ],
 )
-def test_a_file_unlike_the_first_is_an_error_before_training(folder, arrays, reason):
+def test_a_file_unlike_the_first_is_an_error_before_training(folder, arrays, name, raises):
     np.savez("2.npz", **arrays)
-    with names(folder / "2.npz", reason) as caught:
+    with raises(BadFileError, f"{folder / '2.npz'} {name}"):
         FileDataset("*.npz")
-    assert caught.value.file == str(folder / "2.npz")
 
 
 @pytest.mark.parametrize("bad", [0, 1, 2])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from compss_train import FileDataset
+from compss_train import BadFileError, FileDataset
 from tests.data.readers.formats import names, same
 from tests.data.readers.test_table import read_all
 
@@ -148,24 +148,21 @@ def test_arrays_as_values_are_rows(tmp_path):
 
 
 NO_NUMBERS = {
-    "holds text in 'x'; save the numbers of its classes": (["a", "bc", "d"], None),
-    "holds sequences of different lengths in 'x'; pad them": (
-        [np.ones(n, "f4") for n in (1, 2, 3)],
-        h5py.vlen_dtype("f4"),
-    ),
-    "holds references in 'x'; save what they refer to": ([h5py.Reference()] * 3, h5py.ref_dtype),
+    "text in 'x'": (["a", "bc", "d"], None),
+    "different lengths in 'x'": ([np.ones(n, "f4") for n in (1, 2, 3)], h5py.vlen_dtype("f4")),
+    "references in 'x'": ([h5py.Reference()] * 3, h5py.ref_dtype),
 }
 
 
-@pytest.mark.parametrize("reason", NO_NUMBERS)
-def test_what_is_no_number_is_named_where_it_is_used(tmp_path, reason):
-    values, dtype = NO_NUMBERS[reason]
+@pytest.mark.parametrize("name", NO_NUMBERS)
+def test_what_is_no_number_is_named_where_it_is_used(tmp_path, name, raises):
+    values, dtype = NO_NUMBERS[name]
     with h5py.File(tmp_path / "f.h5", "w") as file:
         data = file.create_dataset("x", (3,), dtype or h5py.string_dtype())
         for row, value in enumerate(values):
             data[row] = value
         file["y"] = np.arange(3)
-    with names(tmp_path / "f.h5", reason):
+    with raises(BadFileError, name):
         FileDataset(tmp_path / "f.h5")
     assert FileDataset(tmp_path / "f.h5", x="y", y=None, keys=["y"]).number_samples == 3
 
