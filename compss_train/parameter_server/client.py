@@ -3,11 +3,13 @@
 import uuid
 import weakref
 from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 
 from compss_train._utils.validation import check_count
 from compss_train.data.block import Block, as_tensor
+from compss_train.model.saved_state import decode_value, encode_value
 from compss_train.net import Address, check_token
 from compss_train.net.caller import Caller
 from compss_train.parameter_server.local import ArraySpecs, ParameterServer, copy_values, specs_of
@@ -34,6 +36,14 @@ class RemoteParameterServer(ParameterServer):
     def _init(self, key: str, value: Sequence[Block], optimized: bool) -> None:
         self._caller.call("init", key, value, changes=True, optimized=optimized)
         self._known_specs[key] = specs_of(value)
+
+    def _save(self, key: str) -> dict[str, Any]:
+        _, (saved,) = self._caller.call("save", key)
+        return cast("dict[str, Any]", decode_value(saved.tensor()))
+
+    def _load(self, key: str, saved: dict[str, Any], optimized: bool) -> None:
+        self._caller.call("load", key, [encode_value(saved)], changes=True, optimized=optimized)
+        self._known_specs[key] = specs_of(saved["values"])
 
     def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
         self._caller.call("push", key, grads, priority=priority, changes=True, wait=False)

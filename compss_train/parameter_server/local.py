@@ -1,9 +1,10 @@
 """Parameter servers: their interface, the checks of the arrays, and the server in the memory of a process."""
 
+import copy
 import threading
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -57,6 +58,14 @@ class ParameterServer(Closable):
             check_arrays(parameter_id, self._specs(parameter_id), "weights", weights)
         return self._pull(parameter_id, weights, validation.check_integer("priority", priority))
 
+    def save(self, parameter_id: str) -> dict[str, Any]:
+        """Return a key's arrays and the state of its optimizer, as plain values and tensors, for ``load``."""
+        return self._save(parameter_id)
+
+    def load(self, parameter_id: str, saved: dict[str, Any], *, optimized: bool = True) -> None:
+        """Make a new key, as ``init`` does, that continues from what ``save`` returned."""
+        self._load(parameter_id, saved, optimized)
+
     @abstractmethod
     def _init(self, key: str, value: Sequence[Block], optimized: bool) -> None:
         """Set the arrays of a new key."""
@@ -68,6 +77,14 @@ class ParameterServer(Closable):
     @abstractmethod
     def _pull(self, key: str, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:
         """Copy the arrays of a key into ``weights``, which fit it, or into new arrays."""
+
+    @abstractmethod
+    def _save(self, key: str) -> dict[str, Any]:
+        """Return the state of a key."""
+
+    @abstractmethod
+    def _load(self, key: str, saved: dict[str, Any], optimized: bool) -> None:
+        """Set a new key to a state."""
 
     @abstractmethod
     def _specs(self, key: str) -> ArraySpecs:
@@ -129,6 +146,16 @@ class Entry:
         """The arrays themselves, which the next update changes."""
         return [value.detach() for value in self._values]
 
+    def state(self) -> dict[str, Any]:
+        """Return copies of the arrays, and the state of the optimizer or ``None``, for ``load``."""
+        optimizer = None if self._optimizer is None else copy.deepcopy(self._optimizer.state_dict())
+        return {"values": [value.clone() for value in self.values], "optimizer": optimizer}
+
+    def load(self, saved: dict[str, Any]) -> None:
+        """Continue from a state."""
+        if self._optimizer is not None and saved["optimizer"] is not None:
+            self._optimizer.load_state_dict(saved["optimizer"])
+
     @torch.no_grad()
     def update(self, grads: Sequence[torch.Tensor]) -> None:
         """Take a step of the optimizer with the gradients, or add them."""
@@ -188,6 +215,15 @@ class LocalParameterServer(ParameterServer):
             if key in self._entries:
                 raise ValueError(f"{key!r} exists already; push to it, or use another key")
             self._entries[key] = entry
+
+    def _save(self, key: str) -> dict[str, Any]:
+        entry = self.entry(key)
+        with entry.lock:
+            return entry.state()
+
+    def _load(self, key: str, saved: dict[str, Any], optimized: bool) -> None:
+        self._init(key, saved["values"], optimized)
+        self.entry(key).load(saved)
 
     def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
         own, entry = [cpu_copy(grad) for grad in grads], self.entry(key)

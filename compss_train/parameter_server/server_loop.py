@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from compss_train._utils import Closable
+from compss_train.model.saved_state import decode_value, encode_value
 from compss_train.net import Client, Header, MessageServer, ReceivedArray, parsing, shortened
 from compss_train.parameter_server.local import LocalParameterServer, check_specs
 
@@ -255,13 +256,17 @@ class ServerLoop(Closable):
             match request.call:
                 case "hello":
                     self._answer(request, server=self._id)
-                case "init" | "push":
+                case "init" | "load" | "push":
                     self._change_once(request)
                 case "pull":  # answered after the client's earlier pushes have been executed
                     entry = self._store.entry(request.key)
                     self._enqueue(request, lambda: self._answer(request, arrays=entry.values))
+                case "save":
+                    entry = self._store.entry(request.key)
+                    self._enqueue(request, lambda: self._answer(request, arrays=[encode_value(entry.state())]))
                 case other:
-                    raise ValueError(f"unknown call {other!r}; use hello, init, push, pull or goodbye")
+                    names = "hello, init, load, push, pull, save or goodbye"
+                    raise ValueError(f"unknown call {other!r}; use {names}")
         except ValueError as error:
             self._answer(request, _described(error))
 
@@ -292,7 +297,10 @@ class ServerLoop(Closable):
                 self._queue_update(request, calls)
                 return
             arrays = [array.tensor() for array in request.arrays]
-            self._store.init(request.key, arrays, optimized=bool(request.optimized))
+            if request.call == "load":
+                self._store.load(request.key, decode_value(arrays[0]), optimized=bool(request.optimized))
+            else:
+                self._store.init(request.key, arrays, optimized=bool(request.optimized))
         except Exception as error:
             calls.errors[request.count] = _described(error)
         self._answer(request, calls.errors.get(request.count))

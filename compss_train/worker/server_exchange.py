@@ -87,15 +87,32 @@ class Exchange:
         dtypes = {name: array.dtype for name, array in parameters.items()}
         return cls(tuple(layers), dtypes, num_workers, dict(names.aliases))
 
-    def publish(self, server: ParameterServer, parameters: Parameters) -> None:
-        """Initialize the global parameters on an empty server; called once, before any worker connects."""
-        for layer in self.layers:
+    def publish(
+        self, server: ParameterServer, parameters: Parameters, saved: Mapping[str, Any] | None = None
+    ) -> None:
+        """Initialize the global parameters on an empty server; called once, before any worker connects.
+
+        With what ``save`` returned it continues from that, in double precision and with the optimizer's state.
+        """
+        for key, optimized in self._keys.items() if saved is not None else ():
+            server.load(key, saved[key], optimized=optimized)
+        for layer in self.layers if saved is None else ():
             if layer.added:
                 weights = [_wide(parameters[name]) for name in layer.added]
                 server.init(layer.weights, weights, optimized=layer.stepped)
             if layer.by_worker:
                 rows = [np.repeat(_wide(parameters[name])[None], self.num_workers, 0) for name in layer.by_worker]
                 server.init(layer.rows, [np.zeros(self.num_workers), *rows], optimized=False)
+
+    @property
+    def _keys(self) -> dict[str, bool]:
+        """The keys on the server, each with whether its optimizer steps it."""
+        weights = {layer.weights: layer.stepped for layer in self.layers if layer.added}
+        return weights | {layer.rows: False for layer in self.layers if layer.by_worker}
+
+    def save(self, server: ParameterServer) -> dict[str, Any]:
+        """Return what the server holds by key; consistent if no worker pushes meanwhile."""
+        return {key: server.save(key) for key in self._keys}
 
     def push_change(
         self, server: ParameterServer, worker: int, base: Parameters, trained: Parameters, share: float

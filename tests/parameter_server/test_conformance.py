@@ -249,3 +249,27 @@ def test_an_error_of_an_optimizer_is_raised_and_other_keys_are_served(make):
             [server.push("w", [torch.zeros(2)]), server.pull("w")]  # which of them raises it depends on the server
         server.init("v", [torch.zeros(2)])
         assert server.pull("v")[0].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    "optimizer", [None, SGD, {"optimizer": "adam", "lr": 0.1}], ids=["sum", "momentum", "adam"]
+)
+def test_a_key_that_is_loaded_continues_as_the_one_that_was_saved(make, optimizer):
+    steps = [torch.tensor([1.0, -3.0]), torch.tensor([0.5, 1.0]), torch.tensor([2.0, 0.25])]
+    with make(optimizer) as server:
+        for key, optimized in (("w", True), ("n", False)):
+            server.init(key, [torch.tensor([1.0, 2.0], dtype=torch.float64)], optimized=optimized)
+            server.push(key, [steps[0].double()])
+        saved = {key: server.save(key) for key in "wn"}
+        with make(optimizer) as other:
+            for key, optimized in (("w", True), ("n", False)):
+                other.load(key, saved[key], optimized=optimized)
+            for each in (server, other):
+                for step in steps[1:]:
+                    each.push("w", [step.double()])
+                    each.push("n", [step.double()])
+            for key in "wn":
+                assert torch.equal(torch.as_tensor(other.pull(key)[0]), torch.as_tensor(server.pull(key)[0]))
+        assert torch.equal(saved["n"]["values"][0], torch.tensor([2.0, -1.0], dtype=torch.float64))
+        with pytest.raises(ValueError, match="exists already"):
+            server.load("w", saved["w"])

@@ -6,6 +6,7 @@ Through a parameter server, workers push their changes layer by layer, and the p
 """
 
 from abc import abstractmethod
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -81,11 +82,18 @@ class CommutativeMerger(ArrivalMerger):
 class GlobalParameters(Closable):
     """Serves parameters, starting from ``initial``, to the tasks of the workers of a session.
 
-    Changes are added, or the server's ``optimizer`` steps the weights with them. Raises ``ModuleNotFoundError``
+    Changes are added, or the server's ``optimizer`` steps the weights with them. With ``saved``, which ``save`` of
+    an earlier one returned, it continues from that. Raises ``ModuleNotFoundError``
     without ZeroMQ (the extra ``online``).
     """
 
-    def __init__(self, session: Session, initial: params.Parameters, optimizer: OptimizerSpec | None) -> None:
+    def __init__(
+        self,
+        session: Session,
+        initial: params.Parameters,
+        optimizer: OptimizerSpec | None,
+        saved: Mapping[str, Any] | None = None,
+    ) -> None:
         engine, workers = session.engine, session.num_workers
         exchange = Exchange.of(initial, session.names, workers, stepped=optimizer is not None)
         serve = parameter_server.serve_apart if not engine.traits.interruptible else parameter_server.serve
@@ -95,7 +103,7 @@ class GlobalParameters(Closable):
         """The address, token and layout that tasks need to connect."""
         try:
             with self.server_address.connect() as server:
-                exchange.publish(server, initial)
+                exchange.publish(server, initial, saved)
         except BaseException:
             self.close()
             raise
@@ -104,6 +112,11 @@ class GlobalParameters(Closable):
         """Return the current parameters; raise ``TimeoutError`` after ``timeout`` seconds."""
         with self.server_address.connect(timeout=timeout) as server:
             return self.server_address.exchange.pull(server)
+
+    def save(self, timeout: float = 60.0) -> dict[str, Any]:
+        """Return what the server holds while no worker pushes; raise ``TimeoutError`` as ``pull`` does."""
+        with self.server_address.connect(timeout=timeout) as server:
+            return self.server_address.exchange.save(server)
 
     def close(self) -> None:
         """End the server; workers that connect later get no reply."""
