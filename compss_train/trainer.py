@@ -27,7 +27,7 @@ from compss_train.model import parameters as params
 from compss_train.model.schedule import Schedule, ScheduleSpec, configured_schedule
 from compss_train.model.train_transform import TrainTransform, as_train_transform
 from compss_train.model.training_step import Step, no_loss, training_steps
-from compss_train.online.options import OnlineOptions, Simulations, online_merge
+from compss_train.online.options import OnlineOptions, Simulations, online_merge, pairing_of
 from compss_train.reports.formatting import Table
 from compss_train.reports.history import History
 from compss_train.training import build_arguments, description, first_batch, resuming, rounds
@@ -363,6 +363,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         max_time: float | timedelta | None = None,
         record_every: float = 1.0,
         checkpoint_every: float | None = 60.0,
+        resume: str | os.PathLike[str] | bool = False,
     ) -> params.Parameters:
         """Train while simulations run, and return the final global parameters, arrays in state_dict order.
 
@@ -375,8 +376,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         simulations:
             The sources of samples: ``Simulations(simulate, inputs, count=4)``, or programs outside the fit.
         buffer:
-            Description of each worker's buffer; simulations wait while it is full. FIFO and FIRO return each sample
-            once, reservoirs at least once.
+            Each worker's buffer; simulations wait while it is full. docs/buffers.md has the kinds.
         batch_size:
             Samples in a batch; the last batches may have fewer.
         merge:
@@ -390,19 +390,16 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         record_every:
             Seconds between records of the history; docs/reference/online.md has their fields.
         checkpoint_every:
-            Seconds between saves of each worker's state and buffer, from which its replacement resumes if it dies.
-            ``None`` for never.
+            Seconds between saves, for which all workers wait at a merge. A worker that dies goes on from the last
+            one, and a ``Checkpoint`` writes them, with the buffers. ``None`` for none but that of a fit that stops.
+        resume:
+            As in ``fit``, from saves; simulations of which one lacks samples run again. Give the same inputs again.
 
         Raises the errors of ``fit``, and ``SimulationError`` if simulations fail before the first sample. After an
         exception or Ctrl-C the parameters are those merged until then.
         """
         from compss_train.online.fitting import train_online
 
-        if not isinstance(simulations, Simulations):
-            raise TypeError(
-                f"simulations={simulations!r}: give Simulations(simulate, inputs, ...), or "
-                "Simulations(senders=..., address=..., token=...) if only other programs send"
-            )
         options = OnlineOptions(
             buffer=buffer,
             batch_size=batch_size,
@@ -410,12 +407,12 @@ class DistributedTrainer(NamedFits[params.Parameters]):
             max_batches=max_batches,
             record_every=record_every,
             checkpoint_every=checkpoint_every,
-            pairing=simulations.pairing,
+            pairing=pairing_of(simulations),
         )
         self._model.ready("fit_online")
         called = self._callbacks(callbacks, progress, validated=validation_data is not None, online=True)
         stopping = Stopping(max_time, self.clock, self._session.engine_class.time_left())
-        train_online(self._session, simulations, options, called, validation_data, stopping)
+        train_online(self._session, simulations, options, called, validation_data, stopping, resume)
         return self.get_parameters()
 
     @property
@@ -557,6 +554,11 @@ class DistributedTrainer(NamedFits[params.Parameters]):
     def snapshot(self) -> Snapshot:
         """Return the state to resume from; in callbacks that after the last round (``Callback.needs_state``)."""
         return resuming.snapshot_of(self._session)
+
+    @property
+    def state_id(self) -> object:
+        """What tells apart the states of ``snapshot``; ``None`` for one between the saves of ``fit_online``."""
+        return self._model.state_id
 
     def checkpoint_bytes(self) -> int:
         """Return about how many bytes a checkpoint of the fit takes: arrays, optimizer states and the history."""

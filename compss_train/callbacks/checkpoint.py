@@ -81,6 +81,10 @@ class Checkpoint(Callback):
         self.best_round: int | None = None
         self._best_value: float | None = None
         self._last_written: int | None = None
+        self._last_state: object = None
+        """What tells apart the state that was written last."""
+        self._is_overdue = False
+        """Whether a checkpoint was due after a round from which no fit can resume."""
         self._histories = deque[SharedHistory]()
         self._is_resumed = False
         self._lock = files.FolderLock(self.folder)
@@ -130,6 +134,7 @@ class Checkpoint(Callback):
                 )
             self._keep_only(own)
         self._scan_rounds(trainer.history, own)
+        self._last_state = self._last_written
         # Every other checkpoint shares files, so that damage to one leaves another good one.
         self._histories = deque(SharedHistory() for _ in range(min(2, self.keep)))
 
@@ -182,9 +187,9 @@ class Checkpoint(Callback):
 
     def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
         """Write a checkpoint if it is due or the round is the best."""
-        number = record["round"]
-        if self._is_best(record) or self._is_due(number):
-            self._write(trainer, number)
+        self._is_overdue = self._is_overdue or self._is_due(record["round"])
+        if trainer.state_id is not None and (self._is_best(record) or self._is_overdue):
+            self._write(trainer, record["round"])
 
     def _is_best(self, record: Mapping[str, Any]) -> bool:
         if self.best is None or not is_better(value := value_of(record, self.best), self._best_value, self.mode):
@@ -194,7 +199,8 @@ class Checkpoint(Callback):
 
     def on_fit_end(self, trainer: "DistributedTrainer") -> None:
         """Write the last complete round unless it is written already, and release the lock."""
-        if trainer.history and self._last_written != (number := trainer.history[-1]["round"]):
+        number = trainer.history[-1]["round"] if trainer.history else 0
+        if (state := trainer.state_id) is not None and self._last_state != state:
             self._write(trainer, number)
         elif trainer.history:
             self._prune(number)  # a killed program may have written it without pruning
@@ -206,6 +212,7 @@ class Checkpoint(Callback):
 
     def _write(self, trainer: "DistributedTrainer", number: int) -> None:
         previous, self._last_written = self._last_written, number
+        self._last_state, self._is_overdue = trainer.state_id, False
         try:
             path = storage.checkpoint_path(self.folder, number)
             self._histories.rotate()

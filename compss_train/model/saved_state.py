@@ -168,7 +168,7 @@ def write_state(folder: Path, content: dict[str, Any], disk: Disk = DISK) -> Non
 
     arrays, state = folder / ARRAYS, folder / STATE
     disk.write(arrays, save)
-    sha256 = {ARRAYS: _sha256(arrays), "state": _sha256_of_text(VERSION, text)}
+    sha256 = {ARRAYS: sha256_of_file(arrays), "state": _sha256_of_text(VERSION, text)}
     head = json.dumps({"format": FORMAT, "version": VERSION, "release": __version__, "sha256": sha256})
     document = f'{head[:-1]}, "state": {text}}}\n'
     disk.write(state, lambda path: path.write_text(document, encoding="utf-8"))
@@ -188,7 +188,8 @@ def without_sharing(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tens
     return result
 
 
-def _sha256(path: Path) -> str:
+def sha256_of_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
@@ -214,7 +215,7 @@ def read_state(path: Path) -> dict[str, Any]:
     """
     document = _read_document(path)
     try:
-        if _sha256(path / ARRAYS) != document["sha256"][ARRAYS]:
+        if sha256_of_file(path / ARRAYS) != document["sha256"][ARRAYS]:
             raise BadCheckpointError(path, f"{ARRAYS} is damaged: its checksum is not the one in {STATE}")
         content: dict[str, Any] = from_json(document["state"], load_file(path / ARRAYS))
         for version in range(document["version"], VERSION):

@@ -78,6 +78,27 @@ class ChosenInputs:
             trained, samples, loss, excess = np.sum([parts[each] for each in sorted(parts)], 0)
             self._table.set(row, trained=int(trained), loss=loss / samples if samples else np.nan, excess=excess)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the sampler, its draws, and what was reported of them."""
+        parts = [[row, worker, *values] for row, own in self._parts.items() for worker, values in own.items()]
+        return {
+            "sampler": self._sampler.state_dict(),
+            "table": self._table.state_dict(),
+            "numbers": [*self._rows],
+            "parts": np.array(parts, np.float64),
+            "copies": self._predictor.copies,
+            "unrecorded": self._unrecorded,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from a state: iterate over the inputs that were drawn, and then draw others."""
+        self._sampler.load_state_dict(state["sampler"])
+        self._table.load_state_dict(state["table"])
+        self._rows = {number: row for row, number in enumerate(state["numbers"])}
+        for row, worker, *values in state["parts"].tolist():
+            self._parts.setdefault(int(row), {})[int(worker)] = np.array(values)
+        self._predictor.copies, self._unrecorded = state["copies"], state["unrecorded"]
+
     def draws(self) -> list[dict[str, Any]]:
         """Return the simulations that have begun since the last call, with their inputs, as JSON can hold them."""
         drawn, self._unrecorded = self._unrecorded, []
@@ -89,7 +110,8 @@ class Predictor:
 
     def __init__(self, spec: TrainingSpec, pull: Callable[[], params.Parameters]) -> None:
         self._spec, self._pull = spec, pull
-        self._copies: list[params.Parameters] = []
+        self.copies: list[params.Parameters] = []
+        """Those that predict, the newest last."""
         self._pulled = False
 
     def renew(self) -> None:
@@ -99,10 +121,10 @@ class Predictor:
     def __call__(self, x: Any) -> NDArray[Any]:
         """Return the outputs of all copies, shape (copies, n, ...)."""
         if not self._pulled:
-            self._copies = [*self._copies[1 - COPIES :], self._pull()]
+            self.copies = [*self.copies[1 - COPIES :], self._pull()]
             self._pulled = True
         batch = map_leaves(torch.as_tensor, x)
-        return np.stack([self._predicted(copy, batch) for copy in self._copies])
+        return np.stack([self._predicted(copy, batch) for copy in self.copies])
 
     @torch.no_grad()
     def _predicted(self, copy: params.Parameters, x: Any) -> NDArray[Any]:

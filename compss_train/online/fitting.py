@@ -9,30 +9,38 @@
 
 from __future__ import annotations
 
+import os
 import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from compss_train._utils.files import TemporaryFolder
+from compss_train._utils.validation import warn_user
 from compss_train.engines.nodes import ONE_CPU
 from compss_train.exceptions import DivergedError
 from compss_train.model import losses
 from compss_train.model import parameters as params
 from compss_train.net import MessageError, Received, new_token
-from compss_train.online import events, records, sources, worker_task, workers
+from compss_train.online import events, records, saves, sources, worker_task, workers
 from compss_train.online.chosen_inputs import ChosenInputs, Predictor
 from compss_train.online.input_samplers import InputSampler
+from compss_train.online.inputs import Inputs
 from compss_train.online.options import OnlineOptions, Simulations
-from compss_train.training import build_arguments, description, rounds
+from compss_train.training import build_arguments, checkpoints, description, resuming, rounds
 from compss_train.training.callback import CallbackList
+from compss_train.training.checkpoints import Checkpoint, Study
 from compss_train.training.data_source import DataSource
 from compss_train.training.inference import VALIDATION, Inference, validation_source
 from compss_train.training.merging.on_arrival import GlobalParameters
-from compss_train.training.session import NOTHING_KEPT, Fit, Session, Stopping, TrainingState
+from compss_train.training.session import LONGEST_SAVING, NOTHING_KEPT, Fit, Session, Stopping, TrainingState
 
 _TICK = 0.1
 """Seconds between checks for changes that cause no message."""
+
+SAVE_SECONDS = LONGEST_SAVING
+"""Maximum number of seconds for a save of a fit that stops at once."""
 
 GRACE = 5.0
 """Seconds for workers to end a fit that stops immediately; they merge once more and send their states."""
@@ -45,8 +53,31 @@ def train_online(
     callbacks: CallbackList,
     validation_data: Any,
     stopping: Stopping,
+    resume: str | os.PathLike[str] | bool = False,
 ) -> None:
-    """Check what depends on the model and the data, and train; ``fit_online`` documents the options."""
+    """Check what depends on the model, the data and the save, and train; ``fit_online`` documents the options."""
+    with ExitStack() as stack:
+        if not isinstance(resume, bool):
+            resume = stack.enter_context(checkpoints.local_copy(resume))
+        checkpoint = None if resume is False else resuming.find_checkpoint(resume, callbacks.callbacks)
+        fit = _planned(session, simulations, options, callbacks, validation_data, stopping, checkpoint)
+        if fit.study is not None and fit.study.is_complete:
+            warn_user(f"{session.model.resumed_from} is the end of its study: nothing is left to train")
+            with session.fitting(fit, None):
+                return
+        fit.run()
+
+
+def _planned(
+    session: Session,
+    simulations: Simulations,
+    options: OnlineOptions,
+    callbacks: CallbackList,
+    validation_data: Any,
+    stopping: Stopping,
+    checkpoint: Checkpoint | None,
+) -> OnlineFit:
+    """Return the fit, which goes on from a checkpoint if there is one."""
     model, built = session.model, session.model.built
     if built.lr_schedule is not None:
         raise ValueError(
@@ -59,8 +90,21 @@ def train_online(
     needs_losses = isinstance(simulations.inputs, InputSampler) and simulations.inputs.needs_losses
     if needs_losses and built.training_spec.training_step is None:
         losses.check_by_sample(built.training_spec.loss)
+    inputs, study = None, None
+    if not isinstance(simulations.inputs, InputSampler):
+        inputs = Inputs(() if simulations.simulate is None else simulations.inputs)
+    again: list[tuple[int, int, Any]] = []
+    if checkpoint is not None:
+        study = saves.check_same_study(checkpoint, options, session)
+        resuming.check_trainer(checkpoint, session)
+        if not study.is_complete and inputs is not None:
+            again = inputs.resume(study.simulations)
+        resuming.warn_of_differences(checkpoint, session, fit="the fit goes on")
+        resuming.load(checkpoint[1], session)
+        callbacks.saved = checkpoint[1].callbacks
+        study = saves.with_states(study, session.state().workers)
     params.check_finite(model.parameters)
-    model.resumed_from = None
+    model.resumed_from = None if checkpoint is None else checkpoint[0]
     told = {"simulations": description.described(simulations)}
     model.last_fit = description.FitFacts(
         method="fit_online",
@@ -68,14 +112,17 @@ def train_online(
         data={**told, "validation_data": None if validation is None else validation.facts},
         callbacks=[*map(type, callbacks.callbacks)],
     )
-    OnlineFit(
+    return OnlineFit(
         callbacks=callbacks,
         stopping=stopping,
         validation=validation,
         session=session,
         simulations=simulations,
         options=options,
-    ).run()
+        inputs=inputs,
+        again=again,
+        study=study,
+    )
 
 
 @dataclass(kw_only=True, eq=False)
@@ -83,19 +130,29 @@ class OnlineFit(Fit):
     """A fit of ``DistributedTrainer.fit_online``."""
 
     leaves_processes = False
+    saves_studies = True
 
     session: Session
     simulations: Simulations
     options: OnlineOptions
+    inputs: Inputs | None
+    """``None`` if a sampler chooses them."""
+    again: list[tuple[int, int, Any]]
+    """The simulations of an earlier program that are to run again."""
+    study: saves.SavedStudy | None
+    """The save from which it goes on, if any."""
     loop: EventLoop | None = field(default=None, init=False)
     """Its event loop, once it runs."""
 
     def run(self) -> None:
         """Train; set the model's parameters and history, and the reason why the fit stopped."""
         session, model = self.session, self.session.model
-        with session.fitting(self, None), ExitStack() as stack:
+        with ExitStack() as outside, session.fitting(self, None), ExitStack() as stack:
             model.averaged = None
-            loop = self.loop = EventLoop(self, stack)
+            folder = TemporaryFolder()
+            outside.callback(folder.remove)  # once callbacks have the last save
+            folder.create()
+            loop = self.loop = EventLoop(self, stack, Path(folder.path))
             self.running = True
             try:
                 loop.run()
@@ -109,36 +166,52 @@ class OnlineFit(Fit):
             finally:
                 self.running = False
 
+    @property
+    def save(self) -> Study | None:
+        """The save that belongs to the last record, if any."""
+        return None if self.loop is None else self.loop.save
+
     def newest(self) -> params.Parameters | None:
         """Return the current global parameters, or ``None`` before the parameter server has started."""
         return None if self.loop is None else self.loop.pull()
 
     def state(self) -> tuple[params.Parameters | None, TrainingState]:
-        """Return the current global parameters, and the state at the start of the fit.
+        """Return the parameters of the save, if there is one, and the state at the start of the fit.
 
-        The workers report their new states when the fit ends.
+        The workers report their new states in saves, and when the fit ends.
         """
-        return self.newest(), self.session.state()
+        return self.newest() if self.save is None else self.save.parameters, self.session.state()
 
     def averaged(self) -> None:
         """Return ``None``: an online fit keeps no average."""
 
 
 class EventLoop:
-    """Trains an online fit, in one thread; ``stack`` frees what it needs, for whatever reason it ends."""
+    """Trains an online fit, in one thread; ``stack`` frees what it needs, for whatever reason it ends.
 
-    def __init__(self, fit: OnlineFit, stack: ExitStack) -> None:
-        session, simulations, options = fit.session, fit.simulations, fit.options
+    Buffers are saved in a ``folder``.
+    """
+
+    def __init__(self, fit: OnlineFit, stack: ExitStack, folder: Path) -> None:
+        session, simulations, options, study = fit.session, fit.simulations, fit.options, fit.study
         model = session.model
         engine, measures = session.engine, model.built.training_spec.measures
         self._session, self._stopping = session, fit.stopping
         self._urgent_since: float | None = None
+        self._stopping_since: float | None = None
+        self._options = options
+        self._keeps_saves = any(callback.keeps_state for callback in fit.callbacks.callbacks)
+        self._saved = time.monotonic()
+        """When the last save was complete."""
+        self._last_save: Study | None = None
+        """The save of a fit that stops."""
         self.stopped: str | None = None
         """Why the fit ended before all samples were trained on."""
         self._reserve(simulations, fit.validation)
-        shared = GlobalParameters(session, model.parameters, options.merge.outer_optimizer)
-        stack.enter_context(shared)
-        self.pull = shared.pull
+        saved = None if study is None else study.server
+        self._shared = GlobalParameters(session, model.parameters, options.merge.outer_optimizer, saved)
+        stack.enter_context(self._shared)
+        self.pull = self._shared.pull
         """Returns the current global parameters."""
         self._server = stack.enter_context(events.EventServer(engine.host()))
         if simulations.address is not None:
@@ -154,32 +227,44 @@ class EventLoop:
             coordinator=self._server.address,
             key=new_token(),
             host=simulations.host,
-            server_address=shared.server_address,
+            server_address=self._shared.server_address,
             num_workers=session.num_workers,
             options=options,
-            seed=model.seed + len(model.history),
+            # Another one for each fit of a trainer.
+            seed=model.seed + len({record.get("fit_started") for record in model.history})
+            if study is None
+            else study.seed,
             by_sample=sampler is not None and sampler.needs_losses,
             lockstep=simulations.lockstep,
         )
         reports = records.Reports(session.num_workers, measures)
         chosen = None
         if sampler is not None:
-            chosen = ChosenInputs(sampler, Predictor(model.built.training_spec, shared.pull))
+            chosen = ChosenInputs(sampler, Predictor(model.built.training_spec, self.pull))
         draws = list if chosen is None else chosen.draws
         self._recorder = records.Recorder(
-            model, fit.callbacks, reports, evaluation, shared.pull, options.record_every, draws
+            model, fit.callbacks, reports, evaluation, self.pull, options.record_every, draws
         )
-        folder = TemporaryFolder()
-        stack.callback(folder.remove)
-        folder.create()
-        self._workers = workers.Workers(session, job, reports, folder.path)
+        self._workers = workers.Workers(session, job, reports, folder, () if study is None else study.workers)
         self._router = workers.StreamRouter(self._workers.all, job.key, paired=job.paired)
-        self._runs = sources.SimulationRuns(simulations, engine, self._router, job, chosen)
+        inputs, again = fit.inputs, fit.again
+        if inputs is None and chosen is not None:
+            inputs = Inputs(chosen)
+            if study is not None:
+                chosen.load_state_dict(study.chosen)
+                again = inputs.resume(study.simulations)
+        self._chosen = chosen
+        self._runs = sources.SimulationRuns(simulations, inputs or Inputs(()), engine, self._router, job, chosen)
         if chosen is not None:
             self._workers.on_losses = chosen.report
         if simulations.lockstep:
             self._runs.may_choose = self._workers.are_settled
         self._senders = sources.ExternalSenders(simulations.senders, self._router)
+        if study is not None:
+            reports.load_state_dict(study.reports)
+            self._router.next_number = study.streams
+            self._runs.resume(again, dict(study.simulations["failures"]))
+            self._senders.resume(study.senders)
 
     def _reserve(self, simulations: Simulations, validation: DataSource | None) -> None:
         """Reserve resources to run workers and simulations at the same time, if possible also evaluations.
@@ -210,13 +295,17 @@ class EventLoop:
         self._senders.stop()
         if done:
             self._workers.finish()
-            self._recorder.finish(self._runs.counts(), self._workers.repetitions())
+            if self._keeps_saves and self.stopped is None:
+                self._last_save = self._cut(is_complete=True)
+            self._recorder.finish(self._runs.counts(), self._workers.repetitions(), self._last_save)
+        else:
+            self._recorder.save = self._last_save
         if self._recorder.evaluation is not None:
             self._recorder.evaluation.warn_of_changes()
 
     def _grace_is_over(self) -> bool:
         """Return True if the fit had to stop immediately and the workers have not ended in time."""
-        if not self._stopping.urgent:
+        if not self._stopping.urgent or self._saves_before_stop():
             return False
         self._urgent_since = self._urgent_since or time.monotonic()
         return time.monotonic() - self._urgent_since > GRACE
@@ -238,8 +327,6 @@ class EventLoop:
                     self._senders.warn_lost_samples(worker, self._job)
                 elif outcome == "restarted":
                     self._runs.repeat_lost(worker)
-                elif outcome == "saved":
-                    self._workers.forget(self._runs.forget_safe(self._workers.all))
                 self._router.update()
             case "simulation":
                 self._runs.handle(client, header)
@@ -253,9 +340,66 @@ class EventLoop:
         self._workers.check()
         if self._stopping.reason is not None and not self._workers.all_done:
             self.stopped = self._stopping.reason
-            self._workers.broadcast("stop")
+            if not self._saves_before_stop():
+                self._workers.broadcast("stop")
+        self._save_if_due()
         self._runs.check(self._recorder.reports.received)
         if self._runs.all_ended and self._senders.all_ended:
             self._senders.closed = True
             self._workers.broadcast("end_reception")
         self._recorder.update(self._runs.counts())
+
+    # Saves
+
+    @property
+    def save(self) -> Study | None:
+        """The save that belongs to the last record, if any."""
+        return self._recorder.save
+
+    def _saves_before_stop(self) -> bool:
+        """Return whether a save must be made before the workers stop, for which they have ``SAVE_SECONDS``."""
+        if not self._keeps_saves or self._last_save is not None or self._workers.all_done:
+            return False
+        if self._stopping.urgent:
+            self._stopping_since = self._stopping_since or time.monotonic()
+        return self._stopping_since is None or time.monotonic() - self._stopping_since < SAVE_SECONDS
+
+    def _save_if_due(self) -> None:
+        """Ask for a save if one is due; let the workers go on, or stop, when all of them have taken part in it."""
+        stops, every = self.stopped is not None, self._options.checkpoint_every
+        if self._last_save is not None:
+            return
+        if self._workers.all_saved:
+            self._complete_save(stops=stops and self._keeps_saves)
+        elif stops and self._saves_before_stop():
+            self._workers.ask(urgent=self._stopping.urgent)
+        elif every is not None and not stops and time.monotonic() - self._saved > every and self._recorder.is_idle:
+            self._workers.ask()
+
+    def _complete_save(self, *, stops: bool) -> None:
+        safe = self._runs.forget_safe(self._workers.all)
+        save = self._cut() if self._keeps_saves else None
+        waited, self._saved = self._workers.seconds_waited, time.monotonic()
+        if stops:
+            self._last_save = save
+            return
+        self._workers.go_on()
+        self._workers.forget(safe)
+        if save is not None:
+            self._recorder.add_save(save, self._runs.counts(), waited)
+
+    def _cut(self, *, is_complete: bool = False) -> Study:
+        """Return the state of everything, while all workers wait or have ended."""
+        saved = saves.SavedStudy(
+            is_complete=is_complete,
+            seed=self._workers.seed,
+            options=saves.described_options(self._options, self._session),
+            server=None if is_complete else self._shared.save(),
+            workers=self._workers.parts(),
+            streams=self._router.next_number,
+            simulations=self._runs.state_dict(),
+            chosen=None if self._chosen is None else self._chosen.state_dict(),
+            senders=self._senders.state_dict(self._workers.all, self._job),
+            reports={},
+        )
+        return saved.to_study(self.pull())

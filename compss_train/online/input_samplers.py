@@ -83,6 +83,17 @@ class SimulationTable:
         self._rows[len(self)] = number, False, 0, np.nan, 0.0
         self.inputs.append(value)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return the inputs and the columns."""
+        return {"inputs": [*self.inputs], "columns": {name: self._column(name).copy() for name in _COLUMNS.names}}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Replace all rows."""
+        self.inputs, columns = [*state["inputs"]], state["columns"]
+        self._rows = np.zeros(max(64, 2 * len(self)), _COLUMNS)
+        for name, column in columns.items():
+            self._rows[name][: len(self)] = column
+
     def set(self, row: int, **values: Any) -> None:
         """Set columns of a row."""
         for name, value in values.items():

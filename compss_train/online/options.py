@@ -149,6 +149,16 @@ class OnlineOptions:
         self.buffer.check(self.batch_size)
 
 
+def pairing_of(simulations: object) -> Pairing | None:
+    """Return the pairing of simulations; raise ``TypeError`` for anything else."""
+    if not isinstance(simulations, Simulations):
+        raise TypeError(
+            f"simulations={simulations!r}: give Simulations(simulate, inputs, ...), or "
+            "Simulations(senders=..., address=..., token=...) if only other programs send"
+        )
+    return simulations.pairing
+
+
 def online_merge(merge: MergeLike) -> Merge:
     """Return the merge of an online fit, with all its options; raise ``ValueError`` for what it does not have."""
     given = Merge.of(merge)

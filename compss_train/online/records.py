@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 from compss_train.engines import Ref
 from compss_train.model.metrics import Measured, Measures
@@ -12,6 +13,7 @@ from compss_train.model.parameters import Parameters
 from compss_train.net import Address
 from compss_train.reports.records import Record, per_second
 from compss_train.training.callback import CallbackList
+from compss_train.training.checkpoints import Study
 from compss_train.training.inference import Inference, skipped_batches, warn_of_problems
 from compss_train.training.session import TICK, Stopping, TrainedModel
 
@@ -51,6 +53,18 @@ class Reports:
         if report.batches:
             self._reports[worker] += self._held_back[worker]
             self._held_back[worker] = [report]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was reported and is in no record yet."""
+        reports = [[each.__getstate__() for each in own] for own in self._reports]
+        held_back = [[each.__getstate__() for each in own] for own in self._held_back]
+        return {"reports": reports, "held_back": held_back, "skipped": list(self._skipped)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue with what was reported before."""
+        self._reports = [[WorkerReport(**each) for each in own] for own in state["reports"]]
+        self._held_back = [[WorkerReport(**each) for each in own] for own in state["held_back"]]
+        self._skipped = list(state["skipped"])
 
     @property
     def received(self) -> int:
@@ -180,6 +194,10 @@ class Recorder:
         """Of the next record."""
         self._pending: Record | None = None
         """A record that waits for its validation."""
+        self._pending_save: Study | None = None
+        """The save that it belongs to, if any."""
+        self.save: Study | None = None
+        """The save that the record that is being made belongs to; at the end the last one."""
 
     def start(self) -> None:
         """Begin the next interval."""
@@ -202,27 +220,49 @@ class Recorder:
                 self.evaluation.start(self._pull())
                 self._pending = record
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no record waits for its validation."""
+        return self._pending is None
+
+    def add_save(self, save: Study, simulations: dict[str, int], seconds: float) -> None:
+        """Make a record of what was reported until a save, for which workers have waited so many ``seconds``."""
+        record = self._record(simulations) | {"save_seconds": seconds}
+        save.content["reports"] = self.reports.state_dict()
+        if self.evaluation is None:
+            self._emit(record, save)
+        else:
+            self.evaluation.start(save.parameters)
+            self._pending, self._pending_save = record, save
+
     def complete(self) -> None:
         """Complete the pending record, if any, by its validation; wait for that unless it is ready."""
         record, evaluation = self._pending, self.evaluation
         if record is None or evaluation is None:
             return
-        self._pending = None
+        save, self._pending, self._pending_save = self._pending_save, None, None
         if (validation := evaluation.result(self.reports.measures)) is not None:
-            self._emit(record | validation)
+            self._emit(record | validation, save)
 
-    def _emit(self, record: Record) -> None:
+    def _emit(self, record: Record, save: Study | None = None) -> None:
+        self.save = save
         self._model.record(record)
+        self.save = None
         self._number += 1
         self.start()
 
-    def finish(self, simulations: dict[str, int], repetitions: list[int]) -> None:
-        """Complete the pending record, and make a final one of all remaining reports."""
+    def finish(self, simulations: dict[str, int], repetitions: list[int], save: Study | None = None) -> None:
+        """Complete the pending record, and make a final one of all remaining reports, of the last save if any."""
         self.complete()
-        record = self._record(simulations, final=True)
+        reported, record = self.reports.state_dict(), self._record(simulations, final=True)
+        self.save = save
         if self.evaluation is not None:
             self.evaluation.start(self._pull(), notify=False)
             if (validation := self.evaluation.result(self.reports.measures)) is None:
+                if save is not None:
+                    save.content["reports"] = reported
                 return  # callbacks expect validation in every record
             record |= validation
+        if save is not None:
+            save.content["reports"] = self.reports.state_dict()
         self._model.record(record | {"repetitions": repetitions})

@@ -1,9 +1,8 @@
 """What sends samples, as the coordinator sees it: simulations, tasks with retries, and external senders."""
 
-import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,6 +13,7 @@ from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.net import Client, Header, MessageError, parsing, shortened
 from compss_train.online.chosen_inputs import ChosenInputs
 from compss_train.online.events import ConnectedTask
+from compss_train.online.inputs import BEGUN, FAILED, Inputs, shown
 from compss_train.online.options import Simulations
 from compss_train.online.simulation_task import simulate_and_send
 from compss_train.online.stream import number_in
@@ -30,6 +30,8 @@ class Simulation:
 
     number: int
     """Number of its stream of samples."""
+    index: int
+    """Number of its input."""
     value: Any
     task: ConnectedTask | None = None
     """Its task, while it runs."""
@@ -49,23 +51,22 @@ class SimulationRuns:
     def __init__(
         self,
         simulations: Simulations,
+        inputs: Inputs,
         engine: Engine,
         router: StreamRouter,
         job: OnlineJob,
         chosen: ChosenInputs | None = None,
     ) -> None:
         self._options, self._engine, self._router, self._job = simulations, engine, router, job
-        self._chosen = chosen
+        self._inputs, self._chosen = inputs, chosen
         self.may_choose: Callable[[int], bool] = lambda number: True
         """Whether a sampler may choose the input with this number now."""
-        given: Any = () if simulations.simulate is None else simulations.inputs if chosen is None else chosen
-        self._inputs = iter(given)
         self._exhausted = simulations.simulate is None
         self._simulate: Ref = engine.publish(codec.pickled(simulations.simulate))
         self._repeated: deque[Simulation] = deque()
         self._known: dict[int, Simulation] = {}  # those that may have to be repeated; others are only counted
-        self._done = self._failed = 0
-        self._any_samples = False
+        self._done, self._failed = inputs.ended()
+        self._any_samples = bool(self._done)
         self._first_failure: tuple[str, str, float] | None = None
         """Of the first simulation that failed for good, the message, its traceback, and the time."""
 
@@ -109,14 +110,31 @@ class SimulationRuns:
             return self._repeated.popleft()
         if self._exhausted or (self._chosen is not None and not self.may_choose(len(self._chosen))):
             return None
-        for value in itertools.islice(self._inputs, 1):
-            simulation = Simulation(number=next(self._router.numbers), value=value)
-            self._known[simulation.number] = simulation
+        try:
+            index, value = self._inputs.next()
+        except StopIteration:
+            self._exhausted = True
+            return None
+        simulation = Simulation(number=self._router.number(), index=index, value=value)
+        self._inputs.begin(index, simulation.number)
+        self._known[simulation.number] = simulation
+        if self._chosen is not None:
+            self._chosen.begin(index, simulation.number)
+        return simulation
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of all simulations in a save, after ``forget_safe``: the known ones are incomplete."""
+        failures = [[each.index, each.failures] for each in self._known.values() if each.failures]
+        return {**self._inputs.state_dict(each.index for each in self._known.values()), "failures": failures}
+
+    def resume(self, again: Sequence[tuple[int, int, Any]], failures: Mapping[int, int]) -> None:
+        """Run these simulations first: number, stream and input of each. They send what the buffers lack."""
+        for index, number, value in again:
+            simulation = Simulation(number=number, index=index, value=value, failures=failures.get(index, 0))
+            self._known[number] = simulation
+            self._repeated.append(simulation)
             if self._chosen is not None:
-                self._chosen.begin(len(self._chosen) - 1, simulation.number)
-            return simulation
-        self._exhausted = True
-        return None
+                self._chosen.end(number, complete=False)
 
     def repeat_lost(self, worker: Worker) -> None:
         """Repeat the simulations whose samples a worker has partly lost."""
@@ -125,7 +143,7 @@ class SimulationRuns:
                 self._repeat(each)
 
     def forget_safe(self, workers: Sequence[Worker]) -> list[int]:
-        """Forget simulations whose samples are in all workers' checkpoints; return the numbers of their streams."""
+        """Forget simulations whose samples are in the save of all workers; return the numbers of their streams."""
         safe = [each for each in self._done_ones if not any(self._lacks(worker, each) for worker in workers)]
         for simulation in safe:
             del self._known[simulation.number]
@@ -137,6 +155,7 @@ class SimulationRuns:
     def _repeat(self, simulation: Simulation) -> None:
         self._done -= simulation.samples is not None
         simulation.samples = None
+        self._inputs.end(simulation.index, BEGUN)
         if self._chosen is not None:
             self._chosen.end(simulation.number, complete=False)
         self._repeated.append(simulation)
@@ -197,6 +216,7 @@ class SimulationRuns:
         """Mark a simulation as done; return True if it has to run again for samples that a worker lost."""
         self._done += 1
         simulation.samples = samples
+        self._inputs.end(simulation.index, samples)
         if self._chosen is not None:
             self._chosen.end(simulation.number, complete=True)
         self._any_samples = self._any_samples or samples > 0
@@ -208,8 +228,7 @@ class SimulationRuns:
     def _may_run_again(self, simulation: Simulation, reason: str, text: str = "") -> bool:
         """Record a failure with its traceback, warn, and return True if retries are left."""
         simulation.failures += 1
-        value, retries = repr(simulation.value), self._options.retries
-        value = value if len(value) <= 80 else f"{value[:77]}..."
+        retries, value = self._options.retries, shown(simulation.value)
         reason, *details = reason.split("\n", 1)
         what, more = f"simulation {simulation.number} of input {value} failed: {reason}", "\n".join(["", *details])
         if simulation.failures <= retries:
@@ -217,6 +236,7 @@ class SimulationRuns:
             return True
         warn_user(f"{what}; skipped after {simulation.failures} failures{more}\n{WorkerTraceback(text).text}")
         self._failed += 1
+        self._inputs.end(simulation.index, FAILED)
         del self._known[simulation.number]
         if self._first_failure is None:
             what = f"{what} (failures: {simulation.failures}), and no simulation has produced a sample{more}"
@@ -279,9 +299,9 @@ class ExternalSenders:
             return
         if not isinstance(name, str | None):
             raise MessageError(f"a name of type {type(name).__name__}; give a string, or null")
-        number = next(self._router.numbers) if name is None else self._streams.get(name)
+        number = self._router.number() if name is None else self._streams.get(name)
         if number is None:
-            number = self._streams[str(name)] = next(self._router.numbers)
+            number = self._streams[str(name)] = self._router.number()
         if number in self._active.values():
             client.send({"error": f"another program sends as {name!r}", "busy": True})
             return
@@ -300,6 +320,19 @@ class ExternalSenders:
             warn_user(f"a sender has failed: {reason}")
         else:
             warn_user(f"sender {shortened(repr(name))} has failed and may reconnect: {reason}")
+
+    def state_dict(self, workers: Sequence[Worker], job: OnlineJob) -> dict[str, Any]:
+        """Return the streams of names, and those that are complete in a save; others are expected again."""
+        named, completed = set(self._streams.values()), []
+        for number, samples in self._completed.items():
+            lacks = any(worker.lacks_samples(job, number, samples) for worker in workers)
+            if number not in named or not lacks:
+                completed.append([number, samples])
+        return {"streams": [[*each] for each in self._streams.items()], "completed": completed}
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Continue with the streams of a save; senders that had not completed theirs are expected again."""
+        self._streams, self._completed = dict(saved["streams"]), dict(saved["completed"])
 
     def warn_lost_samples(self, worker: Worker, job: OnlineJob) -> None:
         """Warn of completed streams whose samples a dead worker had not checkpointed: none sends them again."""

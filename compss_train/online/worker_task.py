@@ -40,8 +40,6 @@ _TICK = 0.2
 """Seconds between checks for the end of the fit while a worker waits for samples."""
 _LOCKSTEP_TICK = 0.01
 """The same where simulations wait for the worker."""
-_DELIVERY_SECONDS = 1.0
-"""How long a worker waits until the coordinator has its checkpoint: a callback may occupy the coordinator."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,11 +106,14 @@ class CoordinatorConnection(Closable):
         reply, arrays = self._connection.receive() or ({}, [])
         self.accepted = bool(reply.get("accepted"))
         """False if another task is connected as this worker."""
-        self.checkpoint: torch.Tensor | None = arrays[0].tensor() if arrays else None
-        """The last checkpoint of an earlier attempt."""
+        self.part = [array.tensor() for array in arrays]
+        """This worker's part of the last save: its state and its buffer; empty before the first one."""
         self.stopped = bool(reply.get("stop"))
         """Whether training is to end now; after an earlier attempt has completed it, this one only receives."""
-        self._received = False
+        self.asked: int | None = None
+        """The number of a save in which the worker is to take part."""
+        self.urgent = False
+        """Whether that is to be at once, instead of at the next merge."""
         self.settle = -1
         """The number with which the coordinator has asked for a report of all that has arrived."""
 
@@ -126,7 +127,10 @@ class CoordinatorConnection(Closable):
         while (message := self._connection.receive(timeout)) is not None:
             header, timeout = message[0], 0.0
             self.stopped = self.stopped or "stop" in header
-            self._received = self._received or "received" in header
+            if "save" in header:
+                self.asked, self.urgent = header["save"], header["urgent"]
+            if self.asked is not None and header.get("go_on") == self.asked:
+                self.asked = None
             self.settle = header.get("settle", self.settle)
             self._receiver.forget(header.get("forget", ()))
             if "end_reception" in header:
@@ -141,17 +145,13 @@ class CoordinatorConnection(Closable):
                 self.update(_TICK)
             raise self._receiver.failed
 
-    def save(self, checkpoint: torch.Tensor, offsets: torch.Tensor) -> None:
-        """Send a checkpoint, and wait a second at most until the coordinator has it.
-
-        A message that was just sent may still be in this process, and is lost if the process is killed: the batches
-        merged before the checkpoint would be trained on again.
-        """
-        self._received = False
-        self.send({"checkpoint": True}, [checkpoint, offsets])
-        deadline = time.monotonic() + _DELIVERY_SECONDS
-        while not self._received and (left := deadline - time.monotonic()) > 0:
-            self.update(left)
+    def save(self, *part: torch.Tensor) -> None:
+        """Send this worker's part of a save, and wait until all workers have, or training ends."""
+        number = self.asked
+        self.send({"part": number}, part)
+        while self.asked == number and not self.stopped:
+            liveness.beat()
+            self.update(_TICK)
 
     def send(self, header: Header, arrays: Sequence[block.Block] = ()) -> None:
         """Send a message to the coordinator."""
@@ -189,7 +189,8 @@ def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob
 class OnlineWorker:
     """One worker: its model replica, its buffer, and its connections, which ``stack`` closes.
 
-    A checkpoint is its state between two batches, right after a merge: it does not contain the global parameters.
+    Its part of a save is its state between two batches. Right after a merge it does not contain the parameters. A
+    worker that waits for samples, or has to end, takes part before its next merge, with its unmerged change.
     """
 
     def __init__(
@@ -203,9 +204,9 @@ class OnlineWorker:
         stack: ExitStack,
     ) -> None:
         self._job, self._coordinator, self._number, self._device = job, coordinator, number, device
-        checkpoint = {} if coordinator.checkpoint is None else saved_state.decode_value(coordinator.checkpoint)
-        if checkpoint:
-            state = worker_from_dict(checkpoint["state"])
+        saved, buffer = map(saved_state.decode_value, coordinator.part) if coordinator.part else ({}, {})
+        if saved:
+            state = worker_from_dict(saved["worker"])
         elif job.options.merge.optimizer_state == "reset":
             state = replace(state, optimizer=None)
         stack.enter_context(devices.random_state(state.random, device))
@@ -222,15 +223,21 @@ class OnlineWorker:
         )
         state = replace(state, skipped=True)  # what is not finite is found at once: samples do not come again
         self._learner = learner.Learner(self._training, self._base, state, self._work)
-        self._losses = SampleLosses(checkpoint.get("losses")) if job.by_sample else None
+        if unmerged := saved.get("unmerged"):
+            self._base = unmerged["base"]
+            params.load_into(self._learner.net, unmerged["own"])
+            if unmerged["pending"] is not None:
+                self._learner.set_pending(unmerged["pending"])
+        self._losses = SampleLosses(buffer.get("losses")) if job.by_sample else None
         if self._losses is not None:
             self._learner.on_losses = self._add_losses
         self._settled, self._asked, self._arrived = -1, -1, 0
         seed = order.buffer_seed(job.seed, 0, number)
         self._buffer = job.options.buffer.make(job.options.batch_size, seed, pin_memory=devices.is_gpu(device))
-        if checkpoint:
-            self._buffer.load_state_dict(checkpoint["buffer"])
-        self._batches = self._merged = checkpoint.get("batches", 0)
+        if buffer:  # more may come: the coordinator says again when reception is over
+            self._buffer.load_state_dict({**buffer["buffer"], "over": False})
+        self._batches = saved.get("batches", 0)
+        self._merged = saved.get("merged", 0)
         self._local_host = _local_host(job.coordinator)
         self._receiver = stack.enter_context(
             Receiver(
@@ -238,14 +245,12 @@ class OnlineWorker:
                 job.listening_address(self._local_host),
                 token=job.key,
                 paired=job.paired,
-                offsets=checkpoint.get("offsets", {}),
+                offsets=buffer.get("offsets", {}),
             )
         )
         self._merge_every = cast("int", job.options.merge.every)
         self._report_every = min(1.0, job.options.record_every) / 2
         self._reported = time.monotonic()
-        # Staggered, so that workers do not checkpoint at the same time.
-        self._checkpointed = self._reported - (job.options.checkpoint_every or 0) * number / job.num_workers
 
     def run(self) -> None:
         """Train, and stay connected until the coordinator ends the fit."""
@@ -272,6 +277,7 @@ class OnlineWorker:
                 liveness.beat()  # simulations may take long
                 self._report_if_due()
                 self._settle(waits=True)
+                self._save_if_asked()
                 continue
             yield self._job.make_batch(drawn, self._number, self._batches).to(self._device)
             self._batches += 1
@@ -291,12 +297,12 @@ class OnlineWorker:
                 f"loss or gradients were NaN or infinite in {MAX_SKIPPED} consecutive batches; lower the "
                 "learning rate, or check the samples of the simulations"
             )
-        if self._batches % self._merge_every == 0:
+        if is_due := self._batches % self._merge_every == 0:
             self._merge()
+            self._coordinator.update()  # so that it does not train on until the next merge first
         self._report_if_due()
-        every = self._job.options.checkpoint_every
-        if every is not None and time.monotonic() - self._checkpointed > every:
-            self._checkpoint()
+        if is_due or self._coordinator.urgent:
+            self._save_if_asked()
 
     def _merge(self) -> None:
         """Push the weighted change since the last merge, and continue from the global parameters."""
@@ -304,8 +310,7 @@ class OnlineWorker:
             return
         trained, share = self._learner.finish(), 1 / self._job.num_workers
         self._exchange.push_change(self._server, self._number, self._base, trained, share)
-        self._base = self._exchange.pull(self._server)
-        params.load_into(self._learner.net, self._base)
+        self._continue_from(self._exchange.pull(self._server))
         self._merged = self._batches
 
     def _report_if_due(self) -> None:
@@ -340,13 +345,24 @@ class OnlineWorker:
             report.append(torch.from_numpy(self._losses.report()))
         self._coordinator.send({"report": True, "settled": self._settled}, report)
 
-    def _checkpoint(self) -> None:
-        self._merge()  # moves all changes to the global parameters, which the checkpoint does not contain
+    def _save_if_asked(self) -> None:
+        """Take part in a save if there is one, and go on from the global parameters when it is complete."""
+        if self._coordinator.asked is None:
+            return
+        self._report()
         buffer, offsets = self._receiver.snapshot()
-        state = worker_to_dict(self._learner.state())
-        saved = {"state": state, "buffer": buffer, "offsets": offsets, "batches": self._batches}
+        saved = {"worker": worker_to_dict(self._learner.state()), "batches": self._batches, "merged": self._merged}
+        if (is_merged := self._merged == self._batches) is False:
+            own = params.from_module(self._learner.net)
+            saved["unmerged"] = {"base": self._base, "own": own, "pending": self._learner.pending()}
+        kept: dict[str, Any] = {"buffer": buffer, "offsets": offsets}
         if self._losses is not None:
-            saved["losses"] = self._losses.state_dict()
+            kept["losses"] = self._losses.state_dict()
         by_stream = torch.tensor(list(offsets.items()), dtype=torch.int64)
-        self._coordinator.save(saved_state.encode_value(saved), by_stream)
-        self._checkpointed = time.monotonic()
+        self._coordinator.save(saved_state.encode_value(saved), saved_state.encode_value(kept), by_stream)
+        if is_merged:
+            self._continue_from(self._exchange.pull(self._server))
+
+    def _continue_from(self, parameters: params.Parameters) -> None:
+        self._base = parameters
+        params.load_into(self._learner.net, parameters)

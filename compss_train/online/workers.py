@@ -1,11 +1,13 @@
-"""The workers of an online fit as the coordinator sees them: tasks, checkpoints, and streams that send to them."""
+"""The workers of an online fit as the coordinator sees them: tasks, saves, and streams that send to them."""
 
 import itertools
+import shutil
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -28,9 +30,11 @@ from compss_train.net import (
 )
 from compss_train.online.events import ConnectedTask
 from compss_train.online.records import Reports, WorkerReport
+from compss_train.online.saves import SavedWorker, buffer_file
 from compss_train.online.worker_task import OnlineJob, train_online
-from compss_train.training.checkpoints import worker_from_dict
+from compss_train.training.checkpoints import worker_from_dict, worker_to_dict
 from compss_train.training.session import NOTHING_KEPT, Session
+from compss_train.worker.state import WorkerState
 
 FAILURE_SECONDS = 10.0
 """How long the task of a worker may take to end after it has reported an exception."""
@@ -49,14 +53,18 @@ class Worker(ConnectedTask):
         self.deaths = 0
         """How many attempts have ended."""
         self.losses = 0
-        """How many of them since its last checkpoint."""
+        """How many of them since its last save."""
         self.commands: set[str] = set()
         """The commands that were sent to the current attempt."""
         self.done = False
         self.asked = self.settled = -1
         """The last numbers that ``Workers.are_settled`` has sent to this attempt, and that it has answered."""
         self.saved_offsets: dict[int, int] = {}
-        """The offsets in its last checkpoint, by stream."""
+        """The offsets in its part of its last save, by stream."""
+        self.part: tuple[WorkerState, dict[str, Any]] | None = None
+        """The state in it, and the position as in ``SavedWorker``; its buffer is in a file."""
+        self.saved: int | None = None
+        """The number of that save, if this attempt has taken part in it."""
         self.repetitions: list[int] = []
         self.state: Ref | None = None
         """State of its optimizer and random number generators, once it is done."""
@@ -64,7 +72,7 @@ class Worker(ConnectedTask):
     def disconnect(self) -> None:
         """End an attempt: its process died. Raises ``WorkerLostError`` after the last one."""
         super().disconnect()
-        self.url = None
+        self.url = self.saved = None
         self.commands.clear()
         self.asked = -1
         self.deaths += 1
@@ -72,12 +80,12 @@ class Worker(ConnectedTask):
         if self.losses >= calls.MAX_RUNS and not self.done:
             raise WorkerLostError(
                 f"worker {self.number} was started {self.losses} times, and each time its process died or its "
-                "connection broke before its next checkpoint; if memory ran out, use a smaller buffer, smaller "
+                "connection broke before its next save; if memory ran out, use a smaller buffer, smaller "
                 "batches or fewer workers; if processes are killed often, a smaller checkpoint_every"
             )
 
     def lacks_samples(self, job: OnlineJob, stream: int, samples: int) -> bool:
-        """Return True if its checkpoint lacks some of its samples of a stream of ``samples``."""
+        """Return True if its last save lacks some of its samples of a stream of ``samples``."""
         return not self.done and self.saved_offsets.get(stream, 0) < job.end_offset(self.number, stream, samples)
 
     def check(self) -> None:
@@ -105,14 +113,24 @@ class Worker(ConnectedTask):
 
 
 class Workers:
-    """All workers: submitted together, restarted from their checkpoints, files in a ``folder``, when they die."""
+    """All workers: submitted together, restarted from their parts of the last save when they die.
 
-    def __init__(self, session: Session, job: OnlineJob, reports: Reports, folder: str) -> None:
+    The buffers in these parts are files in a ``folder``, which may have them at the start, with ``parts``.
+    """
+
+    def __init__(
+        self, session: Session, job: OnlineJob, reports: Reports, folder: Path, parts: Sequence[SavedWorker] = ()
+    ) -> None:
         session.regroup(singles(range(job.num_workers)))
-        self._session, self._reports, self._folder = session, reports, Path(folder)
+        self._session, self._reports, self._folder = session, reports, folder
+        self.seed = job.seed
         self._warned = False
         self.on_losses: Callable[[int, NDArray[np.float64]], None] = lambda worker, rows: None
         """Gets the reports of workers on the losses of their samples."""
+        self.asked: int | None = None
+        """The number of the save that is being made."""
+        self._saves, self._urgent = 0, False
+        self._waits_since: float | None = None
         resources = replace(session.resources, own_process=True)
         spec = session.engine.publish(session.spec)
         self.all: list[Worker] = []
@@ -120,6 +138,19 @@ class Workers:
             args = train_online, spec, state, job, number, session.device(number)
             submit = partial(session.engine.submit, *args, resources=resources)
             self.all.append(Worker(number, session.engine, submit))
+        for worker, part in zip(self.all, parts, strict=False):
+            self._resume(worker, part)
+
+    def _resume(self, worker: Worker, part: SavedWorker) -> None:
+        """Let a worker continue from its part of a save, which the folder has the buffer of, or be done with it."""
+        worker.saved_offsets = dict(part.offsets.tolist())
+        if part.buffer is not None:
+            shutil.copyfile(part.buffer, self.buffer_of(worker.number))
+        if part.repetitions is None:
+            worker.part = part.state, part.position
+        else:
+            worker.done, worker.repetitions = True, part.repetitions
+            worker.state = self._session.engine.publish((part.state,))
 
     @property
     def all_done(self) -> bool:
@@ -143,6 +174,51 @@ class Workers:
                 worker.asked = number
         return all(worker.done or worker.settled >= number for worker in self.all)
 
+    # Saves
+
+    def ask(self, *, urgent: bool = False) -> None:
+        """Ask the workers to take part in a save at their next merge, or at once, if all of them are there."""
+        if self.asked is None and all(worker.done or worker.url is not None for worker in self.all):
+            self._saves += 1
+            self.asked, self._urgent = self._saves, False
+            self._tell({"save": self.asked, "urgent": urgent})
+        elif urgent and not self._urgent:
+            self._tell({"save": self.asked, "urgent": True})
+        self._urgent = urgent
+
+    @property
+    def all_saved(self) -> bool:
+        """Whether all have taken part in the save that is being made, and wait."""
+        return self.asked is not None and all(worker.done or worker.saved == self.asked for worker in self.all)
+
+    @property
+    def seconds_waited(self) -> float:
+        """For how long the first worker has waited in this save."""
+        return 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
+
+    def go_on(self) -> None:
+        """Let the workers go on after a save, or without it if one of them has died."""
+        if self.asked is not None:
+            self._tell({"go_on": self.asked})
+            self.asked = self._waits_since = None
+
+    def parts(self) -> list[SavedWorker]:
+        """Return the parts of the workers in the save that is complete."""
+        return [self._part(worker) for worker in self.all]
+
+    def _part(self, worker: Worker) -> SavedWorker:
+        offsets = np.array([*worker.saved_offsets.items()], np.int64).reshape(-1, 2)
+        if worker.state is not None:
+            ((state,),) = self._session.engine.fetch([worker.state])
+            return SavedWorker(state, {}, offsets, worker.repetitions, None)
+        state, position = cast("tuple[WorkerState, dict[str, Any]]", worker.part)
+        return SavedWorker(state, position, offsets, None, self.buffer_of(worker.number))
+
+    def _tell(self, header: Header) -> None:
+        for worker in self.all:
+            if worker.url is not None:  # otherwise the reply to its greeting must be the first message
+                worker.send(header)
+
     def broadcast(self, command: Literal["end_reception", "stop"]) -> None:
         """Send a command to each worker once: to expect no more samples, or to stop training."""
         for worker in self.all:
@@ -151,10 +227,9 @@ class Workers:
                 worker.commands.add(command)
 
     def forget(self, streams: list[int]) -> None:
-        """Let the workers forget streams whose samples are in the checkpoints of all of them."""
-        for worker in self.all if streams else ():
-            if worker.url is not None:  # otherwise the reply to its greeting must be the first message
-                worker.send({"forget": streams})
+        """Let the workers forget streams whose samples are in the last save."""
+        if streams:
+            self._tell({"forget": streams})
 
     def of(self, client: Client) -> Worker:
         """Return the worker that a client is; raise ``MessageError`` if it is none."""
@@ -165,7 +240,7 @@ class Workers:
 
     def handle(
         self, worker: Worker, client: Client, header: Header | None, arrays: Sequence[ReceivedArray]
-    ) -> Literal["died", "restarted", "saved"] | None:
+    ) -> Literal["died", "restarted"] | None:
         """Process a message of a worker; return what has become of it, if that matters to others.
 
         Raises ``MessageError`` for a malformed message, before anything has changed.
@@ -176,6 +251,7 @@ class Workers:
             return None  # a duplicate with this number, which was rejected
         if header is None:
             worker.disconnect()
+            self.go_on()
             return "died"
         if "url" in header:
             with parsing():
@@ -198,12 +274,14 @@ class Workers:
             if losses is not None:
                 self.on_losses(worker.number, losses)
             worker.settled = settled
-        elif "checkpoint" in header:
+        elif "part" in header:
             with parsing():
-                checkpoint, offsets = (array.tensor().numpy().reshape(-1) for array in arrays)
+                number = int(header["part"])
+                saved, buffer, offsets = (array.tensor().numpy().reshape(-1) for array in arrays)
+                position = saved_state.decode_value(torch.from_numpy(saved))
+                worker_part = worker_from_dict(position.pop("worker")), position
                 pairs: Any = offsets.astype(np.int64, casting="safe").reshape(-1, 2).tolist()
-            client.send({"received": True})
-            return self._save(worker, checkpoint, dict(pairs))
+            self._save(worker, number, worker_part, buffer, dict(pairs))
         elif "done" in header:
             with parsing():
                 repetitions = [int(number) for number in header["repetitions"]]
@@ -215,30 +293,43 @@ class Workers:
     def _connect(self, worker: Worker, client: Client) -> Literal["restarted"] | None:
         if not worker.connect(client):
             return None
-        path = self._checkpoint(worker)
-        checkpoint = [torch.from_numpy(np.fromfile(path, np.uint8))] if path.exists() else []
-        client.send({"accepted": True, "stop": worker.done}, checkpoint)
+        part: list[torch.Tensor] = []
+        if worker.part is not None and not worker.done:
+            state, position = worker.part
+            buffer = torch.from_numpy(np.fromfile(self.buffer_of(worker.number), np.uint8))
+            part = [saved_state.encode_value({"worker": worker_to_dict(state), **position}), buffer]
+        client.send({"accepted": True, "stop": worker.done}, part)
         return "restarted" if worker.deaths else None
 
-    def _checkpoint(self, worker: Worker) -> Path:
-        return self._folder / f"{worker.number}.checkpoint"
+    def buffer_of(self, worker: int) -> Path:
+        """Return the file with the buffer of a worker in its part of the last save."""
+        return self._folder / buffer_file(worker)
 
-    def _save(self, worker: Worker, checkpoint: NDArray[Any], offsets: dict[int, int]) -> Literal["saved"] | None:
+    def _save(
+        self,
+        worker: Worker,
+        number: int,
+        part: tuple[WorkerState, dict[str, Any]],
+        buffer: NDArray[Any],
+        offsets: dict[int, int],
+    ) -> None:
+        """Store the part of a worker, from which it continues if it dies."""
         try:
-            with files.atomic_path(self._checkpoint(worker)) as path:
-                path.write_bytes(checkpoint.data)
+            with files.atomic_path(self.buffer_of(worker.number)) as path:
+                path.write_bytes(buffer.data)
         except OSError as error:  # the last ones that could be stored stay valid
+            self.go_on()
             if not self._warned:
                 self._warned = True
                 validation.warn_user(
-                    f"a checkpoint of worker {worker.number} could not be written: {error}; training continues; "
-                    "a worker that dies resumes from an earlier checkpoint: free space, set TMPDIR to another "
-                    "folder, or give checkpoint_every=None"
+                    f"the buffer of worker {worker.number} could not be saved: {error}; training continues; a "
+                    "worker that dies resumes from an earlier save: free space, set TMPDIR to another folder, or "
+                    "give checkpoint_every=None"
                 )
-            return None
+            return
+        self._waits_since = self._waits_since or time.monotonic()
         worker.losses = 0
-        worker.saved_offsets = offsets
-        return "saved"
+        worker.saved, worker.part, worker.saved_offsets = number, part, offsets
 
     def finish(self) -> None:
         """End the tasks, and keep the workers' states in the session."""
@@ -261,10 +352,15 @@ class StreamRouter:
 
     def __init__(self, workers: Sequence[Worker], key: str, *, paired: bool) -> None:
         self._workers, self._key, self._paired = workers, key, paired
-        self.numbers = itertools.count()
-        """Of the streams that are still to come."""
+        self.next_number = 0
+        """Of the next stream."""
         self._active: dict[Client, list[int]] = {}  # how often each worker had died when it was accepted
         self._urls: list[str | None] = []
+
+    def number(self) -> int:
+        """Return the number of a new stream."""
+        self.next_number += 1
+        return self.next_number - 1
 
     def register(self, client: Client, stream: int) -> None:
         """Accept a stream; it waits for workers that have no address yet."""

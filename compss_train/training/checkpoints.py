@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path, PurePath
 from typing import Any, Self, TypeAlias
 
@@ -32,7 +33,7 @@ from compss_train.data.partitioning import ResumePoint
 from compss_train.exceptions import BadCheckpointError
 from compss_train.model.devices import RandomState
 from compss_train.model.parameters import Parameters
-from compss_train.model.saved_state import STATE, read_state, write_state
+from compss_train.model.saved_state import STATE, read_state, sha256_of_file, write_state
 from compss_train.training.shared_history import SharedHistory, read_history
 from compss_train.worker.state import WorkerState
 
@@ -117,7 +118,8 @@ def write_checkpoint(
 ) -> None:
     """Write a tree of plain values, arrays and tensors as the folder ``path``, replacing an existing one.
 
-    The records in ``content["history"]`` are written once for all checkpoints with the same ``shared``.
+    The records in ``content["history"]`` are written once for all checkpoints with the same ``shared``. Of
+    ``content["files"]``, paths by name, it has copies.
     If the machine stops at any time, the folder is complete or does not exist.
 
     Raises ``OSError`` if it cannot be written.
@@ -130,6 +132,8 @@ def write_checkpoint(
         disk.make_folder(new)
         if "history" in content:
             content = {**content, "history": shared.write(new, content["history"], disk)}
+        if "files" in content:
+            content = {**content, "files": _copied(content["files"], new, disk)}
         write_state(new, content, disk)
         if path.exists():
             delete_checkpoint(path, disk)
@@ -142,6 +146,25 @@ def write_checkpoint(
         if isinstance(error, OSError) and error.errno is not None and error.filename is None:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
+
+
+def _copied(files: Mapping[str, Path], folder: Path, disk: Disk) -> dict[str, str]:
+    """Copy files to a folder; return their checksums by name."""
+    for name, path in files.items():
+        disk.write(folder / name, partial(shutil.copyfile, path))
+        disk.sync(folder / name)
+    return {name: sha256_of_file(folder / name) for name in files}
+
+
+def _checked(files: Mapping[str, str], folder: Path) -> dict[str, Path]:
+    """Return the paths of files; raise ``BadCheckpointError`` if one is missing or damaged."""
+    for name, sha256 in files.items():
+        try:
+            if sha256_of_file(folder / name) != sha256:
+                raise BadCheckpointError(folder, f"{name} is damaged: its checksum is not the one in {STATE}")
+        except OSError as error:
+            raise BadCheckpointError(folder, f"{name} cannot be read: {error}") from error
+    return {name: folder / name for name in files}
 
 
 def delete_checkpoint(path: Path, disk: Disk = DISK) -> None:
@@ -177,6 +200,8 @@ def _without_leftovers(path: Path, disk: Disk) -> Path:
 def read_checkpoint(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return the content that ``write_checkpoint`` wrote; raise ``BadCheckpointError`` like ``read_state``."""
     content = read_state(path := Path(path))
+    if "files" in content:
+        content = {**content, "files": _checked(content["files"], path)}
     return {**content, "history": read_history(path, content["history"])} if "history" in content else content
 
 
@@ -242,6 +267,18 @@ class Progress:
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Study:
+    """A save of ``fit_online``: one cut through the parameters, the workers and the simulations."""
+
+    content: dict[str, Any]
+    """All but the following, as plain values, arrays and tensors."""
+    parameters: Parameters
+    workers: tuple[WorkerState, ...]
+    files: dict[str, Path]
+    """The workers' buffers, files by name."""
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Snapshot:
     """The state of a trainer, without what the resuming program provides again."""
 
@@ -255,16 +292,20 @@ class Snapshot:
     setting: dict[str, Any]
     """The settings of the trainer and its network, to be compared on resuming."""
     progress: Progress | None
-    """The progress of the running ``fit``; ``None`` between fits and in ``fit_online``."""
+    """The progress of the running ``fit``; ``None`` between fits and in ``fit_online``, which has a study."""
     callbacks: dict[str, Any]
     """The state of each callback that has one."""
     schedule: dict[str, Any]
     """The state of the learning-rate schedule that does not follow from the epoch."""
     merge: dict[str, Any] = field(default_factory=dict)
     """What merges keep besides the parameters."""
+    study: dict[str, Any] | None = None
+    """The content of the save of ``fit_online`` that it belongs to."""
+    files: Mapping[str, Path] = field(default_factory=dict)
+    """Its files by name, which are copied."""
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the snapshot as plain values."""
+        """Return the snapshot as plain values; ``files`` are paths."""
         progress = self.progress and {**vars(self.progress), "reached": _fields(self.progress.reached)}
         return {**vars(self), "workers": [worker_to_dict(state) for state in self.workers], "progress": progress}
 

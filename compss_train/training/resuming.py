@@ -31,6 +31,7 @@ def snapshot_of(session: Session) -> Snapshot:
     """Return the state that a later fit can resume from; in a callback, the state after the last complete round."""
     model = session.model
     fit, schedule = model.fit, model.built.lr_schedule
+    save = None if fit is None else fit.save
     if fit is not None and fit.running:
         reached, state = fit.state()
         parameters = model.parameters if reached is None else reached
@@ -38,7 +39,7 @@ def snapshot_of(session: Session) -> Snapshot:
         parameters, state = model.current(), session.state()
     return Snapshot(
         parameters=parameters,
-        workers=state.workers,
+        workers=state.workers if save is None else save.workers,
         merge=vars(state.merge),
         epoch=model.epochs,
         history=list(model.history),
@@ -46,6 +47,8 @@ def snapshot_of(session: Session) -> Snapshot:
         progress=None if fit is None else fit.progress,
         callbacks={} if fit is None else fit.callbacks.states(),
         schedule={} if schedule is None else schedule.state_dict(),
+        study=None if save is None else save.content,
+        files={} if save is None else save.files,
     )
 
 

@@ -30,7 +30,7 @@ from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments, check_picklable
 from compss_train.training.callback import CallbackList
-from compss_train.training.checkpoints import Progress
+from compss_train.training.checkpoints import Progress, Study
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import Details, FitFacts, described_fields
 from compss_train.worker.state import GroupState, WorkerState
@@ -193,6 +193,13 @@ class Fit(ABC):
 
     leaves_processes: ClassVar[bool]
     """Whether other tasks can run meanwhile."""
+    saves_studies: ClassVar[bool] = False
+    """Whether it resumes from saves, and not from every round."""
+
+    @property
+    def save(self) -> Study | None:
+        """The save that belongs to the last record, if any."""
+        return None
 
     @property
     def progress(self) -> Progress | None:
@@ -293,6 +300,13 @@ class TrainedModel:
                 'the last fit kept no average of the parameters; give fit merge=Merge(averaging="ema")'
             )
         return average
+
+    @property
+    def state_id(self) -> object:
+        """What tells apart the states that a fit can resume from: a round, or the save of a study; or ``None``."""
+        if self.fit is not None and self.fit.saves_studies:
+            return self.fit.save
+        return self.history[-1]["round"] if self.history else None
 
     def record(self, record: Record) -> None:
         """Add the record of a round to the history, and pass it to the callbacks of the fit."""

@@ -375,6 +375,20 @@ class Learner(ModelReplica):
             )
         return trained
 
+    def pending(self) -> dict[str, Any] | None:
+        """Return the gradients that wait for a step, for ``set_pending``, or ``None``."""
+        if not self._accumulated_batches:
+            return None
+        gradients = [None if each.grad is None else each.grad.cpu() for each in self._trained]
+        counts = {"batches": self._accumulated_batches, "samples": self._accumulated_samples}
+        return {"gradients": gradients, **counts}
+
+    def set_pending(self, saved: Mapping[str, Any]) -> None:
+        """Continue with gradients that wait for a step."""
+        for parameter, gradient in zip(self._trained, saved["gradients"], strict=True):
+            parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
+        self._accumulated_batches, self._accumulated_samples = saved["batches"], saved["samples"]
+
     def measured(self) -> metrics.Measured:
         """Return what was measured since the last call."""
         measured = self._accumulator.measured()

@@ -94,9 +94,11 @@ class Exchange:
 
         With what ``save`` returned it continues from that, in double precision and with the optimizer's state.
         """
-        for key, optimized in self._keys.items() if saved is not None else ():
-            server.load(key, saved[key], optimized=optimized)
-        for layer in self.layers if saved is None else ():
+        if saved is not None:
+            for key, optimized in self._keys.items():
+                server.load(key, saved[key], optimized=optimized)
+            return
+        for layer in self.layers:
             if layer.added:
                 weights = [_wide(parameters[name]) for name in layer.added]
                 server.init(layer.weights, weights, optimized=layer.stepped)

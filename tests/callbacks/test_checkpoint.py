@@ -33,6 +33,10 @@ class ScriptedTrainer:
     def checkpoint_bytes(self):
         return 2**16
 
+    @property
+    def state_id(self):
+        return self.history[-1]["round"]
+
     def snapshot(self):
         return Snapshot(
             parameters={},

@@ -28,7 +28,7 @@ LONG = ["é" * 400_000, "x" * 1_000_000, "\x01" * 170_000, "\ud800" * 170_000, [
 NAMES = [
     *("call", "key", "number", "count", "priority", "optimized", "records", "self", "arrays", "proof", "client"),
     *("generation", "continues", "role", "name", "stream", "sample", "step", "end", "finished", "failed", "url"),
-    *("report", "traceback", "timeout", "stack", "interrupted", "checkpoint", "done", "repetitions", "error"),
+    *("report", "traceback", "timeout", "stack", "interrupted", "part", "done", "repetitions", "error"),
     *("", "é", "\ud800"),
 ]
 DESCRIPTIONS = [

@@ -6,6 +6,7 @@ import threading
 import warnings
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -24,6 +25,7 @@ from compss_train.net.sockets import LOOPBACK
 from compss_train.online import records, sources, worker_task, workers
 from compss_train.online.events import EventServer
 from compss_train.online.fitting import EventLoop
+from compss_train.online.inputs import Inputs
 from compss_train.online.options import OnlineOptions, online_merge
 from compss_train.parameter_server import connect, serve
 from tests.buffers.kinds import DEADLINE, Thread, make
@@ -229,7 +231,7 @@ class FitOfNobody(EventLoop):
             engine=engine,
             num_workers=2,
             regroup=lambda groups: None,
-            spec=None,
+            model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=None))),
             states=[(), ()],
             device=lambda worker: "cpu",
             resources=Resources(),
@@ -239,10 +241,10 @@ class FitOfNobody(EventLoop):
         self._job = job = worker_task.OnlineJob(coordinator=coordinator, key=KEY, **shared)
         reports = records.Reports(2, None)
         self._recorder = SimpleNamespace(reports=reports, complete=lambda: None)
-        self._workers = workers.Workers(session, job, reports, folder)
+        self._workers = workers.Workers(session, job, reports, Path(folder))
         self._router = workers.StreamRouter(self._workers.all, KEY, paired=False)
         simulations = Simulations(print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN)
-        self._runs = sources.SimulationRuns(simulations, engine, self._router, job)
+        self._runs = sources.SimulationRuns(simulations, Inputs(simulations.inputs), engine, self._router, job)
         self._senders = sources.ExternalSenders(10**6, self._router)
 
     def step(self, server):
@@ -309,6 +311,7 @@ def test_a_coordinator_with_tasks_that_it_has_accepted(tmp_path, seed, messages)
                 assert client.receive(SECONDS)[0]["accepted"]
 
         state = [encode_value({"random": 1, "optimizer": None}).numpy()]
+        part = [encode_value({"worker": {"random": 1, "optimizer": None}, "batches": 1}).numpy()]
         report = [encode_value({"samples": 1, "batches": 1, "loss": 0.5}).numpy()]
         doors = [
             Door(
@@ -318,7 +321,7 @@ def test_a_coordinator_with_tasks_that_it_has_accepted(tmp_path, seed, messages)
                 [
                     ({"url": "tcp://127.0.0.1:5"}, []),
                     ({"report": True}, report),
-                    ({"checkpoint": True}, [X, np.array([[1, 5], [2, 7]])]),
+                    ({"part": 1}, [*part, X, np.array([[1, 5], [2, 7]])]),
                     ({"done": True, "repetitions": [0, 3]}, state),
                     ({"failed": "why", "traceback": "where"}, []),
                 ],

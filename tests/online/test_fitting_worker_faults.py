@@ -31,7 +31,7 @@ def test_a_killed_worker_resumes_from_its_checkpoint(local, tmp_path):
     fault, batches = Fault(35, kill_process, tmp_path), BatchLog(tmp_path / "batches")
     net = CountingNet(60, CallAll((TouchFile(30, until=tmp_path / "52"), batches, fault)))
     simulate = OneHotSimulation(60, TouchFile(52, tmp_path / "52", until=tmp_path / "fault-35"))
-    options = {"checkpoint_every": 1e-6, "every": 100}
+    options = {"checkpoint_every": 1e-6}
     trainer, trained = fit_and_count(local, net, simulate, split_range(60, 10), **options)
     assert fault.count == 1
     assert trained == batches.trained(60, fault.at) == [1] * 60

@@ -52,6 +52,7 @@ def test_a_task_with_a_number_that_is_none(coordinator, role, number):
 
 GARBAGE = np.arange(100.0)
 STATE = encode_value({"random": "no state"})
+PART = encode_value({"worker": {"optimizer": None, "random": 1}})
 FROM_WORKERS = [
     ({"url": 5}, []),
     ({"url": "\ud800" * 1000}, []),
@@ -59,10 +60,14 @@ FROM_WORKERS = [
     ({"report": True}, [GARBAGE]),
     ({"report": True}, [encode_value([1])]),
     ({"report": True}, [encode_value({"no field": 1})]),
-    ({"checkpoint": True}, [GARBAGE]),
-    ({"checkpoint": True}, [GARBAGE, GARBAGE]),
-    ({"checkpoint": True}, [GARBAGE, np.arange(3)]),
-    ({"checkpoint": True}, [torch.zeros(2, dtype=torch.bfloat16), np.arange(2)]),
+    ({"part": 1}, [GARBAGE]),
+    ({"part": 1}, [PART, GARBAGE, GARBAGE]),
+    ({"part": 1}, [PART, GARBAGE, np.arange(3)]),
+    ({"part": 1}, [PART, np.arange(2)]),
+    ({"part": 1}, [STATE, GARBAGE, np.arange(2)]),
+    ({"part": 1}, [GARBAGE, GARBAGE, np.arange(2)]),
+    ({"part": None}, [PART, GARBAGE, np.arange(2)]),
+    ({"part": 1}, [PART, torch.zeros(2, dtype=torch.bfloat16), np.arange(2)]),
     ({"done": True}, [STATE]),
     ({"done": True, "repetitions": ["\ud800"]}, [STATE]),
     ({"done": True, "repetitions": []}, [STATE]),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from compss_train import Simulations
 from compss_train.engines import Traits
 from compss_train.exceptions import SimulationError, WorkerTraceback
+from compss_train.online.inputs import Inputs
 from compss_train.online.sources import REPORT_SECONDS, SimulationRuns
 
 DONE, DIED, OH = {"finished": 5}, None, {"failed": "oh", "traceback": "where it was"}
@@ -34,10 +35,11 @@ class Runs:
             delete=lambda refs: None,
         )
         router = SimpleNamespace(
-            numbers=itertools.count(), register=lambda *args: None, unregister=lambda client: self.lost
+            number=itertools.count().__next__, register=lambda *args: None, unregister=lambda client: self.lost
         )
         self.runs = SimulationRuns(
             Simulations(simulate, inputs, count=count, retries=retries),
+            Inputs(inputs),
             engine,
             router,
             SimpleNamespace(options=SimpleNamespace(checkpoint_every=checkpoint_every), coordinator=None),

@@ -11,19 +11,20 @@ from safetensors.torch import save
 from compss_train.model.saved_state import STATE, decode_value, encode_value
 from compss_train.net.server import MessageServer
 from compss_train.net.sockets import new_token
-from compss_train.online import worker_task
 from compss_train.online.worker_task import CoordinatorConnection
 from tests.buffers.kinds import DEADLINE
 
 
-def test_a_worker_trains_on_when_the_coordinator_has_its_checkpoint(monkeypatch):
-    """Otherwise the message could be lost with the process that has sent it."""
-    monkeypatch.setattr(worker_task, "_DELIVERY_SECONDS", DEADLINE)
+@pytest.mark.parametrize("answer", [{"go_on": 3}, {"stop": True}])
+def test_a_worker_trains_on_when_its_save_is_complete_or_training_ends(answer):
+    """It waits for the other workers, not for other saves."""
     events = []
 
     def save():
         with CoordinatorConnection(server.address, 0) as coordinator:
             coordinator.listen(SimpleNamespace(url="tcp://0.0.0.0:1", forget=list), "127.0.0.1")
+            coordinator.update(DEADLINE)
+            assert (coordinator.asked, coordinator.urgent) == (3, True)
             coordinator.save(torch.zeros(9), torch.zeros(0))
             events.append("trains on")
 
@@ -34,12 +35,14 @@ def test_a_worker_trains_on_when_the_coordinator_has_its_checkpoint(monkeypatch)
             client, header, _ = server.receive(DEADLINE)
             if header is client.greeting:
                 client.send({"accepted": True})
-            elif "checkpoint" in header:
+                client.send({"save": 3, "urgent": True})
+            elif header.get("part") == 3:
+                client.send({"go_on": 2})
                 thread.join(0.1)
-                events.append("checkpoint")
-                client.send({"received": True})
+                events.append("part")
+                client.send(answer)
                 thread.join()
-    assert events == ["checkpoint", "trains on"]
+    assert events == ["part", "trains on"]
 
 
 def test_objects_cannot_be_sent_and_pickles_are_not_read():

@@ -1,4 +1,4 @@
-"""The workers as the coordinator sees them, and its store of checkpoints: the last one of each, in files."""
+"""The workers as the coordinator sees them, and its part of the last save, with its buffer in a file."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +9,7 @@ import torch
 from compss_train import WorkerLostError
 from compss_train.engines import Resources, Traits
 from compss_train.engines.calls import MAX_RUNS
+from compss_train.model.saved_state import decode_value, encode_value
 from compss_train.net.messages import pack, unpack
 from compss_train.online.events import RECONNECT_SECONDS, ConnectedTask
 from compss_train.online.workers import Workers
@@ -35,12 +36,12 @@ def workers_of(submitted, folder):
     session = SimpleNamespace(
         engine=engine_of(submitted),
         regroup=lambda groups: None,
-        spec=None,
+        model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=None))),
         states=[(), ()],
         device=lambda worker: "cuda",
         resources=Resources(cpus=3, gpus=1),
     )
-    return Workers(session, SimpleNamespace(num_workers=2), None, str(folder))
+    return Workers(session, SimpleNamespace(num_workers=2, seed=0), None, folder)
 
 
 def client_of(number, sent=None):
@@ -49,29 +50,69 @@ def client_of(number, sent=None):
     return SimpleNamespace(greeting={"role": "worker", "number": number}, send=send)
 
 
-def checkpoint_of(*values):
-    return unpack(pack({"checkpoint": True}, [bytes_of(*values), torch.tensor([[0, 5]])]))
+STATE = encode_value({"worker": {"optimizer": None, "random": 3}, "batches": 2})
+
+
+def part_of(*values, number=1):
+    return unpack(pack({"part": number}, [STATE, bytes_of(*values), torch.tensor([[0, 5]])]))
 
 
 def loaded(workers, number):
-    """Return the checkpoint that a worker gets when it connects again, and this connection."""
+    """Return the part of a save that a worker gets when it connects again, and this connection."""
     worker, sent = workers.all[number], []
     ConnectedTask.disconnect(worker)
     client = client_of(number, sent)
     workers.handle(worker, client, client.greeting, ())
-    return [array.tolist() for array in sent], client
+    state = [] if not sent else [decode_value(sent[0])["batches"]]
+    return [*state, *(array.tolist() for array in sent[1:])], client
 
 
-def test_each_worker_gets_its_last_checkpoint(tmp_path):
+def test_each_worker_gets_its_part_of_the_last_save(tmp_path):
     workers = workers_of([], tmp_path)
     saved, client = loaded(workers, 0)
     assert saved == []
     for values in ([1, 2, 3], [255] * 100_000, [7]):
-        assert workers.handle(workers.all[0], client, *checkpoint_of(*values)) == "saved"
+        workers.handle(workers.all[0], client, *part_of(*values))
         saved, client = loaded(workers, 0)
-        assert saved == [values]
+        assert saved == [2, values]
     assert loaded(workers, 1)[0] == []
-    assert {path.name for path in tmp_path.iterdir()} == {"0.checkpoint"}
+    assert {path.name for path in tmp_path.iterdir()} == {"buffer-0.safetensors"}
+
+
+def test_a_save_is_complete_when_all_workers_wait_and_given_up_when_one_dies(tmp_path):
+    workers, told = workers_of([], tmp_path), [[], []]
+    clients = [client_of(number) for number in range(2)]
+    for client, own in zip(clients, told, strict=True):
+        client.send = lambda header, arrays=(), own=own: own.append(header)
+        workers.handle(workers.of(client), client, client.greeting, ())
+    workers.handle(workers.all[0], clients[0], {"url": "tcp://a:1"}, ())
+    workers.ask()
+    assert (workers.asked, workers.all_saved) == (None, False)  # one has not started
+    workers.handle(workers.all[1], clients[1], {"url": "tcp://a:2"}, ())
+    workers.ask()
+    workers.handle(workers.all[0], clients[0], *part_of(1, number=1))
+    workers.ask(urgent=True)  # the others are to be quick now
+    workers.ask(urgent=True)
+    assert told[1][1:] == [{"save": 1, "urgent": False}, {"save": 1, "urgent": True}]
+    assert not workers.all_saved
+    assert workers.handle(workers.all[1], clients[1], None, ()) == "died"
+    assert (told[0][-1], workers.asked) == ({"go_on": 1}, None)
+    workers.ask()
+    assert workers.asked is None
+    workers.handle(workers.all[1], clients[1], clients[1].greeting, ())
+    workers.handle(workers.all[1], clients[1], {"url": "tcp://a:3"}, ())
+    workers.ask()
+    workers.handle(workers.all[0], clients[0], *part_of(1, number=1))  # late
+    workers.handle(workers.all[1], clients[1], *part_of(1, number=2))
+    assert not workers.all_saved
+    workers.handle(workers.all[0], clients[0], *part_of(1, number=2))
+    assert workers.all_saved
+    workers.go_on()
+    assert [own[-1] for own in told] == [{"go_on": 2}] * 2
+    workers.all[0].done = True
+    workers.ask()
+    workers.handle(workers.all[1], clients[1], *part_of(1, number=3))
+    assert workers.all_saved
 
 
 def test_a_worker_that_has_completed_its_training_only_receives(tmp_path):
@@ -98,7 +139,7 @@ def test_a_worker_that_does_not_connect_again_is_submitted_again(clock, tmp_path
     assert submitted == [Resources(cpus=3, gpus=1, own_process=True)] * 3
 
 
-def test_a_worker_is_given_up_after_four_attempts_without_a_checkpoint_between_them(tmp_path):
+def test_a_worker_is_given_up_after_four_attempts_without_a_save_between_them(tmp_path):
     workers, client = workers_of([], tmp_path), client_of(1)
     worker = workers.all[1]
 
@@ -110,29 +151,29 @@ def test_a_worker_is_given_up_after_four_attempts_without_a_checkpoint_between_t
     for _ in range(3):
         attempts(MAX_RUNS - 1)
         worker.connect(client)
-        assert workers.handle(worker, client, *checkpoint_of(1)) == "saved"
+        workers.handle(worker, client, *part_of(1))
         ConnectedTask.disconnect(worker)
-    with pytest.raises(WorkerLostError, match=r"worker 1 was started 4 times, .* before its next checkpoint"):
+    with pytest.raises(WorkerLostError, match=r"worker 1 was started 4 times, .* before its next save"):
         attempts(MAX_RUNS)
 
 
-def test_a_checkpoint_that_cannot_be_stored_is_a_warning_and_keeps_the_previous_one(monkeypatch, tmp_path):
+def test_a_part_that_cannot_be_stored_is_a_warning_and_keeps_the_previous_one(monkeypatch, tmp_path):
     def write(path, data):
         path.touch()
         raise OSError("no space left on device")
 
     workers = workers_of([], tmp_path)
     worker, (_, client) = workers.all[1], loaded(workers, 1)
-    workers.handle(worker, client, *checkpoint_of(1, 2))
+    workers.handle(worker, client, *part_of(1, 2))
     worker.saved_offsets = {}
     with monkeypatch.context() as full:
         full.setattr(Path, "write_bytes", write)
         with pytest.warns(UserWarning, match="no space left on device.* training continues"):
-            assert workers.handle(worker, client, *checkpoint_of(3)) is None
-        assert workers.handle(worker, client, *checkpoint_of(3)) is None  # warned once
+            workers.handle(worker, client, *part_of(3))
+        workers.handle(worker, client, *part_of(3))  # warned once
     assert worker.saved_offsets == {}
-    assert loaded(workers, 1)[0] == [[1, 2]]
-    assert {path.name for path in tmp_path.iterdir()} == {"1.checkpoint"}
+    assert loaded(workers, 1)[0] == [2, [1, 2]]
+    assert {path.name for path in tmp_path.iterdir()} == {"buffer-1.safetensors"}
 
 
 def test_a_task_is_submitted_again_if_it_is_lost_and_not_before(clock):

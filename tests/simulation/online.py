@@ -74,19 +74,14 @@ def simulate_online(seed: int, faults: Sequence[Fault]) -> tuple[FaultPlan, int,
 
 
 def _run(world: World, workers: int, options: dict[str, Any]) -> bool:
-    """Start the program, which goes on with the parameters of its last checkpoint; return whether it has ended.
-
-    It trains all samples, as a program that was killed cannot know which of them are in the parameters.
-    """
+    """Start the program, which goes on from its last save; return whether it has ended."""
     before = len(world.plan.fired)
     checkpoint, engine = world.checkpoint(), world.engine()
     trainer = build_trainer(engine, workers, CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
     trainer.clock = world.events.clock
-    if world.checkpoints():
-        trainer.restore(world.folder)
-    started_with = sample_counts(trainer.get_parameters(), workers)
+    study = {"callbacks": [checkpoint], "resume": True, **options}
     try:
-        online(trainer, OneHotSimulation(SAMPLES), split_range(SAMPLES, EACH), callbacks=[checkpoint], **options)
+        online(trainer, OneHotSimulation(SAMPLES), split_range(SAMPLES, EACH), **study)
         trainer.close()
         engine.drain()
     except (Exception, *DEATHS) as error:
@@ -97,7 +92,7 @@ def _run(world: World, workers: int, options: dict[str, Any]) -> bool:
         world.restart(checkpoint)
         check_checkpoints(world, checkpoint)
         return not killed
-    _check_samples(trainer, workers, started_with, {fault.kind for fault in world.plan.fired[before:]})
+    _check_samples(trainer, workers, {fault.kind for fault in world.plan.fired})
     check_engine(engine)
     world.restart(checkpoint)
     return True
@@ -113,10 +108,12 @@ def _check_error(world: World, error: BaseException, since: int) -> None:
         raise Violation("".join(traceback.format_exception(error)))
 
 
-def _check_samples(trainer: DistributedTrainer, workers: int, before: Sequence[int], fired: set[str]) -> None:
-    """Each sample is trained once; more often only if a worker has died; never only if a simulation was skipped."""
-    after = sample_counts(trainer.get_parameters(), workers)
-    counts = [now - then for now, then in zip(after, before, strict=True)]
+def _check_samples(trainer: DistributedTrainer, workers: int, fired: set[str]) -> None:
+    """Each sample is trained once over the lives of the program, however often it was killed.
+
+    More often only if a worker has died and its program went on; never only if a simulation was skipped.
+    """
+    counts = sample_counts(trainer.get_parameters(), workers)
     skipped = trainer.history[-1]["simulations"]["failed"]
     if min(counts) < 1 and not skipped:
         raise Violation(f"samples were trained {counts} times, and no simulation was skipped")

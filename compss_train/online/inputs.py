@@ -1,0 +1,101 @@
+"""The inputs of the simulations of a study, in order: what has begun, what is complete, and what comes next."""
+
+import hashlib
+import json
+from array import array
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import torch
+
+from compss_train.model.saved_state import sha256_of, to_json
+
+BEGUN, FAILED = -1, -2
+"""In place of a number of samples: of a simulation that is not complete, and of one that was given up."""
+
+
+class Inputs:
+    """Iterates over inputs, and knows what has become of the simulation of each; simulations count from 0.
+
+    Inputs are not stored. A study that continues iterates over them again: ``resume`` compares their hashes.
+    """
+
+    def __init__(self, inputs: Iterable[Any]) -> None:
+        self._iterator = iter(inputs)
+        self._streams, self._samples, self._hashes = array("q"), array("q"), array("q")
+        """By simulation: the number of its stream, its number of samples once it is complete, its input's hash."""
+
+    def next(self) -> tuple[int, Any]:
+        """Return the next simulation and its input; raise ``StopIteration`` after the last one."""
+        value = next(self._iterator)
+        self._hashes.append(hash_of(value))
+        self._streams.append(-1)
+        self._samples.append(BEGUN)
+        return len(self._samples) - 1, value
+
+    def begin(self, simulation: int, stream: int) -> None:
+        """Record the stream of a simulation."""
+        self._streams[simulation] = stream
+
+    def end(self, simulation: int, samples: int) -> None:
+        """Record a simulation's number of samples; ``BEGUN`` if it runs again, ``FAILED`` if it is given up."""
+        self._samples[simulation] = samples
+
+    def ended(self) -> tuple[int, int]:
+        """Return how many simulations are complete, and how many were given up."""
+        samples = np.array(self._samples)
+        return int((samples >= 0).sum()), int((samples == FAILED).sum())
+
+    def state_dict(self, incomplete: Iterable[int]) -> dict[str, Any]:
+        """Return what ``resume`` needs; samples of the ``incomplete`` simulations are not all in the save."""
+        samples = np.array(self._samples, np.int64)
+        samples[list(incomplete)] = BEGUN
+        return {"streams": np.array(self._streams, np.int64), "samples": samples, "hashes": np.array(self._hashes)}
+
+    def resume(self, saved: dict[str, Any]) -> list[tuple[int, int, Any]]:
+        """Iterate over the inputs of the simulations that have begun, which ``state_dict`` describes.
+
+        Return the simulation, the stream and the input of each that has to run again. Raises ``ValueError`` for
+        other inputs.
+        """
+        again: list[tuple[int, int, Any]] = []
+        for streams, samples, known in zip(saved["streams"], saved["samples"], saved["hashes"], strict=True):
+            try:
+                simulation, value = self.next()
+            except StopIteration:
+                raise ValueError(
+                    f"inputs= has {len(self._samples)} items, but {len(saved['samples'])} simulations of the "
+                    "study have begun; give the same inputs, in the same order"
+                ) from None
+            if known != self._hashes[-1]:
+                raise ValueError(
+                    f"the input of simulation {simulation} was another one than {shown(value)}; give the same "
+                    "inputs, in the same order, or begin a new study"
+                )
+            self.begin(simulation, int(streams))
+            self.end(simulation, int(samples))
+            if samples == BEGUN:
+                again.append((simulation, int(streams), value))
+        return again
+
+
+def hash_of(value: Any) -> int:
+    """Return a hash of numbers, text, arrays and tensors, also in lists, tuples and dicts; 0 for anything else.
+
+    It is the same in another process.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    try:
+        text = json.dumps(to_json(value, "input", tensors), sort_keys=True)
+        arrays = sha256_of({name: tensor.numpy() for name, tensor in tensors.items()})
+    except (TypeError, RecursionError):
+        return 0
+    digest = hashlib.sha256(f"{text} {arrays}".encode()).digest()
+    return int.from_bytes(digest[:8], "little", signed=True) or 1
+
+
+def shown(value: Any) -> str:
+    """Return an input as messages show it."""
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

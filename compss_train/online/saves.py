@@ -1,0 +1,128 @@
+"""Saves of a study, and whether another fit may go on from one.
+
+A save is one cut: at a merge that is due anyway every worker stops, and goes on when the coordinator has the parts
+of all of them. A fit that goes on from it trains none of their samples again, and repeats only simulations of which
+workers lack samples.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+from numpy.typing import NDArray
+
+from compss_train.online.options import OnlineOptions
+from compss_train.training import description
+from compss_train.training.checkpoints import Checkpoint, Study
+from compss_train.training.session import Session
+from compss_train.worker.state import WorkerState
+
+CHANGEABLE = ("record_every", "checkpoint_every")
+"""Options that may change when a study goes on."""
+
+
+def buffer_file(worker: int) -> str:
+    """Return the name of the file with the buffer of a worker and the offsets that belong to it."""
+    return f"buffer-{worker}.safetensors"
+
+
+@dataclass(frozen=True, eq=False)
+class SavedWorker:
+    """The part of a worker in a save."""
+
+    state: WorkerState
+    position: dict[str, Any]
+    """The numbers of batches trained and merged, and the change that was not merged."""
+    offsets: NDArray[Any]
+    """Pairs of a stream and the worker's offset in it."""
+    repetitions: list[int] | None
+    """How many samples were trained on n times, if the worker has ended; it then has no buffer."""
+    buffer: Path | None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SavedStudy:
+    """The content of a save, in the form in which a fit goes on from it."""
+
+    is_complete: bool
+    """Whether there is nothing left to train."""
+    seed: int
+    """The seed of the fit."""
+    options: dict[str, Any]
+    """The options of the fit and its objective, as plain values."""
+    server: dict[str, Any] | None
+    """The global parameters in double precision, and the state of the outer optimizer, by key."""
+    workers: Sequence[SavedWorker]
+    streams: int
+    """The number of the next stream of samples."""
+    simulations: dict[str, Any]
+    chosen: dict[str, Any] | None
+    """The state of the inputs that a sampler has chosen, if one does."""
+    senders: dict[str, Any]
+    reports: dict[str, Any]
+
+    def to_study(self, parameters: Any) -> Study:
+        """Return it as plain values and files."""
+        workers = [
+            {"offsets": each.offsets, "repetitions": each.repetitions, **each.position} for each in self.workers
+        ]
+        return Study(
+            content={**vars(self), "workers": workers},
+            parameters=parameters,
+            workers=tuple(each.state for each in self.workers),
+            files={buffer_file(n): each.buffer for n, each in enumerate(self.workers) if each.buffer is not None},
+        )
+
+    @classmethod
+    def of(cls, content: Mapping[str, Any], states: Sequence[WorkerState], files: Mapping[str, Path]) -> Self:
+        """Return it from the content of a checkpoint, its states of workers, and its files."""
+        workers = [
+            SavedWorker(
+                state,
+                {name: saved[name] for name in saved.keys() - {"offsets", "repetitions"}},
+                saved["offsets"],
+                saved["repetitions"],
+                files.get(buffer_file(number)),
+            )
+            for number, (saved, state) in enumerate(zip(content["workers"], states, strict=True))
+        ]
+        return cls(**{**content, "workers": workers})
+
+
+def described_options(options: OnlineOptions, session: Session) -> dict[str, Any]:
+    """Return what must be the same when a study goes on: its options and its objective."""
+    told: dict[str, Any] = {"num_workers": session.num_workers}
+    for each in fields(options):
+        value = getattr(options, each.name)
+        if each.name in ("buffer", "merge"):
+            told |= {f"{each.name}.{name}": description.described(part) for name, part in vars(value).items()}
+        elif each.name not in CHANGEABLE:
+            told[each.name] = description.described(value)
+    return told | dict(session.model.built.objective)
+
+
+def check_same_study(checkpoint: Checkpoint, options: OnlineOptions, session: Session) -> SavedStudy:
+    """Return the study of a checkpoint; raise ``ValueError`` if there is none, or if it had other options."""
+    path, snapshot = checkpoint
+    if snapshot.study is None:
+        method = "fit" if snapshot.progress is not None else "trainer.restore"
+        raise ValueError(f"{path} is not a save of fit_online, so it cannot be resumed; use {method}")
+    before, now = snapshot.study["options"], described_options(options, session)
+    differences = [
+        f"{name} was {before.get(name)}, and is {now.get(name)}"
+        for name in {**now, **before}
+        if before.get(name) != now.get(name)
+    ]
+    if differences:
+        raise ValueError(
+            f"{path} is a save of another study: {'; '.join(differences[:5])}. Give the same options to go on, or "
+            "begin a new study with its parameters by trainer.restore"
+        )
+    return SavedStudy.of(snapshot.study, snapshot.workers, snapshot.files)
+
+
+def with_states(study: SavedStudy, states: Sequence[WorkerState]) -> SavedStudy:
+    """Return a study whose workers go on with these states, as the options of the optimizer may have changed."""
+    workers = [replace(each, state=state) for each, state in zip(study.workers, states, strict=True)]
+    return replace(study, workers=workers)

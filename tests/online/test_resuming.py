@@ -1,0 +1,242 @@
+"""fit_online that goes on from a save: what is trained, what runs again, and what is refused."""
+
+import copy
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from safetensors import safe_open
+from torch import nn
+
+from compss_train import BufferSpec, Gradients
+from compss_train.callbacks import Callback, Checkpoint
+from compss_train.online.inputs import BEGUN, FAILED, Inputs, hash_of
+from compss_train.training.checkpoints import list_checkpoints, read_latest_checkpoint
+from tests.helpers.models import assert_same_bits
+from tests.helpers.waiting import pause
+from tests.online.fits import FIFO, build_trainer, online, split_range
+from tests.online.simulations import COUNTING_SGD, CountingNet, OneHotSimulation, increment, sample_counts, sum_loss
+
+pytestmark = pytest.mark.usefixtures("check_threads")
+
+SAMPLES, EACH = 120, 10
+NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
+
+
+@dataclass(frozen=True)
+class Noted:
+    """Yields one-hot samples, and counts in a folder how often each simulation has begun and ended."""
+
+    folder: Path
+    samples: int = SAMPLES
+
+    def __call__(self, numbers):
+        increment(self.folder / f"begun-{numbers[0]}")
+        yield from OneHotSimulation(self.samples, lambda _: pause(0.01))(numbers)
+        increment(self.folder / f"ended-{numbers[0]}")
+
+
+class StopAt(Callback):
+    """Ends a fit after a save when workers have received so many samples: as a kill does, or by ``stop``."""
+
+    def __init__(self, received, how="raise"):
+        self.received, self.how, self.saved = received, how, False
+
+    def on_round_end(self, trainer, record):
+        if self.saved and record["received"] >= self.received and trainer.stopping is None:
+            if self.how == "raise":
+                raise KeyboardInterrupt
+            trainer.stop("enough")
+        self.saved = self.saved or trainer.state_id is not None
+
+
+def run_life(engine, folder, *, workers=1, stop=None, net=None, inputs=None, simulate=None, every=1, **options):
+    """Start the program; return its trainer, and whether it has reached its end."""
+    trainer = build_trainer(engine, workers, net or CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
+    callbacks = [Checkpoint(folder / "saves"), *([] if stop is None else [stop])]
+    given = {"resume": True, "checkpoint_every": 0.001, "callbacks": callbacks, "progress": False, "every": every}
+    try:
+        online(trainer, simulate or Noted(folder), inputs or split_range(SAMPLES, EACH), **(given | options))
+    except KeyboardInterrupt:
+        return trainer, False
+    return trainer, trainer.stopped is None
+
+
+BUFFERS = {
+    "FIFO": FIFO,
+    "FIRO": BufferSpec("FIRO", 16, threshold=6),
+    "Reservoir": BufferSpec("Reservoir", 16, threshold=6),
+    "BatchReservoir": BufferSpec("BatchReservoir", 16, threshold=6),
+}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_each_sample_is_trained_once_over_the_lives_and_complete_simulations_do_not_run_again(
+    local, tmp_path, kind, workers
+):
+    """Reservoirs train it at least once."""
+    options = {"workers": workers, "buffer": BUFFERS[kind], "count": 2}
+    for stop in (StopAt(30), StopAt(55, "stop"), StopAt(80)):
+        _, ended = run_life(local, tmp_path, stop=stop, **options)
+        assert not ended
+        complete = complete_ones(tmp_path / "saves")
+        begun = {number: (tmp_path / f"begun-{number * EACH}").stat().st_size for number in complete}
+    trainer, ended = run_life(local, tmp_path, **options)
+    assert ended
+    counts = sample_counts(trainer.get_parameters(), workers)
+    assert min(counts) == 1 if kind in ("FIFO", "FIRO") else min(counts) >= 1
+    assert max(counts) == 1 or kind not in ("FIFO", "FIRO")
+    assert complete
+    assert begun == {number: (tmp_path / f"begun-{number * EACH}").stat().st_size for number in complete}
+    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 12, "failed": 0}
+    assert [record["round"] for record in trainer.history] == list(range(len(trainer.history)))
+    if kind in ("FIFO", "FIRO"):
+        assert sum(record["samples"] for record in trainer.history) == SAMPLES
+        assert trainer.history[-1]["repetitions"] == [0, SAMPLES]
+
+
+def complete_ones(folder):
+    """Return the simulations that the last save holds as complete."""
+    samples = read_latest_checkpoint(folder)[1]["study"]["simulations"]["samples"]
+    return np.flatnonzero(samples >= 0).tolist()
+
+
+def dropping():
+    """A network whose bits show random draws, the optimizer's state and the order of samples."""
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(SAMPLES, 5), nn.Dropout(0.5), nn.BatchNorm1d(5), nn.Linear(5, 1))
+
+
+NETS = {
+    "adam": ({"optimizer": "adam", "lr": 0.01}, {}),
+    "outer": ({"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}, {"outer_optimizer": NESTEROV, "every": 3}),
+    "accumulate": ({"optimizer": "adam", "lr": 0.01}, {"every": 4}),
+}
+
+
+@pytest.mark.parametrize("case", NETS)
+def test_one_worker_and_one_simulation_at_a_time_give_the_bits_of_an_undisturbed_study(local, tmp_path, case):
+    """Wherever saves happen: also while the worker waits for samples, between two merges or two steps."""
+    optimizer, options = NETS[case]
+    gradients = Gradients(accumulate=3) if case == "accumulate" else None
+
+    def life(folder, stop=None, **more):
+        trainer = build_trainer(local, 1, dropping(), optimizer, "mse", seed=3, gradients=gradients)
+        given = {"callbacks": [Checkpoint(folder / "saves"), *([] if stop is None else [stop])], "progress": False}
+        with suppress(KeyboardInterrupt):
+            online(trainer, Noted(folder), split_range(SAMPLES, EACH), **(given | options | more))
+        return trainer
+
+    (tmp_path / "undisturbed").mkdir()
+    undisturbed = life(tmp_path / "undisturbed", checkpoint_every=None)
+    for stop in (StopAt(25), StopAt(45, "stop"), StopAt(75), None):
+        trainer = life(tmp_path, stop, checkpoint_every=0.001, resume=True)
+        assert trainer.resumed_from is not None or stop.received == 25
+    assert_same_bits(trainer.get_parameters(), undisturbed.get_parameters())
+
+
+def test_a_complete_study_is_not_trained_again_and_nothing_in_its_folder_is_a_pickle(local, tmp_path):
+    trainer, _ = run_life(local, tmp_path, checkpoint_every=None)
+    begun = (tmp_path / "begun-0").stat().st_size
+    with pytest.warns(UserWarning, match="is the end of its study: nothing is left to train"):
+        again, _ = run_life(local, tmp_path, resume=tmp_path / "saves")
+    assert_same_bits(again.get_parameters(), trainer.get_parameters())
+    assert len(again.history) == len(trainer.history)
+    assert (tmp_path / "begun-0").stat().st_size == begun
+    run_life(local, tmp_path, stop=StopAt(40), resume=False, callbacks=[Checkpoint(tmp_path / "other"), StopAt(40)])
+    files = [path for path in (tmp_path / "other").rglob("*") if path.is_file()]
+    assert {path.suffix for path in files} <= {".safetensors", ".json", ".jsonl"}
+    assert any(path.name == "buffer-0.safetensors" for path in files)
+    for path in files:
+        assert not path.read_bytes().startswith(b"\x80")
+        if path.suffix == ".safetensors":
+            safe_open(path, "pt")
+
+
+OTHERS = {
+    "num_workers was 1, and is 2": {"workers": 2},
+    "buffer.capacity was 16, and is 20": {"buffer": BufferSpec("FIFO", 20)},
+    "buffer.kind was FIFO, and is Reservoir": {"buffer": BufferSpec("Reservoir", 16)},
+    "batch_size was 5, and is 4": {"batch_size": 4},
+    "merge.every was 1, and is 2": {"every": 2},
+    "seed=0, and this trainer has seed=1": {"seed": 1},
+    "inputs= has 1 items, but [0-9]+ simulations": {"inputs": [[*range(EACH)]]},
+    "the input of simulation 0 was another one than .5, 6.": {"inputs": [[5, 6]] * 40},
+}
+
+
+def test_another_study_is_refused_by_name(local, tmp_path):
+    inputs = [[*each] for each in split_range(SAMPLES, EACH)]
+    run_life(local, tmp_path, stop=StopAt(50), inputs=inputs)
+    for message, options in OTHERS.items():
+        seed = options.get("seed", 0)
+        net, workers = CountingNet(SAMPLES), options.get("workers", 1)
+        trainer = build_trainer(local, workers, net, COUNTING_SGD, sum_loss, seed=seed)
+        given = {"resume": tmp_path / "saves", "progress": False, "every": 1}
+        given |= {name: value for name, value in options.items() if name not in ("seed", "workers", "inputs")}
+        with pytest.raises(ValueError, match=message):
+            online(trainer, Noted(tmp_path), options.get("inputs", inputs), **given)
+        assert trainer.history == []
+    trainer, ended = run_life(local, tmp_path, inputs=inputs)
+    assert ended
+    assert sample_counts(trainer.get_parameters(), 1) == [1] * SAMPLES
+
+
+def test_saves_of_other_fits_are_refused(local, tmp_path):
+    trainer = build_trainer(local, 1, CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
+    x = np.eye(SAMPLES, dtype=np.float32)
+    trainer.fit(x, np.zeros(SAMPLES), num_epochs=1, batch_size=9, callbacks=[Checkpoint(tmp_path)], progress=False)
+    with pytest.raises(ValueError, match="is not a save of fit_online"):
+        run_life(local, tmp_path, resume=tmp_path)
+    run_life(local, tmp_path)
+    with pytest.raises(ValueError, match="was not written during fit"):
+        trainer.fit(x, np.zeros(SAMPLES), num_epochs=1, batch_size=9, resume=tmp_path / "saves", progress=False)
+    with pytest.raises(ValueError, match="resume=True takes the folder of a Checkpoint"):
+        online(trainer, Noted(tmp_path), split_range(SAMPLES, EACH), resume=True)
+
+
+def test_a_damaged_buffer_is_not_used(local, tmp_path):
+    run_life(local, tmp_path, stop=StopAt(60))
+    first, last = list_checkpoints(tmp_path / "saves").values()
+    (last / "buffer-0.safetensors").write_bytes(b"damaged")
+    with pytest.warns(UserWarning, match=f"buffer-0.safetensors is damaged.*using {first}"):
+        trainer, ended = run_life(local, tmp_path)
+    assert ended
+    assert sample_counts(trainer.get_parameters(), 1) == [1] * SAMPLES
+
+
+VALUES = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(), arrays(np.float32, 3)),
+    lambda inside: st.one_of(st.lists(inside, max_size=3), st.dictionaries(st.text(), inside, max_size=3)),
+)
+
+
+@given(VALUES)
+def test_hashes_of_inputs_are_those_of_their_values(value):
+    assert hash_of(value) == hash_of(copy.deepcopy(value)) != 0
+    assert hash_of([value]) != hash_of(value)
+    assert hash_of({"b": 1, "a": value}) == hash_of({"a": value, "b": 1})
+    assert hash_of([value, object()]) == 0
+
+
+@given(st.lists(st.integers(0, 9), max_size=9), st.lists(st.integers(-2, 5), max_size=9))
+def test_inputs_that_go_on_run_what_is_not_complete_and_then_the_others(values, ends):
+    first = Inputs(values)
+    for end, _ in zip(ends, values, strict=False):
+        simulation, _ = first.next()
+        first.begin(simulation, 10 + simulation)
+        first.end(simulation, end)
+    incomplete = [number for number, end in zip(range(len(values)), ends, strict=False) if end == 5]
+    saved, second = first.state_dict(incomplete), Inputs(values)
+    again = second.resume(saved)
+    begun = min(len(values), len(ends))
+    assert again == [(n, 10 + n, values[n]) for n in range(begun) if ends[n] in (BEGUN, 5)]
+    assert second.ended() == (sum(0 <= end < 5 for end in ends[:begun]), sum(end == FAILED for end in ends[:begun]))
+    assert [second.next() for _ in values[begun:]] == [*enumerate(values)][begun:]
