@@ -36,7 +36,7 @@ def workers_of(submitted, folder):
     session = SimpleNamespace(
         engine=engine_of(submitted),
         regroup=lambda groups: None,
-        model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=None))),
+        spec=None,
         states=[(), ()],
         device=lambda worker: "cuda",
         resources=Resources(cpus=3, gpus=1),
