@@ -79,7 +79,7 @@ class ChosenInputs:
             self._table.set(row, trained=int(trained), loss=loss / samples if samples else np.nan, excess=excess)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of the sampler, its draws, and what was reported of them."""
+        """Return the state of the sampler, its draws, and what was reported of them, all in a record."""
         parts = [[row, worker, *values] for row, own in self._parts.items() for worker, values in own.items()]
         return {
             "sampler": self._sampler.state_dict(),
@@ -87,7 +87,6 @@ class ChosenInputs:
             "numbers": [*self._rows],
             "parts": np.array(parts, np.float64),
             "copies": self._predictor.copies,
-            "unrecorded": self._unrecorded,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -97,7 +96,7 @@ class ChosenInputs:
         self._rows = {number: row for row, number in enumerate(state["numbers"])}
         for row, worker, *values in state["parts"].tolist():
             self._parts.setdefault(int(row), {})[int(worker)] = np.array(values)
-        self._predictor.copies, self._unrecorded = state["copies"], state["unrecorded"]
+        self._predictor.copies, self._unrecorded = state["copies"], state.get("unrecorded", [])
 
     def draws(self) -> list[dict[str, Any]]:
         """Return the simulations that have begun since the last call, with their inputs, as JSON can hold them."""

@@ -251,7 +251,7 @@ class EventLoop:
         if inputs is None and chosen is not None:
             inputs = Inputs(chosen)
             if study is not None:
-                chosen.load_state_dict(study.chosen)
+                chosen.load_state_dict(study.chosen or {})
                 again = inputs.resume(study.simulations)
         self._chosen = chosen
         self._runs = sources.SimulationRuns(simulations, inputs or Inputs(()), engine, self._router, job, chosen)
@@ -282,7 +282,8 @@ class EventLoop:
         """Train until every worker is done."""
         self._recorder.start()
         while not self._workers.all_done and not self._grace_is_over():
-            self._runs.start()
+            if self._last_save is None:
+                self._runs.start()
             received = self._server.next(_TICK)
             while received is not None:
                 self._handle(received)

@@ -85,7 +85,7 @@ class SimulationTable:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the inputs and the columns."""
-        return {"inputs": [*self.inputs], "columns": {name: self._column(name).copy() for name in _COLUMNS.names}}
+        return {"inputs": [*self.inputs], "columns": {name: self._column(name).copy() for name, _ in _COLUMNS}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Replace all rows."""

@@ -261,6 +261,10 @@ class Recorder:
             if (validation := self.evaluation.result(self.reports.measures)) is None:
                 if save is not None:
                     save.content["reports"] = reported
+                    save.content["chosen"] = {
+                        **(save.content["chosen"] or {}),
+                        "unrecorded": record.get("inputs", []),
+                    }
                 return  # callbacks expect validation in every record
             record |= validation
         if save is not None:

@@ -14,7 +14,7 @@ from hypothesis.extra.numpy import arrays
 from safetensors import safe_open
 from torch import nn
 
-from compss_train import BufferSpec, Gradients
+from compss_train import BredInputs, BufferSpec, Gradients, Simulations
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.online.inputs import BEGUN, FAILED, Inputs, hash_of
 from compss_train.training.checkpoints import list_checkpoints, read_latest_checkpoint
@@ -240,3 +240,37 @@ def test_inputs_that_go_on_run_what_is_not_complete_and_then_the_others(values, 
     assert again == [(n, 10 + n, values[n]) for n in range(begun) if ends[n] in (BEGUN, 5)]
     assert second.ended() == (sum(0 <= end < 5 for end in ends[:begun]), sum(end == FAILED for end in ends[:begun]))
     assert [second.next() for _ in values[begun:]] == [*enumerate(values)][begun:]
+
+
+def test_a_sampler_goes_on_with_its_draws(local, tmp_path):
+    """In lockstep a study that was killed has the bits, and the inputs, of an undisturbed one."""
+
+    def life(folder, stop=None, **more):
+        trainer = build_trainer(local, 1, dropping(), {"optimizer": "adam", "lr": 0.01}, "mse", seed=3)
+        given = {"callbacks": [Checkpoint(folder), *([] if stop is None else [stop])], "progress": False}
+        sampler = BredInputs([(0, 1), (0, 1)], 30, seed=4)
+        with suppress(KeyboardInterrupt):
+            trainer.fit_online(
+                Simulations(simulate_box, sampler, lockstep=True),
+                buffer=FIFO,
+                batch_size=5,
+                **(given | more),
+            )
+        drawn = [draw for record in trainer.history for draw in record.get("inputs", ())]
+        return trainer, drawn
+
+    undisturbed, inputs = life(tmp_path / "undisturbed", checkpoint_every=None)
+    assert len(inputs) == 30
+    for stop in (StopAt(40), StopAt(90, "stop"), None):
+        trainer, drawn = life(tmp_path / "saves", stop, checkpoint_every=0.001, resume=True)
+    assert trainer.resumed_from is not None
+    assert drawn == inputs
+    assert_same_bits(trainer.get_parameters(), undisturbed.get_parameters())
+
+
+def simulate_box(value):
+    for step in range(5):
+        pause(0.01)
+        x = np.zeros(SAMPLES, np.float32)
+        x[:2], x[2 + step] = value, 1
+        yield x, np.array([value[0] * value[1] + step], np.float32)
