@@ -16,7 +16,8 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,8 @@ from typing import Any
 import _paper_parts
 import numpy as np
 import torch
-from _common import Runtime, call, environment, parsed, parser, print_table, ratios, spread
+from _common import Runtime, call, environment, has_compss, parsed, parser, print_table, ratios, spread
+from network import Network, compss_in, nodes_of, skip_without_network
 
 THEIRS, OURS = "dislib", "ours"
 IMPORT = re.compile(r"from dislib\.pytorch\S* import EncapsulatedFunctionsDistributedPytorch")
@@ -218,8 +220,8 @@ def outcome(program: Program, printed: str) -> dict[str, float]:
 class Runner:
     """Runs programs under COMPSs where there is one, otherwise in plain Python."""
 
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
-        self._options, self._folder = options, folder
+    def __init__(self, options: argparse.Namespace, folder: Path, network: Network | None = None) -> None:
+        self._options, self._folder, self._network = options, folder, network
         self.sizes = Sizes(**{name: getattr(options, name) for name in Sizes.__dataclass_fields__})
         self._data = write_data(folder, self.sizes)
         home = os.environ.get("COMPSS_HOME")
@@ -239,14 +241,16 @@ class Runner:
             variables = {"ComputingUnits": "1", "MPLBACKEND": "Agg"}
             if not torch.cuda.is_available():
                 variables["ComputingUnitsGPUs"] = "0"
-            runtime = (
-                Runtime(self._options.units, pythonpath=folders, environment=variables) if self.compss else None
-            )
-            if runtime is None:
+            runtime = None
+            if self.compss:
+                units, hosts = self._options.units, self._network.addresses if self._network else ()
+                runtime = Runtime(units, hosts=hosts, pythonpath=folders, environment=variables)
+            else:
                 variables["PYTHONPATH"] = os.pathsep.join([*folders, *self._bindings, *sys.path])
             arguments = str(path), self._data[program.kind], seed, 1
+            within = self._network.within(0) if self._network else ()
             with environment(**variables):
-                result = call(_paper_parts.run_program, *arguments, runtime=runtime)
+                result = call(_paper_parts.run_program, *arguments, runtime=runtime, within=within)
         return outcome(program, result["printed"])
 
 
@@ -285,6 +289,15 @@ def cells(row: Mapping[str, Any], sides: Sequence[str]) -> list[str]:
     return [*found, spread(ratios(*seconds)) if complete else "-"]
 
 
+@contextmanager
+def emulated(nodes: int) -> Iterator[Network]:
+    """Yield nodes that share the machine's cores, in which COMPSs can start workers."""
+    with nodes_of(nodes) as network:
+        network.share_cores()
+        with compss_in(network):
+            yield network
+
+
 def main() -> None:
     options_parser = parser(__doc__, repetitions=3, epochs=4)
     options_parser.add_argument("checkout", type=Path, nargs="?", help="the paper's programs")
@@ -296,7 +309,8 @@ def main() -> None:
     options_parser.add_argument("--narrow", type=int, default=8, help="divisor of the channels of NFNet")
     options_parser.add_argument("--batch", type=int, default=64, help="rows of a batch of images")
     options_parser.add_argument("--batches", type=int, default=8, help="batches of a block of the regressions")
-    options_parser.add_argument("--units", type=int, default=2, help="tasks at a time under COMPSs")
+    options_parser.add_argument("--units", type=int, default=2, help="tasks at a time under COMPSs, on each node")
+    options_parser.add_argument("--nodes", type=int, default=1, help="nodes: network namespaces if several")
     options_parser.add_argument("--plain", action="store_true", help="plain Python also where there is COMPSs")
     options_parser.add_argument(
         "--unchanged", action="store_true", help="change nothing but the import: ours does not crop, flip and clip"
@@ -306,11 +320,17 @@ def main() -> None:
     if options.checkout is None or options.dislib is None:
         print("SKIPPED: give a checkout of the programs, and --dislib FOLDER")
         return
+    if options.nodes > 1:
+        skip_without_network()
+        if options.plain or not has_compss():
+            return
     found = programs(options.checkout)
     chosen = [each for each in found if re.search(options.only, each.name)]
-    with tempfile.TemporaryDirectory(prefix="paper_programs-") as name:
-        runner = Runner(options, Path(name))
-        how = f"runcompss, {options.units} units" if runner.compss else "plain Python"
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paper_programs-")))
+        network = stack.enter_context(emulated(options.nodes)) if options.nodes > 1 else None
+        runner = Runner(options, folder, network)
+        how = f"runcompss, {options.nodes} nodes, {options.units} units" if runner.compss else "plain Python"
         print(f"{len(chosen)} of {len(found)} programs; {how}; torch {torch.__version__}; {runner.sizes}")
         rows = measure(runner, chosen, options)
     columns = [f"{what}, {side}" for what in ("training s", "result") for side in options.sides]

@@ -112,6 +112,7 @@ def test_other_arguments_of_build_are_refused_by_name(name, call, raises):
         ("build() got several values for T_max", partial(made, CosineAnnealingLR, 2, T_max=2)),
         ("got scheduler= and schedule=", partial(made, scheduler=StepLR, schedule=lambda epoch: 1.0)),
         ("gradient_clipping=0.01", partial(made, gradient_clipping=0.01)),
+        ("scheduler='cosine': give a class", partial(made, scheduler="cosine")),
         ("unexpected keyword argument 'T_mx'", partial(made, T_mx=2)),
     ],
 )

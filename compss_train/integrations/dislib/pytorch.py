@@ -177,6 +177,8 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         Raises the exceptions of ``DistributedTrainer.build``.
         """
         if scheduler is not None:
+            if not callable(scheduler):
+                raise TypeError(f"scheduler={scheduler!r}: give a class such as CosineAnnealingLR, or None")
             if "schedule" in options:
                 raise TypeError("build() got scheduler= and schedule=; give one of them")
             options["schedule"] = Schedule(partial(scheduler, T_max=T_max, eta_min=eta_min))
