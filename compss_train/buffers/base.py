@@ -5,7 +5,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -46,8 +46,10 @@ class Buffer(ABC):
     Runs", arXiv 2309.16743).
     """
 
-    _repeats: ClassVar[bool] = False
+    _repeats = False
     """Whether a batch may have a sample more than once, so that it can be larger than the capacity."""
+    max_repeats: int | None = None
+    """How many samples a reservoir may return for each that was put, until reception is over; ``None``: any."""
 
     def __init__(
         self, capacity: int, *, threshold: int = 0, seed: int | None = None, pin_memory: bool = False
@@ -57,6 +59,8 @@ class Buffer(ABC):
         self._changed = threading.Condition(self._lock)
         self.waiting = 0
         """Number of threads that wait for samples or for room."""
+        self.waited = 0.0
+        """Seconds that gets have waited."""
         self.capacity = check_count("capacity", capacity)
         self.threshold = check_count("threshold", threshold, least=0)
         if threshold > capacity:
@@ -104,6 +108,12 @@ class Buffer(ABC):
         """Return whether the threshold is reached."""
         return self._reception_over or self._count() >= self.threshold
 
+    def _repeatable(self, each: int = 1) -> int:
+        """Return how often a reservoir may return ``each`` samples; no limit holds where only gets make room."""
+        if self.max_repeats is None or not self._room():
+            return UNLIMITED
+        return max(0, self.max_repeats * self.samples_put - self.samples_got) // each
+
     def _room(self) -> int:
         """Return the number of samples that can be put without waiting."""
         return self._store.num_free
@@ -123,15 +133,20 @@ class Buffer(ABC):
         """Return a batch of the samples in the drawn slots, or the ``single`` one."""
         return self._store.read(slots, single)
 
-    def _wait(self, predicate: Callable[[], bool], until: float | None = None) -> None:
-        """Wait until ``predicate`` is true or ``time.monotonic`` reaches ``until``; with the lock held."""
+    def _wait(self, predicate: Callable[[], bool], until: float | None = None) -> float:
+        """Wait until ``predicate`` is true or ``time.monotonic`` reaches ``until``; with the lock held.
+
+        Returns the seconds.
+        """
         if predicate():
-            return
+            return 0.0
         self.waiting += 1
+        began = time.monotonic()
         try:
-            self._changed.wait_for(predicate, None if until is None else max(0.0, until - time.monotonic()))
+            self._changed.wait_for(predicate, None if until is None else max(0.0, until - began))
         finally:
             self.waiting -= 1
+        return time.monotonic() - began
 
     def _notify(self) -> None:
         """Let all waiting threads check their predicates; with the lock held."""
@@ -220,7 +235,7 @@ class Buffer(ABC):
 
     def _await_samples(self, size: int, until: float | None) -> int:
         """Wait until ``size`` samples, or the last ones, are available; return their number."""
-        self._wait(lambda: self._available() >= size or self._reception_over, until)
+        self.waited += self._wait(lambda: self._available() >= size or self._reception_over, until)
         available = self._available()
         if available < size and not self._reception_over:
             raise queue.Empty(

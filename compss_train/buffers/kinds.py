@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 
 from compss_train._utils.validation import check_count
-from compss_train.buffers.base import UNLIMITED, Buffer
+from compss_train.buffers.base import Buffer
 from compss_train.buffers.samples import NO_SLOTS, SampleBatch, Slots
 
 
@@ -133,9 +133,26 @@ class Reservoir(PartitionedBuffer):
     A put into a full reservoir evicts a random sample among those returned before, and waits while all are unseen.
     So every sample is returned at least once, unlike in classic reservoir sampling. A batch consists of independent
     draws, so it can contain a sample twice.
+
+    With ``max_repeats``, gets wait rather than return more than that many times as many samples as were put, until
+    reception is over, and a batch has no sample twice. ``waited`` has the seconds. Only batches of different sizes
+    can exceed it: a reservoir that is full of unseen samples returns them, as nothing else makes room.
     """
 
     _repeats = True
+
+    def __init__(
+        self,
+        capacity: int,
+        threshold: int,
+        *,
+        max_repeats: int | None = None,
+        seed: int | None = None,
+        pin_memory: bool = False,
+    ) -> None:
+        super().__init__(capacity, threshold, seed=seed, pin_memory=pin_memory)
+        if max_repeats is not None:
+            self.max_repeats, self._repeats = check_count("max_repeats", max_repeats), False
 
     def _room(self) -> int:
         return self._store.num_free + self._samples.seen
@@ -148,20 +165,20 @@ class Reservoir(PartitionedBuffer):
     def _available(self) -> int:
         if self._reception_over:
             return self._samples.held
-        return UNLIMITED if self._samples.held and self._allows_gets() else 0
+        held = self._samples.held
+        if not held or not self._allows_gets():
+            return 0
+        return self._repeatable() if self._repeats else min(held, self._repeatable())
 
     def _draw(self, size: int) -> tuple[Slots, Slots]:
         if self._reception_over:
             slots = self._remove(choose_distinct(self._random, self._samples.held, size))
             return slots, slots
-        positions = self._choose(size)
+        chosen = choose if self._repeats else choose_distinct
+        positions = chosen(self._random, self._samples.held, size)
         slots = self._samples.at(positions)
         self._samples.mark_seen(positions)
         return slots, NO_SLOTS
-
-    def _choose(self, size: int) -> Slots:
-        """Choose samples to get, which stay in the reservoir; return their positions."""
-        return choose(self._random, self._samples.held, size)
 
 
 class BatchReservoir(Reservoir):
@@ -173,9 +190,16 @@ class BatchReservoir(Reservoir):
     _repeats = False
 
     def __init__(
-        self, capacity: int, threshold: int, batch_size: int, *, seed: int | None = None, pin_memory: bool = False
+        self,
+        capacity: int,
+        threshold: int,
+        batch_size: int,
+        *,
+        max_repeats: int | None = None,
+        seed: int | None = None,
+        pin_memory: bool = False,
     ) -> None:
-        super().__init__(capacity, threshold, seed=seed, pin_memory=pin_memory)
+        super().__init__(capacity, threshold, max_repeats=max_repeats, seed=seed, pin_memory=pin_memory)
         self.batch_size = check_count("batch_size", batch_size)
         if batch_size > capacity:
             raise ValueError(
@@ -198,12 +222,6 @@ class BatchReservoir(Reservoir):
 
     def _identity(self) -> dict[str, Any]:
         return {**super()._identity(), "batch_size": self.batch_size}
-
-    def _available(self) -> int:
-        return min(super()._available(), self._samples.held)
-
-    def _choose(self, size: int) -> Slots:
-        return choose_distinct(self._random, self._samples.held, size)
 
 
 class SlotPartition:

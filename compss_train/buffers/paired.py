@@ -41,6 +41,9 @@ class SimPairedReservoir(Buffer):
         Number of simulations.
     nb_time_steps:
         Number of time steps of each simulation, at least 2.
+    max_repeats:
+        Until reception is over, and unless the reservoir is full of samples that must stay, gets wait rather than
+        return more than that many times as many samples as were put; a pair counts as two. ``None`` for no limit.
 
     Raises ``ValueError`` if a simulation or time step is out of range or held already, and ``BufferFullError``
     instead of waiting forever if the reservoir is full and holds no two samples of the same simulation.
@@ -55,6 +58,7 @@ class SimPairedReservoir(Buffer):
         sweep_size: int,
         nb_time_steps: int,
         *,
+        max_repeats: int | None = None,
         seed: int | None = None,
         pin_memory: bool = False,
     ) -> None:
@@ -62,6 +66,7 @@ class SimPairedReservoir(Buffer):
         super().__init__(capacity, threshold=threshold, seed=seed, pin_memory=pin_memory)
         self.sweep_size = check_count("sweep_size", sweep_size)
         self.nb_time_steps = check_count("nb_time_steps", nb_time_steps, least=2)
+        self.max_repeats = None if max_repeats is None else check_count("max_repeats", max_repeats)
         self._samples = Trajectories(capacity, sweep_size, nb_time_steps, self._random)
 
     # Putting
@@ -126,7 +131,9 @@ class SimPairedReservoir(Buffer):
         return int(self._samples.unseen.sum())
 
     def _available(self) -> int:
-        return UNLIMITED if self._allows_gets() and self._samples.has_pair() else 0
+        if not self._allows_gets() or not self._samples.has_pair():
+            return 0
+        return UNLIMITED if self._reception_over else self._repeatable(2)
 
     def _draw(self, size: int) -> tuple[Slots, Slots]:
         pairs: list[Slots] = []

@@ -31,6 +31,10 @@ class BufferSpec:
         For FIRO only: above 1, a worker first puts all its samples of an epoch, which ``capacity`` must hold, and
         then draws each of them that many times, in passes over all. With 1 (default) it draws each once, while
         others arrive.
+    max_repeats:
+        For reservoirs in ``fit_online`` only: a worker trains on at most this many times as many samples as it has
+        received, a pair counting as two, and waits rather than repeat more. When all simulations have ended, no
+        limit holds. ``None`` (default) for no limit.
 
     Raises ``ValueError`` for an unknown kind, a capacity below 1, a threshold above the capacity, and for
     parameters that are missing or that the kind does not use.
@@ -42,6 +46,7 @@ class BufferSpec:
     sweep_size: int | None = None
     nb_time_steps: int | None = None
     passes: int = 1
+    max_repeats: int | None = None
 
     def __post_init__(self) -> None:
         names = {name.lower(): name for name in _KINDS}
@@ -50,11 +55,12 @@ class BufferSpec:
         object.__setattr__(self, "kind", names[self.kind.lower()])
         check_count("capacity", self.capacity)
         options = signature(_KINDS[self.kind]).parameters
-        for name, least in {"threshold": 0, "sweep_size": 1, "nb_time_steps": 2, "passes": 1}.items():
+        least_of = {"threshold": 0, "sweep_size": 1, "nb_time_steps": 2, "passes": 1, "max_repeats": 1}
+        for name, least in least_of.items():
             value = getattr(self, name)
             if name not in options and value != getattr(BufferSpec, name):  # the default
                 raise ValueError(f"{name}={value}: a {self.kind} has no {name}; remove it")
-            if name in options and name != "threshold" and value is None:
+            if name in options and name not in ("threshold", "max_repeats") and value is None:
                 raise ValueError(f"a {self.kind} requires {name}=, which was not given")
             if value is not None:
                 check_count(name, value, least)

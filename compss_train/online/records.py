@@ -27,6 +27,8 @@ class WorkerReport(Measured):
     unseen: int = 0
     put: int = 0
     got: int = 0
+    waited: float = 0.0
+    """Seconds that it has waited for samples since its last report."""
 
 
 class Reports:
@@ -39,7 +41,7 @@ class Reports:
         self.measures = measures
         self._reports: list[list[WorkerReport]] = [[] for _ in range(num_workers)]
         self._held_back: list[list[WorkerReport]] = [[] for _ in range(num_workers)]
-        self._skipped = [0] * num_workers
+        self._skipped, self._waited = [0] * num_workers, [0.0] * num_workers
         self._known_problems: set[str] = set()
         self._buffers = [WorkerReport() for _ in range(num_workers)]
         self._recorded = time.perf_counter()
@@ -50,6 +52,7 @@ class Reports:
         warn_of_problems([report], self._known_problems)
         self._buffers[worker] = report
         self._skipped[worker] += report.skipped_batches
+        self._waited[worker] += report.waited
         if report.batches:
             self._reports[worker] += self._held_back[worker]
             self._held_back[worker] = [report]
@@ -84,6 +87,7 @@ class Reports:
             reports = [[*own, *held_back] for own, held_back in zip(reports, self._held_back, strict=True)]
             self._held_back = [[] for _ in reports]
         skipped, self._skipped = self._skipped, [0] * len(reports)
+        waited, self._waited = self._waited, [0.0] * len(reports)
         merged = list(itertools.chain.from_iterable(reports))
         counts = _counts(merged)
         held = sum(buffer.held for buffer in self._buffers)
@@ -102,6 +106,7 @@ class Reports:
             "unseen": sum(buffer.unseen for buffer in self._buffers) / held if held else 0.0,
             "repetitions_mean": sum(buffer.got for buffer in self._buffers) / max(1, self.received),
             **skipped_batches(sum(skipped)),
+            "waited": sum(waited),
             "simulations": simulations,
             "workers": [
                 {
@@ -109,6 +114,7 @@ class Reports:
                     **_counts(own),
                     "received": buffer.put,
                     "buffer": buffer.held,
+                    "waited": waited[worker],
                     **(self.measures.values(own) if own else {}),
                     **skipped_batches(skipped[worker]),
                 }

@@ -13,8 +13,8 @@ BOOKKEEPING = frozenset(
     {
         *("round", "epoch", "samples", "batches", "seconds", "samples_per_second", "workers", "worker"),
         *("files", "skipped", "skipped_batches", "lr", "fit_started", "started", "ended", "merge"),
-        *("batches_per_second", "received", "buffer", "unseen", "repetitions_mean", "repetitions", "simulations"),
-        "inputs",
+        *("batches_per_second", "received", "buffer", "unseen", "repetitions_mean", "repetitions", "waited"),
+        *("simulations", "inputs"),
     }
 )
 """Fields of a record that are not losses or metrics."""
@@ -24,7 +24,7 @@ RATES = "lr/"
 
 NUMERIC = ("round", "epoch", "samples", "seconds", "samples_per_second")
 """Bookkeeping fields that are a number in every record."""
-NUMERIC_ONLINE = (*NUMERIC, "batches_per_second", "received", "buffer", "unseen", "repetitions_mean")
+NUMERIC_ONLINE = (*NUMERIC, "batches_per_second", "received", "buffer", "unseen", "repetitions_mean", "waited")
 """Bookkeeping fields that are a number in every record of an online fit."""
 
 

@@ -114,6 +114,8 @@ class FitOptions:
                 "a SimPairedReservoir pairs time steps of simulations, which blocks do not have: use it in "
                 "fit_online, or choose another buffer"
             )
+        if given.max_repeats is not None:
+            raise ValueError(f"max_repeats={given.max_repeats}: only fit_online has it; give the buffer without it")
 
     @property
     def determining(self) -> dict[str, Any]:

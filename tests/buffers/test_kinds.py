@@ -1,6 +1,8 @@
 """Queues return each sample once; reservoirs draw uniformly, repeat and evict."""
 
+import queue
 from collections import Counter
+from functools import partial
 from itertools import chain
 
 import numpy as np
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 
 from compss_train import BufferSpec
 from compss_train.buffers import FIRO, BatchReservoir, Reservoir
-from tests.buffers.kinds import drain, make, numbers
+from tests.buffers.kinds import STEPS, Thread, drain, make, numbers, put_some, samples, until_waiting
 from tests.helpers.tolerances import chance_of
 
 
@@ -138,9 +140,97 @@ def test_each_seen_sample_is_equally_likely_to_be_evicted():
         (("fifo", 10, None, None, 4), "nb_time_steps=4"),
         (("fifo", 10, None, None, None, 2), "passes=2"),
         (("firo", 10, None, None, None, 0), "passes=0"),
+        (("firo", 10, None, None, None, 1, 2), "max_repeats=2: a FIRO has no max_repeats"),
+        (("reservoir", 10, None, None, None, 1, 0), "max_repeats=0"),
     ],
     ids=str,
 )
 def test_what_cannot_be_made_is_an_error_at_once(arguments, name, raises):
     with raises(ValueError, name):
         BufferSpec(*arguments)
+
+
+# Limited repetition
+
+
+RESERVOIRS = ("Reservoir", "BatchReservoir", "SimPairedReservoir")
+
+
+def limited(kind, capacity, threshold, size, limit):
+    pairs = {"sweep_size": 200, "nb_time_steps": STEPS} if kind == "SimPairedReservoir" else {}
+    return BufferSpec(kind, capacity, threshold, max_repeats=limit, **pairs).make(size, seed=1)
+
+
+@pytest.mark.parametrize("kind", RESERVOIRS)
+@given(
+    capacity=st.integers(2, 12),
+    size=st.integers(1, 6),
+    room=st.integers(0, 12),
+    limit=st.integers(1, 4),
+    todo=st.lists(st.tuples(st.sampled_from(["put", "get", "load"]), st.integers(1, 9)), max_size=40),
+)
+def test_a_reservoir_returns_at_most_so_many_times_what_was_put(kind, capacity, size, room, limit, todo):
+    """Over its life, saves included; and puts and gets never wait for each other at the same time."""
+    size = min(size, capacity)
+    make_one = partial(limited, kind, capacity, max(0, capacity - room), size, limit)
+    buffer, number = make_one(), 0
+    for what, times in todo:
+        saved, last = buffer.state_dict(), make_one()
+        last.load_state_dict(saved)
+        if what == "load":
+            buffer, last = last, buffer
+        elif what == "put":
+            stored = put_some(buffer, range(number, number + times))
+            number += stored
+            if stored < times:
+                assert numbers(buffer.get_batch(size, block=False))
+        else:
+            can_put = put_some(last, [number])
+            try:
+                got = numbers(buffer.get_batch(size, block=False))
+            except queue.Empty:
+                assert can_put
+                continue
+            if kind != "SimPairedReservoir":
+                assert len(set(got)) == size
+                can_put = True
+            assert not can_put or buffer.samples_got <= limit * buffer.samples_put
+    before = buffer.samples_got
+    buffer.signal_reception_over()
+    left = [each for got in drain(lambda: buffer.get_batch(size)) for each in numbers(got)]
+    assert len(left) == buffer.samples_got - before
+    assert buffer.repetitions()[0] == 0 or kind == "SimPairedReservoir" or not number
+
+
+@pytest.mark.parametrize("kind", RESERVOIRS)
+def test_a_get_waits_for_samples_rather_than_repeat_and_counts_the_seconds(kind):
+    buffer = limited(kind, 16, 2, 2, 2)
+    buffer.put_many(samples(buffer, range(4)))
+    each = len(numbers(buffer.get_batch(2)))
+    for _ in range(8 // each - 1):
+        buffer.get_batch(2)
+    assert buffer.waited == 0.0
+    waiting = Thread(buffer.get_batch, 2)
+    until_waiting(buffer)
+    with pytest.raises(queue.Empty):
+        buffer.get_batch(2, block=False)
+    buffer.put_many(samples(buffer, range(4, 4 + each // 2)))
+    assert len(numbers(waiting.result())) == each
+    assert buffer.waited > 0.0
+    assert buffer.samples_got == 8 + each == 2 * buffer.samples_put
+    ended = Thread(buffer.get_batch, 2)
+    until_waiting(buffer)
+    buffer.signal_reception_over()
+    assert len(numbers(ended.result())) == each
+
+
+@given(limit=st.integers(100, 200), seed=st.integers(0, 9))
+def test_a_limit_that_is_not_reached_changes_no_draw(limit, seed):
+    got = []
+    for options in ({}, {"max_repeats": limit}):
+        buffer = BatchReservoir(9, 3, 3, seed=seed, **options)
+        got.append([])
+        for number in range(0, 30, 3):
+            buffer.put_many([number, number + 1, number + 2])
+            got[-1] += [buffer.get(), buffer.get()]
+    assert got[0] == got[1]

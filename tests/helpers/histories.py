@@ -79,6 +79,7 @@ def online_record(number=0, loss=0.5, **more):
         "buffer": 9,
         "unseen": 0.25,
         "repetitions_mean": 1.5,
+        "waited": 0.25,
         "simulations": {"running": 1, "done": 2, "failed": 0},
         "workers": own,
         **more,

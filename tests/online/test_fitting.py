@@ -10,6 +10,7 @@ from torch import nn
 from compss_train import BufferSpec, Merge
 from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.tolerances import adam_error, sgd_error
+from tests.helpers.waiting import pause
 from tests.online.fits import FIFO, batches_of, build_trainer, fit_online, plain_loop
 from tests.online.simulations import (
     COUNTING_SGD,
@@ -147,6 +148,23 @@ def test_reservoirs_train_each_sample_at_least_once(local, kind, transform):
     assert last["repetitions"] == [trained.count(times) for times in range(max(trained) + 1)]
     assert sum(record["samples"] for record in trainer.history) == sum(trained)
     assert last["repetitions_mean"] == pytest.approx(sum(trained) / 101)
+
+
+@pytest.mark.parametrize("kind", ["Reservoir", "BatchReservoir"])
+def test_a_limit_of_repetitions_holds_until_the_simulations_have_ended(local, kind):
+    """The worker waits for the simulation, which is slower, and the records have the seconds."""
+    simulate, capacity = OneHotSimulation(60, lambda _: pause(0.01)), 20
+    options = {"buffer": BufferSpec(kind, capacity, threshold=4, max_repeats=2), "batch_size": 4}
+    trainer = build_trainer(local, 1, CountingNet(60), COUNTING_SGD, sum_loss)
+    fit_online(trainer, simulate, [range(30), range(30, 60)], **options)
+    for record in trainer.history:
+        running = record["simulations"]["done"] < 2
+        assert record["repetitions_mean"] * record["received"] <= 2 * record["received"] + (
+            0 if running else capacity
+        )
+        assert 0 <= record["waited"] < record["seconds"] + 1
+    assert sum(record["waited"] for record in trainer.history) > 0.2
+    assert min(sample_counts(trainer.get_parameters(), 1)) >= 1
 
 
 def test_simulations_without_samples_train_nothing(local):

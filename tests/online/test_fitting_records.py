@@ -75,11 +75,11 @@ def test_records_have_all_fields(local):
     json.dumps(trainer.history)
     for record in trainer.history:
         names = "round epoch loss accuracy samples batches seconds samples_per_second batches_per_second"
-        names += " fit_started ended received buffer unseen repetitions_mean simulations workers"
+        names += " fit_started ended received buffer unseen repetitions_mean waited simulations workers"
         assert list(record) == [*names.split(), *(["repetitions"] if record is trainer.history[-1] else [])]
         assert record["samples_per_second"] == pytest.approx(record["samples"] / record["seconds"])
         assert record["batches_per_second"] == pytest.approx(record["batches"] / record["seconds"])
-        for name in ("samples", "batches", "received", "buffer"):
+        for name in ("samples", "batches", "received", "buffer", "waited"):
             assert sum(worker[name] for worker in record["workers"]) == record[name]
         assert [worker["worker"] for worker in record["workers"]] == [0, 1]
         assert record["received"] <= 60

@@ -131,6 +131,8 @@ REFUSED = [
     ({"shuffle": "total"}, ValueError, "PartialShuffle()"),
     ({"shuffle": PartialShuffle(), "shuffle_block_data": False}, ValueError, "shuffle_block_data="),
     ({"shuffle": PartialShuffle(), "buffer": BufferSpec("FIFO", 9)}, ValueError, "buffer="),
+    ({"buffer": BufferSpec("Reservoir", 9, max_repeats=2)}, ValueError, "max_repeats=2"),
+    ({"buffer": BufferSpec("SimPairedReservoir", 9, None, 3, 3)}, ValueError, "a SimPairedReservoir"),
     ({"threads": 10}, ValueError, "threads=10, file_buffer=10"),
     ({"file_buffer": 0}, ValueError, "file_buffer=0"),
     ({"y": "z"}, BadFileError, ">f4 (2,) in 'x'"),
