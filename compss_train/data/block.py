@@ -39,11 +39,26 @@ def check_values(name: str, value: object) -> None:
             f"{name} is a masked array, whose masked values would be trained on; give array.filled(value), or "
             "leave these samples out, or give them a sample_weight of 0"
         )
+    elif is_grouped(value):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, which holds groups of rows: give the frame itself, or a row for "
+            "each group, as of groups.mean()"
+        )
+    elif hasattr(value, "lazy") and callable(getattr(value, "collect", None)):
+        raise TypeError(
+            f"{name} is a {type(value).__name__}, whose rows are not read yet: give frame.collect(), or files "
+            "larger than memory as FileDataset('data.parquet', x=..., y=...)"
+        )
     elif isinstance(value, Iterator):
         raise TypeError(
             f"{name} is a {type(value).__name__}, which can be read only once; give a list or an array of its "
             "items, or a torch.utils.data.IterableDataset"
         )
+
+
+def is_grouped(value: object) -> bool:
+    """Return whether a value is what ``groupby`` of pandas or polars returns, without importing these."""
+    return type(value).__name__.endswith("GroupBy") and hasattr(value, "agg")
 
 
 def check_dtype(dtype: np.dtype[Any]) -> None:

@@ -9,9 +9,11 @@ from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from compss_train._utils.validation import check_count
 from compss_train.data.arrow_rows import arrow_rows, is_hugging_face
+from compss_train.data.block import is_grouped
 from compss_train.data.order import even_parts
 from compss_train.data.sample_reading import Collate, Keys, MapReader, Roles, SampleReader
 from compss_train.data.streams import StreamReader
+from compss_train.data.tables import is_frame
 
 
 class Samples:
@@ -129,6 +131,11 @@ def _check_dataset(dataset: Any) -> None:
     kind = type(dataset).__name__
     if isinstance(dataset, IterableDataset):
         return
+    if is_frame(dataset) or is_grouped(dataset):
+        raise TypeError(
+            f"dataset is a {kind}, which has columns rather than samples: give x=frame[[...]] and y=frame[...] to "
+            "fit"
+        )
     if not (isinstance(dataset, Sized) and hasattr(dataset, "__getitem__")) or isinstance(dataset, dict):
         raise TypeError(
             f"dataset is a {kind}; give one with __len__ and __getitem__ (of a dict of splits one split, such as "

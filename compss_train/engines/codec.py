@@ -46,7 +46,23 @@ def _rebuild_code(filename: str, make: Callable[..., CodeType], args: tuple[Any,
     return make(*args).replace(co_filename=filename)
 
 
-_REDUCERS: dict[Any, Any] = {**cloudpickle.Pickler.dispatch_table.maps[0], CodeType: _reduce_code}
+def _refuse_file(file: io.TextIOWrapper) -> Any:
+    """Refuse an open file, of which cloudpickle would send all the text; standard streams have none."""
+    if not file.closed and file.readable() and isinstance(file.name, str) and file.fileno() > 2:
+        raise pickle.PicklingError(f"{file.name} is an open file")
+    return cloudpickle.Pickler.dispatch_table[io.TextIOWrapper](file)
+
+
+def check_pickles(value: object) -> None:
+    """Raise what keeps a value from being pickled."""
+    _Pickler(io.BytesIO(), buffer_callback=lambda _: None).dump(value)
+
+
+_REDUCERS: dict[Any, Any] = {
+    **cloudpickle.Pickler.dispatch_table.maps[0],
+    CodeType: _reduce_code,
+    io.TextIOWrapper: _refuse_file,
+}
 """How objects of some types are pickled, besides what programs register with ``copyreg``."""
 
 

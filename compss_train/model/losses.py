@@ -11,13 +11,16 @@ each of them has the weight of the sample times the weight of its own class.
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from functools import cached_property, partial
+from itertools import permutations
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from compss_train._utils.nested import leaves
 from compss_train._utils.validation import suggestion
@@ -184,13 +187,57 @@ def elementwise_target(loss: object, output: Tensor, target: Any) -> Any:
     if not (compares and isinstance(output, Tensor) and isinstance(target, Tensor)):
         return target
     if output.shape != target.shape:
-        name = getattr(loss, "__name__", type(loss).__name__)
-        raise ValueError(
-            f"outputs have shape {tuple(output.shape)} and targets {tuple(target.shape)}, and "
-            f"{name} compares them element by element: give targets of the outputs' shape, such as "
-            "y[:, None] for a single output"
-        )
+        raise ValueError(_mismatch(output, target, getattr(loss, "__name__", type(loss).__name__)))
     return target.to(torch.promote_types(target.dtype, torch.float32))
+
+
+class _Comparison(TorchFunctionMode):
+    """Raises ``ValueError`` where outputs and targets, whose shapes differ, are compared each with all others.
+
+    Pairs of outputs, or of targets, may be compared.
+    """
+
+    def __init__(self, output: Tensor, target: Tensor, wide: torch.Size) -> None:
+        super().__init__()
+        self._output, self._target, self._wide = output, target, wide
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        tensors = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor)]
+        compares = len(tensors) == 2 and self._are_compared(*tensors)
+        if not (compares and func in _ELEMENTWISE_FUNCTIONS):
+            result = func(*args, **(kwargs or {}))
+            if not (compares and isinstance(result, Tensor) and result.shape == self._wide):
+                return result
+        raise ValueError(_mismatch(self._output, self._target, func.__name__.strip("_")))
+
+    def _are_compared(self, one: Tensor, other: Tensor) -> bool:
+        if (one.shape, other.shape) not in permutations((self._output.shape, self._target.shape)):
+            return False
+        parts = {each.untyped_storage().data_ptr() for each in (self._output, self._target)}
+        return one.requires_grad != other.requires_grad or parts == {
+            each.untyped_storage().data_ptr() for each in (one, other)
+        }
+
+
+def comparing(function: object, output: Any, target: Any) -> AbstractContextManager[object]:
+    """Return the context of a user's loss or metric, which raises where it broadcasts outputs and targets."""
+    if is_known(function) or not (isinstance(output, Tensor) and isinstance(target, Tensor)):
+        return nullcontext()
+    if output.shape == target.shape or output.numel() != target.numel() or min(output.dim(), target.dim()) < 1:
+        return nullcontext()
+    with suppress(RuntimeError):  # shapes that are not broadcast
+        wide = torch.broadcast_shapes(output.shape, target.shape)  # type: ignore[no-untyped-call]
+        if wide.numel() > output.numel():
+            return _Comparison(output, target, wide)
+    return nullcontext()
+
+
+def _mismatch(output: Tensor, target: Tensor, name: str) -> str:
+    like = "y[:, None] for a single output" if output.dim() > target.dim() else "y[:, 0]"
+    return (
+        f"outputs have shape {tuple(output.shape)} and targets {tuple(target.shape)}, and {name} compares them "
+        f"element by element: give targets of the outputs' shape, such as {like}"
+    )
 
 
 def label_hint(loss: object, output: object, target: object) -> str:
@@ -321,7 +368,8 @@ class TrainingLoss:
     def __call__(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the loss of a batch of N samples, whose weights have shape (N,) or (N, 1); 0 if all are 0."""
         if weight is None and self._class_weight is None:
-            return self._loss(output, target)
+            with comparing(self._loss, output, target):
+                return self._loss(output, target)
         samples = len(leaves(target)[0])
         weights = []
         if weight is not None:

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from compss_train.model.losses import METRICS, BatchFunction, kind_of, resolve_function
+from compss_train.model.losses import METRICS, BatchFunction, comparing, kind_of, resolve_function
 from compss_train.model.torch_metric import MetricState, TorchMetric, Value
 from compss_train.reports.records import BOOKKEEPING
 
@@ -158,7 +158,9 @@ class MetricAccumulator:
                 if isinstance(metric, TorchMetric):
                     own.update(output, target)
                 else:
-                    own.add(measured_number(name, metric(output, target)), samples)
+                    with comparing(metric, output, target):
+                        value = metric(output, target)
+                    own.add(measured_number(name, value), samples)
 
     def measure(self, numbers: Mapping[str, Any], samples: int) -> None:
         """Add means over this number of samples; means over 0 samples do not count."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, get_args
 
-import cloudpickle
 import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
 from compss_train._utils.validation import check_choice, check_count, check_dense
+from compss_train.engines.codec import check_pickles
 from compss_train.model import compilation, copies, losses, optimizers, training_spec
 from compss_train.model.devices import gpu
 from compss_train.model.optimizers import rates
@@ -210,7 +210,7 @@ def check_picklable(**values: object) -> None:
 
 def _pickling_error(value: object) -> Exception | None:
     try:
-        cloudpickle.dumps(value)
+        check_pickles(value)
     except Exception as error:
         return error
     return None

@@ -1,22 +1,24 @@
 """What people write first is trained, or is an error that says how to fix it."""
 
 import re
+import traceback
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
-from compss_train import DistributedTrainer, DivergedError
+from compss_train import BufferSpec, DistributedTrainer, DivergedError, Samples, Simulations
 from tests.helpers.models import SGD, assert_same_bits, classification, mlp
 
 X, Y = classification()
 FIT = {"num_epochs": 2, "batch_size": 20, "progress": False}
 
 
-def trainer_of(net, loss="cross_entropy", metric=None):
-    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+def trainer_of(net, loss="cross_entropy", metric=None, engine="serial"):
+    trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
     trainer.build(net, SGD, loss, metric)
     return trainer
 
@@ -83,6 +85,19 @@ class Named(torch.utils.data.Dataset):
         return {"image": X[number], "kind": Y[number]}
 
 
+FRAME = pd.DataFrame({"x": X[:, 0], "y": Y})
+
+
+class Lazy:
+    """What says of itself what a LazyFrame of polars does."""
+
+    def lazy(self):
+        return self
+
+    def collect(self):
+        return FRAME
+
+
 MISTAKES = {
     "other names of parts": (
         *(mlp(), "cross_entropy", Named(), None),
@@ -99,6 +114,21 @@ MISTAKES = {
     "F.mse_loss that broadcasts": (
         *(nn.Linear(6, 1), nn.functional.mse_loss, X, ONE, ValueError, "and mse_loss " + COMPARED),
     ),
+    "a lambda that broadcasts": (
+        *(nn.Linear(6, 1), lambda output, y: nn.functional.mse_loss(output, y), X, ONE, ValueError),
+        "and mse_loss " + COMPARED,
+    ),
+    "arithmetic that broadcasts": (
+        *(nn.Linear(6, 1), lambda output, y: ((y.double() - output) ** 2).mean(), X, ONE, ValueError),
+        "and sub " + COMPARED,
+    ),
+    "outputs without a column": (
+        *(Wrapped(lambda logits: logits[:, 0]), lambda output, y: (output - y).abs().mean(), X, ONE[:, None]),
+        *(ValueError, r"and sub compares them element by element: .* y\[:, 0\]"),
+    ),
+    "groups": (mlp(), "cross_entropy", FRAME.groupby("y"), None, TypeError, "holds groups of rows: give the frame"),
+    "samples of a frame": (mlp(), "cross_entropy", lambda: Samples(FRAME), None, TypeError, "give x=frame"),
+    "a lazy frame": (mlp(), "cross_entropy", Lazy(), Y, TypeError, r"not read yet: give frame.collect\(\)"),
     "DataParallel": (nn.DataParallel(mlp()), "cross_entropy", X, Y, ValueError, "DataParallel, .* give net.module"),
     "meta": (
         nn.Linear(6, 3, device="meta"),
@@ -143,8 +173,63 @@ MISTAKES = {
 def test_common_mistakes_say_how_to_fix_them(name, method):
     net, loss, x, y, error, message = MISTAKES[name]
     with pytest.raises(error) as caught:
-        getattr(trainer_of(net, loss), method)(x, y, **FIT)
+        getattr(trainer_of(net, loss), method)(x() if callable(x) else x, y, **FIT)
     assert re.search(message, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())]), re.DOTALL)
+
+
+def squared(output, y):
+    return ((output - y) ** 2).mean()
+
+
+def test_broadcasting_is_an_error_that_names_the_users_line(shared_local):
+    """In training, validation, metrics, evaluation and online fits."""
+    column, rows = ONE[:, None], [*zip(X, ONE, strict=True)]
+    online = {"buffer": BufferSpec("FIFO", 16), "batch_size": 5, "progress": False}
+    by_name = trainer_of(nn.Linear(6, 1), "mse", squared)
+    for call in (
+        lambda: trainer_of(nn.Linear(6, 1), squared).fit(X, ONE, **FIT),
+        lambda: trainer_of(nn.Linear(6, 1), squared).fit(X, column, **FIT, validation_data=(X, ONE)),
+        lambda: trainer_of(nn.Linear(6, 1), squared).evaluate(X, ONE),
+        lambda: by_name.fit(X, ONE, **FIT),
+        lambda: trainer_of(nn.Linear(6, 1), squared, engine=shared_local).fit_online(
+            Simulations(iter, [rows]), **online
+        ),
+    ):
+        with pytest.raises(ValueError, match=COMPARED) as caught:
+            call()
+        assert "squared" in "".join(traceback.format_exception(caught.value))
+
+
+def test_losses_may_compare_pairs_and_shape_outputs_themselves():
+    def ranked(output, y):
+        return (torch.sign(y[:, None] - y) * (output.T - output)).relu().mean()
+
+    def flat(output, y):
+        return squared(output[:, 0], y) + squared(output, y.unsqueeze(1))
+
+    for loss in (ranked, flat):
+        trainer_of(nn.Linear(6, 1), loss, metric=loss).fit(X, ONE, **FIT, validation_data=(X, ONE))
+
+
+class OfOpenFile(torch.utils.data.Dataset):
+    def __init__(self, path):
+        self.file = path.open()
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, number):
+        return X[number], Y[number]
+
+
+def test_an_open_file_is_not_sent_with_its_text(shared_local, tmp_path):
+    (tmp_path / "text").write_text("text")
+    dataset = OfOpenFile(tmp_path / "text")
+    with (
+        dataset.file,
+        pytest.raises(TypeError, match=r"dataset.dataset.file \(_io.TextIOWrapper\) cannot be pickled"),
+    ):
+        trainer_of(mlp(), engine=shared_local).fit(dataset, **FIT)
 
 
 def test_element_wise_losses_take_integers():
