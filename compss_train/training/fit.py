@@ -1,7 +1,6 @@
 """``FitOptions``: what a fit was asked for, checked before any task starts."""
 
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
@@ -162,11 +161,15 @@ class FitOptions:
         spec: TrainingSpec,
         source: DataSource,
         seed: int,
+        fit: str,
         last_epoch: int,
         gpus: float,
         callbacks: Sequence[WorkerCallback] = (),
     ) -> Job:
-        """Return what the tasks need to know; the default pool size is that of the largest block of ``source``."""
+        """Return what the tasks need to know; the default pool size is that of the largest block of ``source``.
+
+        ``fit`` is a name that no other fit has, and ``gpus`` a worker's share of a GPU.
+        """
         return Job(
             spec=spec,
             reader=source.reader,
@@ -181,9 +184,7 @@ class FitOptions:
             averaging=self.merge.decay("steps"),
             dtype=self.merge.dtype,
             callbacks=callbacks,
-            resident=Residency(
-                fit=secrets.token_hex(8), last_epoch=last_epoch, share=gpus, idle_seconds=IDLE_SECONDS
-            ),
+            resident=Residency(fit=fit, last_epoch=last_epoch, share=gpus, idle_seconds=IDLE_SECONDS),
         )
 
     def for_data(self, source: DataSource, num_workers: int, spec: TrainingSpec, scheduled: bool) -> Self:

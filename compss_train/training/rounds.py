@@ -2,12 +2,13 @@
 
 import contextlib
 import logging
+import secrets
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any
 
@@ -55,7 +56,6 @@ from compss_train.training.session import (
 from compss_train.worker.batches import check_target
 from compss_train.worker.gpu_rows import rows_on_gpus
 from compss_train.worker.state import check_averageable
-from compss_train.worker.work import Job
 
 _LOG = logging.getLogger(__name__)
 
@@ -99,6 +99,8 @@ class FitOfEpochs(Fit):
     """The states of each group of workers after the last complete round."""
     _merge_state: MergeState[Ref] = field(default=NOTHING_KEPT, init=False)
     """What merges keep besides the parameters, after the last complete round."""
+    _name: str = field(default_factory=partial(secrets.token_hex, 8), init=False)
+    """A name that no other fit has."""
     _began: float = field(default=0.0, init=False)
     _last_end: float = field(default=0.0, init=False)
     """When the last round ended, by the clock of ``stopping``."""
@@ -163,8 +165,7 @@ class FitOfEpochs(Fit):
             finally:
                 self.running = False
                 merger.stop()
-                if (resident := self._job.resident) is not None:  # elsewhere the rows leave when idle
-                    rows_on_gpus().release(resident.fit)
+                rows_on_gpus().release(self._name)  # elsewhere they leave when idle
             _LOG.info("the fit has ended (%s)", model.stopped or "complete")
             session.keep(session.states, self._merge_state)
             model.averaged = self.averaged()
@@ -220,14 +221,10 @@ class FitOfEpochs(Fit):
         return chosen(self.session, merge, self.session.model.parameters)
 
     @cached_property
-    def _job(self) -> Job:
-        session, last_epoch = self.session, self.epochs.stop - 1
-        gpus, callbacks = session.resources.gpus, self.callbacks.in_workers
-        return self.options.job(session.spec, self.data, session.model.seed, last_epoch, gpus, callbacks)
-
-    @cached_property
     def _published_job(self) -> Ref:
-        return self.session.publish(self._job)
+        session, gpus = self.session, self.session.resources.gpus
+        fit = session.model.seed, self._name, self.epochs.stop - 1, gpus, self.callbacks.in_workers
+        return session.publish(self.options.job(session.spec, self.data, *fit))
 
     @property
     def _schedule(self) -> LrSchedule | None:

@@ -1,6 +1,6 @@
 """A GPU trains exactly the rows that the CPU trains, however rounds are cut and whatever stays on the GPU."""
 
-from itertools import accumulate, product
+from itertools import accumulate, count, product
 from unittest.mock import patch
 
 import numpy as np
@@ -24,6 +24,8 @@ from tests.helpers.cases import MAKE_SLOW
 from tests.worker.assignments import job_of
 
 SEED, GPUS = 3, torch.cuda.device_count()
+FITS = count()
+"""Numbers of fits, as rows stay on GPUs by the names of their fits."""
 
 
 class Cycle:
@@ -64,7 +66,7 @@ def batches_of(data, workers, gpus, **given):
         merge_unit=options.merge.unit,
         put_counts=options.buffer.put_counts if options.buffer and options.carries_buffers else None,
     )
-    job = options.job(job_of(1).spec, data, SEED, options.num_epochs - 1, 1.0)
+    job = options.job(job_of(1).spec, data, SEED, f"fit {next(FITS)}", options.num_epochs - 1, 1.0)
     begins, carried, found = tuple(accumulate(x.sizes[:-1], initial=0)), {}, []
     for round_, worker in product(plan.rounds(), range(workers)):
         passes = round_.assignments[worker]
