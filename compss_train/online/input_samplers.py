@@ -14,6 +14,8 @@ Bounds: TypeAlias = Sequence[tuple[float, float]] | Mapping[str, tuple[float, fl
 
 _COLUMNS = [("number", "i8"), ("complete", "?"), ("trained", "i8"), ("loss", "f8"), ("excess", "f8")]
 _ATTEMPTS, _NARROWING = 10, 0.3
+_CHUNK = 4096  # inputs whose distances are computed at a time
+_LEAST_LOSSES, _RIDGE = 10, 0.1
 
 
 class SimulationTable:
@@ -238,3 +240,69 @@ class BredInputs(BoxSampler):
                 break
             child = parent
         return np.asarray(child, np.float64)
+
+
+class SpacedInputs(BoxSampler):
+    """Inputs far from all earlier ones, and closer together where the loss is high.
+
+    Each is the best of some uniform candidates: the largest product of the distance to the nearest input that has
+    begun, in a box whose opposite walls touch, so that walls attract nothing, and of a power of the loss expected
+    there. That is a quadratic function of the input, fitted by ridge regression to the logarithms of the losses of
+    the simulations.
+
+    Parameters
+    ----------
+    bounds, number, seed:
+        As in ``BredInputs``.
+    power:
+        Power of the loss; by default 0.15. With 0 the inputs fill the box evenly, whatever the network learns.
+    candidates:
+        Number of candidates for each input.
+
+    Raises ``ValueError`` and ``TypeError`` for other values. Source: after the minimum energy designs of Joseph et
+    al., "Sequential Exploration of Complex Surfaces Using Minimum Energy Designs", Technometrics 57 (2015).
+    """
+
+    def __init__(
+        self, bounds: Bounds, number: int, *, power: float = 0.15, candidates: int = 500, seed: int = 0
+    ) -> None:
+        super().__init__(bounds, number, seed)
+        if not 0 <= power < np.inf:
+            raise ValueError(f"power={power!r}: give a number of at least 0, the power of the expected loss")
+        self._power, self._candidates = power, check_count("candidates", candidates)
+
+    def choose(self, table: SimulationTable) -> NDArray[np.float64]:
+        """Return the best candidate."""
+        candidates, begun = self.random.uniform(size=(self._candidates, self.parameters)), self.begun(table)
+        nearest = np.full(len(candidates), np.inf if len(begun) else 1.0)
+        for part in np.split(begun, range(_CHUNK, len(begun), _CHUNK)) if len(begun) else ():
+            squares = np.zeros((len(candidates), len(part)))
+            for each, other in zip(candidates.T, part.T, strict=True):
+                gap = np.abs(each[:, None] - other)
+                squares += np.minimum(gap, 1 - gap) ** 2
+            nearest = np.minimum(nearest, squares.min(1))
+        known = table.loss > 0  # not before it was trained
+        self.origin = "weighted" if self._power and known.sum() >= _LEAST_LOSSES else "spaced"
+        scores = np.log(np.maximum(nearest, np.finfo(float).tiny)) / 2
+        if self.origin == "weighted":
+            scores += self._power * _expected(begun[known], np.log(table.loss[known]), candidates)
+        best: NDArray[np.float64] = candidates[scores.argmax()]
+        return best
+
+
+def _expected(points: NDArray[np.float64], values: NDArray[Any], at: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return a quadratic function, fitted to values at points by ridge regression, at other points.
+
+    It is at most 2 above the largest value: losses are not believed to be more than e² times the known ones.
+    """
+    features, mean = _quadratic(points), values.mean()
+    normal = features.T @ features + _RIDGE * np.eye(features.shape[1])
+    weights = np.linalg.solve(normal, features.T @ (values - mean))
+    fitted: NDArray[np.float64] = np.minimum(_quadratic(at) @ weights + mean, values.max() + 2)
+    return fitted
+
+
+def _quadratic(points: NDArray[np.float64]) -> NDArray[np.float64]:
+    centred = 2 * points - 1
+    one, other = np.triu_indices(centred.shape[1])
+    return np.column_stack([np.ones(len(points)), centred, centred[:, one] * centred[:, other]])

@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train import BredInputs
+from compss_train import BredInputs, SpacedInputs
 from compss_train.model.saved_state import decode_value, encode_value
 from compss_train.online.input_samplers import SimulationTable
 
 BOUNDS = [(-1.0, 3.0), (100.0, 500.0)]
-SAMPLERS = {"bred": BredInputs}
+SAMPLERS = {"bred": BredInputs, "spaced": SpacedInputs}
 
 
 def draw(sampler, table, excess):
@@ -74,6 +74,36 @@ def test_without_losses_all_inputs_are_uniform():
     sampler = BredInputs(BOUNDS, 300, share=(1, 1))
     draw(sampler, SimulationTable(), lambda value: 0.0)
     assert sampler.origin == "uniform"
+
+
+def gaps_of(points):
+    """Return the distance of each point to its nearest neighbour, where opposite walls touch."""
+    apart = np.abs(points[:, None] - points)
+    apart = np.sqrt((np.minimum(apart, 1 - apart) ** 2).sum(2))
+    return apart[~np.eye(len(points), dtype=bool)].reshape(len(points), -1).min(1)
+
+
+def test_without_losses_spaced_inputs_fill_the_box_evenly():
+    points = np.array(draw(SpacedInputs([(0, 1)] * 3, 200, power=0), SimulationTable(), lambda value: 1.0))
+    uniform = np.random.default_rng(0).uniform(size=points.shape)
+    assert gaps_of(points).min() > 4 * gaps_of(uniform).min()
+    assert gaps_of(points).mean() > 1.3 * gaps_of(uniform).mean()
+    assert abs((points < 0.1).mean() - 0.1) < 0.03  # walls attract nothing
+
+
+def test_spaced_inputs_are_closer_together_where_the_loss_is_high():
+    """A loss that grows by e⁶ from one end to the other: a density of its power 0.15 · 2, in two dimensions."""
+    sampler = SpacedInputs([(0, 1)] * 2, 400)
+    points = np.array(draw(sampler, SimulationTable(), lambda value: np.exp(6 * value[0]) - 1))
+    assert sampler.origin == "weighted"
+    expected = (np.exp(1.8) - np.exp(0.9)) / (np.exp(1.8) - 1)  # of the half with the higher losses
+    assert abs((points[:, 0] > 0.5).mean() - expected) < 0.05
+
+
+@pytest.mark.parametrize(("options", "name"), [({"power": -1}, "power=-1"), ({"candidates": 0}, "candidates=0")])
+def test_invalid_options_of_spaced_inputs_are_errors(options, name, raises):
+    with raises(ValueError, name):
+        SpacedInputs(BOUNDS, 3, **options)
 
 
 @pytest.mark.parametrize(

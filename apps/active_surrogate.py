@@ -1,0 +1,235 @@
+"""Learn a surrogate from simulations whose inputs are chosen while it learns, and measure the worst errors.
+
+Two problems with five parameters each, of which some regions are much harder than others: the heat equation with a
+hot spot, and the Kuramoto-Sivashinsky equation. The network predicts the field at any time from the parameters. A
+simulation takes as long as a fixed number of batches, as if it were expensive, so that all methods train the same
+batches on as many simulations; uniform inputs that were not trained on measure the error of each simulation.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from heat import HeatEquation
+from numpy.typing import NDArray
+from torch import nn
+
+from compss_train import BredInputs, BufferSpec, DistributedTrainer, InputSampler, Merge, Simulations, SpacedInputs
+
+Floats = NDArray[np.float64]
+METHODS = ("uniform", "sobol", "bred", "spaced")
+STEPS, PARAMETERS, WIDTH, BATCH, FIRST = 20, 5, 64, 32, 10
+"""Samples of a simulation, its parameters, the network's width, and simulations before the first batch."""
+
+
+class Problem(Protocol):
+    """Simulations of a partial differential equation."""
+
+    bounds: Sequence[tuple[float, float]]
+    simulations: int
+    batches: int
+    """Of a study, for each simulation."""
+    points: int
+    """Of a field."""
+
+    def fields(self, parameters: Floats) -> Iterator[Floats]:
+        """Iterate over the fields after each of ``STEPS`` time steps."""
+        ...
+
+
+class HotSpot:
+    """The heat equation: centre (x, y) and width of a hot spot, diffusivity, temperature of the walls."""
+
+    bounds = ((0.15, 0.85), (0.15, 0.85), (0.05, 0.3), (0.1, 1.0), (0.0, 1.0))
+    simulations, batches, grid, duration = 100, 60, 12, 0.1
+    points = grid * grid
+
+    def fields(self, parameters: Floats) -> Iterator[Floats]:
+        """Solve by the spectrum of the discrete Laplacian; the diffusivity is a factor of time."""
+        x, y, width, diffusivity, wall = parameters
+        place = np.arange(1, self.grid + 1) / (self.grid + 1)
+        spot = np.exp(-((place - x) ** 2 + (place[:, None] - y) ** 2) / (2 * width**2))
+        substeps = 20
+        equation = HeatEquation(self.grid, diffusivity * self.duration / STEPS / substeps)
+        fields = equation.fields(spot, np.full(4, wall), substeps)
+        return (field.reshape(-1) for field in itertools.islice(fields, STEPS))
+
+
+class KuramotoSivashinsky:
+    """u_t = -u u_x - u_xx - v u_xxxx, periodic: length, v, amplitudes of the first two waves, phase of the second.
+
+    Fourth-order exponential time differencing (Kassam and Trefethen, SIAM J. Sci. Comput. 26, 2005).
+    """
+
+    bounds = ((10.0, 30.0), (0.8, 2.0), (0.1, 2.0), (0.0, 2.0), (0.0, 1.0))
+    simulations, batches, duration, substeps, grid = 200, 40, 8.0, 10, 64
+    points = grid // 2
+
+    def fields(self, parameters: Floats) -> Iterator[Floats]:
+        """Solve on ``grid`` points, and yield every second one, halved."""
+        length, viscosity, first, second, phase = parameters
+        place, numbers = np.arange(self.grid) / self.grid, np.arange(self.grid // 2 + 1)
+        wave = first * np.sin(2 * np.pi * place) + second * np.sin(2 * np.pi * (2 * place + phase))
+        u, k = np.fft.rfft(wave), 2 * np.pi * numbers / length
+        linear, step = k**2 - viscosity * k**4, self.duration / STEPS / self.substeps
+        whole, half = np.exp(step * linear), np.exp(step * linear / 2)
+        circle = np.exp(1j * np.pi * (np.arange(1, 17) - 0.5) / 16)  # around each value
+        z = step * linear[:, None] + circle
+        ez = np.exp(z)
+        q = step * ((np.exp(z / 2) - 1) / z).mean(1).real
+        a = step * ((-4 - z + ez * (4 - 3 * z + z**2)) / z**3).mean(1).real
+        b = step * ((2 + z + ez * (z - 2)) / z**3).mean(1).real
+        c = step * ((-4 - 3 * z - z**2 + ez * (4 - z)) / z**3).mean(1).real
+        factor = -0.5j * k * (numbers < self.grid // 3)
+
+        def product(modes: NDArray[Any]) -> NDArray[Any]:
+            return factor * np.fft.rfft(np.fft.irfft(modes, self.grid) ** 2)
+
+        for _ in range(STEPS):
+            for _ in range(self.substeps):
+                n = product(u)
+                one = half * u + q * n
+                n_one = product(one)
+                n_two = product(half * u + q * n_one)
+                n_three = product(half * one + q * (2 * n_two - n))
+                u = whole * u + a * n + 2 * b * (n_one + n_two) + c * n_three
+            yield np.fft.irfft(u, self.grid)[::2] / 2
+
+
+PROBLEMS: dict[str, Problem] = {"heat": HotSpot(), "ks": KuramotoSivashinsky()}
+
+
+def samples(problem: Problem, parameters: Floats) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Yield x, the parameters and the time from -1 to 1, and y, the field."""
+    low, high = np.transpose(problem.bounds)
+    scaled = 2 * (parameters - low) / (high - low) - 1
+    for step, field in enumerate(problem.fields(parameters), 1):
+        yield np.float32([*scaled, 2 * step / STEPS - 1]), field.astype(np.float32)
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Lets a simulation take a number of batches: a file counts batches trained and simulations begun."""
+
+    path: Path
+    simulations: int
+    batches: int
+
+    @property
+    def _numbers(self) -> Any:
+        return np.memmap(self.path, np.int64, "r+", shape=2)
+
+    def step(self, net: nn.Module, batch: Any, context: Any) -> dict[str, Any]:
+        """Train on a batch, and count it."""
+        x, y = batch
+        output = net(x)
+        self._numbers[0] += 1
+        return {"loss": context.loss(output, y), "output": output}
+
+    def simulate(self, problem: Problem, parameters: Floats) -> Iterator[Any]:
+        """Wait for the batches that are to be trained before this simulation ends, and yield its samples."""
+        numbers = self._numbers
+        number = int(numbers[1])
+        numbers[1] += 1
+        due = (number - FIRST) * self.batches / (self.simulations - FIRST)
+        while numbers[0] < due:
+            time.sleep(0.0005)
+        yield from samples(problem, parameters)
+
+
+def inputs(method: str, problem: Problem, number: int, seed: int) -> Iterable[Floats] | InputSampler:
+    """Return the inputs of a method."""
+    low, high = np.transpose(problem.bounds)
+    if method == "sobol":
+        from scipy.stats import qmc
+
+        points = qmc.Sobol(PARAMETERS, seed=seed).random_base2((number - 1).bit_length())
+        return list(qmc.scale(points[:number], low, high))
+    if method == "uniform":
+        return list(np.random.default_rng(seed).uniform(low, high, (number, PARAMETERS)))
+    return {"bred": BredInputs, "spaced": SpacedInputs}[method](problem.bounds, number, seed=seed)
+
+
+def network(problem: Problem, seed: int) -> nn.Module:
+    """Return an MLP from parameters and time to a field."""
+    torch.manual_seed(seed)
+    sizes = [PARAMETERS + 1, WIDTH, WIDTH, WIDTH]
+    hidden = [part for pair in itertools.pairwise(sizes) for part in (nn.Linear(*pair), nn.SiLU())]
+    return nn.Sequential(*hidden, nn.Linear(WIDTH, problem.points))
+
+
+@functools.lru_cache
+def held_out(name: str, number: int = 1000) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return samples of simulations of uniform inputs, those of each one after another."""
+    problem = PROBLEMS[name]
+    drawn = inputs("uniform", problem, number, 2**31)
+    x, y = zip(*(each for value in drawn for each in samples(problem, value)), strict=True)  # type: ignore[union-attr]
+    return torch.from_numpy(np.stack(x)), torch.from_numpy(np.stack(y))
+
+
+def study(
+    name: str, method: str, seed: int, engine: Any = "local", simulations: int = 0
+) -> tuple[Floats, float, Any]:
+    """Train; return the root mean square error of each held-out simulation, the seconds, and the trainer's history.
+
+    With another number of ``simulations`` as many batches are trained.
+    """
+    problem = PROBLEMS[name]
+    number, batches = simulations or problem.simulations, problem.simulations * problem.batches
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        DistributedTrainer(1, engine=engine, seed=seed, threads=1) as trainer,
+    ):
+        path, capacity = Path(folder) / "clock", 12 * problem.simulations
+        np.zeros(2, np.int64).tofile(path)
+        clock = Clock(path, number, batches - 20)  # the rest when the buffer empties
+        options = {"optimizer": "adam", "lr": 0.001}
+        trainer.build(network(problem, seed), options, "mse", training_step=clock.step)
+        simulate = functools.partial(clock.simulate, problem)
+        began = time.perf_counter()
+        trainer.fit_online(
+            Simulations(simulate, inputs(method, problem, number, seed)),
+            buffer=BufferSpec("Reservoir", capacity, threshold=FIRST * STEPS),
+            batch_size=BATCH,
+            merge=Merge(every=50),
+            max_batches=batches,
+            progress=False,
+        )
+        seconds = time.perf_counter() - began
+        net, history = trainer.model().cpu().eval(), list(trainer.history)
+    x, y = held_out(name)
+    with torch.no_grad():
+        squares = (net(x) - y).square().mean(1)
+    return squares.reshape(-1, STEPS).mean(1).sqrt().double().numpy(), seconds, history
+
+
+def main() -> None:
+    """Run the app."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--problem", default="heat", choices=list(PROBLEMS))
+    parser.add_argument("--methods", nargs="+", default=["uniform", "spaced"], choices=METHODS)
+    parser.add_argument("--simulations", type=int, default=0, help="0 for those of the problem")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--engine", default="local", choices=["local", "compss", "ray"])
+    arguments = parser.parse_args()
+    for method in arguments.methods:
+        errors, seconds, _ = study(
+            arguments.problem, method, arguments.seed, arguments.engine, arguments.simulations
+        )
+        median, worst = np.quantile(errors, [0.5, 0.99])
+        values = f"median {median:.4f}, mean {errors.mean():.4f}, 99th percentile {worst:.4f}"
+        print(f"{method}: error {values}, {seconds:.0f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,141 @@
+"""How large are the worst errors if inputs are chosen while the network learns (``apps/active_surrogate.py``)?
+
+The network, the bounds and the budgets of the app are fixed, and methods were chosen on seeds other than these.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import _common as common
+import numpy as np
+from numpy.typing import NDArray
+
+from compss_train import BufferSpec, DistributedTrainer, InputSampler, Merge, Simulations
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "apps"))
+import active_surrogate as app
+
+MORE = (2.0, 3.0)
+"""Times as many simulations, of uniform inputs and with as many batches in all."""
+WORST = "99th percentile"
+NUMBERS = ("median", "mean", WORST, "seconds", "mean square")
+STUDIES = Path("runs/active-inputs.jsonl")
+"""Studies that have run; a later call of this program goes on."""
+TITLES = {"heat": "Heat equation, hot spot", "ks": "Kuramoto-Sivashinsky"}
+
+
+def summary(name: str, method: str, times: float, seed: int) -> dict[str, float]:
+    """Return the errors and the time of a study, which runs unless ``STUDIES`` has it."""
+    key = {"problem": name, "method": method, "times": times, "seed": seed}
+    for line in STUDIES.read_text().splitlines() if STUDIES.exists() else ():
+        if key.items() <= (known := json.loads(line)).items():
+            return dict(known)
+    simulations = round(times * app.PROBLEMS[name].simulations)
+    errors, seconds, history = app.study(name, method, seed, simulations=simulations)
+    values = [np.median(errors), errors.mean(), np.quantile(errors, 0.99), seconds, (errors**2).mean()]
+    result = dict(zip(NUMBERS, map(float, values), strict=True))
+    result["batches"] = sum(record["batches"] for record in history)
+    with STUDIES.open("a") as file:
+        file.write(json.dumps(key | result) + "\n")
+    return result
+
+
+def ratio(ours: list[dict[str, float]], theirs: list[dict[str, float]], key: str) -> float:
+    """Return the geometric mean over the seeds of the ratio of a number."""
+    return float(np.exp(np.mean([np.log(one[key] / other[key]) for one, other in zip(ours, theirs, strict=True)])))
+
+
+def report_errors(name: str, repetitions: int) -> None:
+    """Compare the methods, and find how many simulations uniform inputs need for the worst errors of each."""
+    studies = [(method, 1.0) for method in app.METHODS] + [("uniform", times) for times in MORE]
+    runs = [[summary(name, *each, seed) for seed in range(repetitions)] for each in studies]
+    worst = [ratio(own, runs[0], WORST) for own in runs[len(app.METHODS) :]]
+    print(f"{name}: median over {repetitions} seeds; ratios to uniform, geometric mean over the seeds")
+    for (method, times), own in zip(studies, runs, strict=True):
+        to_uniform = {key: ratio(own, runs[0], key) for key in NUMBERS}
+        needed = np.interp(-to_uniform[WORST], [-1.0, *(-each for each in worst)], [1.0, *MORE])
+        values = ", ".join(f"{key} {np.median([each[key] for each in own]):.4f}" for key in NUMBERS)
+        ratios = ", ".join(f"{key} {value:.2f}" for key, value in to_uniform.items())
+        print(f"{method} x {times:g}: {values}; to uniform {ratios}; simulations {needed:.1f}", flush=True)
+
+
+def draw_errors(path: Path, repetitions: int) -> None:
+    """Draw the median and the 99th percentile of each method, and the seeds as points."""
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(1, len(app.PROBLEMS), figsize=(9, 3.2), layout="constrained")
+    for name, axis in zip(app.PROBLEMS, axes, strict=True):
+        for place, method in enumerate(app.METHODS):
+            runs = [summary(name, method, 1.0, seed) for seed in range(repetitions)]
+            for key, colour in (("median", "C0"), (WORST, "C3")):
+                values = [each[key] for each in runs]
+                label = f"{key} over simulations" if not place else None
+                axis.plot([place] * len(values), values, ".", color=colour, alpha=0.4)
+                axis.plot(
+                    place, np.median(values), "_", color=colour, markersize=24, markeredgewidth=2, label=label
+                )
+        axis.set(title=TITLES[name], yscale="log", xticks=range(len(app.METHODS)), xticklabels=app.METHODS)
+    axes[0].set_ylabel("error")
+    axes[0].legend(fontsize="small")
+    figure.savefig(path, dpi=110)
+
+
+class Uniform(InputSampler):
+    """Uniform inputs, with the losses of samples or without."""
+
+    def __init__(self, problem: app.Problem, *, needs_losses: bool) -> None:
+        self.needs_losses = needs_losses  # type: ignore[misc]
+        self._left = list(app.inputs("uniform", problem, 20, 0))  # type: ignore[arg-type]
+
+    def next(self, table: Any) -> NDArray[np.float64] | None:
+        """Return the next input."""
+        return self._left.pop() if self._left else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
+def rate(name: str, batches: int, needs_losses: bool, _: int) -> float:
+    """Return samples per second, from the first record of a fit to the last one."""
+    problem = app.PROBLEMS[name]
+    with DistributedTrainer(1, engine="local", seed=0, threads=1) as trainer:
+        trainer.build(app.network(problem, 0), {"optimizer": "adam", "lr": 0.001}, "mse")
+        trainer.fit_online(
+            Simulations(partial(app.samples, problem), Uniform(problem, needs_losses=needs_losses)),
+            buffer=BufferSpec("Reservoir", 400, threshold=380),
+            batch_size=app.BATCH,
+            merge=Merge(every=50),
+            max_batches=batches,
+            record_every=0.2,
+            progress=False,
+        )
+        first, *rest = list(trainer.history)[1:-1]
+        return float(sum(each["samples"] for each in rest) / (rest[-1]["ended"] - first["ended"]))
+
+
+def main() -> None:
+    options = common.parsed(common.parser(__doc__, repetitions=5, parts=("heat", "ks", "picture", "rate")))
+    STUDIES.parent.mkdir(exist_ok=True)
+    for part in options.parts:
+        if part == "rate":
+            batches = 500 if options.quick else 4000
+            rates = {f"losses by sample: {each}": partial(rate, "ks", batches, each) for each in (False, True)}
+            measured = common.in_turn(rates, 2 * options.repetitions)
+            common.print_rates("Samples per second, one worker", measured, next(iter(rates)))
+        elif part == "picture":
+            draw_errors(STUDIES.with_name("active.png"), options.repetitions)
+        else:
+            report_errors(part, options.repetitions)
+
+
+if __name__ == "__main__":
+    main()

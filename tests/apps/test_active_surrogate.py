@@ -1,0 +1,61 @@
+"""The app with chosen inputs: its solvers by themselves, and a small study by each method."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def app(modules, one_thread):
+    import active_surrogate
+
+    return active_surrogate
+
+
+@dataclass
+class Decay:
+    """One number that decays; quick ones are harder."""
+
+    bounds = ((0.0, 1.0),) * 5
+    simulations, batches, points = 20, 3, 1
+
+    def fields(self, parameters):
+        return (np.array([np.exp(-9 * parameters[0] * t)]) for t in np.linspace(0, 1, 20))
+
+
+@pytest.mark.parametrize("method", ["uniform", "spaced"])
+def test_a_study_trains_its_batches(app, monkeypatch, method):
+    monkeypatch.setitem(app.PROBLEMS, "decay", Decay())
+    errors, seconds, history = app.study("decay", method, 0)
+    assert errors.shape == (1000,)
+    assert np.isfinite(errors).all()
+    assert seconds > 0
+    assert sum(record["batches"] for record in history) >= 20 * 3 - 20
+    assert history[-1]["simulations"]["done"] == 20
+    app.held_out.cache_clear()
+
+
+def test_the_hot_spot_cools_down_to_the_walls(app):
+    low, high = np.transpose(app.HotSpot.bounds)
+    fields = np.array(list(app.HotSpot().fields(np.array([0.5, 0.5, 0.1, 1.0, 0.0]))))
+    assert fields.shape == (app.STEPS, app.HotSpot.points)
+    assert (np.diff(fields.max(1)) < 0).all()
+    long = app.HotSpot()
+    long.duration = 10.0
+    *_, last = long.fields((low + high) / 2)
+    np.testing.assert_allclose(last, 0.5, atol=1e-6)
+
+
+def test_the_equation_of_kuramoto_and_sivashinsky_keeps_the_mean_and_converges(app):
+    """Fourth order: half the time step leaves a sixteenth of the error."""
+    parameters = np.array([22.0, 1.0, 1.5, 1.0, 0.3])
+    results = []
+    for substeps in (5, 10, 20, 40):
+        problem = app.KuramotoSivashinsky()
+        problem.substeps = substeps
+        results.append(np.array(list(problem.fields(parameters)))[-1])
+    errors = [np.abs(each - results[-1]).max() for each in results[:-1]]
+    assert abs(results[-1].mean()) < 1e-3
+    assert errors[0] > 8 * errors[1] > 64 * errors[2]
+    assert errors[1] < 1e-4
