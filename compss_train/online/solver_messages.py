@@ -4,6 +4,7 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import suppress
+from io import BufferedReader
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ PROTOCOL = 1
 _FIELD, _VALUES, _TEXT, _END = 1, 2, 3, 4
 _MAX_HELLO, _MAX_TEXT = 256, 2**24
 """Bytes of the first line, and of names and texts."""
+_AHEAD = 2**20
+"""Bytes that are read ahead."""
 
 
 class SolverFields(dict[str, NDArray[np.float64]]):
@@ -57,9 +60,14 @@ class SolverMessages(Closable):
 
     def __init__(self, connection: socket.socket, order: str) -> None:
         self._connection, self._header = connection, struct.Struct(f"{order}IIQ")
+        # The solver goes on while what was read ahead is sent to workers.
+        self._file = BufferedReader(socket.SocketIO(connection, "r"), _AHEAD)
         self._dtype = np.dtype(f"{order}f8")
-        self._sizes: dict[str, int | None] = {}
-        """The length of each field, by its name, once it was sent."""
+        self._head = bytearray(self._header.size)
+        self._names: list[str] = []
+        """Of the fields, by number."""
+        self._sizes: dict[int, int] = {}
+        """The length of each field that was sent, by number."""
         self.ended = False
         """Whether the solver has said that it has sent everything."""
 
@@ -84,7 +92,7 @@ class SolverMessages(Closable):
                 fields[name] = value
                 if name in texts:
                     fields.metadata[name] = texts.pop(name)
-                if not is_first and len(fields) == len(self._sizes):
+                if not is_first and len(fields) == len(self._names):
                     yield fields
                     fields = SolverFields()
         if self.ended and fields:
@@ -92,50 +100,51 @@ class SolverMessages(Closable):
             yield fields
 
     def _check_complete(self, fields: SolverFields, what: str) -> None:
-        if missing := [repr(name) for name in self._sizes if name not in fields]:
+        if missing := [repr(name) for name in self._names if name not in fields]:
             raise ValueError(f"{what} without having sent {' and '.join(missing)}; a time step has each field once")
 
     def _next(self) -> tuple[int, str, Any] | None:
         """Return the kind, the field and the contents of the next message; ``None`` after the last one."""
-        if self.ended or (header := self._read(np.empty(self._header.size, np.uint8))) is None:
+        if self.ended or not self._read(self._head):
             return None
-        kind, number, size = self._header.unpack(header.data)
+        kind, number, size = self._header.unpack(self._head)
+        if kind == _VALUES and not size % 8:
+            values = np.empty(size // 8, self._dtype)
+            return (kind, self._name(number), self._sized(number, values)) if self._read(values.data) else None
         if kind == _END:
             self.ended = True
             return None
-        if kind in (_FIELD, _TEXT) and size <= _MAX_TEXT:
-            if (data := self._read(np.empty(size, np.uint8))) is None:
-                return None
-            text = data.tobytes().decode(errors="replace")
-            if kind == _FIELD:
-                self._sizes[text] = None
-            return kind, text if kind == _FIELD else self._name(number), text
-        if kind != _VALUES or size % 8:
+        if kind not in (_FIELD, _TEXT) or size > _MAX_TEXT:
             raise ValueError(f"sent a malformed message of kind {kind} and {size} bytes")
-        name, values = self._name(number), self._read(np.empty(size // 8, self._dtype))
-        if values is None:
+        data = bytearray(size)
+        if not self._read(data):
             return None
-        if (known := self._sizes[name]) not in (None, values.size):
-            raise ValueError(f"sent {values.size} values of {name!r}, and {known} at earlier time steps")
-        self._sizes[name] = values.size
-        return kind, name, values if self._dtype.isnative else values.astype(np.float64)
+        text = data.decode(errors="replace")
+        if kind == _FIELD:
+            self._names.append(text)
+        return kind, text if kind == _FIELD else self._name(number), text
+
+    def _name(self, number: int) -> str:
+        if number >= len(self._names):
+            raise ValueError(f"sent a message about field {number} of {len(self._names)}")
+        return self._names[number]
+
+    def _sized(self, number: int, values: NDArray[Any]) -> NDArray[np.float64]:
+        """Return values in this machine's byte order, if they are as many as at earlier time steps."""
+        if (known := self._sizes.setdefault(number, values.size)) != values.size:
+            raise ValueError(
+                f"sent {values.size} values of {self._name(number)!r}, and {known} at earlier time steps"
+            )
+        return values if self._dtype.isnative else values.astype(np.float64)
+
+    def _read(self, buffer: bytearray | memoryview) -> bool:
+        """Fill a buffer; return False if the connection ends before it is full."""
+        view = memoryview(buffer)
+        with suppress(ConnectionError):
+            return self._file.readinto(view) == view.nbytes
+        return False
 
     def close(self) -> None:
         """Close the connection."""
+        self._file.close()
         self._connection.close()
-
-    def _name(self, number: int) -> str:
-        if number >= len(self._sizes):
-            raise ValueError(f"sent a message about field {number} of {len(self._sizes)}")
-        return list(self._sizes)[number]
-
-    def _read(self, array: NDArray[Any]) -> NDArray[Any] | None:
-        """Fill an array; return ``None`` if the connection ends before it is full."""
-        view, size = array.data.cast("B"), 0
-        with suppress(ConnectionError):
-            while size < len(view):
-                if not (read := self._connection.recv_into(view[size:], 0, socket.MSG_WAITALL)):
-                    return None
-                size += read
-            return array
-        return None

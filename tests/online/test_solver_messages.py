@@ -57,6 +57,10 @@ def test_fields_may_be_declared_until_the_first_step_is_complete():
     )
 
 
+def test_fields_may_be_empty():
+    assert received(U, V, values(0), values(1, 2), message(END)) == ([{"u": [], "v": [2]}], True)
+
+
 def test_big_endian_numbers_are_swapped():
     sent = message(FIELD, 0, b"u", ">"), values(0, 1, 0.1, order=">"), message(END, order=">")
     assert received(*sent, order=">") == ([{"u": [1, 0.1]}], True)

@@ -343,7 +343,7 @@ COMPSS_TRAIN_WEAK void compss_train_mpi_pause(int tries)
 
     pause.tv_sec = 0;
     pause.tv_usec = 50;
-    if (tries < 1000)
+    if (tries < 50)
         sched_yield();
     else
         select(0, NULL, NULL, NULL, &pause);
@@ -361,7 +361,7 @@ COMPSS_TRAIN_WEAK void compss_train_mpi_finish(MPI_Request *request)
     int tries = 0, done = 0;
 
     for (MPI_Test(request, &done, MPI_STATUS_IGNORE); !done; MPI_Test(request, &done, MPI_STATUS_IGNORE))
-        compss_train_mpi_pause(tries < 1000 ? tries++ : tries);
+        compss_train_mpi_pause(tries < 50 ? tries++ : tries);
 }
 
 /* On rank 0: ranks that send other fields, or leave early, would mix fields up, or make the others wait for ever. */
@@ -385,7 +385,7 @@ COMPSS_TRAIN_WEAK void compss_train_mpi_receive(int rank, double *part, int coun
     double *other;
 
     for (MPI_Iprobe(rank, 0, comm, &there, &status); !there; MPI_Iprobe(rank, 0, comm, &there, &status))
-        compss_train_mpi_pause(tries < 1000 ? tries++ : tries);
+        compss_train_mpi_pause(tries < 50 ? tries++ : tries);
     MPI_Get_count(&status, MPI_DOUBLE, &size);
     other = size == count + 1 ? part : (double *)compss_train_allocate((size_t)size, sizeof *other);
     MPI_Recv(other, size, MPI_DOUBLE, rank, 0, comm, MPI_STATUS_IGNORE);
