@@ -118,6 +118,7 @@ def evaluate_arguments(parser: Parser) -> None:
         "(default: the run's validation data)"
     )
     parser.add_argument("--data", nargs="+", default=(), metavar="FILE", help=data)
+    _add_x(parser)
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -133,14 +134,19 @@ def predict_arguments(parser: Parser) -> None:
     _add_run(parser)
     files = "files with samples: .npy, or .npz, .pt, .h5 with an array x, tables, images; quoted patterns"
     parser.add_argument("--input", nargs="+", required=True, metavar="FILE", help=files)
-    columns = "the array that is x, or the columns of a table that are x, in order (default: as [data] of the run)"
-    parser.add_argument("--x", type=_comma_separated, default=(), metavar="NAME,...", help=columns)
+    _add_x(parser)
     output = "a .npy file, .npz with an array called output, or .csv or .parquet with a row for each sample"
     parser.add_argument("--output", type=_path, required=True, metavar="FILE", help=output)
     ids = "the column or array of the input that names the samples in a .csv or .parquet (default: file and row)"
     parser.add_argument("--ids", metavar="NAME", help=ids)
     classes = "write the index of each sample's largest output, in tables its class, instead of the outputs"
     parser.add_argument("--classes", action="store_true", help=classes)
+
+
+def _add_x(parser: Parser) -> None:
+    """Add how files name x."""
+    columns = "the array that is x, or the columns of a table that are x, in order (default: as [data] of the run)"
+    parser.add_argument("--x", type=_comma_separated, default=(), metavar="NAME,...", help=columns)
 
 
 def _add_run(parser: Parser) -> None:

@@ -33,7 +33,7 @@ def evaluate(options: argparse.Namespace) -> int:
     """Print loss and metrics."""
     files = [locations.absolute(name) for name in options.data]
     with _open_run(options) as (file, trainer):
-        samples = read_pair(files, file) if files else _validation_data(file, trainer)
+        samples = read_pair(files, file, options.x) if files else _validation_data(file, trainer)
         with _rejected_samples("evaluated"):
             result = trainer.evaluate(samples.x, samples.y)
     print(strict_json.dumps(result) if options.json else fit.format_metrics(result))
@@ -95,6 +95,8 @@ def _write_table(
     header = list(classes) if len(classes) == rows.shape[1] else [f"output {n}" for n in range(rows.shape[1])]
     if output.ndim == 1 and classes:
         header, rows = ["class"], np.take(classes, rows)
+    if name in header:
+        raise ValueError(f"--ids {name}: a column of the outputs has this name; name another column, or write .npy")
     if parquet:
         columns = import_pyarrow().table([of_samples, *rows.T], names=[name, *header])
         import_pyarrow("pyarrow.parquet").write_table(columns, path)
@@ -200,10 +202,10 @@ def _rejected_samples(verb: str) -> Iterator[None]:
         raise ValueError(run_files.append_notes(f"these samples cannot be {verb}: {error}", error)) from error
 
 
-def read_pair(names: Sequence[str], run_file: run_files.RunFile) -> data.Dataset:
-    """Return x and y: two ``.npy`` files, or files that hold both under the array names of ``[data]``."""
+def read_pair(names: Sequence[str], run_file: run_files.RunFile, x: Sequence[str] = ()) -> data.Dataset:
+    """Return x and y: two ``.npy`` files, or files that hold both under the array names of ``[data]``, or ``x``."""
     if not all(name.endswith(".npy") for name in names):
-        return data.Dataset(read_samples(names, run_file, targets=True))
+        return data.Dataset(read_samples(names, run_file, x=x, targets=True))
     if len(names) != 2:
         raise ValueError(f"{names[0]} is x alone: name a .npy file for y, the same if x is its own target")
     return data.Dataset(data.load_array(names[0], "x"), data.load_array(names[1], "y"))
@@ -231,7 +233,7 @@ def read_samples(
     try:
         dataset.training_keys(targets=targets)
     except ValueError as error:
-        hint = "--set data.x=NAME where [data] has files, --set data.x.key=NAME where it has x, or predict --x"
+        hint = "--set data.x=NAME where [data] has files, --set data.x.key=NAME where it has x, or --x"
         raise ValueError(f"{error}. For a run: {hint}; else rename the array") from error
     return dataset
 

@@ -80,7 +80,7 @@ def page(
 
     ``status`` is a text such as "running"; with ``refresh`` browsers reload the page every few seconds.
     """
-    net = str((configuration.get("build") or {}).get("net", "")).partition("(")[0].strip()
+    net = str(_part(configuration, "build").get("net", "")).partition("(")[0].strip()
     shown = {part: value for part, value in configuration.items() if value is not None and part != "details"}
     text: str = load_template("report.html").render(
         title=f"Training of {net}" if net else "Training",
@@ -134,8 +134,14 @@ def load_template(name: str = "report.html") -> Any:
     return environment.get_template(name)
 
 
+def _part(configuration: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    """Return a part of a configuration, which may be any dict."""
+    part = configuration.get(name)
+    return part if isinstance(part, Mapping) else {}
+
+
 def _subtitle(history: Sequence[Record], configuration: Mapping[str, Any]) -> str:
-    trainer, machine = (configuration.get(part) or {} for part in ("trainer", "machine"))
+    trainer, machine = _part(configuration, "trainer"), _part(configuration, "machine")
     workers = trainer.get("num_workers")
     parts = [
         None if workers is None else f"{workers} worker{'s' * (workers != 1)}",

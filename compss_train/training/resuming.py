@@ -4,7 +4,7 @@ import os
 import platform
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from compss_train.training.callback import Callback
 from compss_train.training.checkpoints import Checkpoint, Progress, Snapshot
 from compss_train.training.data_source import DataSource
 from compss_train.training.fit import FitOptions
+from compss_train.training.merge import DEFAULTS
 from compss_train.training.session import MergeState, Session, TrainedModel, TrainingState
 from compss_train.worker.state import optimizer_bytes
 
@@ -220,14 +221,15 @@ def warn_of_differences(checkpoint: Checkpoint, session: Session, *, fit: str) -
     """Warn of settings that change results."""
     path, snapshot = checkpoint
     saved, setting = snapshot.setting, _setting(session)
-    others = {name: value for name, value in saved.items() if name not in ("optimizer_options", "seed")}
+    apart = "optimizer_options", "seed"
+    others = {name: value for name, value in saved.items() if name not in apart}
     groups = zip(saved["optimizer_options"], setting["optimizer_options"], strict=True)
     differences = [
         (f"group {number}'s " if len(setting["optimizer_options"]) > 1 else "") + difference
         for number, (before, after) in enumerate(groups)
-        for difference in _differences(before, after)
+        for difference in _option_differences(before, after)
     ]
-    differences += _differences(others, setting)
+    differences += _option_differences(others, {name: setting[name] for name in setting if name not in apart})
     if differences:
         warn_user(f"{fit} from {path}, but not bit for bit as without interruption: {_join_first(differences)}")
 
@@ -243,7 +245,8 @@ def check_same_fit(checkpoint: Checkpoint, planned: Progress, options: FitOption
     if progress is None:
         raise ValueError(f"{path} was not written during fit, so it cannot be resumed; use trainer.restore")
     saved = {name: value for name, value in progress.options.items() if name not in CHANGEABLE_OPTIONS}
-    differences = _differences(saved, planned.options)
+    now = {name: value for name, value in planned.options.items() if name not in CHANGEABLE_OPTIONS}
+    differences = _option_differences(saved, now, _defaults())
     if differences := [*differences, *_data_differences(progress.sizes, planned.sizes)]:
         raise ValueError(
             f"{path} is the checkpoint of another fit: {_join_first(differences)}. Give the same options and data "
@@ -300,6 +303,24 @@ def _differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[s
         for name, value in saved.items()
         if name in current and current[name] != value
     ]
+
+
+def _option_differences(
+    saved: Mapping[str, Any], current: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+) -> list[str]:
+    """Return how options differ. One that a side lacks, as of another version, has its default there, or is off."""
+    known = defaults or {}
+    pairs = {name: [side.get(name, known.get(name)) for side in (saved, current)] for name in {**saved, **current}}
+    return [
+        f"{name} was {before}, and is {after}"
+        for name, (before, after) in pairs.items()
+        if before != after and (before or after or (name in saved and name in current))
+    ]
+
+
+def _defaults() -> dict[str, Any]:
+    merge = {f"merge.{name}": description.described(value) for name, value in vars(DEFAULTS).items()}
+    return merge | {each.name: _plain(each.default) for each in fields(FitOptions) if each.default is not MISSING}
 
 
 def _join_first(differences: list[str], limit: int = 5) -> str:

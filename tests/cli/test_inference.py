@@ -165,6 +165,11 @@ def test_tables_are_predicted_by_columns_with_ids(fitted, command, suffix):
     command(*given, "--output", "out.csv", "--ids", "id", "--classes")
     rows = list(csv.reader(Path("out.csv").read_text().splitlines()))
     assert rows[1:] == [[name, str(each)] for name, each in zip(ids, outputs.argmax(axis=1), strict=True)]
+    named = pyarrow.table({"output 0": ids, **{f"c{n}": x[:, n] for n in range(6)}, "y": data(40)[1]})
+    parquet.write_table(named, "named.parquet")
+    same = ("--input", "named.parquet", *given[4:], "--ids", "output 0", "--output", "a.csv")
+    assert "a column of the outputs has this name" in command("predict", fitted, *same, code=2).err
+    assert "accuracy" in command("evaluate", fitted, "--data", "named.parquet", *given[4:]).out
     assert "has no column 'z'" in command(*given[:-1], "c0,z", "--output", "a.csv", code=2).err
     assert "'street'; it has" in command(*given, "--ids", "street", "--output", "a.csv", code=2).err
     assert "only .csv and .parquet files" in command(*given, "--ids", "id", "--output", "a.npy", code=2).err

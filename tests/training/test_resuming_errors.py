@@ -4,8 +4,10 @@ import errno
 import os
 import re
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ from compss_train import BadCheckpointError, BlockedTensor, BufferSpec, FileData
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.model import saved_state
 from compss_train.training import checkpoints as storage
+from compss_train.training import resuming
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.small_fits import RefusingTransform, X, Y, assert_alike, fit, numbers_of, trainer_of
 from tests.training.checkpoints.trees import assert_same
@@ -53,6 +56,24 @@ def assert_refused(trainer, error, message, *callbacks, **options):
     assert_same_bits(trainer.get_parameters(), before)
     assert (trainer.history, trainer.seed, trainer.stopped) == ([], seed, None)
     return caught.value
+
+
+def test_no_option_of_a_fit_falls_through_a_checkpoint_that_lacks_it(folder):
+    """As one of an earlier version lacks an option that is new: it means the default."""
+    path, content = storage.read_latest_checkpoint(folder, warn=False)
+    snapshot = storage.Snapshot.from_dict(content, path)
+    options = snapshot.progress.options
+    assert {"merge.every", "merge.averaging_unit", "batch_size", "shuffle", "loss", "class_weight"} <= {*options}
+    for name in {*options, "a new one"} - {*resuming.CHANGEABLE_OPTIONS}:
+        without = {other: value for other, value in options.items() if other != name}
+        lacking = path, replace(snapshot, progress=replace(snapshot.progress, options=without))
+        planned = replace(snapshot.progress, options={**options, name: "another"})
+        with pytest.raises(ValueError, match=f"{re.escape(name)} was .*, and is another"):
+            resuming.check_same_fit(lacking, planned, SimpleNamespace(carries_buffers=False), 3)
+    for name in ("merge.every", "merge.averaging_unit", "shuffle", "buffer", "class_weight"):  # of this fit's value
+        without = {other: value for other, value in options.items() if other != name}
+        lacking = path, replace(snapshot, progress=replace(snapshot.progress, options=without))
+        resuming.check_same_fit(lacking, snapshot.progress, SimpleNamespace(carries_buffers=False), 3)
 
 
 def test_what_refuses_does(folder):
