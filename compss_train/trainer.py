@@ -369,7 +369,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
 
         Simulations run as tasks and send their samples to ``num_workers`` workers, which hold them in buffers and
         train on batches drawn from these, until all simulations have ended and the buffers are empty. Only
-        checkpoints are written to disk. Needs the extra ``online``, and the engine local or compss; docs/online.md.
+        checkpoints are written to disk. Needs the extra ``online``; not for the serial engine; docs/online.md.
 
         Parameters
         ----------

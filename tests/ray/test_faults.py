@@ -14,14 +14,11 @@ from torch import nn
 
 from compss_train import DistributedTrainer, WorkerLostError
 from compss_train.callbacks import Callback
-from compss_train.engines import Resources
 from compss_train.engines.ray import submitter
 from tests.engines import tasks
 from tests.helpers.callbacks import CallAt
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, classification
-from tests.helpers.ray_cluster import NODE
 from tests.helpers.small_fits import fit, trainer_of
-from tests.helpers.waiting import wait_until
 from tests.trainer.test_faults import KillOnce
 
 pytestmark = pytest.mark.slow  # nodes that start and die take minutes on a busy machine
@@ -69,19 +66,6 @@ def test_an_end_for_lack_of_memory_names_the_task_and_its_memory():
     error = submitter.lost_error("task 'train_group'", OutOfMemoryError(text))
     assert str(error).startswith("task 'train_group' was ended by Ray's memory monitor")
     assert "0.98 GB used / 1.00 GB limit. Use smaller blocks" in str(error)
-
-
-@pytest.fixture
-def third_node(ray_cluster, shared_ray, monkeypatch):
-    """A node that has just joined, and is gone after the test."""
-    monkeypatch.setattr(submitter, "NODES_SECONDS", 0.1)
-    before = shared_ray.slots(Resources())
-    node = ray_cluster.add_node(**NODE)
-    wait_until(lambda: shared_ray.slots(Resources()) == before + 2, 60)
-    yield node
-    if node in ray_cluster.list_all_nodes():
-        ray_cluster.remove_node(node, allow_graceful=False)
-    wait_until(lambda: shared_ray.slots(Resources()) == before, 60)
 
 
 def keep_every(seconds, monkeypatch):

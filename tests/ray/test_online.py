@@ -1,15 +1,33 @@
-"""Training while simulations run on two nodes: long tasks find the coordinator, and those that die run again."""
+"""Training while simulations run on two nodes: long tasks find the coordinator, and those that die run again.
+
+Workers merge through the parameter server in the coordinator, from other nodes, too.
+"""
 
 import os
 import signal
+from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
+import ray
 
 from compss_train import BufferSpec
+from compss_train.callbacks import Callback
 from tests.online.fits import build_trainer, fit_and_count, fit_online, split_range
-from tests.online.simulations import COUNTING_SGD, CountingNet, OneHotSimulation, one_hot, sample_counts, sum_loss
+from tests.online.simulations import (
+    COUNTING_SGD,
+    CountingNet,
+    Fault,
+    OneHotSimulation,
+    TouchFile,
+    kill_process,
+    one_hot,
+    sample_counts,
+    sum_loss,
+)
 from tests.online.solvers.compiled import compiled, mpirun, solver
+from tests.online.test_resuming import SAMPLES, StopAt, run_life
 
 
 def test_queues_of_two_workers_train_each_sample_once(shared_ray):
@@ -56,3 +74,63 @@ def test_a_simulation_that_dies_runs_again(shared_ray, tmp_path):
         _, trained = fit_and_count(shared_ray, CountingNet(20), simulate, split_range(20, 5), count=2)
     assert trained == [1] * 20
     assert simulate.flag.exists()
+
+
+@pytest.mark.slow  # another process imports torch
+def test_a_killed_worker_goes_on_from_its_save(shared_ray, tmp_path):
+    fault = Fault(35, kill_process, tmp_path)
+    options = {"workers": 2, "checkpoint_every": 0.001, "buffer": BufferSpec("FIFO", 8)}
+    trainer, trained = fit_and_count(
+        shared_ray, CountingNet(60, fault), OneHotSimulation(60), split_range(60, 10), **options
+    )
+    assert fault.count == 1
+    assert min(trained) >= 1
+    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 6, "failed": 0}
+
+
+@dataclass(frozen=True)
+class NoteNode:
+    """Creates a file with the name of the node that it runs on."""
+
+    folder: Path
+
+    def __call__(self, _):
+        (self.folder / ray.get_runtime_context().get_node_id()).touch()
+
+
+class Lose(Callback):
+    """Ends a node when a worker has trained there."""
+
+    def __init__(self, cluster, node, folder):
+        self.cluster, self.node, self.folder = cluster, node, folder
+
+    def on_round_end(self, trainer, record):
+        if (self.folder / self.node.node_id).exists() and not (self.folder / "lost").exists():
+            self.cluster.remove_node(self.node, allow_graceful=False)
+            (self.folder / "lost").touch()
+
+
+@pytest.mark.slow  # nodes that start and die take minutes on a busy machine
+def test_the_loss_of_a_node_with_a_worker_loses_no_sample(ray_cluster, shared_ray, third_node, tmp_path):
+    """The last simulation waits for the loss."""
+    trainer, trained = fit_and_count(
+        shared_ray,
+        CountingNet(80, NoteNode(tmp_path)),
+        OneHotSimulation(80, TouchFile(70, until=tmp_path / "lost")),
+        split_range(80, 10),
+        workers=3,
+        checkpoint_every=0.05,
+        callbacks=[Lose(ray_cluster, third_node, tmp_path)],
+    )
+    assert (tmp_path / "lost").exists()
+    assert min(trained) >= 1
+    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 8, "failed": 0}
+
+
+@pytest.mark.slow  # two fits, whose processes import torch
+def test_a_study_is_resumed(shared_ray, tmp_path):
+    options = {"workers": 2, "count": 2}
+    assert not run_life(shared_ray, tmp_path, stop=StopAt(50), **options)[1]
+    trainer, ended = run_life(shared_ray, tmp_path, **options)
+    assert ended
+    assert sample_counts(trainer.get_parameters(), 2) == [1] * SAMPLES
