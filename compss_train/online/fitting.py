@@ -293,7 +293,7 @@ class EventLoop:
         if done:
             self._runs.check(self._recorder.reports.received, final=True)
         self._runs.stop()
-        self._senders.stop()
+        self._senders.stop(goes_on=self._last_save is not None and self._stopping.urgent)
         if done:
             self._workers.finish()
             if self._keeps_saves and self.stopped is None:

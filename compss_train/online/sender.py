@@ -1,6 +1,7 @@
 """Sending samples into an online fit from any program: ``SampleSender``, and raw records from a pipe."""
 
 import argparse
+import math
 import re
 import time
 import traceback
@@ -32,18 +33,20 @@ class SampleSender(Closable):
         The token given to ``fit_online``.
     name:
         Name of this stream of samples. If a program restarts under the same name and sends the same samples again,
-        none counts twice. ``None`` (default) starts a new stream.
+        none counts twice. If the fit ends without having stopped training, a sender with a name waits, without a
+        limit, until it is started again, and goes on. ``None`` (default) starts a new stream.
     timeout:
         Seconds to wait for a fit that has not started yet, 60 by default.
 
     Use it as a context manager: the end of the block marks the stream as complete, an exception in it marks the
-    program as failed. ``send`` blocks while the buffers are full. If a worker dies, samples that it had not saved
-    are lost, with a warning. Raises ``ConnectionRefusedError`` if no fit listens, ``PermissionError`` for a wrong
-    token, and ``TrainingEndedError`` when the fit accepts no more samples.
+    program as failed. ``send`` blocks while the buffers are full. If a worker dies, or the fit goes on from a save,
+    samples that were not saved are lost, with a warning. Raises ``ConnectionRefusedError`` if no fit listens,
+    ``PermissionError`` for a wrong token, and ``TrainingEndedError`` when the fit accepts no more samples.
     """
 
     def __init__(self, address: str, token: str, name: str | None = None, *, timeout: float = 60.0) -> None:
-        self._stream = open_stream(Address(address, token), {"role": "sender", "name": name}, timeout)
+        self._address, self._greeting = Address(address, token), {"role": "sender", "name": name}
+        self._stream = open_stream(self._address, self._greeting, timeout)
         self._closed = False
 
     @property
@@ -61,14 +64,34 @@ class SampleSender(Closable):
     def send(self, x: Any, y: Any = None, *, step: int | None = None) -> None:
         """Send a sample of arrays, tensors or numbers; paired buffers need its time step ``step``."""
         sample = as_sample((x,) if y is None else (x, y))
-        self._stream.send(sample, step)
+        self._persist(lambda: self._stream.send(sample, step))
+
+    def _persist(self, action: Callable[[], None]) -> None:
+        """Call ``action``, and again each time that the fit has ended without a word and was started again."""
+        while True:
+            try:
+                action()
+                return
+            except TrainingEndedError:
+                if self._greeting["name"] is None or not self._stream.is_orphaned:
+                    raise
+            sent = self._stream.sent
+            self._stream.close()
+            self._stream = open_stream(self._address, self._greeting, math.inf)
+            if lost := self._stream.go_on(sent):
+                validation.warn_user(
+                    f"{lost} of the first {sent} samples of {self._greeting['name']!r} are lost: the fit goes on "
+                    "from a save that does not have them"
+                )
 
     def close(self) -> None:
         """Wait until all samples are delivered, and mark the stream as complete; idempotent."""
         if not self._closed:
             self._closed = True
-            with self._stream:
-                self._stream.finish()
+            try:
+                self._persist(lambda: self._stream.finish())
+            finally:
+                self._stream.close()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if error is None:
@@ -83,9 +106,13 @@ class SampleSender(Closable):
 def open_stream(
     address: Address, greeting: Header, timeout: float, *, sleep: Callable[[float], None] = time.sleep
 ) -> Stream:
-    """Return an open stream; retries until the fit listens and the name is free."""
-    deadline = time.monotonic() + timeout
+    """Return an open stream; retries until the fit listens and the name is free.
+
+    With an infinite ``timeout`` also if the fit ends meanwhile: it is started again.
+    """
+    deadline, persists = time.monotonic() + timeout, timeout == math.inf
     while True:
+        stream: Stream | None = None
         with ExitStack() as stack:
             try:
                 stream = stack.enter_context(Stream(address, greeting, validation.warn_user))
@@ -97,7 +124,14 @@ def open_stream(
             except NameInUseError:
                 if time.monotonic() > deadline:
                     raise
-            except ConnectionRefusedError as error:
+            except TrainingEndedError:
+                if not persists or stream is None or not stream.is_orphaned:
+                    raise
+            except OSError as error:
+                if isinstance(error, PermissionError) or not (
+                    persists or isinstance(error, ConnectionRefusedError)
+                ):
+                    raise
                 if time.monotonic() > deadline:
                     raise ConnectionRefusedError(
                         f"no fit listens at {address.url}; start fit_online(..., address=) first"

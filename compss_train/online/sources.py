@@ -340,7 +340,8 @@ class ExternalSenders:
         if lost:
             warn_user(f"worker {worker.number} has died; samples of {len(lost)} senders are lost")
 
-    def stop(self) -> None:
-        """Notify all active senders that training has ended."""
+    def stop(self, *, goes_on: bool = False) -> None:
+        """Notify active senders that training has ended; those with a name wait for a fit that ``goes_on``."""
         for client in self._active:
-            client.send({"stop": True})
+            if not goes_on or client.greeting.get("name") is None:
+                client.send({"stop": True})

@@ -83,6 +83,8 @@ class Stream(Closable):
         """Samples sent so far, including those that an earlier attempt delivered."""
         self.ended = threading.Event()
         """Set when training has ended."""
+        self.is_orphaned = False
+        """Whether the coordinator has ended without a word: the fit may be started again."""
         self._failed: Exception | None = None
         """Why no more samples can be sent."""
         self._lock = threading.Lock()
@@ -149,6 +151,7 @@ class Stream(Closable):
                     if "stop" in message[0]:
                         self.ended.set()
             except OSError:  # the coordinator has ended
+                self.is_orphaned = True
                 self.ended.set()
 
     def _disconnect(self, worker: int) -> None:
@@ -194,6 +197,15 @@ class Stream(Closable):
                 "were delivered before and may be skipped; send the others"
             )
         self.sent += number
+
+    def go_on(self, sent: int) -> int:
+        """Continue after the first ``sent`` samples; return how many of them no worker has."""
+        self.sent = sent
+        return sum(number >= self._offsets[self._worker_of(number)] for number in range(self._first_lost, sent))
+
+    @property
+    def _first_lost(self) -> int:
+        return min(self._offsets.values(), default=0)
 
     def send(self, sample: Sample, step: int | None) -> None:
         """Send the next sample to its worker; blocks while that worker's buffer is full."""

@@ -1,9 +1,11 @@
 """fit_online that goes on from a save: what is trained, what runs again, and what is refused."""
 
 import copy
+import warnings
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -14,14 +16,25 @@ from hypothesis.extra.numpy import arrays
 from safetensors import safe_open
 from torch import nn
 
-from compss_train import BredInputs, BufferSpec, Gradients, Simulations
+from compss_train import BredInputs, BufferSpec, Gradients, SampleSender, Simulations
+from compss_train._utils import validation
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.online.inputs import BEGUN, FAILED, Inputs, hash_of
 from compss_train.training.checkpoints import list_checkpoints, read_latest_checkpoint
+from tests.buffers.kinds import Thread
 from tests.helpers.models import assert_same_bits
 from tests.helpers.waiting import pause
 from tests.online.fits import FIFO, build_trainer, online, split_range
-from tests.online.simulations import COUNTING_SGD, CountingNet, OneHotSimulation, increment, sample_counts, sum_loss
+from tests.online.simulations import (
+    COUNTING_SGD,
+    CountingNet,
+    OneHotSimulation,
+    free_port,
+    increment,
+    one_hot,
+    sample_counts,
+    sum_loss,
+)
 
 pytestmark = pytest.mark.usefixtures("check_threads")
 
@@ -61,8 +74,9 @@ def run_life(engine, folder, *, workers=1, stop=None, net=None, inputs=None, sim
     trainer = build_trainer(engine, workers, net or CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
     callbacks = [Checkpoint(folder / "saves"), *([] if stop is None else [stop])]
     given = {"resume": True, "checkpoint_every": 0.001, "callbacks": callbacks, "progress": False, "every": every}
+    sources = (None, ()) if simulate is False else (Noted(folder), inputs or split_range(SAMPLES, EACH))
     try:
-        online(trainer, simulate or Noted(folder), inputs or split_range(SAMPLES, EACH), **(given | options))
+        online(trainer, *sources, **(given | options))
     except KeyboardInterrupt:
         return trainer, False
     return trainer, trainer.stopped is None
@@ -274,3 +288,32 @@ def simulate_box(value):
         x = np.zeros(SAMPLES, np.float32)
         x[:2], x[2 + step] = value, 1
         yield x, np.array([value[0] * value[1] + step], np.float32)
+
+
+def test_a_sender_with_a_name_waits_for_the_next_life_and_names_once_what_is_lost(local, tmp_path):
+    """Samples that arrived after the last save are lost with the fit."""
+    port, warned = free_port(), []
+    address = f"tcp://127.0.0.1:{port}"
+
+    def send():
+        with SampleSender(address, "ours alone", "solver") as sender:
+            for number in range(SAMPLES):
+                pause(0.01)
+                sender.send(one_hot(number, SAMPLES), np.float32(0))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with patch.object(validation, "warn_user", warned.append):
+            sending = Thread(send)
+            options = {"simulate": False, "senders": 1, "address": address, "token": "ours alone"}
+            for stop in (StopAt(30), StopAt(70)):
+                run_life(local, tmp_path, stop=stop, **options)
+            trainer, ended = run_life(local, tmp_path, **options)
+            sending.result()
+    assert ended
+    counts = sample_counts(trainer.get_parameters(), 1)
+    lost = [int(text.split()[0]) for text in warned if "samples of 'solver' are lost" in text]
+    assert set(counts) <= {0, 1}
+    assert counts.count(0) == sum(lost)
+    assert len(lost) <= 2
+    assert trainer.history[-1]["received"] == SAMPLES - sum(lost)
