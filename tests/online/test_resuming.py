@@ -1,6 +1,8 @@
 """fit_online that goes on from a save: what is trained, what runs again, and what is refused."""
 
 import copy
+import os
+import signal
 import warnings
 from contextlib import suppress
 from dataclasses import dataclass
@@ -56,7 +58,7 @@ class Noted:
 
 
 class StopAt(Callback):
-    """Ends a fit after a save when workers have received so many samples: as a kill does, or by ``stop``."""
+    """Ends a fit after a save when workers have received so many samples, by an exception, ``stop`` or SIGTERM."""
 
     def __init__(self, received, how="raise"):
         self.received, self.how, self.saved = received, how, False
@@ -65,7 +67,10 @@ class StopAt(Callback):
         if self.saved and record["received"] >= self.received and trainer.stopping is None:
             if self.how == "raise":
                 raise KeyboardInterrupt
-            trainer.stop("enough")
+            if self.how == "SIGTERM":
+                os.kill(os.getpid(), signal.SIGTERM)
+            else:
+                trainer.stop("enough")
         self.saved = self.saved or trainer.state_id is not None
 
 
@@ -77,7 +82,7 @@ def run_life(engine, folder, *, workers=1, stop=None, net=None, inputs=None, sim
     sources = (None, ()) if simulate is False else (Noted(folder), inputs or split_range(SAMPLES, EACH))
     try:
         online(trainer, *sources, **(given | options))
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         return trainer, False
     return trainer, trainer.stopped is None
 
@@ -97,7 +102,7 @@ def test_each_sample_is_trained_once_over_the_lives_and_complete_simulations_do_
 ):
     """Reservoirs train it at least once."""
     options = {"workers": workers, "buffer": BUFFERS[kind], "count": 2}
-    for stop in (StopAt(30), StopAt(55, "stop"), StopAt(80)):
+    for stop in (StopAt(30), StopAt(55, "stop"), StopAt(80, "SIGTERM")):
         _, ended = run_life(local, tmp_path, stop=stop, **options)
         assert not ended
         complete = complete_ones(tmp_path / "saves")

@@ -1,0 +1,64 @@
+"""Programs of studies that are killed with all their processes, or told to end, and started again."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+from contextlib import suppress
+
+import pytest
+
+from compss_train.training.checkpoints import list_checkpoints
+from tests.helpers.processes import ROOT, session
+from tests.helpers.waiting import pause, wait_until
+from tests.online.study_program import SAMPLES
+from tests.online.test_resuming import complete_ones
+
+KILLS = 5
+pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
+
+
+def start(folder, kind):
+    command = [sys.executable, "-m", "tests.online.study_program", str(folder), kind]
+    return subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+
+
+def kill(program):
+    """Kill all processes of a program at once, as a machine that fails does."""
+    for pid in session(program.pid):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    program.wait()
+
+
+def begun(folder, numbers):
+    return {number: (folder / f"begun-{number}").stat().st_size for number in numbers}
+
+
+@pytest.mark.parametrize("kind", ["FIFO", "FIRO", "Reservoir", "BatchReservoir"])
+def test_a_program_that_is_killed_and_told_to_end_trains_each_sample(tmp_path, kind):
+    draw, saves = random.Random(kind), tmp_path / "saves"
+    for number in range(KILLS + 1):
+        known = set(list_checkpoints(saves))
+        program = start(tmp_path, kind)
+        wait_until(
+            lambda known=known: set(list_checkpoints(saves)) - known or (tmp_path / "ended.json").exists(), 60
+        )
+        if number < KILLS:
+            pause(draw.random())
+            kill(program)
+        else:  # as SLURM does before the end of a job's time
+            os.kill(program.pid, signal.SIGTERM)
+            assert program.wait(30) in (143, 0)
+        complete = complete_ones(saves)
+        before = begun(tmp_path, complete)
+        wait_until(lambda pid=program.pid: not session(pid), 30)
+    if not (tmp_path / "ended.json").exists():
+        assert start(tmp_path, kind).wait(120) == 0
+    assert begun(tmp_path, complete) == before
+    counts = json.loads((tmp_path / "ended.json").read_text())["counts"]
+    assert len(counts) == SAMPLES
+    assert min(counts) >= 1
+    assert max(counts) == 1 or kind == "Reservoir"
