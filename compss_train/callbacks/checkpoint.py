@@ -46,8 +46,8 @@ class Checkpoint(Callback):
     overwrite:
         Whether to remove checkpoints of another run from the folder; by default they are an error.
 
-    In ``fit_online`` it writes saves, which are made every ``checkpoint_every`` seconds and have the workers' buffers:
-    that of the first record with one after ``every`` records, and the last one.
+    In ``fit_online`` it writes saves, which are made every ``checkpoint_every`` seconds and have the workers'
+    buffers: the first one after ``every`` records, and the last one.
 
     With commutative merging or a parameter server, workers wait for each other when a checkpoint is due. All
     workers of a resumed fit then start from the global parameters, so its bits differ from those of an
