@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from compss_train._utils import imports, strict_json, validation
 from compss_train.callbacks.loggers import status_of
 from compss_train.reports import html
+from compss_train.reports.curves import input_panels
 from compss_train.reports.records import flatten, measured_numbers
 from compss_train.training.callback import Callback
 
@@ -216,8 +217,10 @@ class TensorBoard(_Tracker):
     """Writes each round to a folder for ``tensorboard --logdir FOLDER``, by round and by wall time.
 
     Charts are named after losses, metrics (``recall/0`` for a list) and samples/s. Each worker's measures and
-    seconds of training are under ``workers/``; the configuration is a text. A second fit continues the same charts;
-    rounds that a resumed fit trains again are replaced. Raises ``OSError`` at the start of a fit if the folder
+    seconds of training are under ``workers/``; the configuration is a text. If a sampler draws the inputs of
+    simulations, ``inputs/`` has their numbers by how they were drawn, and at the end a picture shows where, if
+    matplotlib is installed. A second fit continues the same charts; rounds that a resumed fit trains again are
+    replaced. Raises ``OSError`` at the start of a fit if the folder
     cannot be created.
     """
 
@@ -240,8 +243,22 @@ class TensorBoard(_Tracker):
         self._writer.flush()
         return str(self.folder)
 
+    def on_fit_end(self, trainer: "DistributedTrainer") -> None:
+        """Add the picture of the inputs, and end the run."""
+        if self._logs:
+            self._try("did not draw the inputs", self._draw_inputs, list(trainer.history))
+        super().on_fit_end(trainer)
+
+    def _draw_inputs(self, history: list[dict[str, Any]]) -> None:
+        with suppress(ModuleNotFoundError):  # matplotlib is in the extra ``report``
+            from compss_train.reports import plots
+
+            if charts := input_panels(history):
+                self._writer.add_figure("inputs", plots.figure_of(charts), history[-1]["round"])
+
     def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
-        numbers = dict(numbers)
+        drawn = {name: value for name, value in flatten(record).items() if name.startswith("inputs.")}
+        numbers = numbers | {name.replace(".", "/"): value for name, value in drawn.items()}
         for own in record["workers"]:
             seconds = {"seconds": own["seconds"]} if "seconds" in own else {}
             measured = _tagged(measured_numbers(own)) | seconds

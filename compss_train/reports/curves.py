@@ -22,6 +22,7 @@ MAX_POINTS = 500
 """Points of a downsampled curve, about as many as the pixels across a chart."""
 MAX_CURVES = 8
 """Curves of one kind in a panel; a larger number is summarized by the median, the lowest and the highest values."""
+MAX_INPUT_PANELS = 7
 MAX_SHARES = 300
 """Points of the shares of the workers' time."""
 _OTHER_PANELS = {
@@ -86,6 +87,8 @@ class Panel:
     """Whether the curves are shares in percent, drawn on top of each other."""
     breaks: tuple[float, ...] = ()
     """The x values at which another fit begins, such as a resumed one."""
+    points: bool = False
+    """Whether the curves are points of a plane, without lines between them."""
 
     @property
     def span(self) -> tuple[float, float]:
@@ -103,7 +106,7 @@ class Panel:
         """
         lines = [[y for y in ys if not math.isnan(y)] for curve in self.curves for ys in (curve.ys, *curve.band)]
         values = [*chain.from_iterable(lines)]
-        if self.from_zero or self.stacked or not values or min(values) <= 0:
+        if self.from_zero or self.stacked or self.points or not values or min(values) <= 0:
             return False
         are_scores = max(values) <= 100 and all(line[0] <= line[-1] for line in lines if line)
         return not are_scores and max(values) >= 100 * min(values)
@@ -169,7 +172,47 @@ def panels(
     )
     fits = [record.get("fit_started") for record in history]
     breaks = tuple(x for x, (one, other) in zip(xs[1:], pairwise(fits), strict=True) if one != other) if xs else ()
-    return [replace(panel, curves=_limited(panel.curves), breaks=breaks) for panel in found]
+    limited = [replace(panel, curves=_limited(panel.curves), breaks=breaks) for panel in found]
+    return limited + input_panels(history)
+
+
+def input_panels(history: Sequence[Record]) -> list[Panel]:
+    """Return where a sampler has drawn inputs, two parameters a panel, and the percentage of each way to draw them.
+
+    Only inputs that are numbers are drawn: one, or a list or dict with as many each time.
+    """
+    draws = [each for record in history for each in record.get("inputs", ())]
+    origins = list(dict.fromkeys(each["origin"] for each in draws))
+    points = [{"simulation": float(each["simulation"]), **_coordinates(each["input"])} for each in draws]
+    names = list(points[0]) if points else []
+    if len(names) > 2:
+        names = names[1:] if len(names) % 2 else [*names[1:], names[-2]]
+    panels = []
+    for one, other in zip(names[::2], names[1::2], strict=len(names) != 1):
+        curves = [Curve(origin, [], []) for origin in origins]
+        for point, each in zip(points, draws, strict=True):
+            if {one, other} <= point.keys():
+                curve = curves[origins.index(each["origin"])]
+                curve.xs.append(point[one])
+                curve.ys.append(point[other])
+        panels.append(Panel(f"inputs: {other} over {one}", curves, points=True))
+    return [*_share_of_inputs(history, origins), *panels[:MAX_INPUT_PANELS]]
+
+
+def _share_of_inputs(history: Sequence[Record], origins: Sequence[str]) -> list[Panel]:
+    counts = [Counter(each["origin"] for each in record.get("inputs", ())) for record in history]
+    drawn = [(float(at), each) for at, each in enumerate(counts) if each]
+    xs = [at for at, _ in drawn]
+    curves = [Curve(each, xs, [100 * own[each] / own.total() for _, own in drawn]) for each in origins]
+    return [Panel("inputs by how they were drawn (%)", curves, from_zero=True)] if len(origins) > 1 else []
+
+
+def _coordinates(value: Any) -> dict[str, float]:
+    """Return the numbers of an input by name; empty for other inputs."""
+    given = value if isinstance(value, dict | list | tuple) else [value]
+    items = given.items() if isinstance(given, dict) else enumerate(given)
+    named = {name if isinstance(name, str) else f"parameter {name}": each for name, each in items}
+    return named if all(isinstance(each, int | float) for each in named.values()) else {}
 
 
 def _limited(curves: Sequence[Curve]) -> list[Curve]:

@@ -70,7 +70,11 @@ def draw(history: Sequence[Record], against: Axis = "round") -> Figure:
     """Return the figure of a history; raise ``ValueError`` for an empty one."""
     if not history:
         raise ValueError("the history is empty, there is nothing to plot; call fit first")
-    charts = panels(history, against)
+    return figure_of(panels(history, against), against)
+
+
+def figure_of(charts: Sequence[Panel], against: Axis = "round") -> Figure:
+    """Return the figure of some panels, with the names of their curves beside them."""
     figure = _figure(charts, against)
     for ax, panel in zip(figure.axes, charts, strict=True):
         if len(panel.curves) > 1:
@@ -95,7 +99,7 @@ def _figure(charts: Sequence[Panel], against: Axis) -> Figure:
         ax = figure.add_subplot(rows, COLUMNS, number)
         _draw_panel(ax, panel, against)
         ax.set_title(panel.title, fontsize="medium")
-        ax.set_xlabel(against)
+        ax.set_xlabel("" if panel.points else against)
     return figure
 
 
@@ -105,6 +109,9 @@ def _draw_panel(ax: Axes, panel: Panel, against: Axis) -> None:
         _stack(ax, panel)
     for number, curve in enumerate(() if panel.stacked else panel.curves):
         color = COLORS[_color_of(panel, number)]
+        if panel.points:
+            ax.plot(curve.xs, curve.ys, ".", label=curve.name, color=color, alpha=0.7, markersize=4)
+            continue
         marker = "." if sum(map(math.isfinite, curve.ys)) <= MAX_DOTS else None
         ax.plot(curve.xs, curve.ys, label=curve.name, linewidth=1.8, marker=marker, color=color, clip_on=False)
         if curve.band:
@@ -112,13 +119,15 @@ def _draw_panel(ax: Axes, panel: Panel, against: Axis) -> None:
             ax.fill_between(curve.xs, low, high, color=color, alpha=0.18, linewidth=0)
     for at in panel.breaks:
         ax.axvline(at, color=COLORS["muted"], linestyle=(0, (3, 3)), linewidth=1)
-    ax.set_xlim(panel.span)
+    if not panel.points:
+        ax.set_xlim(panel.span)
     if panel.logarithmic:
         ax.set_yscale("log")
     else:
         ax.yaxis.set_major_locator(MaxNLocator(5, steps=_STEPS))
         ax.set_ylim(bottom=0 if panel.from_zero else None)
-    ax.xaxis.set_major_locator(MaxNLocator(7, steps=_STEPS, integer=against in ("round", "epoch"), min_n_ticks=1))
+    whole = against in ("round", "epoch") and not panel.points
+    ax.xaxis.set_major_locator(MaxNLocator(7, steps=_STEPS, integer=whole, min_n_ticks=1))
     for axis in (ax.xaxis, ax.yaxis):
         axis.set_major_formatter(lambda value, _: tick(value))
         axis.set_minor_formatter(NullFormatter())
@@ -151,12 +160,13 @@ def chart_of(panel: Panel, against: Axis = "round") -> dict[str, Any]:
 
     The values have 6 digits, and are ``None`` where JSON cannot represent them.
     """
-    panel = replace(panel, curves=[curve.downsampled() for curve in panel.curves])
+    if not panel.points:
+        panel = replace(panel, curves=[curve.downsampled() for curve in panel.curves])
     legend = [(curve.name, _color_of(panel, number)) for number, curve in enumerate(panel.curves)]
     curves = [
         {"name": curve.name, "x": _rounded(curve.xs), "y": _rounded(curve.ys)}
         | dict(zip(("low", "high"), map(_rounded, curve.band), strict=False))
-        for curve in panel.curves
+        for curve in (() if panel.points else panel.curves)
     ]
     axis = [*_rounded(panel.span), _LEFT / _WIDTH, 1 - _RIGHT / _WIDTH]
     return {

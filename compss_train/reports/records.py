@@ -1,6 +1,7 @@
 """Records of the history: the names of their fields, and records flattened to rows of a table."""
 
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, TypeAlias, TypeGuard
 
@@ -51,11 +52,16 @@ def measured_names(record: Mapping[str, Any]) -> list[str]:
 
 
 def flatten(record: Record) -> Row:
-    """Return a record as a row without its workers: ``recall[0]`` for items of metrics, ``name.key`` for dicts."""
+    """Return a record as a row without its workers: ``recall[0]`` for items of metrics, ``name.key`` for dicts.
+
+    Of the inputs that a sampler has drawn it has their numbers, such as ``inputs.child``.
+    """
     measured = set(measured_names(record))
     row: Row = {}
     for name, value in record.items():
-        if name != "workers":
+        if name == "inputs" and isinstance(value, list):
+            row.update(Counter(f"inputs.{each['origin'] or 'drawn'}" for each in value))
+        elif name != "workers":
             row.update(_flat_items(name, value, lists=name in measured))
     return row
 
