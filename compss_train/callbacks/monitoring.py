@@ -90,7 +90,9 @@ class EarlyStopping(Callback):
     ) -> None:
         self.monitor = monitor
         if patience is not None and patience_epochs is not None:
-            raise ValueError(f"patience={patience} and patience_epochs={patience_epochs}: give one of them")
+            raise ValueError(
+                f"patience={patience} and patience_epochs={patience_epochs}: give one, in rounds or epochs"
+            )
         self._unit = "rounds" if patience_epochs is None else "epochs"
         name, given = ("patience", patience) if patience_epochs is None else ("patience_epochs", patience_epochs)
         self.patience = check_count(name, 5 if given is None else given)

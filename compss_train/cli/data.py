@@ -23,7 +23,9 @@ def shard(options: argparse.Namespace) -> int:
     named = [text.partition("=")[::2] for text in inputs if "=" in text and not Path(text).exists()]
     names = [name for name, _ in named]
     if named and (len(named) != len(inputs) or shuffle is not None or options.keys is not None):
-        raise ValueError(f"{names[0]}=FILE names an array: give all inputs so, without --shuffle-buffer and --keys")
+        raise ValueError(
+            f"{names[0]}=FILE names an array: give all inputs this way, and neither --shuffle-buffer nor --keys"
+        )
     if not all(names) or len(set(names)) < len(names):
         raise ValueError(f"{' '.join(inputs)}: give each array a different name, NAME=FILE.npy")
     if named:

@@ -207,7 +207,9 @@ def read_pair(names: Sequence[str], run_file: run_files.RunFile, x: Sequence[str
     if not all(name.endswith(".npy") for name in names):
         return data.Dataset(read_samples(names, run_file, x=x, targets=True))
     if len(names) != 2:
-        raise ValueError(f"{names[0]} is x alone: name a .npy file for y, the same if x is its own target")
+        raise ValueError(
+            f"{names[0]} is x alone: name one other .npy file, y; the same one if samples are their own targets"
+        )
     return data.Dataset(data.load_array(names[0], "x"), data.load_array(names[1], "y"))
 
 

@@ -100,7 +100,9 @@ class BlockedTensor:
         """
         grid = getattr(tensor, "tensors", None)
         if not isinstance(grid, list) or not all(isinstance(row, list) for row in grid):
-            raise TypeError(f"a dislib Tensor has lists of blocks in .tensors; got a {type(tensor).__name__}")
+            raise TypeError(
+                f"expected a dislib Tensor, with lists of blocks in .tensors; got a {type(tensor).__name__}"
+            )
         futures = [block for row in grid for block in row if blocks_.is_future(block)]
         remote = resolve_name(_FUTURE_BLOCKS)(futures, tensor) if futures else []
         known = {id(future): block for future, block in zip(futures, remote, strict=True)}
@@ -218,7 +220,9 @@ def _in_blocks_of(tensor: BlockedTensor, rows: Block) -> BlockedTensor:
 def check_paired(x: BlockedTensor, y: BlockedTensor, name: str = "y") -> None:
     """Raise ``ValueError`` unless x and y have the same grid and block sizes; messages call y ``name``."""
     if x.shape != y.shape:
-        raise ValueError(f"x has a grid of {x.shape} blocks and {name} one of {y.shape}; split both alike")
+        raise ValueError(
+            f"x has a grid of {x.shape} blocks and {name} one of {y.shape}; split both into the same blocks"
+        )
     for number, (size, other) in enumerate(zip(x.sizes, y.sizes, strict=True)):
         if size != other:
             raise ValueError(

@@ -266,7 +266,9 @@ class FileDataset:
         if isinstance(batch, dict | list):
             return batch
         if not isinstance(batch, slice) or batch.step not in (None, 1):
-            raise TypeError(f"dataset[{batch!r}]: samples in files have no index; {_LOADER_HINT}, or a plain slice")
+            raise TypeError(
+                f"dataset[{batch!r}]: samples in files have no index; {_LOADER_HINT}, or a slice without a step"
+            )
         start, stop, _ = batch.indices(len(self))
         firsts = zip(accumulate(self.sizes, initial=0), self.files_len.items(), strict=False)
         ranges = ((name, max(0, start - first), min(rows, stop - first)) for first, (name, rows) in firsts)

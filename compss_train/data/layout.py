@@ -112,7 +112,9 @@ def common_length(lengths: Mapping[str, int]) -> int:
         raise FileContentError("holds no arrays")
     if len(set(lengths.values())) > 1:
         described = ", ".join(f"{key!r} {length}" for key, length in lengths.items())
-        raise FileContentError(f"holds arrays of different lengths: {described}; select those of samples by keys=")
+        raise FileContentError(
+            f"holds arrays of different lengths: {described}; each needs a row per sample: select with keys="
+        )
     length = next(iter(lengths.values()))
     if length == 0:
         raise FileContentError("holds no samples")

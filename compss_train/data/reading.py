@@ -183,7 +183,9 @@ class FilePart:
         """Raise ``FileContentError`` unless these are rows ``first`` to ``stop`` of a file as it was described."""
         for key, array in arrays.items():
             if len(array) != min(rows, stop) - first:
-                raise layouts.FileContentError(f"was read wrongly: {key!r} lacks some of rows {first} to {stop}")
+                raise layouts.FileContentError(
+                    f"was read incorrectly: {key!r} lacks some of the rows {first} to {stop}"
+                )
             if not layouts.is_supported(field := layouts.field_of(array)):
                 raise layouts.FileContentError(f"holds {field} in {key!r}, {layouts.UNSUPPORTED_HINT}")
             if field.dtype.endswith("uint64"):

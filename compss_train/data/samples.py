@@ -64,7 +64,9 @@ class Samples:
         _check_dataset(dataset)
         for name, given in (("size", size), ("worker_init_fn", worker_init_fn)):
             if given is not None and not self.is_stream:
-                raise ValueError(f"{name}= is for an IterableDataset; leave it out for a {type(dataset).__name__}")
+                raise ValueError(
+                    f"{name}= belongs to an IterableDataset; leave it out for a {type(dataset).__name__}"
+                )
         if collate is not None and not callable(collate):
             raise TypeError(f"collate={collate!r}: give a function of a list of samples, or None")
         self.dataset = dataset

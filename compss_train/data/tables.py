@@ -71,7 +71,9 @@ def check_complete(name: str, missing: NDArray[np.bool_], first: int = 0) -> Non
 def check_numbers(name: str, dtype: object) -> None:
     """Raise ``FileContentError`` unless a column of this dtype has numbers or booleans."""
     if not isinstance(dtype, np.dtype) or dtype.kind not in "biuf":
-        raise FileContentError(f"holds {dtype} in {name!r}, no numbers: convert them, or leave the column out")
+        raise FileContentError(
+            f"holds {dtype} in {name!r}, which are no numbers: convert them, or leave the column out"
+        )
 
 
 def find_classes(name: str, values: Iterable[Any]) -> tuple[Any, ...]:

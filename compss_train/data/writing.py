@@ -99,7 +99,9 @@ def _write(path: Path, part: Part, format: str) -> None:
             raise ValueError(f"{name!r} holds {block.dtype}, which only the format pt can hold") from None
     if format == "npy":
         if list(part) != [ARRAY_NAME]:
-            raise ValueError(f"a .npy file holds one array, {ARRAY_NAME!r}, not {', '.join(part)}; use npz")
+            raise ValueError(
+                f"a .npy file holds one array, named {ARRAY_NAME!r}, not {', '.join(part)}; use the format npz"
+            )
         with path.open("wb") as file:
             np.save(file, np.ascontiguousarray(arrays[ARRAY_NAME]), allow_pickle=False)
     elif format == "h5":

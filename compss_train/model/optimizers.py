@@ -428,7 +428,9 @@ def net_optimizer(spec: OptimizerSpec | Mapping[str, OptimizerSpec], net: nn.Mod
     modules = dict(net.named_modules())
     if unknown := [name for name in given if name not in modules or not name]:
         children = ", ".join(name for name, _ in net.named_children())
-        raise ValueError(f"optimizer= has {unknown[0]!r}, no module of the network; its modules are {children}")
+        raise ValueError(
+            f"optimizer= has {unknown[0]!r}, which is not a module of the network; its modules are {children}"
+        )
     return SeveralOptimizers({name: net_optimizer(each, modules[name]) for name, each in given.items()})
 
 

@@ -86,7 +86,9 @@ def _copy_array(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:
     values = torch.from_numpy(array if array.flags.carray else np.array(array, order="C"))
     if not torch.can_cast(values.dtype, tensor.dtype):  # not even up to rounding
         own = str(tensor.dtype).removeprefix("torch.")
-        raise ValueError(f"{name!r} has dtype {array.dtype}, but {own} in the network, which cannot hold it")
+        raise ValueError(
+            f"{name!r} has dtype {array.dtype}, but {own} in the network, which cannot hold its values"
+        )
     devices.copy_into(tensor, values)
 
 

@@ -225,7 +225,9 @@ class LrSchedule:
         for initial, values, changed in zip(self._initial, current, self._changed, strict=True):
             changed.update(name for name, value in initial.items() if values[name] != value)
             if not 0 <= values["lr"] < math.inf:
-                raise ValueError(f"schedule= sets a learning rate of {values['lr']}; it must be finite, at least 0")
+                raise ValueError(
+                    f"schedule= sets the learning rate to {values['lr']}; it must be finite and at least 0"
+                )
         both = zip(current, self._changed, strict=True)
         return tuple({name: values[name] for name in sorted(changed)} for values, changed in both)
 

@@ -146,4 +146,6 @@ def _to_plain(value: Any) -> Value:
         return [_to_plain(item) for item in value]
     if isinstance(value, int | float):
         return float(value)
-    raise TypeError(f"the metric computed a {type(value).__name__}; the history holds numbers, lists and dicts")
+    raise TypeError(
+        f"the metric computed a {type(value).__name__}; the history holds numbers, lists and dicts of them"
+    )

@@ -59,7 +59,9 @@ class TrainTransform:
             return self.function(x), y
         result = self.function(x, y)
         if not isinstance(result, tuple | list) or len(result) != 2:
-            raise TypeError(f"train_transform returned a {type(result).__name__} for x and y; return (x, y)")
+            raise TypeError(
+                f"train_transform returned a {type(result).__name__} for x and y; return both, as (x, y)"
+            )
         return result[0], result[1]
 
 

@@ -214,7 +214,9 @@ class Caller:
         """Record a wait; raise ``TimeoutError`` if no answer has come for too long."""
         self._silent += seconds
         if self._silent > self._timeout:
-            raise TimeoutError(f"{self._address.url} has not answered for {self._timeout} s; is the server up?")
+            raise TimeoutError(
+                f"{self._address.url} has not answered for {self._timeout} s; check that the server is running"
+            )
 
     def _answered(self, number: int, answer: Message) -> None:
         """Process the answer of one request."""

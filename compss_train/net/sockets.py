@@ -91,7 +91,9 @@ def new_token() -> str:
 def check_token(token: Any) -> str:
     """Return the token; raise ``ValueError`` unless it is a string that is not empty."""
     if not isinstance(token, str) or not token:
-        raise ValueError(f"token={token!r}: give a secret string, such as secrets.token_urlsafe()")
+        raise ValueError(
+            f"token={token!r}: give a secret string that is not empty, such as secrets.token_urlsafe()"
+        )
     return token
 
 

@@ -109,7 +109,9 @@ class PartialShuffleSampler(Sampler[Any]):
         self.num_replicas = check_count("num_replicas", group[0] if num_replicas is None else num_replicas)
         self.rank = check_count("rank", group[1] if rank is None else rank, least=0)
         if self.rank >= self.num_replicas:
-            raise ValueError(f"rank={self.rank}, num_replicas={self.num_replicas}: ranks are 0 to num_replicas - 1")
+            raise ValueError(
+                f"rank={self.rank}, num_replicas={self.num_replicas}: give a rank from 0 to {self.num_replicas - 1}"
+            )
         check_choice("shuffle", shuffle, (True, False))
         check_choice("drop_last", drop_last, (True, False))
         self.shuffle, self.drop_last = shuffle, drop_last

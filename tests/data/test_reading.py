@@ -201,7 +201,7 @@ def test_arrays_may_have_any_name(tmp_path, format):
         ({"x": np.ones((0, 2))}, {}, "no samples"),
         ({"x": np.ones(3)}, {"rows": 0}, "rows=0"),
         ({"x": np.ones(3)}, {"format": "csv"}, "format='csv'"),
-        ({"x": np.ones(3), "y": np.ones(3)}, {"format": "npy"}, "use npz"),
+        ({"x": np.ones(3), "y": np.ones(3)}, {"format": "npy"}, "use the format npz"),
     ],
 )
 def test_what_cannot_be_written_is_an_error(tmp_path, arrays, options, name, raises):

@@ -119,7 +119,7 @@ def test_wrong_transforms_are_errors():
         trainer_of(train_transform=3)
     with pytest.raises(TypeError, match=r"train_transform.*cannot be pickled"):
         trainer_of(train_transform=(x for x in ()).__next__)
-    with pytest.raises(TypeError, match=r"returned a Tensor for x and y; return \(x, y\)"):
+    with pytest.raises(TypeError, match=r"returned a Tensor for x and y; return both, as \(x, y\)"):
         fit(trainer_of(train_transform=lambda x, y: x))
     with pytest.raises(ValueError, match="takes x and y, but the data have no y"):
         trainer_of(train_transform=mixup).check_fit(X, num_epochs=1, batch_size=6)

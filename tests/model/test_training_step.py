@@ -388,7 +388,7 @@ def test_wrong_arguments_are_errors_of_build(raises):
         ((mlp(), SGD), {"training_step": 3}, "training_step=3"),
         ((mlp(), SGD), {"training_step": "stepp"}, "training_step='stepp'"),
         ((two, both, "mse"), {}, "training_step="),
-        ((two, {"a": SGD, "c": SGD}), {"training_step": step}, "'c', no module"),
+        ((two, {"a": SGD, "c": SGD}), {"training_step": step}, "'c', which is not a module"),
         ((two, both), {"training_step": step, "gradients": Gradients(accumulate=2)}, "accumulate=2"),
         ((two, both), {"training_step": step, "gradients": Gradients(on_nan="skip")}, "on_nan='skip'"),
         ((mlp(), SGD), {"training_step": step, "class_weight": [1, 2]}, "class_weight="),

@@ -153,7 +153,7 @@ def test_known_results_change_no_simulation(monkeypatch):
         (558, [Fault("kill", "disk", 26)]),
         # the checkpoint of round 0 was written, and there are those of []
         (394, [Fault("kill", "event", 19), Fault("kill", "disk", 4)]),
-        # TimeoutError: tcp://127.0.0.1:40001 has not answered for 60.0 s; is the server up?
+        # TimeoutError: tcp://127.0.0.1:40001 has not answered for 60.0 s; check that the server is running
         (143, [Fault("jump", "event", 13, 1800.0)]),
         # 200000 events have happened, and a thread still waits (for a task whose process died twice)
         (50243, [Fault("mute", "task", 3), Fault("die", "message", 68)]),

@@ -254,7 +254,7 @@ REFUSED = {
     ),
     "batch_size=None": (loader(batch_size=None), {}),
     "batch_sampler=list": (loader(batch_sampler=[[0, 1], [2]]), {}),
-    "worker_init_fn= is for an IterableDataset": (loader(worker_init_fn=print, batch_size=6), {}),
+    "worker_init_fn= belongs to an IterableDataset": (loader(worker_init_fn=print, batch_size=6), {}),
 }
 
 

@@ -139,7 +139,9 @@ def keywords_of(table: TomlTable, parameters: Mapping[str, Parameter]) -> dict[s
                 keywords[key] = value
             else:
                 accepted = ", ".join(parameters_of(TABLES[key]))
-                raise ValueError(f"{value!r}: give a table of {accepted}, or an object by its import path")
+                raise ValueError(
+                    f"{value!r}: give a table, whose keys are {accepted}, or an object by its import path"
+                )
         except (TypeError, ValueError) as error:
             raise ValueError(f"{key}: {format_exception(error)}") from error
     return keywords

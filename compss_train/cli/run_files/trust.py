@@ -103,7 +103,9 @@ def modules_beside(home: Path, names: Iterable[str]) -> list[str]:
             if spec.origin is None:
                 continue  # a folder without __init__.py, such as the one that wandb writes to, replaces no module
             place = "in Python's library" if other is None or other.origin is None else f"in {other.origin}"
-            raise RunFileError(f"{home / name} has the name of a module {place}; rename it, and its imports")
+            raise RunFileError(
+                f"{home / name} has the name of a module {place}; rename it, also where it is imported"
+            )
         found.add(name)
         for file in [home / f"{name}.py", *(home / name).rglob("*.py")]:
             with suppress(OSError, SyntaxError, ValueError, RecursionError):  # which its import will raise

@@ -165,7 +165,9 @@ class TorchReader(ArraysReader):
         tensors = {key: by_name[key] for key in select_keys(keys, by_name)}
         for key, tensor in tensors.items():
             if not isinstance(key, str) or not isinstance(tensor, torch.Tensor):
-                raise FileContentError(f"holds a {type(tensor).__name__} under {key!r}; select tensors with keys=")
+                raise FileContentError(
+                    f"holds a {type(tensor).__name__} under {key!r}; select the tensors with keys="
+                )
             validation.check_dense(f"{key!r} in it", tensor)
         yield {key: tensor.detach() for key, tensor in tensors.items()}
 
@@ -176,7 +178,9 @@ def _load(path: str) -> Any:
             mapped = not is_remote(path) and zipfile.is_zipfile(path)
             return torch.load(file, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError:
-        raise FileContentError("holds other objects than tensors, which are pickled and not read") from None
+        raise FileContentError(
+            "holds other objects than tensors; they are pickled and therefore not read"
+        ) from None
 
 
 def _by_name(value: Any) -> dict[Any, Any]:

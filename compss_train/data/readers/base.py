@@ -87,7 +87,9 @@ def describe_arrays(arrays: Mapping[str, Any]) -> Description:
     """Describe objects with ``shape`` and ``dtype``; raise ``FileContentError`` for scalars and Python objects."""
     for key, array in arrays.items():
         if len(array.shape) == 0:
-            raise FileContentError(f"holds a single value in {key!r}, no row per sample: select others by keys=")
+            raise FileContentError(
+                f"holds a single value in {key!r} instead of a row per sample; select the other arrays with keys="
+            )
         check_no_objects(key, array.dtype)
     rows = common_length({key: int(array.shape[0]) for key, array in arrays.items()})
     return Description(rows, {key: Field(str(a.dtype), tuple(a.shape[1:])) for key, a in arrays.items()})
@@ -96,7 +98,9 @@ def describe_arrays(arrays: Mapping[str, Any]) -> Description:
 def check_no_objects(key: str, dtype: Any) -> None:
     """Raise ``FileContentError`` for arrays of Python objects: unpickling them could run any code."""
     if isinstance(dtype, np.dtype) and dtype.hasobject:
-        raise FileContentError(f"holds Python objects in {key!r}, which are pickled and not read: save numbers")
+        raise FileContentError(
+            f"holds Python objects in {key!r}, which are pickled and therefore not read; save numbers instead"
+        )
 
 
 def select_keys(keys: Collection[str] | None, names: Collection[str]) -> list[str]:
@@ -121,7 +125,9 @@ class CustomReader(Reader):
         """Return the number of samples that the function returns."""
         rows = self.function(path, get_data=False)
         if isinstance(rows, bool) or not isinstance(rows, int | np.integer):
-            raise FileContentError(f"has no number of samples: the reader gave a {type(rows).__name__}, no integer")
+            raise FileContentError(
+                f"has no number of samples: the reader returned a {type(rows).__name__} instead of an integer"
+            )
         if rows < 1:
             raise FileContentError(f"holds no samples: the reader returned {rows}")
         return Description(int(rows), None)
@@ -137,7 +143,9 @@ class CustomReader(Reader):
         """Return rows of the arrays; the function reads the whole file."""
         returned = self.function(path, get_data=True)
         if not (isinstance(returned, tuple) and len(returned) == 2 and isinstance(returned[0], Mapping)):
-            raise FileContentError("cannot be used: with get_data=True a reader returns (dict of arrays, number)")
+            raise FileContentError(
+                "cannot be used: with get_data=True the reader must return (dict of arrays, number)"
+            )
         given = {key: returned[0][key] for key in select_keys(keys, returned[0])}
         for key, value in given.items():
             check_values(f"{key!r} in it", value)

@@ -71,7 +71,9 @@ def _opened(data: Any, name: str) -> Any:
     if data.is_virtual:
         others += [source.file_name for source in data.virtual_sources() if source.file_name != "."]
     if others:
-        raise FileContentError(f"has {name!r}, whose data are in another file, {others[0]}; copy them here")
+        raise FileContentError(
+            f"has {name!r}, whose data are in another file, {others[0]}; copy them into this one"
+        )
     return _Unpacked(data, name)
 
 

@@ -250,7 +250,9 @@ def _of_bytes(image: Any) -> Any:
     if is_signed or image.mode in ("I", "F"):
         wide = "integers of 32 bits" if image.mode == "I" else "floating-point numbers"
         kind = "signed integers" if is_signed else wide
-        raise FileContentError(f"has {kind}, whose range is unknown: save 8 or 16 bits, or arrays (.npy)")
+        raise FileContentError(
+            f"has {kind}, whose range is unknown: save it with 8 or 16 bits, or as arrays (.npy)"
+        )
     return image
 
 

@@ -161,7 +161,9 @@ class TableReader(Reader):
         for name, (dtype, shape) in columns.items():
             tables.check_numbers(name, dtype)
             if shape:
-                raise FileContentError(f"holds lists in {name!r}, beside other columns: give {name!r} alone")
+                raise FileContentError(
+                    f"holds lists in {name!r}, which cannot be beside other columns: give {name!r} alone"
+                )
         return Field(str(self._dtype_of_group([dtype for dtype, _ in columns.values()])), (len(columns),))
 
     def _dtype_of_group(self, dtypes: Sequence[Any]) -> np.dtype[Any]:
@@ -252,7 +254,9 @@ class ArrowReader(TableReader):
             with mapped as source:
                 magic = source.read(len(_MAGIC))
                 if magic.startswith(b"FEA1"):
-                    raise FileContentError("is of Feather's version 1: write it with pyarrow.feather.write_feather")
+                    raise FileContentError(
+                        "is a file of Feather's version 1: write it anew with pyarrow.feather.write_feather"
+                    )
                 is_file = magic == _MAGIC
                 source.seek(0)
                 yield _batch_file(source) if is_file else _batch_stream(source)

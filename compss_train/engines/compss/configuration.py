@@ -43,7 +43,9 @@ class WorkerNode(Node):
         if not self.name or self.name != self.name.strip():
             raise ValueError(f"a node needs the name of a host, got {self.name!r}")
         if self.cpus < 1:
-            raise ValueError(f"units={self.cpus} for {self.name}: give 1 or more, usually the physical cores")
+            raise ValueError(
+                f"units={self.cpus} for {self.name}: give at least 1, usually the number of physical cores"
+            )
         if self.gpus < 0:
             raise ValueError(f"gpus={self.gpus} for {self.name}: give 0 or more")
         if not 1024 <= self.first_port <= LAST_PORT - PORTS:

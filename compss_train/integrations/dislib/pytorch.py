@@ -40,7 +40,9 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 def tensor_from_ds_array(*_: Any, **__: Any) -> NoReturn:
     """Raise ``NotImplementedError``: programs import this name, which no release of dislib has."""
-    raise NotImplementedError("dislib lacks this: write dislib.data.tensor.from_ds_array(array, shape)")
+    raise NotImplementedError(
+        "no release of dislib has tensor_from_ds_array; write dislib.data.tensor.from_ds_array(array, shape)"
+    )
 
 
 def _ordered(order: Callable[[Sequence[Any]], Sequence[str]]) -> Callable[[_Method], _Method]:

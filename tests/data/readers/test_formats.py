@@ -97,7 +97,7 @@ def a_folder(form, folder):
         (empty, "is empty$"),
         (a_folder, "cannot be read: IsADirectoryError"),
         (lambda form, folder: None, "does not exist"),
-        (lambda form, folder: form.saved(folder, x=np.float32(3)), "holds a single value in 'x', no row"),
+        (lambda form, folder: form.saved(folder, x=np.float32(3)), "holds a single value in 'x' instead of a row"),
         (lambda form, folder: form.named and form.saved(folder), "holds no arrays"),
     ],
     ids=["no rows", "empty", "folder", "missing", "single value", "no arrays"],

@@ -213,7 +213,7 @@ OTHER_CATEGORIES = {
 def test_categories_are_words_or_numbers(tmp_path, form, kind):
     values = pa.DictionaryArray.from_arrays(pa.array([0, 1, 0]), OTHER_CATEGORIES[kind])
     path = form.saved(tmp_path, x=np.arange(3), y=values)
-    with names(path, "holds dictionary.* in 'y', no numbers"):
+    with names(path, "holds dictionary.* in 'y', which are no numbers"):
         read_all(FileDataset(path, index=tmp_path / "index.json"))
 
 
@@ -249,5 +249,5 @@ def test_csv_files_of_other_countries_are_read_with_options(tmp_path):
 def test_feather_of_version_1_is_named(tmp_path):
     path = tmp_path / "f.feather"
     path.write_bytes(b"FEA1" + bytes(60) + b"FEA1")
-    with names(path, "is of Feather's version 1: write it with pyarrow.feather.write_feather"):
+    with names(path, "is a file of Feather's version 1: write it anew with pyarrow.feather.write_feather"):
         FileDataset(path)

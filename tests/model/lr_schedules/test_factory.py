@@ -33,8 +33,8 @@ def nothing(optimizer):
         (nothing, ValueError, "returned None when called with an optimizer, and raised TypeError"),
         (lambda epoch: "fast", ValueError, "returned 'fast' when called with epoch 0"),
         (lambda epoch: 1 / epoch, ValueError, "raised ZeroDivisionError"),
-        (lambda epoch: float("nan"), ValueError, "schedule= sets a learning rate of nan"),
-        (lambda epoch: -1.0, ValueError, "schedule= sets a learning rate of -0.05"),
+        (lambda epoch: float("nan"), ValueError, "schedule= sets the learning rate to nan"),
+        (lambda epoch: -1.0, ValueError, "schedule= sets the learning rate to -0.05"),
         (partial(lr_scheduler.ReduceLROnPlateau, mode="max"), ValueError, "mode='max': it is stepped once"),
     ],
 )

@@ -117,7 +117,7 @@ def test_what_makes_no_sense_is_an_error(raises):
     for schedule, steps, name in (
         (fall, 0, "steps=0"),
         (plateau, 4, "Schedule(steps=4"),
-        (lambda epoch: -epoch, 4, "learning rate of -0.0125"),
+        (lambda epoch: -epoch, 4, "learning rate to -0.0125"),
     ):
         with raises(ValueError, name):
             built("serial", 1, schedule, steps).fit(X, Y, num_epochs=1, batch_size=5)
