@@ -25,7 +25,7 @@ class Shifted(NpzReader):
 def test_a_reader_of_other_rows_than_requested_is_an_error(tmp_path, rows):
     np.savez(path := tmp_path / "f.npz", x=X[:, 0], y=Y)
     part = FileDataset(path, Shifted(rows), keys=["y"]).part([0])
-    with names(path, "was read wrongly: 'y' lacks some of rows 2 to 5"):
+    with names(path, "was read incorrectly: 'y' lacks some of the rows 2 to 5"):
         part.read(RowRange(0, 2, 5))
 
 

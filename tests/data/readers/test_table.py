@@ -75,7 +75,7 @@ def test_tensors_with_permuted_dimensions_are_refused(tmp_path, form):
     kind = pa.fixed_shape_tensor(pa.int32(), (2, 3), permutation=(1, 0))
     values = pa.ExtensionArray.from_storage(kind, pa.array([[1, 2, 3, 4, 5, 6]], pa.list_(pa.int32(), 6)))
     path = form.saved(tmp_path, x=values, y=[1])
-    with names(path, r"holds .*permutation=\[1,0\].* in 'x', no numbers"):
+    with names(path, r"holds .*permutation=\[1,0\].* in 'x', which are no numbers"):
         read_all(FileDataset(path))
 
 
