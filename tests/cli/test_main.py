@@ -99,7 +99,7 @@ ERRORS = {
     "shard x=x.npy --rows 0 --output o": "rows=0",
     "shard x=x.npy y.npy --rows 5 --output o": "give all inputs this way",
     "shard x.npy --rows 5 --format npy --output .": "give a folder without .npy files",
-    "shard x=x.npy y=y.npy --rows 5 --format npy --output o": "one array, 'x'",
+    "shard x=x.npy y=y.npy --rows 5 --format npy --output o": "one array, named 'x'",
     "shard x=x.npy y=three.npy --rows 5 --output o": "different lengths: 'x' 4, 'y' 3",
     "shard x=x.npy --rows 5 --format h5 --output o": "pip install 'compss_train[hdf5]'",
     "configure --units -1": "units=-1 for localhost",

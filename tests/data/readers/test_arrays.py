@@ -127,7 +127,7 @@ def test_pickles_are_refused_and_not_executed(tmp_path):
         with names(path), bad_file_errors(str(path)):
             as_reader(None, [str(path)]).read(str(path), 0, 3)
     assert not (tmp_path / "boom").exists()
-    with names(tmp_path / "dict.pt", r"holds other objects than tensors, which are pickled and not read$"):
+    with names(tmp_path / "dict.pt", r"holds other objects than tensors; they are pickled and therefore not read$"):
         FileDataset([tmp_path / "dict.pt"])
     pickle.loads(pickle.dumps(Bomb(tmp_path / "boom")))  # it goes off
     assert (tmp_path / "boom").exists()
@@ -248,7 +248,7 @@ def test_data_in_other_files_are_not_read(tmp_path):
         file.create_virtual_dataset("virtual", layout)
         file.create_dataset("raw", X.shape, X.dtype, external=[(str(tmp_path / "secret"), 0, X.nbytes)])
     for key in ("virtual", "raw"):
-        with names(path, f"has '{key}', whose data are in another file, .*; copy them here"):
+        with names(path, f"has '{key}', whose data are in another file, .*; copy them into this one"):
             read_file(path, keys=[key])
 
 
