@@ -298,7 +298,7 @@ class EventLoop:
             self._workers.finish()
             if self._keeps_saves and self.stopped is None:
                 self._last_save = self._cut(is_complete=True)
-            self._recorder.finish(self._runs.counts(), self._workers.repetitions(), self._last_save)
+            self._recorder.finish(self._counts(), self._workers.repetitions(), self._last_save)
         else:
             self._recorder.save = self._last_save
         if self._recorder.evaluation is not None:
@@ -348,7 +348,12 @@ class EventLoop:
         if self._runs.all_ended and self._senders.all_ended:
             self._senders.closed = True
             self._workers.broadcast("end_reception")
-        self._recorder.update(self._runs.counts())
+        self._recorder.update(self._counts())
+
+    def _counts(self) -> dict[str, int]:
+        """Return the numbers of running, completed and failed simulations, other programs that send included."""
+        senders = self._senders.counts()
+        return {name: number + senders[name] for name, number in self._runs.counts().items()}
 
     # Saves
 
@@ -387,7 +392,7 @@ class EventLoop:
         self._workers.go_on()
         self._workers.forget(safe)
         if save is not None:
-            self._recorder.add_save(save, self._runs.counts(), waited)
+            self._recorder.add_save(save, self._counts(), waited)
 
     def _cut(self, *, is_complete: bool = False) -> Study:
         """Return the state of everything, while all workers wait or have ended."""

@@ -269,6 +269,7 @@ class ExternalSenders:
         self._streams: dict[str, int] = {}  # of senders with a name
         self._active: dict[Client, int] = {}
         self._completed: dict[int, int] = {}  # by stream, its number of samples
+        self._failed = 0  # of these, the streams of senders that cannot continue them
         self.closed = False
         """Whether further senders are rejected: the workers end reception."""
 
@@ -276,6 +277,10 @@ class ExternalSenders:
     def all_ended(self) -> bool:
         """Whether none is connected or still expected."""
         return len(self._completed) >= self._expected and not self._active
+
+    def counts(self) -> dict[str, int]:
+        """Return the numbers of connected, completed and failed senders, by the names of simulations' counts."""
+        return {"running": len(self._active), "done": len(self._completed) - self._failed, "failed": self._failed}
 
     def handle(self, client: Client, header: Header | None) -> None:
         """Process a message of a sender; raise ``MessageError`` if it is malformed."""
@@ -317,6 +322,7 @@ class ExternalSenders:
         number, name = self._remove(client), client.greeting.get("name")
         if name is None:  # it cannot continue the same stream
             self._completed[number] = 0
+            self._failed += 1
             warn_user(f"a sender has failed: {reason}")
         else:
             warn_user(f"sender {shortened(repr(name))} has failed and may reconnect: {reason}")
@@ -328,11 +334,16 @@ class ExternalSenders:
             lacks = any(worker.lacks_samples(job, number, samples) for worker in workers)
             if number not in named or not lacks:
                 completed.append([number, samples])
-        return {"streams": [[*each] for each in self._streams.items()], "completed": completed}
+        return {
+            "streams": [[*each] for each in self._streams.items()],
+            "completed": completed,
+            "failed": self._failed,
+        }
 
     def resume(self, saved: dict[str, Any]) -> None:
         """Continue with the streams of a save; senders that had not completed theirs are expected again."""
         self._streams, self._completed = dict(saved["streams"]), dict(saved["completed"])
+        self._failed = saved["failed"]
 
     def warn_lost_samples(self, worker: Worker, job: OnlineJob) -> None:
         """Warn of completed streams whose samples a dead worker had not checkpointed: none sends them again."""

@@ -172,6 +172,7 @@ def test_senders_give_steps_and_are_counted_when_they_connect(local):
         fit_online(trainer, None, (), senders=2, address=address, token="token", batch_size=2)
     sending.result()
     assert trainer.history[-1]["received"] == 6
+    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}
 
 
 def test_pairs_may_have_several_inputs_or_no_targets():

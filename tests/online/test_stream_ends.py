@@ -28,6 +28,7 @@ def test_a_failed_sender_is_warned_of_and_expected_again_by_name():
         coordinator.wait_for_disconnects(2)
         assert coordinator.warnings[0].startswith("sender 'solver' has failed and may reconnect: Traceback")
         assert coordinator.warnings[1].startswith("a sender has failed: Traceback")
+        assert coordinator.call(coordinator.senders.counts) == {"running": 0, "done": 0, "failed": 1}
         assert all("ZeroDivisionError: my fault" in warned for warned in coordinator.warnings)
         assert not coordinator.call(lambda: coordinator.senders.all_ended)
         connect_sender(running, "solver").close()
