@@ -24,6 +24,8 @@ from compss_train._utils.imports import FOLDER_MODULES, FolderModules
 from compss_train.exceptions import WorkerTraceback
 from compss_train.model.program_settings import ProgramSettings
 
+LEFT = 79
+"""Exit code of a process that ends itself and a task that its fit no longer needs: nothing is lost."""
 MAX_RUNS = 4
 """Maximum number of attempts to run a task whose process dies each time, the same number as COMPSs's."""
 

@@ -132,7 +132,7 @@ class Watchdog(Closable):
         while not self._closed.wait(_TICK):
             self._stream.update()
             if self._stream.ended.is_set() and not self._closed.wait(_GRACE):
-                end_process()
+                end_process(calls.LEFT)
             deadline = self._deadline
             if deadline is not None and time.monotonic() > deadline:
                 self._report()
@@ -150,9 +150,9 @@ class Watchdog(Closable):
         self._thread.join()
 
 
-def end_process() -> None:
+def end_process(code: int = 1) -> None:
     """Kill all descendants of this process, then exit immediately; those of guards then end as well."""
     for child in descendants(os.getpid()):
         with suppress(OSError):
             os.kill(child, signal.SIGKILL)
-    os._exit(1)
+    os._exit(code)

@@ -43,6 +43,14 @@ def scribble(array):
     return float(array.sum())
 
 
+def end_once(path: Path, code: int) -> int:
+    """End the process, and return the code when the task runs again."""
+    if not path.exists():
+        path.touch()
+        os._exit(code)
+    return code
+
+
 def fail(message):
     raise KeyError(message)
 

@@ -495,3 +495,9 @@ def test_a_dead_scheduler_is_an_error_not_a_hang(monkeypatch):
         with pytest.raises(EngineClosedError):
             engine.submit(tasks.add, 1)
         engine.shutdown(kill=True)
+
+
+@pytest.mark.parametrize("code", [1, calls.LEFT])
+def test_a_process_that_ends_with_its_fit_is_no_loss(shared_local, tmp_path, capsys, code):
+    assert shared_local.fetch([shared_local.submit(tasks.end_once, tmp_path / "ended", code)]) == [code]
+    assert ("a worker process died" in capsys.readouterr().err) == (code == 1)

@@ -11,6 +11,7 @@ from tests.helpers.waiting import wait_until
 
 CHILD = """
 import ctypes, json, os, pickle, subprocess, sys, threading
+from compss_train.engines import calls
 from compss_train.online import simulation_task as watchdog
 from tests.helpers.waiting import hang, pause
 
@@ -98,8 +99,8 @@ while children:
 EXITS = {
     "hangs": 1,
     "hangs_deep": 1,
-    "continues_after_the_end": 1,
-    "waits_after_the_end": 1,
+    "continues_after_the_end": calls.LEFT,
+    "waits_after_the_end": calls.LEFT,
     "ends_after_the_end": 0,
     "takes_less_than_the_limit": 0,
     "imports_for_longer_than_the_limit": 0,

@@ -95,7 +95,7 @@ class FiberEvents(Events):
         for action in self.at_end:
             action(process)
 
-    def end_process(self) -> None:
+    def end_process(self, code: int = 1) -> None:
         """End the process that calls this."""
         self.kill(self.current.process)
         self._check_alive()

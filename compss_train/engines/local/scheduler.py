@@ -128,7 +128,8 @@ class Scheduler(GraphThread):
             return
         if task.deaths < calls.MAX_RUNS:
             code = f" ({reason})" if reason else ""
-            say(f"a worker process died{code}; its task {name!r} runs again")
+            if str(calls.LEFT) not in reason.split():
+                say(f"a worker process died{code}; its task {name!r} runs again")
             task.timed_out = False
             self.graph.requeue(task)
             return
