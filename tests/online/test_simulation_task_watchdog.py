@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
+from compss_train.engines import calls
 from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 
 CHILD = """
 import ctypes, json, os, pickle, subprocess, sys, threading
-from compss_train.engines import calls
 from compss_train.online import simulation_task as watchdog
 from tests.helpers.waiting import hang, pause
 
