@@ -145,7 +145,7 @@ class EarlyStopping(Callback):
     def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
         """Compare with the best value, and stop the fit if it has not improved for long enough."""
         value, last = value_of(record, self.monitor), self._epoch
-        self._epoch = record["epoch"]
+        self._epoch = record.get("epoch", last or 0)
         if is_better(value, self.best, self.mode, self.min_delta):
             self.best, self.best_round, self._waited = value, record["round"], 0
             if self.restore_best:

@@ -11,7 +11,7 @@ from compss_train._utils import imports, strict_json, validation
 from compss_train.callbacks.loggers import status_of
 from compss_train.reports import html
 from compss_train.reports.curves import input_panels
-from compss_train.reports.records import flatten, measured_numbers
+from compss_train.reports.records import epoch_of, flatten, measured_numbers
 from compss_train.training.callback import Callback
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ class MLflow(_Tracker):
 
     def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
         metric, ended = self._import().entities.Metric, round(1000 * record["ended"])
-        numbers = {**numbers, "epoch": record["epoch"]}
+        numbers = {**numbers, **epoch_of(record)}
         metrics = [metric(name, value, ended, record["round"]) for name, value in numbers.items()]
         self._client.log_batch(self.run_id, metrics=metrics)
 
@@ -201,7 +201,7 @@ class WandB(_Tracker):
         return str(self._run.id)
 
     def _log(self, numbers: dict[str, float], record: dict[str, Any]) -> None:
-        self._run.log({**numbers, "epoch": record["epoch"]}, step=record["round"], commit=True)
+        self._run.log({**numbers, **epoch_of(record)}, step=record["round"], commit=True)
 
     def _log_files(self, folder: str) -> None:
         artifact = self._import().Artifact(f"run-{self._run.id}", "model")

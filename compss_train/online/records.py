@@ -78,7 +78,7 @@ class Reports:
         """Return True if there are reports to record and the last record is at least ``seconds`` old."""
         return time.perf_counter() - self._recorded >= seconds and any(self._reports)
 
-    def record(self, number: int, epoch: int, simulations: dict[str, int], *, final: bool = False) -> Record:
+    def record(self, number: int, simulations: dict[str, int], *, final: bool = False) -> Record:
         """Return a record of the reports since the last one; of all remaining ones if it is ``final``."""
         now = time.perf_counter()
         seconds, self._recorded = now - self._recorded, now
@@ -93,7 +93,6 @@ class Reports:
         held = sum(buffer.held for buffer in self._buffers)
         return {
             "round": number,
-            "epoch": epoch,
             **self.measures.values(merged),
             **counts,
             "seconds": seconds,
@@ -210,7 +209,7 @@ class Recorder:
         self._callbacks.round_start(self._number)
 
     def _record(self, simulations: dict[str, int], *, final: bool = False) -> Record:
-        record = self.reports.record(self._number, self._model.epochs, simulations, final=final)
+        record = self.reports.record(self._number, simulations, final=final)
         drawn = self._draws()
         return record | {"inputs": drawn} if drawn else record
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from compss_train.reports import curves
 from compss_train.reports.formatting import duration, number, speed
-from compss_train.reports.records import Axis, Record, best_value, flatten, measured_numbers
+from compss_train.reports.records import Axis, Record, best_value, epochs_of, flatten, measured_numbers
 
 MISSING = "-"
 """What tables show for a setting that a run does not have."""
@@ -140,7 +140,7 @@ def _row(run: ComparedRun, names: Sequence[str], measured: Sequence[str]) -> dic
     for name, short in zip(names, last, strict=True):  # by the last part of its name, if no other has the same
         row[short if last.count(short) == 1 else name] = run.settings.get(name, MISSING)
     seconds, samples = sum(curves.training_seconds(run.history)), sum(record["samples"] for record in run.history)
-    row |= {"rounds": number(len(run.history)), "epochs": number(run.history[-1]["epoch"]) if run.history else "0"}
+    row |= {"rounds": number(len(run.history)), "epochs": number(epochs_of(run.history))}
     for name in measured:
         values = [value for record in run.history if name in (value := measured_numbers(record))]
         best = best_value(name, run.history)

@@ -122,7 +122,10 @@ def positions(history: Sequence[Record], against: Axis = "round") -> list[float]
         return list(accumulate(float(record["samples"]) for record in history))
     if against == "seconds":
         return list(accumulate(training_seconds(history)))
-    values = [float(record[against]) for record in history]
+    values, last = list[float](), 0.0
+    for record in history:  # one of an online fit has no epoch, and belongs to the one before
+        last = float(record.get(against, last))
+        values.append(last)
     ascending = all(one <= other for one, other in pairwise(values))
     return values if ascending else [float(index) for index in range(len(history))]
 

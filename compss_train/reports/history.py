@@ -12,7 +12,7 @@ import numpy as np
 from compss_train._utils import files, imports, strict_json, validation
 from compss_train.exceptions import BadFileError
 from compss_train.reports import formatting, timeline
-from compss_train.reports.records import Axis, Record, is_record, measured_numbers
+from compss_train.reports.records import Axis, Record, epoch_of, is_record, measured_numbers
 
 if TYPE_CHECKING:
     import pandas
@@ -41,7 +41,7 @@ class History(list[Record]):
             early -= 1
 
     def __repr__(self) -> str:
-        last = {"epoch": self[-1]["epoch"], **measured_numbers(self[-1])} if self else {}
+        last = {**epoch_of(self[-1]), **measured_numbers(self[-1])} if self else {}
         measures = ", ".join(f"{name} {formatting.number(value)}" for name, value in last.items())
         return f"history of {len(self)} round{'s' * (len(self) != 1)}" + (f": {measures}" if measures else "")
 
@@ -49,7 +49,7 @@ class History(list[Record]):
         shown = [(record, measured_numbers(record)) for record in self[-SHOWN_ROUNDS:]]
         names = [*shown[-1][1]] if shown else []
         rows = [
-            [str(record["round"]), str(record["epoch"])]
+            [str(record["round"]), str(record.get("epoch", ""))]
             + [formatting.number(measured.get(name, "")) for name in names]
             + [formatting.speed(record["samples_per_second"])]
             for record, measured in shown

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from compss_train._utils import files, imports
 from compss_train.reports import comparison, curves, timeline
 from compss_train.reports.formatting import duration, number, percent, speed, timestamp, uniform_format
-from compss_train.reports.records import Axis, Record, Row, best_value, measured_numbers
+from compss_train.reports.records import Axis, Record, Row, best_value, epochs_of, measured_numbers
 
 REFRESH_SECONDS = 5
 """Seconds after which browsers reload the report of a running fit."""
@@ -233,7 +233,7 @@ def _key_figures(history: Sequence[Record], shares: Mapping[str, float]) -> Iter
     """Iterate over the numbers at the top of the report."""
     samples, seconds = sum(record["samples"] for record in history), sum(curves.training_seconds(history))
     best, startup = max(curves.training_speeds(history)), sum(timeline.startup_seconds(history))
-    epochs = history[-1]["epoch"]
+    epochs = epochs_of(history)
     yield "rounds", f"{len(history):,}", f"{epochs:,} epoch{'s' * (epochs > 1)}" if epochs else None, None
     yield "time", duration(seconds), f"after {duration(startup)} of start-up" if startup else None, None
     mean = speed(samples / seconds) if seconds else ""

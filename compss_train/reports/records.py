@@ -24,8 +24,17 @@ RATES = "lr/"
 """Beginning of the fields with the learning rates of parameter groups other than the first."""
 
 NUMERIC = ("round", "epoch", "samples", "seconds", "samples_per_second")
-"""Bookkeeping fields that are a number in every record."""
-NUMERIC_ONLINE = (*NUMERIC, "batches_per_second", "received", "buffer", "unseen", "repetitions_mean", "waited")
+"""Bookkeeping fields that are a number in every record of a fit with epochs."""
+NUMERIC_ONLINE = (
+    "round",
+    *NUMERIC[2:],
+    "batches_per_second",
+    "received",
+    "buffer",
+    "unseen",
+    "repetitions_mean",
+    "waited",
+)
 """Bookkeeping fields that are a number in every record of an online fit."""
 
 
@@ -33,12 +42,22 @@ def is_record(value: object) -> TypeGuard[Record]:
     """Return whether a value that was read from a file has the fields that every record and its workers have."""
     return (
         isinstance(value, dict)
-        and {"round", "epoch", "samples", "seconds", "samples_per_second", "workers"} <= value.keys()
+        and {"round", "samples", "seconds", "samples_per_second", "workers"} <= value.keys()
         and isinstance(value["workers"], list)
         and all(
             isinstance(own, dict) and {"worker", "samples", "seconds"} <= own.keys() for own in value["workers"]
         )
     )
+
+
+def epoch_of(record: Record) -> dict[str, int]:
+    """Return the epoch of a record by its name, or nothing for one of an online fit, which has none."""
+    return {"epoch": record["epoch"]} if "epoch" in record else {}
+
+
+def epochs_of(history: Sequence[Record]) -> int:
+    """Return the number of epochs that a history ends after."""
+    return int(next((record["epoch"] for record in reversed(history) if "epoch" in record), 0))
 
 
 def per_second(count: float, seconds: float) -> float:

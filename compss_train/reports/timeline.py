@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from compss_train.reports.records import Record, Row, flatten
+from compss_train.reports.records import Record, Row, epoch_of, flatten
 
 Kind = Literal["training", "merging", "waiting"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -100,7 +100,7 @@ def worker_rows(history: Sequence[Record], intervals: list[Interval] | None = No
     return [
         {
             "round": record["round"],
-            "epoch": record["epoch"],
+            **epoch_of(record),
             "worker": own["worker"],
             **flatten(own),
             **seconds.get((position, own["worker"]), {}),

@@ -311,7 +311,7 @@ class TrainedModel:
     def record(self, record: Record) -> None:
         """Add the record of a round to the history, and pass it to the callbacks of the fit."""
         self.history.append(record)
-        self.epochs = record["epoch"]
+        self.epochs = record.get("epoch", self.epochs)
         if self.fit is not None:
             self.fit.callbacks.round_end(record)
 

@@ -66,7 +66,6 @@ def online_record(number=0, loss=0.5, **more):
     own += [{"worker": 1, "samples": 0, "batches": 0, "received": 0, "buffer": 0}]
     return {
         "round": number,
-        "epoch": 0,
         "loss": loss,
         "samples": 30,
         "batches": 3,

@@ -231,9 +231,7 @@ def test_fits_continue_from_each_other(local):
     assert_same_bits(ours, plain_loop(awkward_net(), PLAIN["adam"][1], batches_of(7, x, y)))
     assert numbers < len(trainer.history)
     assert [record["round"] for record in trainer.history] == list(range(len(trainer.history)))
-    epochs = [record["epoch"] for record in trainer.history]
-    assert epochs == sorted(epochs)
-    assert epochs[-1] == 1
+    assert [record["epoch"] for record in trainer.history if "epoch" in record] == [1]
     assert sum(record["samples"] for record in trainer.history) == 84
 
 

@@ -74,7 +74,7 @@ def test_records_have_all_fields(local):
     fit_online(trainer, simulate_rows, [(x[:30], y[:30]), (x[30:], y[30:])], batch_size=5, count=2)
     json.dumps(trainer.history)
     for record in trainer.history:
-        names = "round epoch loss accuracy samples batches seconds samples_per_second batches_per_second"
+        names = "round loss accuracy samples batches seconds samples_per_second batches_per_second"
         names += " fit_started ended received buffer unseen repetitions_mean waited simulations workers"
         assert list(record) == [*names.split(), *(["repetitions"] if record is trainer.history[-1] else [])]
         assert record["samples_per_second"] == pytest.approx(record["samples"] / record["seconds"])

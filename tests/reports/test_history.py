@@ -14,7 +14,7 @@ from compss_train import BadFileError, DistributedTrainer, Merge
 from compss_train.reports.curves import panels, positions, title_of
 from compss_train.reports.history import History, line_of, save_figure
 from compss_train.reports.records import flatten
-from compss_train.reports.timeline import KINDS
+from compss_train.reports.timeline import KINDS, worker_rows
 from tests.helpers.histories import histories, online_record
 from tests.helpers.models import SGD, blocked, classification, mlp
 from tests.helpers.small_fits import combined
@@ -181,3 +181,11 @@ def test_errors_name_missing_packages_and_extras(trainer, monkeypatch, method, m
         ModuleNotFoundError, match=rf"{method} needs {module}: pip install 'compss_train\[{extra}\]'"
     ):
         getattr(trainer.history, method)()
+
+
+def test_records_of_online_fits_have_no_epoch_and_belong_to_the_one_before():
+    records = [online_record(0), {**online_record(1), "epoch": 1}, online_record(2)]
+    assert positions(records, "epoch") == [0.0, 1.0, 1.0]
+    assert [row.get("epoch") for row in worker_rows(records)] == [None, None, 1, 1, None, None]
+    assert "epoch" not in repr(History(records))
+    assert "epoch 1" in repr(History(records[:2]))
