@@ -3,6 +3,9 @@
 The part ``kills`` kills a worker process again and again, on each engine. In ``link``, the link of two nodes of
 ``network`` breaks in the middle of a fit on Ray: does the fit go on, and with the same bits? One that ends with an
 error, or takes too long, is started again in a new cluster and continues from its checkpoint. Needs root.
+
+In ``studies`` all processes of a study are killed at random, five times, for each kind of buffer: what is its error
+to that of undisturbed seeds, and what ran again? ``saves``: how long do workers with large buffers wait for a save?
 """
 
 from __future__ import annotations
@@ -10,9 +13,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from statistics import median
@@ -21,9 +31,17 @@ from typing import Any
 
 import _common as common
 import numpy as np
+import torch
 from _common import WORKERS, call, spread
 from network import RAY_PORT, Network, nodes_of, ray_in, skip_without_network
+from torch import nn
 
+from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
+from compss_train.callbacks import Checkpoint
+from compss_train.training.checkpoints import list_checkpoints, read_latest_checkpoint
+
+KINDS = "FIFO", "FIRO", "Reservoir", "BatchReservoir", "SimPairedReservoir"
+"""The buffers of studies."""
 SLOTS, FAULT_SECONDS = 32, 1800 / 62
 """A larger machine that is computed: torchft's own test had 62 faults in half an hour with so many replicas."""
 CUT_NODE = 1
@@ -138,12 +156,142 @@ def report_link(options: argparse.Namespace) -> None:
     common.print_table(title, headers, rows)
 
 
-PARTS = {"kills": report_kills, "link": report_link}
+# -- studies that are killed -------------------------------------------------------------------------------
+
+
+def simulate(folder: Path, frequency: float) -> Iterator[Any]:
+    with (folder / "begun").open("a") as file:
+        file.write(f"{frequency}\n")
+    for t in np.linspace(0, 1, 50, dtype=np.float32):
+        time.sleep(0.002)
+        yield np.array([frequency, t], np.float32), np.array([np.sin(frequency * t)], np.float32)
+
+
+def life(folder: str, kind: str, seed: int) -> None:
+    """Run a study, or go on with it, until its end; ``folder/error`` then has its error."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(nn.Linear(2, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+    with DistributedTrainer(2, engine="local", threads=1, seed=seed) as trainer:
+        trainer.build(net, {"optimizer": "adam", "lr": 0.01}, "mse")
+        pairs = {"sweep_size": 80, "nb_time_steps": 50} if kind == "SimPairedReservoir" else {}
+        trainer.fit_online(
+            Simulations(
+                partial(stepped if pairs else simulate, Path(folder)),
+                np.random.default_rng(1).uniform(1, 5, 80).tolist(),
+                count=2,
+                pairing=later if pairs else None,
+            ),
+            buffer=BufferSpec(kind, 400, **pairs),
+            batch_size=10,
+            merge=Merge(every=10),
+            checkpoint_every=0.5,
+            callbacks=[Checkpoint(Path(folder, "saves"))],
+            resume=True,
+            progress=False,
+        )
+        x = (
+            np.stack(np.meshgrid(np.linspace(1, 5, 40), np.linspace(0, 1, 40)), -1)
+            .reshape(-1, 2)
+            .astype(np.float32)
+        )
+        y = np.sin(x[:, :1] * x[:, 1:])
+        Path(folder, "error").write_text(str(trainer.evaluate(x, y)["loss"]))
+
+
+def stepped(folder: Path, frequency: float) -> Iterator[Any]:
+    for step, (x, y) in enumerate(simulate(folder, frequency)):
+        yield step, x, y
+
+
+def later(earlier: Any, latter: Any) -> Any:
+    return latter.data
+
+
+def start(folder: str, kind: str, seed: int) -> subprocess.Popen[bytes]:
+    code = f"import faults; faults.life({folder!r}, {kind!r}, {seed})"
+    return subprocess.Popen([sys.executable, "-c", code], cwd=Path(__file__).parent, start_new_session=True)
+
+
+def kill_session(leader: int) -> None:
+    """Kill all processes of a session at once."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, ValueError):
+            if int(path.read_text().rpartition(")")[2].split()[3]) == leader:
+                os.kill(int(path.parent.name), signal.SIGKILL)
+
+
+def study(kind: str, seed: int, kills: int) -> tuple[float, int]:
+    """Return the error of a study, and how many of the simulations that its saves held as complete ran again."""
+    draw, again = random.Random(f"{kind} {seed}"), 0
+    with TemporaryDirectory() as folder:
+        saves, begun = Path(folder, "saves"), Path(folder, "begun")
+        for _ in range(kills):
+            program, known = start(folder, kind, seed), set(list_checkpoints(saves))
+            while program.poll() is None and not set(list_checkpoints(saves)) - known:
+                time.sleep(0.01)
+            time.sleep(draw.random())
+            kill_session(program.pid)
+            program.wait()
+            if list_checkpoints(saves):
+                simulations = read_latest_checkpoint(saves)[1]["study"]["simulations"]
+                complete = np.flatnonzero(simulations["samples"] >= 0)
+                inputs = np.random.default_rng(1).uniform(1, 5, 80)[complete]
+                before = Counter(begun.read_text().split())
+                watched = {str(each): before[str(each)] for each in inputs.tolist()}
+        program = start(folder, kind, seed)
+        if program.wait(600):
+            raise RuntimeError(f"a study through a {kind} failed after {kills} kills")
+        if kills:
+            after = Counter(begun.read_text().split())
+            again = sum(after[each] > count for each, count in watched.items())
+        return float(Path(folder, "error").read_text()), again
+
+
+def report_studies(options: argparse.Namespace) -> None:
+    rows = []
+    for kind in KINDS:
+        undisturbed = [study(kind, seed, 0)[0] for seed in range(options.repetitions)]
+        killed = [study(kind, seed, 5) for seed in range(2)]
+        errors, again = [error for error, _ in killed], sum(each for _, each in killed)
+        rows.append([kind, spread(undisturbed, ".2e"), spread(errors, ".2e"), str(again)])
+    headers = ["buffer", "error, undisturbed", "killed 5 times", "complete ones that ran again"]
+    common.print_table("Studies of 80 simulations whose processes are all killed", headers, rows)
+
+
+def report_saves(options: argparse.Namespace) -> None:
+    """Workers with 100 MB each; what a save writes to /dev/null's size of disk is measured beside it."""
+    rows = 25_000
+
+    def large(number: int) -> Iterator[Any]:
+        rng = np.random.default_rng(number)
+        for _ in range(2000):
+            yield rng.random(6, np.float32), rng.random(1000, np.float32)
+
+    with TemporaryDirectory() as folder, DistributedTrainer(2, engine="local", threads=1, seed=0) as trainer:
+        trainer.build(nn.Linear(6, 1000), {"optimizer": "sgd", "lr": 1e-3}, "mse")
+        trainer.fit_online(
+            Simulations(large, range(60), count=1),
+            buffer=BufferSpec("Reservoir", rows, threshold=rows - 100),
+            batch_size=10,
+            merge=Merge(every=10),
+            checkpoint_every=2,
+            callbacks=[Checkpoint(folder)],
+            max_time=90,
+        )
+        seconds = [record["save_seconds"] for record in trainer.history if "save_seconds" in record]
+        size = sum(path.stat().st_size for path in Path(folder).rglob("buffer-*")) / 1e6
+        writing = common.seconds_of(partial(Path(folder, "bytes").write_bytes, bytes(200_000_000)))
+    print(
+        f"saves of {size:.0f} MB on disk: workers waited {spread(seconds)} s; writing 200 MB takes {writing:.2f} s"
+    )
+
+
+PARTS = {"kills": report_kills, "link": report_link, "studies": report_studies, "saves": report_saves}
 
 
 def main() -> None:
     options_parser = common.parser(__doc__, repetitions=3, epochs=40, samples=60_000, parts=PARTS)
-    kills, link = (options_parser.add_argument_group(f"the part {part}").add_argument for part in PARTS)
+    kills, link = (options_parser.add_argument_group(f"the part {part}").add_argument for part in ("kills", "link"))
     kills("--engines", nargs="+", default=["local", "ray"])
     kills("--every", type=float, default=15.0, help="seconds between kills")
     link("--rate", type=float, default=100.0, help="Mbit/s")

@@ -48,6 +48,15 @@ def test_a_solver_with_two_ranks_of_which_one_is_killed_loses_no_sample(run, tmp
     assert "simulation 0 of input 0 failed: ChildProcessError: mpirun" in warned
 
 
+@pytest.mark.timeout(240)
+def test_a_study_goes_on_in_another_application(run, tmp_path):
+    first = result(run, "first", tmp_path)
+    assert 0 < sum(first["counts"]) < len(first["counts"])
+    outcome = result(run, "resume", tmp_path)
+    assert set(outcome["counts"]) == {1}
+    assert outcome["history"][-1]["simulations"] == {"running": 0, "done": 12, "failed": 0}
+
+
 def test_ctrl_c_ends_simulations_and_workers(launch, tmp_path):
     application = launch("online.py", "wait", tmp_path, tmp_path / "result.json")
     wait_until((tmp_path / "flag").exists, 60)

@@ -19,7 +19,8 @@ import torch
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations, Solver
-from tests.helpers.waiting import hang
+from compss_train.callbacks import Callback, Checkpoint
+from tests.helpers.waiting import hang, pause
 
 SIMULATIONS, STEPS = 12, 10
 SAMPLES = SIMULATIONS * STEPS
@@ -32,6 +33,8 @@ def simulate(folder, mode, number):
         x = np.zeros(SAMPLES, np.float32)
         x[number * STEPS + step] = 1
         yield x, np.zeros(1, np.float32)
+        if mode in ("first", "resume"):
+            pause(0.05)
     if mode == "wait":
         (folder / "flag").touch()
         hang()
@@ -57,6 +60,17 @@ class CountingNet(nn.Linear):
         return super().forward(x)
 
 
+class StopAfter(Callback):
+    """Stops a study when so many samples have arrived."""
+
+    def __init__(self, received):
+        self.received = received
+
+    def on_round_end(self, trainer, record):
+        if record["received"] >= self.received:
+            trainer.stop("enough")
+
+
 def sum_loss(output, target):
     return output.sum()
 
@@ -70,6 +84,9 @@ def sample(number, step, fields):
 def main():
     mode, folder, output = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
     workers = 2 if mode == "two" else 1
+    study = {"callbacks": [Checkpoint(folder / "saves")], "resume": True} if mode in ("first", "resume") else {}
+    if mode == "first":
+        study["callbacks"].append(StopAfter(40))
     trainer = DistributedTrainer(workers, seed=0, threads=1)
     dies = mode == "die"
     trainer.build(CountingNet(folder / "worker", 84 if dies else -1), {"optimizer": "sgd", "lr": 1.0}, sum_loss)
@@ -86,7 +103,8 @@ def main():
             batch_size=5,
             merge=Merge(every=2),
             checkpoint_every=1e-6 if dies else 0.3,  # after each batch, or now and then
-            record_every=0.5,
+            record_every=0.2,
+            **study,
             validation_data=(np.eye(SAMPLES, dtype=np.float32), np.zeros((SAMPLES, 1), np.float32)),
         )
     counts = (-workers * torch.from_numpy(parameters["weight"][0])).round().int().tolist()
