@@ -28,6 +28,8 @@ _NOT_CONNECTED = (
     "ended with status 0 and has not connected: does it call compss_train_init, and does its launcher export "
     f"{VARIABLE} (mpirun -x {VARIABLE})?"
 )
+_MAX_PATH = 100
+"""Maximum length of the path of a socket file; systems allow 104 to 108 characters."""
 _TICK = 0.05
 _HELLO_SECONDS = 5.0
 _END_SECONDS = 10.0
@@ -55,7 +57,7 @@ class Solver:
         Variables to set for the executable besides those of the process that starts it.
 
     The executable runs in the folder in which the program made this object. It connects to the address in
-    ``COMPSS_TRAIN_SOLVER``: a socket file, or TCP with a token in a job on several nodes, and with
+    ``COMPSS_TRAIN_SOLVER``: a socket file, or TCP with a token in a job on several nodes and with
     ``environment={"COMPSS_TRAIN_SOLVER": "tcp"}``. It has failed, and runs again as any simulation, if it ends
     otherwise than with ``compss_train_finalize`` and exit status 0, or sends what makes a sample with NaN or
     infinite values; the warning has its last lines of output. All its processes end with the task that runs it.
@@ -158,7 +160,10 @@ class _Listener(Closable):
     """
 
     def __init__(self, *, tcp: bool) -> None:
-        self._folder, self._token = files.TemporaryFolder(), secrets.token_urlsafe(16) if tcp else "-"
+        self._folder = files.TemporaryFolder()
+        path = os.path.join(self._folder.path, "solver")
+        tcp = tcp or len(os.fsencode(path)) > _MAX_PATH
+        self._token = secrets.token_urlsafe(16) if tcp else "-"
         self._socket = socket.socket(socket.AF_INET if tcp else socket.AF_UNIX)
         if tcp:
             self._socket.bind((nodes.address_for(()), 0))
@@ -166,8 +171,8 @@ class _Listener(Closable):
             self.address = f"tcp://{host}:{port}/{self._token}"
         else:
             self._folder.create()
-            self.address = os.path.join(self._folder.path, "solver")
-            self._socket.bind(self.address)
+            self.address = path
+            self._socket.bind(path)
         self._socket.listen()
 
     def accept(self, process: SolverProcess) -> SolverMessages:

@@ -42,6 +42,13 @@ def test_a_solver_of_each_language_sends_the_bits_of_numpy(language):
         assert metadata == ({"flux": '{"even": true}'} if step % 2 == 0 else {})
 
 
+def test_the_connection_is_tcp_where_a_socket_file_would_have_too_long_a_path(tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("long" * 30)))
+    spied = solver(["sh", "-c", "echo $COMPSS_TRAIN_SOLVER"])
+    with pytest.raises(ChildProcessError, match=r"\n  tcp://"):
+        list(spied(0))
+
+
 def test_the_connection_may_be_tcp_with_a_token():
     run = solver([*LANGUAGES["C, 2 ranks"](), "{}", "3", "4"], environment={"COMPSS_TRAIN_SOLVER": "tcp"})
     assert len(list(run(1.0))) == 3
