@@ -163,6 +163,7 @@ COMPSS_TRAIN_WEAK void compss_train_connect(void)
 {
     const char *address = getenv("COMPSS_TRAIN_SOLVER");
     const uint16_t one = 1;
+    const int ahead = 1 << 22; /* bytes that may wait; the system may allow fewer */
     char host[64], token[128] = "-", hello[256];
     unsigned port;
     struct sockaddr_un file;
@@ -184,6 +185,7 @@ COMPSS_TRAIN_WEAK void compss_train_connect(void)
         file.sun_family = AF_UNIX;
         strcpy(file.sun_path, address);
         compss_train_state.descriptor = socket(AF_UNIX, SOCK_STREAM, 0);
+        setsockopt(compss_train_state.descriptor, SOL_SOCKET, SO_SNDBUF, &ahead, sizeof ahead);
         failed = connect(compss_train_state.descriptor, (struct sockaddr *)&file, sizeof file);
     } else if (sscanf(address, "tcp://%63[^:]:%5u/%127s", host, &port, token) == 3
                && inet_pton(AF_INET, host, &tcp.sin_addr) == 1) {
