@@ -205,6 +205,8 @@ class EventLoop:
         """When the last save was complete."""
         self._last_save: Study | None = None
         """The save of a fit that stops."""
+        self._gave_up = False
+        """Whether that save could not be stored."""
         self.stopped: str | None = None
         """Why the fit ended before all samples were trained on."""
         self._reserve(simulations, fit.validation)
@@ -299,8 +301,8 @@ class EventLoop:
             if self._keeps_saves and self.stopped is None:
                 self._last_save = self._cut(is_complete=True)
             self._recorder.finish(self._counts(), self._workers.repetitions(), self._last_save)
-        else:
-            self._recorder.save = self._last_save
+        elif self._last_save is not None:
+            self._recorder.keep(self._last_save)
         if self._recorder.evaluation is not None:
             self._recorder.evaluation.warn_of_changes()
 
@@ -348,7 +350,7 @@ class EventLoop:
         if self._runs.all_ended and self._senders.all_ended:
             self._senders.closed = True
             self._workers.broadcast("end_reception")
-        self._recorder.update(self._counts())
+        self._recorder.update(self._counts(), saving=self._is_due or self._workers.asked is not None)
 
     def _counts(self) -> dict[str, int]:
         """Return the numbers of running, completed and failed simulations, other programs that send included."""
@@ -364,7 +366,7 @@ class EventLoop:
 
     def _saves_before_stop(self) -> bool:
         """Return whether a save must be made before the workers stop, for which they have ``SAVE_SECONDS``."""
-        if not self._keeps_saves or self._last_save is not None or self._workers.all_done:
+        if not self._keeps_saves or self._last_save is not None or self._workers.all_done or self._gave_up:
             return False
         if self._stopping.urgent:
             self._stopping_since = self._stopping_since or time.monotonic()
@@ -372,15 +374,25 @@ class EventLoop:
 
     def _save_if_due(self) -> None:
         """Ask for a save if one is due; let the workers go on, or stop, when all of them have taken part in it."""
-        stops, every = self.stopped is not None, self._options.checkpoint_every
+        stops = self.stopped is not None
         if self._last_save is not None:
             return
+        if self._workers.save_failed:  # a fit that stops does not wait until there is room
+            self._workers.save_failed, self._saved, self._gave_up = False, time.monotonic(), stops
         if self._workers.all_saved:
             self._complete_save(stops=stops and self._keeps_saves)
         elif stops and self._saves_before_stop():
+            self._recorder.drop_save()
+            self._runs.remembers = True
             self._workers.ask(urgent=self._stopping.urgent)
-        elif every is not None and not stops and time.monotonic() - self._saved > every and self._recorder.is_idle:
+        elif self._is_due and not stops and self._recorder.is_idle:
             self._workers.ask()
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether ``checkpoint_every`` seconds have passed since the last save."""
+        every = self._options.checkpoint_every
+        return every is not None and time.monotonic() - self._saved > every
 
     def _complete_save(self, *, stops: bool) -> None:
         safe = self._runs.forget_safe(self._workers.all)

@@ -69,6 +69,14 @@ class Reports:
         self._held_back = [[WorkerReport(**each) for each in own] for own in state["held_back"]]
         self._skipped = list(state["skipped"])
 
+    def put_back(self, state: dict[str, Any]) -> None:
+        """Take back what was reported when ``state_dict`` returned a state, as its record was not made."""
+        new, held_back, skipped = self._reports, self._held_back, self._skipped
+        self.load_state_dict(state)
+        self._reports = [[*own, *later] for own, later in zip(self._reports, new, strict=True)]
+        self._held_back = [later or own for own, later in zip(self._held_back, held_back, strict=True)]
+        self._skipped = [own + later for own, later in zip(self._skipped, skipped, strict=True)]
+
     @property
     def received(self) -> int:
         """Samples received by all workers."""
@@ -201,6 +209,10 @@ class Recorder:
         """A record that waits for its validation."""
         self._pending_save: Study | None = None
         """The save that it belongs to, if any."""
+        self._reported: dict[str, Any] = {}
+        """What was reported when the last record was begun."""
+        self._drawn: list[Record] = []
+        """The inputs of records that were not made."""
         self.save: Study | None = None
         """The save that the record that is being made belongs to; at the end the last one."""
 
@@ -209,15 +221,25 @@ class Recorder:
         self._callbacks.round_start(self._number)
 
     def _record(self, simulations: dict[str, int], *, final: bool = False) -> Record:
+        self._reported = self.reports.state_dict()
         record = self.reports.record(self._number, simulations, final=final)
-        drawn = self._draws()
+        drawn, self._drawn = [*self._drawn, *self._draws()], []
         return record | {"inputs": drawn} if drawn else record
 
-    def update(self, simulations: dict[str, int]) -> None:
-        """Complete the pending record if its validation is ready; make the next one if it is due."""
+    def _put_back(self, record: Record) -> None:
+        """Leave what the last record has to the next one: callbacks expect validation in every record."""
+        self.reports.put_back(self._reported)
+        self._drawn = record.get("inputs", [])
+
+    def update(self, simulations: dict[str, int], *, saving: bool = False) -> None:
+        """Complete the pending record if its validation is ready; make the next one if it is due.
+
+        If a fit is ``saving``, or about to, none begins to wait for its validation: the save makes the next one.
+        """
         if self._pending is not None and self.evaluation is not None and self.evaluation.is_ready:
             self.complete()
-        if self._pending is None and self.reports.is_due(self._interval):
+        waits = saving and self.evaluation is not None
+        if self._pending is None and not waits and self.reports.is_due(self._interval):
             record = self._record(simulations)
             if self.evaluation is None:
                 self._emit(record)
@@ -231,7 +253,10 @@ class Recorder:
         return self._pending is None
 
     def add_save(self, save: Study, simulations: dict[str, int], seconds: float) -> None:
-        """Make a record of what was reported until a save, for which workers have waited so many ``seconds``."""
+        """Make a record of what was reported until a save, for which workers have waited so many ``seconds``.
+
+        No other record may wait for its validation.
+        """
         record = self._record(simulations) | {"save_seconds": seconds}
         save.content["reports"] = self.reports.state_dict()
         if self.evaluation is None:
@@ -248,6 +273,23 @@ class Recorder:
         save, self._pending, self._pending_save = self._pending_save, None, None
         if (validation := evaluation.result(self.reports.measures)) is not None:
             self._emit(record | validation, save)
+        else:
+            self._put_back(record)
+
+    def drop_save(self) -> None:
+        """Make the pending record, if any, without its save: a newer one will replace the buffers' files."""
+        self._pending_save = None
+
+    def keep(self, save: Study) -> None:
+        """Let a fit that cannot end have this save, with all that is in no record."""
+        if self._pending is not None:
+            self._put_back(self._pending)
+            self._pending = self._pending_save = None
+        save.content["reports"] = self.reports.state_dict()
+        if save.content["chosen"] is not None:
+            self._drawn += self._draws()
+            save.content["chosen"] = {**save.content["chosen"], "unrecorded": self._drawn}
+        self.save = save
 
     def _emit(self, record: Record, save: Study | None = None) -> None:
         self.save = save
@@ -259,18 +301,15 @@ class Recorder:
     def finish(self, simulations: dict[str, int], repetitions: list[int], save: Study | None = None) -> None:
         """Complete the pending record, and make a final one of all remaining reports, of the last save if any."""
         self.complete()
-        reported, record = self.reports.state_dict(), self._record(simulations, final=True)
+        record = self._record(simulations, final=True)
         self.save = save
         if self.evaluation is not None:
             self.evaluation.start(self._pull(), notify=False)
             if (validation := self.evaluation.result(self.reports.measures)) is None:
+                self._put_back(record)
                 if save is not None:
-                    save.content["reports"] = reported
-                    save.content["chosen"] = {
-                        **(save.content["chosen"] or {}),
-                        "unrecorded": record.get("inputs", []),
-                    }
-                return  # callbacks expect validation in every record
+                    self.keep(save)
+                return
             record |= validation
         if save is not None:
             save.content["reports"] = self.reports.state_dict()

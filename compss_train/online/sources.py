@@ -61,6 +61,8 @@ class SimulationRuns:
         self._inputs, self._chosen = inputs, chosen
         self.may_choose: Callable[[int], bool] = lambda number: True
         """Whether a sampler may choose the input with this number now."""
+        self.remembers = job.options.checkpoint_every is not None
+        """Whether complete simulations stay known until a save has all their samples."""
         self._exhausted = simulations.simulate is None
         self._simulate: Ref = engine.publish(codec.pickled(simulations.simulate))
         self._repeated: deque[Simulation] = deque()
@@ -220,7 +222,7 @@ class SimulationRuns:
         if self._chosen is not None:
             self._chosen.end(simulation.number, complete=True)
         self._any_samples = self._any_samples or samples > 0
-        if self._job.options.checkpoint_every is None:
+        if not self.remembers:
             del self._known[simulation.number]
             return False
         return any(self._lacks(worker, simulation) for worker in lost_workers)

@@ -131,6 +131,8 @@ class Workers:
         """The number of the save that is being made."""
         self._saves, self._urgent = 0, False
         self._waits_since: float | None = None
+        self.save_failed = False
+        """Whether a part could not be stored; whoever acts on it resets it."""
         resources = replace(session.resources, own_process=True)
         spec = session.engine.publish(session.spec)
         self.all: list[Worker] = []
@@ -319,6 +321,7 @@ class Workers:
                 path.write_bytes(buffer.data)
         except OSError as error:  # the last ones that could be stored stay valid
             self.go_on()
+            self.save_failed = True
             if not self._warned:
                 self._warned = True
                 validation.warn_user(

@@ -21,21 +21,28 @@ from torch import nn
 from compss_train import BredInputs, BufferSpec, Gradients, SampleSender, Simulations
 from compss_train._utils import validation
 from compss_train.callbacks import Callback, Checkpoint
+from compss_train.model.saved_state import decode_value
 from compss_train.online.inputs import BEGUN, FAILED, Inputs, hash_of
-from compss_train.training.checkpoints import list_checkpoints, read_latest_checkpoint
+from compss_train.online.records import Recorder
+from compss_train.online.sources import SimulationRuns
+from compss_train.online.workers import Workers
+from compss_train.training.checkpoints import list_checkpoints, read_checkpoint, read_latest_checkpoint
 from tests.buffers.kinds import Thread
 from tests.helpers.models import assert_same_bits
 from tests.helpers.waiting import pause
 from tests.online.fits import FIFO, build_trainer, online, split_range
 from tests.online.simulations import (
     COUNTING_SGD,
+    CallAll,
     CountingNet,
     OneHotSimulation,
+    TouchFile,
     free_port,
     increment,
     one_hot,
     sample_counts,
     sum_loss,
+    wait_for_file,
 )
 
 pytestmark = pytest.mark.usefixtures("check_threads")
@@ -322,3 +329,118 @@ def test_a_sender_with_a_name_waits_for_the_next_life_and_names_once_what_is_los
     assert counts.count(0) == sum(lost)
     assert len(lost) <= 2
     assert trainer.history[-1]["received"] == SAMPLES - sum(lost)
+
+
+def samples_in(history):
+    return sum(record["samples"] for record in history)
+
+
+def test_a_fit_that_ends_before_its_workers_can_be_resumed(local, tmp_path, monkeypatch):
+    """As when a worker dies after the save that a signal caused, and has no time to start again."""
+    monkeypatch.setattr("compss_train.online.fitting.GRACE", 0.0)
+    for stop in (StopAt(30, "SIGTERM"), StopAt(60, "SIGTERM")):
+        _, ended = run_life(local, tmp_path, stop=stop)
+        assert not ended
+    trainer, ended = run_life(local, tmp_path)
+    assert ended
+    assert sample_counts(trainer.get_parameters(), 1) == [1] * SAMPLES
+    assert samples_in(trainer.history) == SAMPLES
+
+
+class SlowEvaluation(CountingNet):
+    def forward(self, x):
+        if not self.training:
+            pause(0.1)
+        return super().forward(x)
+
+
+class Holds(Callback):
+    """Gives another one the trainer of a fit."""
+
+    def __init__(self, other):
+        self.other = other
+
+    def on_fit_start(self, trainer, total_samples):
+        self.other.trainer = trainer
+
+
+class Pairs(Callback):
+    """Checks that all files of each save belong to it."""
+
+    def __init__(self, folder):
+        self.folder, self.checked = folder, 0
+
+    def on_round_end(self, trainer, record):
+        for path in list_checkpoints(self.folder).values():
+            content = read_checkpoint(path)
+            for number, worker in enumerate(content["study"]["workers"]):
+                if (file := content["files"].get(f"buffer-{number}.safetensors")) is not None:
+                    buffer = decode_value(torch.from_numpy(np.fromfile(file, np.uint8)))
+                    assert buffer["offsets"] == dict(worker["offsets"].tolist())
+                    self.checked += 1
+
+
+def test_saves_and_validation_lose_no_record(local, tmp_path):
+    """Evaluations take longer than the interval of records; a save has its own buffers, and its record."""
+    x = np.eye(SAMPLES, dtype=np.float32)[:5]
+    given = {"validation_data": (x, np.zeros(5, np.float32)), "net": SlowEvaluation(SAMPLES)}
+    add_save = Recorder.add_save
+    for received, how in ((20, "stop"), (50, "SIGTERM")):
+        stop = StopAt(received, how)
+        stop.saved, checks = True, Pairs(tmp_path / "saves")
+
+        def and_stop(recorder, save, counts, seconds, stop=stop):
+            add_save(recorder, save, counts, seconds)  # its evaluation has begun
+            stop.on_round_end(stop.trainer, {"received": recorder.reports.received})
+
+        with patch.object(Recorder, "add_save", and_stop):
+            callbacks = [Checkpoint(tmp_path / "saves", keep=99), checks, Holds(stop)]
+            _, ended = run_life(local, tmp_path, callbacks=callbacks, **given)
+        assert not ended
+        assert checks.checked > 0
+    trainer, ended = run_life(local, tmp_path, **given)
+    assert ended
+    assert samples_in(trainer.history) == SAMPLES
+    assert sample_counts(trainer.get_parameters(), 1) == [1] * SAMPLES
+
+
+def test_a_fit_stops_although_its_save_cannot_be_stored(local, tmp_path):
+    stop = StopAt(20, "stop")
+    stop.saved = True
+    warns = pytest.warns(UserWarning, match="the buffer of worker 0 could not be saved")
+    with patch.object(Workers, "buffer_of", lambda self, worker: tmp_path / "missing" / "buffer"), warns:
+        trainer, _ = run_life(local, tmp_path, stop=stop)
+    assert trainer.stopped == "enough"
+    assert trainer.history[-1]["received"] < SAMPLES
+
+
+def touching(path, handle, key):
+    """Return a method that touches a file when a message with a key was handled."""
+
+    def touch(self, *args):
+        result = handle(self, *args)
+        if any(isinstance(each, dict) and key in each for each in args):
+            path.touch()
+        return result
+
+    return touch
+
+
+def test_a_simulation_that_ends_while_workers_save_is_not_complete(local, tmp_path):
+    """Without other saves, too: here one worker has taken part before the last sample that it got."""
+    trains, saved, ended = (tmp_path / name for name in ("trains", "saved", "ended"))
+    simulate = OneHotSimulation(4, CallAll((TouchFile(2, until=trains), TouchFile(2, until=saved))))
+
+    def life():
+        net = CountingNet(4, TouchFile(1, trains, until=ended))
+        trainer = build_trainer(local, 2, net, COUNTING_SGD, sum_loss, seed=0)
+        given = {"batch_size": 1, "checkpoint_every": None, "callbacks": [Checkpoint(tmp_path / "saves")]}
+        stopping = Thread(lambda: ended.exists() or (wait_for_file(trains), trainer.stop("enough")))
+        online(trainer, simulate, [[0, 1, 2, 3]], resume=True, progress=False, every=1, **given)
+        stopping.result()
+        return trainer
+
+    note_save = patch.object(Workers, "handle", touching(saved, Workers.handle, "part"))
+    with note_save, patch.object(SimulationRuns, "handle", touching(ended, SimulationRuns.handle, "finished")):
+        assert life().stopped == "enough"
+    assert sample_counts(life().get_parameters(), 2) == [1] * 4
