@@ -95,7 +95,7 @@ def _planned(
         inputs = Inputs(() if simulations.simulate is None else simulations.inputs)
     again: list[tuple[int, int, Any]] = []
     if checkpoint is not None:
-        study = saves.check_same_study(checkpoint, options, session)
+        study = saves.check_same_study(checkpoint, options, simulations.inputs, session)
         resuming.check_trainer(checkpoint, session)
         if not study.is_complete and inputs is not None:
             again = inputs.resume(study.simulations)
@@ -199,7 +199,7 @@ class EventLoop:
         self._session, self._stopping = session, fit.stopping
         self._urgent_since: float | None = None
         self._stopping_since: float | None = None
-        self._options = options
+        self._options, self._inputs = options, simulations.inputs
         self._keeps_saves = any(callback.keeps_state for callback in fit.callbacks.callbacks)
         self._saved = time.monotonic()
         """When the last save was complete."""
@@ -411,7 +411,7 @@ class EventLoop:
         saved = saves.SavedStudy(
             is_complete=is_complete,
             seed=self._workers.seed,
-            options=saves.described_options(self._options, self._session),
+            options=saves.described_options(self._options, self._inputs, self._session),
             server=None if is_complete else self._shared.save(),
             workers=self._workers.parts(),
             streams=self._router.next_number,

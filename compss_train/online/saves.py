@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
+from compss_train.online.input_samplers import InputSampler
 from compss_train.online.options import OnlineOptions
 from compss_train.training import description
 from compss_train.training.checkpoints import Checkpoint, Study
@@ -90,9 +91,13 @@ class SavedStudy:
         return cls(**{**content, "workers": workers})
 
 
-def described_options(options: OnlineOptions, session: Session) -> dict[str, Any]:
-    """Return what must be the same when a study goes on: its options and its objective."""
-    told: dict[str, Any] = {"num_workers": session.num_workers}
+def described_options(options: OnlineOptions, inputs: object, session: Session) -> dict[str, Any]:
+    """Return what must be the same when a study goes on: its options, who chooses inputs, and its objective."""
+    told: dict[str, Any] = {
+        "num_workers": session.num_workers,
+        "inputs": type(inputs).__name__ if isinstance(inputs, InputSampler) else "given",
+        "class_weight": description.described(session.model.built.training_spec.class_weight),
+    }
     for each in fields(options):
         value = getattr(options, each.name)
         if each.name in ("buffer", "merge"):
@@ -102,13 +107,15 @@ def described_options(options: OnlineOptions, session: Session) -> dict[str, Any
     return told | dict(session.model.built.objective)
 
 
-def check_same_study(checkpoint: Checkpoint, options: OnlineOptions, session: Session) -> SavedStudy:
+def check_same_study(
+    checkpoint: Checkpoint, options: OnlineOptions, inputs: object, session: Session
+) -> SavedStudy:
     """Return the study of a checkpoint; raise ``ValueError`` if there is none, or if it had other options."""
     path, snapshot = checkpoint
     if snapshot.study is None:
         method = "fit" if snapshot.progress is not None else "trainer.restore"
         raise ValueError(f"{path} is not a save of fit_online, so it cannot be resumed; use {method}")
-    before, now = snapshot.study["options"], described_options(options, session)
+    before, now = snapshot.study["options"], described_options(options, inputs, session)
     differences = [
         f"{name} was {before.get(name)}, and is {now.get(name)}"
         for name in {**now, **before}

@@ -88,7 +88,9 @@ def _parse(sample: Any, stream: Stream) -> tuple[Sample, int | None]:
     """Return (x, y) or (x,), and the time step or None."""
     parts = sample if isinstance(sample, tuple) else (sample,)
     if len(parts) == 3:
-        return as_sample(parts[1:]), int(parts[0])
+        if (step := int(parts[0])) != parts[0]:
+            raise ValueError(f"the simulation yielded the time step {parts[0]!r}; give its number, an integer")
+        return as_sample(parts[1:]), step
     if len(parts) not in (1, 2) or stream.paired:
         expected = "(step, x, y), as the buffer pairs time steps" if stream.paired else "(x, y), or (step, x, y)"
         raise TypeError(f"the simulation yielded a tuple of {len(parts)}; a sample is {expected}")

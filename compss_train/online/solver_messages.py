@@ -45,13 +45,13 @@ def check_hello(connection: socket.socket, token: str) -> str:
     name, version, order, given, *_ = *hello.decode(errors="replace").split(), "", "", "", ""
     if name != "compss_train":
         raise PermissionError("what has connected is no solver")
+    if given != token:  # before what a stranger could make this run fail with
+        raise PermissionError("what has connected has another token")
     if version != str(PROTOCOL):
         raise ValueError(
             f"was compiled with a compss_train.h of protocol {version}, and this version of compss_train has "
             f"protocol {PROTOCOL}; compile it again with the header in the folder that compss-train headers prints"
         )
-    if given != token:
-        raise PermissionError("what has connected has another token")
     return {"little": "<", "big": ">"}[order]
 
 

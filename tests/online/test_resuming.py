@@ -4,7 +4,7 @@ import copy
 import os
 import signal
 import warnings
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
@@ -186,6 +186,10 @@ def test_a_complete_study_is_not_trained_again_and_nothing_in_its_folder_is_a_pi
             safe_open(path, "pt")
 
 
+class Blind(BredInputs):
+    needs_losses = False
+
+
 OTHERS = {
     "num_workers was 1, and is 2": {"workers": 2},
     "buffer.capacity was 16, and is 20": {"buffer": BufferSpec("FIFO", 20)},
@@ -193,6 +197,7 @@ OTHERS = {
     "batch_size was 5, and is 4": {"batch_size": 4},
     "merge.every was 1, and is 2": {"every": 2},
     "seed=0, and this trainer has seed=1": {"seed": 1},
+    "inputs was given, and is Blind": {"inputs": Blind([(0, 1)], 9)},
     "inputs= has 1 items, but [0-9]+ simulations": {"inputs": [[*range(EACH)]]},
     "the input of simulation 0 was another one than .5, 6.": {"inputs": [[5, 6]] * 40},
 }
@@ -213,6 +218,20 @@ def test_another_study_is_refused_by_name(local, tmp_path):
     trainer, ended = run_life(local, tmp_path, inputs=inputs)
     assert ended
     assert sample_counts(trainer.get_parameters(), 1) == [1] * SAMPLES
+
+
+def two_classes(numbers):
+    for number in numbers:
+        yield one_hot(number, 4), np.int64(number % 2)
+
+
+def test_other_class_weights_are_another_study(local, tmp_path):
+    given = {"callbacks": [Checkpoint(tmp_path)], "resume": True, "progress": False}
+    for weights in (None, [1.0, 2.0]):
+        trainer = build_trainer(local, 1, nn.Linear(4, 2), class_weight=weights)
+        refused = pytest.raises(ValueError, match=r"class_weight was None, and is .1.0, 2.0")
+        with refused if weights else nullcontext():
+            online(trainer, two_classes, [range(4)], **given)
 
 
 def test_saves_of_other_fits_are_refused(local, tmp_path):

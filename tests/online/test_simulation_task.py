@@ -59,11 +59,12 @@ def not_iterable(_):
         (lambda _: [1.0, np.float32([1]).astype(">f4")], 1, "TypeError: .*byte order"),
         (lambda _: [1.0, np.array(["a"])], 1, "TypeError: torch cannot hold dtype <U1"),
         (lambda _: [1.0, ("first", 1.0, 0.0)], 1, "ValueError: .*first"),
+        (lambda _: [(0, 1.0, 0.0), (0.5, 1.0, 0.0)], 1, "ValueError: .*the time step 0.5; give its number"),
         (b"no pickle", 0, "UnpicklingError"),
     ],
     ids=[
         *("raises", "exits", "no file", "not iterable", "four", "empty", "object", "float8", "ragged"),
-        *("big-endian", "words", "step", "pickle"),
+        *("big-endian", "words", "first", "step", "pickle"),
     ],
 )
 def test_exceptions_of_a_simulation_are_reported_not_raised(simulate, sent, reason):

@@ -111,6 +111,6 @@ def test_the_first_line_has_version_byte_order_and_token(raises):
     for line in (b"", b"GET / HTTP/1.1\n", b"x" * 10_000, b"\xff\xfe\n"):
         with pytest.raises(PermissionError, match="no solver"):
             greeted(line)
-    for line in (b"compss_train 1 little other\n", b"compss_train 1 little\n", b"compss_train 1 little \n"):
+    for line in (b"compss_train 2 little other\n", b"compss_train 1 little\n", b"compss_train 1 little \n"):
         with pytest.raises(PermissionError, match="another token"):
             greeted(line, "secret")
