@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from compss_train import BufferSpec, DistributedTrainer, InputSampler, Merge, Simulations
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "apps"))
-import active_surrogate as app
+import active_surrogate as app  # type: ignore[import-not-found]
 
 MORE = (2.0, 3.0)
 """Times as many simulations, of uniform inputs and with as many batches in all."""
@@ -90,7 +90,7 @@ class Uniform(InputSampler):
 
     def __init__(self, problem: app.Problem, *, needs_losses: bool) -> None:
         self.needs_losses = needs_losses  # type: ignore[misc]
-        self._left = list(app.inputs("uniform", problem, 20, 0))  # type: ignore[arg-type]
+        self._left = list(app.inputs("uniform", problem, 20, 0))
 
     def next(self, table: Any) -> NDArray[np.float64] | None:
         """Return the next input."""

@@ -160,9 +160,9 @@ class Agent:
     def close(self) -> None:
         """Watch no more, and remove the files of the reports."""
         with self._lock:
-            if self._open:
+            was_open, self._open = self._open, False  # even if the folder is another user's, which raises
+            if was_open:
                 shutil.rmtree(_folder(), ignore_errors=True)
-            self._open = False
 
     def look(self) -> None:
         """Look at the processes now; they are looked at from time to time as well."""
