@@ -8,9 +8,12 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
+
+import numpy as np
+import torch
 
 from compss_train._utils import Closable
 from compss_train.engines import calls
@@ -70,7 +73,12 @@ def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: "Watchdog
     with watchdog.computing(IMPORT_SECONDS):
         function, argument = pickle.loads(simulate), pickle.loads(value)
     with watchdog.computing():
-        samples = iter(function(argument))
+        made = function(argument)
+        # One sample would be iterated over as if its arrays, or their rows, were samples.
+        single = isinstance(made, tuple) and not all(isinstance(sample, tuple) for sample in made)
+        if single or not isinstance(made, Iterable) or isinstance(made, np.ndarray | torch.Tensor | Mapping | str):
+            raise TypeError(f"the simulation returned a {type(made).__name__}; write `yield x, y` for each sample")
+        samples = iter(made)
     try:
         while True:
             with watchdog.computing():

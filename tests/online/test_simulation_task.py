@@ -36,17 +36,17 @@ def raise_after_two(error):
     return simulate
 
 
-def not_iterable(_):
-    return 5
-
-
 @pytest.mark.parametrize(
     ("simulate", "sent", "reason"),
     [
         (raise_after_two(ZeroDivisionError("oh")), 2, "ZeroDivisionError: oh"),
         (raise_after_two(SystemExit(3)), 2, "SystemExit: 3"),
         (raise_after_two(FileNotFoundError("gone")), 2, "FileNotFoundError: gone"),
-        (not_iterable, 0, "TypeError: 'int' object is not iterable"),
+        (lambda _: 5, 0, "TypeError: the simulation returned a int; write `yield x, y` for each sample"),
+        (lambda _: None, 0, "TypeError: the simulation returned a NoneType"),
+        (lambda _: (np.float32([1, 2]), np.float32([3, 4])), 0, "TypeError: the simulation returned a tuple"),
+        (lambda _: np.zeros((4, 2), np.float32), 0, "TypeError: the simulation returned a ndarray"),
+        (lambda _: {"x": 1.0}, 0, "TypeError: the simulation returned a dict"),
         (lambda _: [(1, 2, 3, 4)], 0, "TypeError: the simulation yielded a tuple of 4; a sample is"),
         (lambda _: [1.0, ()], 1, "TypeError: the simulation yielded a tuple of 0; a sample is"),
         (lambda _: [1.0, object()], 1, "ValueError: no tensor can hold this object"),
@@ -63,7 +63,21 @@ def not_iterable(_):
         (b"no pickle", 0, "UnpicklingError"),
     ],
     ids=[
-        *("raises", "exits", "no file", "not iterable", "four", "empty", "object", "float8", "ragged"),
+        *(
+            "raises",
+            "exits",
+            "no file",
+            "number",
+            "nothing",
+            "a sample",
+            "an array",
+            "a dict",
+            "four",
+            "empty",
+            "object",
+            "float8",
+            "ragged",
+        ),
         *("big-endian", "words", "first", "step", "pickle"),
     ],
 )
