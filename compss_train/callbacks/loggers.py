@@ -127,7 +127,7 @@ class Csv(_HistoryFile):
     that are not metrics and texts with line breaks are written as JSON.
     """
 
-    prefix: ClassVar[str] = "round,epoch,"
+    prefix: ClassVar[str] = "round,"
 
     def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
         """Create or check the file, and read its columns."""

@@ -112,7 +112,7 @@ def test_rounds_of_another_run_are_set_aside(tmp_path, logger, resumed_from):
 @pytest.mark.parametrize(
     ("logger", "text", "name"),
     [
-        (Csv, "name,price\nbread,3\n", "'round,epoch,'"),
+        (Csv, "name,price\nbread,3\n", "'round,'"),
         (Csv, "first line\nsecond line", "history"),
         (JsonLines, "first line\nsecond line", '{"round": '),
         (JsonLines, "first line\nsecond line\n", "history"),

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from compss_train.cli import solvers
+from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import TOKEN
 from tests.online.solvers.compiled import SOURCES, STANDARDS, heat, mpirun, needs, solver
 from tests.online.stub_fits import stub_fit
@@ -74,7 +75,7 @@ def test_send_sees_how_a_solver_ends(command, ending):
         assert said in command(*send(running, "--", *program), code=code).err
         assert running.coordinator.wait_for("finished" if finished else "failed", len(finished) or 1)
         assert running.coordinator.received("finished") == finished
-        assert running.workers[0].buffer.samples_put == 5
+        wait_until(lambda: running.workers[0].buffer.samples_put == 5)
 
 
 @pytest.mark.parametrize(

@@ -121,7 +121,7 @@ def test_a_fit_that_fails_ends_the_server(monkeypatch):
         fit(ours, InterruptAt(1), **SERVED)
     assert_same_bits(ours.get_parameters(), fit(short, num_epochs=1, **SERVED))
 
-    def refuse(self, server, parameters):
+    def refuse(*_):
         raise ArithmeticError("nothing is published today")
 
     monkeypatch.setattr(Exchange, "publish", refuse)
