@@ -125,7 +125,7 @@ def test_workers_put_their_losses_together(local):
     assert ended.sum() >= 3  # the last draw waits for one of two
     assert (last["trained"] <= STEPS).all()
     assert (last["trained"][ended] == STEPS).sum() >= 2  # another may have ended since the workers had trained all
-    assert np.isfinite(last["loss"][ended]).all()
+    np.testing.assert_array_equal(np.isfinite(last["loss"]), last["trained"] > 0)
 
 
 def test_pairs_count_for_their_simulation(local):
