@@ -62,23 +62,26 @@ class Reports:
         reports = [[each.__getstate__() for each in own] for own in self._reports]
         held_back = [[each.__getstate__() for each in own] for own in self._held_back]
         buffers = [each.__getstate__() for each in self._buffers]
-        return {"reports": reports, "held_back": held_back, "skipped": list(self._skipped), "buffers": buffers}
+        counts = {"skipped": list(self._skipped), "waited": list(self._waited)}
+        return {"reports": reports, "held_back": held_back, **counts, "buffers": buffers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what was reported before."""
         self._reports = [[WorkerReport(**each) for each in own] for own in state["reports"]]
         self._held_back = [[WorkerReport(**each) for each in own] for own in state["held_back"]]
-        self._skipped = list(state["skipped"])
+        self._skipped, self._waited = list(state["skipped"]), list(state["waited"])
         self._buffers = [WorkerReport(**each) for each in state["buffers"]]
 
     def put_back(self, state: dict[str, Any]) -> None:
         """Take back what was reported when ``state_dict`` returned a state, as its record was not made."""
-        new, held_back, skipped, buffers = self._reports, self._held_back, self._skipped, self._buffers
+        new, held_back, buffers = self._reports, self._held_back, self._buffers
+        skipped, waited = self._skipped, self._waited
         self.load_state_dict({**state, "buffers": []})
         self._buffers = buffers
         self._reports = [[*own, *later] for own, later in zip(self._reports, new, strict=True)]
         self._held_back = [later or own for own, later in zip(self._held_back, held_back, strict=True)]
         self._skipped = [own + later for own, later in zip(self._skipped, skipped, strict=True)]
+        self._waited = [own + later for own, later in zip(self._waited, waited, strict=True)]
 
     @property
     def received(self) -> int:

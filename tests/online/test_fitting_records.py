@@ -5,14 +5,47 @@ import threading
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from compss_train import DistributedTrainer, NotBuiltError
 from compss_train.callbacks import Callback, JsonLines
+from compss_train.model.metrics import resolve_metrics
+from compss_train.online.records import Reports, WorkerReport
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp
 from tests.online.fits import build_trainer, fit_online
 from tests.online.simulations import COUNTING_SGD, CountingNet, one_hot, simulate_rows, sum_loss
 
 # Records, validation and callbacks
+
+REPORTS = st.builds(
+    WorkerReport,
+    samples=st.integers(1, 9),
+    batches=st.integers(0, 3),
+    skipped_batches=st.integers(0, 2),
+    loss=st.integers(0, 9).map(float),
+    waited=st.integers(0, 5).map(float),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 1), REPORTS)), st.data())
+def test_a_record_that_was_not_made_leaves_all_to_the_next_one(reports, data):
+    """Whether it was given up after more reports have come, or after its state was saved and loaded."""
+    undisturbed, disturbed = (Reports(2, resolve_metrics(None)) for _ in range(2))
+    for worker, report in reports:
+        undisturbed.add(worker, report)
+        disturbed.add(worker, report)
+        if data.draw(st.booleans()):
+            state = disturbed.state_dict()
+            disturbed.record(0, {}, final=data.draw(st.booleans()))
+            disturbed.put_back(state)
+        if data.draw(st.booleans()):
+            state = disturbed.state_dict()
+            disturbed = Reports(2, resolve_metrics(None))
+            disturbed.load_state_dict(state)
+    clock = "seconds", "samples_per_second", "batches_per_second", "ended", "fit_started"
+    whole, other = (each.record(0, {}, final=True) for each in (undisturbed, disturbed))
+    assert {**whole, **dict.fromkeys(clock)} == {**other, **dict.fromkeys(clock)}
 
 
 class TrainerProbe(Callback):
