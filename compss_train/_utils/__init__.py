@@ -18,3 +18,12 @@ class Closable(ABC):
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any, /) -> None:
         self.close()
+
+
+class PickledByFields:
+    """A dataclass with slots that is pickled by its fields: the default takes several times as long."""
+
+    __slots__: tuple[str, ...] = ()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), tuple([getattr(self, name) for name in self.__slots__])

@@ -10,6 +10,8 @@ from pathlib import Path
 
 from compss_train.cli.arguments import TOKEN_VARIABLE
 
+HEADERS = Path(__file__).parents[1] / "online" / "headers"
+"""The folder of ``compss_train.h`` and what else solvers need."""
 LIBRARIES = ("libcompss_train.a", "libmelissa.a", "libmelissa_api.a")
 """What ``headers --build`` makes: the same under the names that link lines have."""
 
@@ -34,9 +36,8 @@ def headers(options: argparse.Namespace) -> int:
 
     Raises ``FileNotFoundError`` without a compiler, and ``ChildProcessError`` with what it says if it fails.
     """
-    folder = Path(__file__).parents[1] / "online" / "headers"
     if options.build is None:
-        print(folder)
+        print(HEADERS)
         return 0
     compiler = options.compiler or shutil.which("mpicc") or shutil.which("cc")
     if compiler is None:
@@ -45,7 +46,7 @@ def headers(options: argparse.Namespace) -> int:
     first, *others = (options.build / name for name in LIBRARIES)
     with tempfile.TemporaryDirectory() as temporary:
         compiled, archive = f"{temporary}/compss_train.o", f"{temporary}/{first.name}"
-        _run(compiler, "-O2", "-fPIC", "-c", f"{folder}/libcompss_train.c", "-o", compiled)
+        _run(compiler, "-O2", "-fPIC", "-c", f"{HEADERS}/libcompss_train.c", "-o", compiled)
         _run("ar", "rcs", archive, compiled)
         for library in (first, *others):
             shutil.copyfile(archive, library)

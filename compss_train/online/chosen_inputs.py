@@ -84,7 +84,6 @@ class ChosenInputs:
         return {
             "sampler": self._sampler.state_dict(),
             "table": self._table.state_dict(),
-            "numbers": [*self._rows],
             "parts": np.array(parts, np.float64),
             "copies": self._predictor.copies,
         }
@@ -93,7 +92,7 @@ class ChosenInputs:
         """Continue from a state: iterate over the inputs that were drawn, and then draw others."""
         self._sampler.load_state_dict(state["sampler"])
         self._table.load_state_dict(state["table"])
-        self._rows = {number: row for row, number in enumerate(state["numbers"])}
+        self._rows = {number: row for row, number in enumerate(self._table.number.tolist())}
         for row, worker, *values in state["parts"].tolist():
             self._parts.setdefault(int(row), {})[int(worker)] = np.array(values)
         self._predictor.copies, self._unrecorded = state["copies"], state.get("unrecorded", [])

@@ -25,7 +25,6 @@ from compss_train.model import parameters as params
 from compss_train.net import MessageError, Received, new_token
 from compss_train.online import events, records, saves, sources, worker_task, workers
 from compss_train.online.chosen_inputs import ChosenInputs, Predictor
-from compss_train.online.input_samplers import InputSampler
 from compss_train.online.inputs import Inputs
 from compss_train.online.options import OnlineOptions, Simulations
 from compss_train.training import build_arguments, checkpoints, description, resuming, rounds
@@ -38,9 +37,6 @@ from compss_train.training.session import LONGEST_SAVING, NOTHING_KEPT, Fit, Ses
 
 _TICK = 0.1
 """Seconds between checks for changes that cause no message."""
-
-SAVE_SECONDS = LONGEST_SAVING
-"""Maximum number of seconds for a save of a fit that stops at once."""
 
 GRACE = 5.0
 """Seconds for workers to end a fit that stops immediately; they merge once more and send their states."""
@@ -87,17 +83,15 @@ def _planned(
     validation = None if validation_data is None else validation_source(session, validation_data)
     if options.merge.outer_optimizer is not None:
         build_arguments.check_outer_optimizer(options.merge.outer_optimizer, built.training_spec.net)
-    needs_losses = isinstance(simulations.inputs, InputSampler) and simulations.inputs.needs_losses
-    if needs_losses and built.training_spec.training_step is None:
+    sampler = simulations.sampler
+    if sampler is not None and sampler.needs_losses and built.training_spec.training_step is None:
         losses.check_by_sample(built.training_spec.loss)
-    inputs, study = None, None
-    if not isinstance(simulations.inputs, InputSampler):
-        inputs = Inputs(() if simulations.simulate is None else simulations.inputs)
+    inputs, study = Inputs(simulations.given), None
     again: list[tuple[int, int, Any]] = []
     if checkpoint is not None:
-        study = saves.check_same_study(checkpoint, options, simulations.inputs, session)
+        study = saves.check_same_study(checkpoint, options, sampler, session)
         resuming.check_trainer(checkpoint, session)
-        if not study.is_complete and inputs is not None:
+        if not study.is_complete and sampler is None:
             again = inputs.resume(study.simulations)
         resuming.warn_of_differences(checkpoint, session, fit="the fit goes on")
         resuming.load(checkpoint[1], session)
@@ -135,8 +129,8 @@ class OnlineFit(Fit):
     session: Session
     simulations: Simulations
     options: OnlineOptions
-    inputs: Inputs | None
-    """``None`` if a sampler chooses them."""
+    inputs: Inputs
+    """None if a sampler chooses them."""
     again: list[tuple[int, int, Any]]
     """The simulations of an earlier program that are to run again."""
     study: saves.SavedStudy | None
@@ -199,7 +193,8 @@ class EventLoop:
         self._session, self._stopping = session, fit.stopping
         self._urgent_since: float | None = None
         self._stopping_since: float | None = None
-        self._options, self._inputs = options, simulations.inputs
+        self._options = options
+        self._sampler = sampler = simulations.sampler
         self._keeps_saves = any(callback.keeps_state for callback in fit.callbacks.callbacks)
         self._saved = time.monotonic()
         """When the last save was complete."""
@@ -224,7 +219,6 @@ class EventLoop:
             evaluation = records.Evaluation(inference, self._server.address, fit.stopping)
             evaluation.start(model.parameters, notify=False)  # finds mismatches before other tasks start
             evaluation.result(measures)
-        sampler = simulations.inputs if isinstance(simulations.inputs, InputSampler) else None
         self._job = job = worker_task.OnlineJob(
             coordinator=self._server.address,
             key=new_token(),
@@ -250,13 +244,13 @@ class EventLoop:
         self._workers = workers.Workers(session, job, reports, folder, () if study is None else study.workers)
         self._router = workers.StreamRouter(self._workers.all, job.key, paired=job.paired)
         inputs, again = fit.inputs, fit.again
-        if inputs is None and chosen is not None:
+        if chosen is not None:
             inputs = Inputs(chosen)
             if study is not None:
                 chosen.load_state_dict(study.chosen or {})
                 again = inputs.resume(study.simulations)
         self._chosen = chosen
-        self._runs = sources.SimulationRuns(simulations, inputs or Inputs(()), engine, self._router, job, chosen)
+        self._runs = sources.SimulationRuns(simulations, inputs, engine, self._router, job, chosen)
         if chosen is not None:
             self._workers.on_losses = chosen.report
         if simulations.lockstep:
@@ -365,12 +359,12 @@ class EventLoop:
         return self._recorder.save
 
     def _saves_before_stop(self) -> bool:
-        """Return whether a save must be made before the workers stop, for which they have ``SAVE_SECONDS``."""
+        """Return whether a save must be made before the workers stop, for which they have ``LONGEST_SAVING``."""
         if not self._keeps_saves or self._last_save is not None or self._workers.all_done or self._gave_up:
             return False
         if self._stopping.urgent:
             self._stopping_since = self._stopping_since or time.monotonic()
-        return self._stopping_since is None or time.monotonic() - self._stopping_since < SAVE_SECONDS
+        return self._stopping_since is None or time.monotonic() - self._stopping_since < LONGEST_SAVING
 
     def _save_if_due(self) -> None:
         """Ask for a save if one is due; let the workers go on, or stop, when all of them have taken part in it."""
@@ -410,8 +404,8 @@ class EventLoop:
         """Return the state of everything, while all workers wait or have ended."""
         saved = saves.SavedStudy(
             is_complete=is_complete,
-            seed=self._workers.seed,
-            options=saves.described_options(self._options, self._inputs, self._session),
+            seed=self._job.seed,
+            options=saves.described_options(self._options, self._sampler, self._session),
             server=None if is_complete else self._shared.save(),
             workers=self._workers.parts(),
             streams=self._router.next_number,

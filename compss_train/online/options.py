@@ -73,6 +73,16 @@ class Simulations:
         check_picklable(simulate=self.simulate, pairing=self.pairing)
 
     @property
+    def sampler(self) -> InputSampler | None:
+        """What chooses the inputs, unless they are given."""
+        return self.inputs if isinstance(self.inputs, InputSampler) else None
+
+    @property
+    def given(self) -> Iterable[Any]:
+        """The inputs that are given: none if a sampler chooses them, or only other programs send."""
+        return () if isinstance(self.inputs, InputSampler) or self.simulate is None else self.inputs
+
+    @property
     def resources(self) -> Resources:
         """The resources of one simulation."""
         cpus = self.simulate.cpus if isinstance(self.simulate, Solver) else 1
@@ -93,12 +103,11 @@ class Simulations:
             raise TypeError(f"simulate={self.simulate!r}: give a function of an input that yields samples (x, y)")
         if self.simulate is None and not self.senders:
             raise ValueError("simulate=None with senders=0: give simulate= or senders=, the sources of samples")
-        chosen = isinstance(self.inputs, InputSampler)
-        if not chosen and not isinstance(self.inputs, Iterable):
+        if self.sampler is None and not isinstance(self.inputs, Iterable):
             raise TypeError(
                 f"inputs={self.inputs!r}: give a list or an iterator, one item per simulation, or an InputSampler"
             )
-        if self.lockstep and not chosen:
+        if self.lockstep and self.sampler is None:
             raise ValueError(
                 f"lockstep={self.lockstep!r} with inputs= of type {type(self.inputs).__name__}: only an "
                 "InputSampler depends on training; leave it out"

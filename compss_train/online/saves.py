@@ -91,11 +91,11 @@ class SavedStudy:
         return cls(**{**content, "workers": workers})
 
 
-def described_options(options: OnlineOptions, inputs: object, session: Session) -> dict[str, Any]:
+def described_options(options: OnlineOptions, sampler: InputSampler | None, session: Session) -> dict[str, Any]:
     """Return what must be the same when a study goes on: its options, who chooses inputs, and its objective."""
     told: dict[str, Any] = {
         "num_workers": session.num_workers,
-        "inputs": type(inputs).__name__ if isinstance(inputs, InputSampler) else "given",
+        "inputs": "given" if sampler is None else type(sampler).__name__,
         "class_weight": description.described(session.model.built.training_spec.class_weight),
     }
     for each in fields(options):
@@ -108,14 +108,14 @@ def described_options(options: OnlineOptions, inputs: object, session: Session) 
 
 
 def check_same_study(
-    checkpoint: Checkpoint, options: OnlineOptions, inputs: object, session: Session
+    checkpoint: Checkpoint, options: OnlineOptions, sampler: InputSampler | None, session: Session
 ) -> SavedStudy:
     """Return the study of a checkpoint; raise ``ValueError`` if there is none, or if it had other options."""
     path, snapshot = checkpoint
     if snapshot.study is None:
         method = "fit" if snapshot.progress is not None else "trainer.restore"
         raise ValueError(f"{path} is not a save of fit_online, so it cannot be resumed; use {method}")
-    before, now = snapshot.study["options"], described_options(options, inputs, session)
+    before, now = snapshot.study["options"], described_options(options, sampler, session)
     differences = [
         f"{name} was {before.get(name)}, and is {now.get(name)}"
         for name in {**now, **before}

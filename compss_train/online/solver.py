@@ -21,8 +21,6 @@ from compss_train.online.solver_process import SolverProcess
 
 VARIABLE = "COMPSS_TRAIN_SOLVER"
 """The environment variable with the address for the solver."""
-HEADERS = os.path.join(os.path.dirname(__file__), "headers")
-"""The folder of ``compss_train.h`` and what else solvers need."""
 _HOST_FILES = {"PBS_NODEFILE", "OAR_NODEFILE", "LSB_DJOB_HOSTFILE", "PE_HOSTFILE"}
 _NOT_CONNECTED = (
     "ended with status 0 and has not connected: does it call compss_train_init, and does its launcher export "

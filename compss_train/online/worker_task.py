@@ -353,7 +353,8 @@ class OnlineWorker:
         self._report()
         buffer, offsets = self._receiver.snapshot()
         saved = {"worker": worker_to_dict(self._learner.state()), "batches": self._batches, "merged": self._merged}
-        if (is_merged := self._merged == self._batches) is False:
+        is_merged = self._merged == self._batches
+        if not is_merged:
             own = params.from_module(self._learner.net)
             saved["unmerged"] = {"base": self._base, "own": own, "pending": self._learner.pending()}
         kept: dict[str, Any] = {"buffer": buffer, "offsets": offsets}

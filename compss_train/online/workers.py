@@ -123,7 +123,6 @@ class Workers:
     ) -> None:
         session.regroup(singles(range(job.num_workers)))
         self._session, self._reports, self._folder = session, reports, folder
-        self.seed = job.seed
         self._warned = False
         self.on_losses: Callable[[int, NDArray[np.float64]], None] = lambda worker, rows: None
         """Gets the reports of workers on the losses of their samples."""

@@ -12,9 +12,8 @@ value.
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import chain, repeat
-from operator import attrgetter
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -22,6 +21,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from compss_train._utils import PickledByFields
 from compss_train._utils.nested import leaves, map_leaves
 from compss_train.model.devices import CPU, RandomState, copy_into, is_gpu, to_device, to_host
 from compss_train.model.optimizers import NetOptimizer, make_optimizer, needs_closure
@@ -29,7 +29,7 @@ from compss_train.model.parameters import Parameters, to_arrays
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerState:
+class WorkerState(PickledByFields):
     """What a worker keeps from task to task: the states of its optimizer and its random number generators."""
 
     optimizer: dict[str, Any] | None
@@ -51,10 +51,6 @@ class WorkerState:
     skipped: bool = False
     """Whether the last task skipped batches that were not finite, so that the next one reads each batch's flag."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields: the default for dataclasses with slots takes several times as long."""
-        return type(self), _fields_of(self)
-
     def with_options(self, options: Sequence[dict[str, Any]]) -> Self:
         """Return this state with other options of the optimizer's parameter groups, such as ``lr``."""
         if self.optimizer is None:
@@ -63,8 +59,6 @@ class WorkerState:
         groups = [{**group, **changed} for group, changed in zip(saved, chain(options, repeat({})), strict=False)]
         return replace(self, optimizer={**self.optimizer, "param_groups": groups})
 
-
-_fields_of = attrgetter(*(each.name for each in fields(WorkerState)))
 
 GroupState: TypeAlias = tuple[WorkerState, ...]
 """The states of the workers of a group."""

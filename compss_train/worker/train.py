@@ -140,7 +140,7 @@ def train_group(
     averaged: Parameters | None = None,
     measured_apart: bool = False,
 ) -> tuple[PartialSum, GroupState] | tuple[PartialSum, GroupState, list[Measured]]:
-    """Train workers one after another, each from ``parameters``; the other arguments are as in ``train``.
+    """Train workers one after another, each from ``parameters``; the other arguments are as in ``train_one``.
 
     ``values`` are the blocks of all workers. Returns the sum of their results, with their measurements, and the new
     states of the group; with ``measured_apart`` also the measurements, which may be read before the sum is merged.

@@ -4,10 +4,10 @@ A task gets both along with the values that it reads.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
-from operator import attrgetter
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
+from compss_train._utils import PickledByFields
 from compss_train.buffers import BufferSpec
 from compss_train.data.block import SINGLE, ColumnStructure
 from compss_train.data.partitioning import Batching, Draws, WorkerAssignment
@@ -71,7 +71,7 @@ class Job:
 
 
 @dataclass(slots=True, eq=False)
-class Work:
+class Work(PickledByFields):
     """What one worker does in one round. No task changes it; not frozen, as the coordinator makes thousands."""
 
     block_passes: WorkerAssignment = ()
@@ -99,10 +99,6 @@ class Work:
     name: str = ""
     """What messages call it: the round and the worker, or what is evaluated."""
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields: the default for dataclasses with slots takes several times as long."""
-        return type(self), _fields_of(self)
-
     @property
     def epoch(self) -> int:
         """The epoch in which the round starts, counted from 0 over all fits."""
@@ -113,6 +109,3 @@ class Work:
     def samples(self) -> int:
         """Number of samples to train on."""
         return self.draws.samples if self.draws else sum(block_pass.size for block_pass in self.block_passes)
-
-
-_fields_of = attrgetter(*(each.name for each in fields(Work)))

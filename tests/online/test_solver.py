@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from compss_train import Solver
-from compss_train.online.solver import HEADERS
+from compss_train.cli.solvers import HEADERS
 from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 from tests.online.solvers.compiled import compiled, heat, mpirun, solver, solvers_running

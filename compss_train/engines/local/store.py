@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from loky.backend import resource_tracker
 
+from compss_train._utils import PickledByFields
 from compss_train._utils.files import SHARED_MEMORY, TemporaryFolder
 from compss_train.engines.codec import decode, encode, map_file
 
@@ -18,15 +19,11 @@ MAX_INLINE_BYTES = 32 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class StoredValue:
+class StoredValue(PickledByFields):
     """An encoded value: the path of its file, or its bytes if it is small."""
 
     path: str | None
     inline: bytes | None = None
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields: the default for dataclasses with slots takes several times as long."""
-        return StoredValue, (self.path, self.inline)
 
     def load(self) -> Any:
         """Return the value; arrays of a file are mapped copy-on-write, not read."""

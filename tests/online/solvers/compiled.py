@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from compss_train import Solver
-from compss_train.online.solver import HEADERS
+from compss_train.cli.solvers import HEADERS
 from tests.helpers.processes import children
 
 SOURCES = Path(__file__).parent
