@@ -20,9 +20,9 @@ from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations, Solver
 from compss_train.buffers import FIFO
+from compss_train.cli.solvers import HEADERS
 from compss_train.online.events import EventServer
 from compss_train.online.receiver import Receiver
-from compss_train.online.solver import HEADERS
 from compss_train.online.stream import Stream
 
 BARE, PLAIN = "bare socket, TCP", "plain loop"
