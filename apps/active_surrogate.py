@@ -119,7 +119,10 @@ def samples(problem: Problem, parameters: Floats) -> Iterator[tuple[NDArray[np.f
 
 @dataclass(frozen=True)
 class Clock:
-    """Lets a simulation take a number of batches: a file counts batches trained and simulations begun."""
+    """Lets a simulation take a number of batches: a file counts batches trained, simulations begun and ended.
+
+    Simulations wait for batches, and batches for simulations, so that slow processes change nothing.
+    """
 
     path: Path
     simulations: int
@@ -127,13 +130,20 @@ class Clock:
 
     @property
     def _numbers(self) -> Any:
-        return np.memmap(self.path, np.int64, "r+", shape=2)
+        return np.memmap(self.path, np.int64, "r+", shape=3)
+
+    def due(self, number: int) -> float:
+        """Return how many batches are trained before the simulation of this number ends."""
+        return (number - FIRST) * self.batches / (self.simulations - FIRST)
 
     def step(self, net: nn.Module, batch: Any, context: Any) -> dict[str, Any]:
-        """Train on a batch, and count it."""
+        """Train on a batch, and count it; wait first for a simulation that is due and late by more than another."""
         x, y = batch
         output = net(x)
-        self._numbers[0] += 1
+        numbers = self._numbers
+        while numbers[2] < self.simulations and numbers[0] >= self.due(int(numbers[2]) + 1):
+            time.sleep(0.0005)
+        numbers[0] += 1
         return {"loss": context.loss(output, y), "output": output}
 
     def simulate(self, problem: Problem, parameters: Floats) -> Iterator[Any]:
@@ -141,10 +151,10 @@ class Clock:
         numbers = self._numbers
         number = int(numbers[1])
         numbers[1] += 1
-        due = (number - FIRST) * self.batches / (self.simulations - FIRST)
-        while numbers[0] < due:
+        while numbers[0] < self.due(number):
             time.sleep(0.0005)
         yield from samples(problem, parameters)
+        numbers[2] += 1
 
 
 def inputs(method: str, problem: Problem, number: int, seed: int) -> Iterable[Floats] | InputSampler:
@@ -191,7 +201,7 @@ def study(
         DistributedTrainer(1, engine=engine, seed=seed, threads=1) as trainer,
     ):
         path, capacity = Path(folder) / "clock", 12 * problem.simulations
-        np.zeros(2, np.int64).tofile(path)
+        np.zeros(3, np.int64).tofile(path)
         clock = Clock(path, number, batches - 20)  # the rest when the buffer empties
         options = {"optimizer": "adam", "lr": 0.001}
         trainer.build(network(problem, seed), options, "mse", training_step=clock.step)

@@ -1,6 +1,7 @@
 """The app with chosen inputs: its solvers by themselves, and a small study by each method."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,24 +16,28 @@ def app(modules, one_thread):
 
 @dataclass
 class Decay:
-    """One number that decays; quick ones are harder."""
+    """One number that decays; quick ones are harder. A file counts the simulations that ended."""
 
+    ended: Path
     bounds = ((0.0, 1.0),) * 5
     simulations, batches, points = 20, 3, 1
 
     def fields(self, parameters):
-        return (np.array([np.exp(-9 * parameters[0] * t)]) for t in np.linspace(0, 1, 20))
+        for t in np.linspace(0, 1, 20):
+            yield np.array([np.exp(-9 * parameters[0] * t)])
+        with self.ended.open("ab") as file:
+            file.write(b".")
 
 
 @pytest.mark.parametrize("method", ["uniform", "spaced"])
-def test_a_study_trains_its_batches(app, monkeypatch, method):
-    monkeypatch.setitem(app.PROBLEMS, "decay", Decay())
+def test_a_study_trains_its_batches_on_all_its_simulations(app, monkeypatch, tmp_path, method):
+    monkeypatch.setitem(app.PROBLEMS, "decay", Decay(tmp_path / "ended"))
     errors, seconds, history = app.study("decay", method, 0)
     assert errors.shape == (1000,)
     assert np.isfinite(errors).all()
     assert seconds > 0
     assert sum(record["batches"] for record in history) >= 20 * 3 - 20
-    assert history[-1]["simulations"]["done"] >= 19  # the fit may end before it hears of the end of the last one
+    assert (tmp_path / "ended").stat().st_size == 20 + 1000  # those held out
     app.held_out.cache_clear()
 
 
