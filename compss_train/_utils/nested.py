@@ -1,6 +1,7 @@
 """Values in tuples, lists and dicts: where x, y or outputs are several tensors, these are its leaves.
 
-Anything else is a leaf itself, so that one tensor needs no special case.
+Anything else is a leaf itself, so that one tensor needs no special case; so is a tuple that moves its tensors to
+devices by itself, as torch's ``PackedSequence`` does.
 """
 
 from collections.abc import Callable, Iterable
@@ -10,11 +11,16 @@ from typing import Any
 _SEQUENCES = (tuple, list)  # a tuple of types: isinstance takes several times as long with a union
 
 
+def is_sequence(value: Any) -> bool:
+    """Return whether a value is a tuple or list of several values, and not one value that moves by its ``to``."""
+    return isinstance(value, _SEQUENCES) and not hasattr(value, "to")
+
+
 def leaves(value: Any) -> list[Any]:
     """Return the leaves of a value; dicts are traversed in insertion order."""
     if isinstance(value, dict):
         return [leaf for item in value.values() for leaf in leaves(item)]
-    return [leaf for item in value for leaf in leaves(item)] if isinstance(value, _SEQUENCES) else [value]
+    return [leaf for item in value for leaf in leaves(item)] if is_sequence(value) else [value]
 
 
 def rebuilt(template: Any, values: Iterable[Any]) -> Any:
@@ -30,7 +36,7 @@ def map_leaves(function: Callable[[Any], Any], value: Any) -> Any:
     """Return a value with the tuples, lists and dicts of this one, and the results of the function as leaves."""
     if isinstance(value, dict):
         return {name: map_leaves(function, item) for name, item in value.items()}
-    if isinstance(value, _SEQUENCES):
+    if is_sequence(value):
         items = [map_leaves(function, item) for item in value]
         named = hasattr(value, "_fields")
         return type(value)(*items) if named else tuple(items) if isinstance(value, tuple) else items

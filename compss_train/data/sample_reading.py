@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
-from compss_train._utils.nested import map_leaves
+from compss_train._utils.nested import is_sequence, map_leaves
 from compss_train.data.block import Ragged, as_tensor, check_dtype, check_values, signed, tensor_of
 from compss_train.data.layout import quote_names
 
@@ -54,7 +54,7 @@ class Roles:
         if x is None and y is None:
             if isinstance(sample, Mapping):
                 x, y = "x" if "x" in sample else None, next((name for name in TARGETS if name in sample), None)
-            elif isinstance(sample, tuple) or (isinstance(sample, list) and not _holds_numbers(sample)):
+            elif is_sequence(sample) and (isinstance(sample, tuple) or not _holds_numbers(sample)):
                 if len(sample) > 2:
                     raise TypeError(
                         f"a sample is a {type(sample).__name__} of {len(sample)} parts; say which are x and y, "

@@ -8,8 +8,9 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import PackedSequence
 
-from compss_train._utils.nested import leaves, map_leaves
+from compss_train._utils.nested import is_sequence, leaves, map_leaves
 from compss_train.model import compilation, copies, losses, metrics, optimizers
 from compss_train.model import parameters as params
 from compss_train.model.losses import TrainingLoss
@@ -216,7 +217,7 @@ class ModelReplica:
         A batch that the network does not take is converted to the dtype of its parameters: floats first, and then
         integers, too. Networks that take integers, as embeddings do, therefore get integers.
         """
-        failures: dict[int, RuntimeError] = {}
+        failures: dict[int, Exception] = {}
         tried: list[list[str]] = []
         for stage in range(self._stage, len(_STAGES)):
             converted = self._converted(x, _STAGES[stage])
@@ -224,7 +225,7 @@ class ModelReplica:
                 continue
             try:
                 result = outputs(self.net, self._formatted(converted))
-            except RuntimeError as error:
+            except (RuntimeError, ValueError) as error:  # the latter by recurrent layers
                 tried.append(_dtypes(converted))
                 failures[stage] = error
             else:
@@ -336,7 +337,7 @@ class ModelReplica:
         try:
             yield
         except Exception as error:
-            parts = [part for part in leaves(x) if hasattr(part, "dtype")]
+            parts = _tensors(x)
             dtypes = sorted({_name(each) for each in self.net.parameters()})
             convert = " If this is the problem, convert x, or batches by build(transform=)."
             described = [f"x with {_described(x)}", *([f"y with {_described(y)}"] if _described(y) else [])]
@@ -344,7 +345,7 @@ class ModelReplica:
                 f"While a batch of {' and '.join(described)} went through a network with {', '.join(dtypes)} "
                 f"parameters.{'' if {_name(part) for part in parts} <= {*dtypes} else convert}"
             )
-            if isinstance(x, tuple | list | dict) and "forward" in str(error):
+            if (isinstance(x, dict) or is_sequence(x)) and "forward" in str(error):
                 given = "keyword arguments " + ", ".join(x) if isinstance(x, dict) else f"{len(x)} arguments"
                 error.add_note(f"x is a {type(x).__name__}, so the network is called with {given}.")
             if own_target and isinstance(x, dict) and "unexpected keyword" in str(error):
@@ -385,13 +386,20 @@ class ModelReplica:
         if self.spec.memory_format != "channels_last":
             return x
         last = torch.channels_last
-        return map_leaves(lambda part: part.contiguous(memory_format=last) if part.dim() == 4 else part, x)
+
+        def formatted(part: Any) -> Any:
+            is_image = isinstance(part, torch.Tensor) and part.dim() == 4
+            return part.contiguous(memory_format=last) if is_image else part
+
+        return map_leaves(formatted, x)
 
     def _converted(self, values: Any, kinds: tuple[str, ...]) -> Any:
         """Return a batch with these kinds of numbers in the network's dtype, and class indices that losses take."""
         return map_leaves(lambda part: self._part(part, kinds), values) if kinds else values
 
     def _part(self, part: Any, kinds: tuple[str, ...]) -> Any:
+        if isinstance(part, PackedSequence):
+            return part.to(self._part(part.data, kinds).dtype)
         if not isinstance(part, torch.Tensor) or part.is_complex():
             return part
         if "classes" in kinds and part.dtype in _CLASSES:
@@ -410,7 +418,7 @@ def outputs(net: nn.Module, x: Any) -> Any:
     """Return the network's outputs for x; a tuple or list is passed as arguments, a dict as keyword arguments."""
     if isinstance(x, dict):
         return net(**x)
-    return net(*x) if isinstance(x, tuple | list) else net(x)
+    return net(*x) if is_sequence(x) else net(x)
 
 
 def _part_of(output: Any, name: str) -> Any:
@@ -420,8 +428,13 @@ def _part_of(output: Any, name: str) -> Any:
 
 
 def _described(batch: Any) -> str:
-    parts = [part for part in leaves(batch) if hasattr(part, "dtype")]
-    return " and ".join(f"shape {tuple(part.shape)} and dtype {_name(part)}" for part in parts)
+    return " and ".join(f"shape {tuple(part.shape)} and dtype {_name(part)}" for part in _tensors(batch))
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    """Return the tensors of a batch; of packed sequences, their items."""
+    parts = (each.data if isinstance(each, PackedSequence) else each for each in leaves(values))
+    return [part for part in parts if isinstance(part, torch.Tensor)]
 
 
 def _name(tensor: Any) -> str:
@@ -429,5 +442,4 @@ def _name(tensor: Any) -> str:
 
 
 def _dtypes(values: Any) -> list[str]:
-    parts = [part for part in leaves(values) if isinstance(part, torch.Tensor)]
-    return [_name(part) for part in parts]
+    return [_name(part) for part in _tensors(values)]

@@ -11,8 +11,9 @@ from torch import nn
 from compss_train import BlockedTensor, BufferSpec, FileDataset, Merge, PartialShuffle, Ragged, Samples, write_files
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.data.block import gather, join
+from compss_train.engines.calls import intra_op_threads
 from tests.helpers import small_fits
-from tests.helpers.models import SGD, assert_same_bits
+from tests.helpers.models import SGD, assert_same_bits, state_arrays
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
 from tests.helpers.tolerances import sum_error
 from tests.same_bits.material import Characters
@@ -86,6 +87,69 @@ def test_engines_agree_and_fits_are_resumed(engine, tokens, shuffle, tmp_path):
     resumed = trainer_of(workers=2)
     resumed.fit(tokens, NEXT, resume=sorted(tmp_path.glob("round-*"))[2], **given)
     assert_same_bits(one.get_parameters(), resumed.get_parameters())
+
+
+class OfPacked(nn.Module):
+    """Takes packed sequences of vectors, as recurrent layers of torch do."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(4)
+        self.recurrent, self.last = nn.GRU(3, 4), nn.Linear(4, 2)
+
+    def forward(self, packed):
+        return self.last(self.recurrent(packed)[1][0])
+
+
+def packed(sequences):
+    return nn.utils.rnn.pack_sequence([torch.as_tensor(each) for each in sequences], enforce_sorted=False)
+
+
+def packed_pairs(samples):
+    xs, ys = zip(*samples, strict=True)
+    return packed(xs), torch.stack([*map(torch.as_tensor, ys)])
+
+
+VECTORS = [RANDOM.normal(size=(length, 3)) for length in LENGTHS]
+PARITY = LENGTHS % 2
+
+
+@pytest.mark.filterwarnings("ignore:float64 becomes float32")
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_packed_sequences_are_one_input(engine, dtype):
+    """And they become the network's dtype."""
+    vectors = [each.astype(dtype) for each in VECTORS]
+    trainer = small_fits.trainer_of(engine, 1, 3, OfPacked, SGD, metric=None, collate=packed_pairs)
+    ours = trainer.fit(vectors, PARITY, num_epochs=2, batch_size=10, **STILL, validation_data=(vectors, PARITY))
+    net = OfPacked()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
+    with intra_op_threads(1):
+        for rows in 2 * np.array_split(np.arange(41), 5):
+            optimizer.zero_grad()
+            x, y = packed([VECTORS[row].astype("float32") for row in rows]), torch.from_numpy(PARITY[rows])
+            nn.functional.cross_entropy(net(x), y).backward()
+            optimizer.step()
+    assert_same_bits(ours, state_arrays(net))
+    assert trainer.predict(vectors, batch_size=10).shape == (41, 2)
+
+
+def test_a_step_gets_packed_sequences_as_they_were_made():
+    """In (x, y), and alone without y; a data set's own ``collate_fn`` makes them, too."""
+
+    def step(model, batch, context):
+        x, y = batch if isinstance(batch, tuple) and len(batch) == 2 else (batch, None)
+        assert isinstance(x, nn.utils.rnn.PackedSequence)
+        return model(x).logsumexp(1).mean() if y is None else nn.functional.cross_entropy(model(x), y)
+
+    vectors = [each.astype("float32") for each in VECTORS]
+    pairs = [*zip(vectors, PARITY, strict=True)]
+    alone = torch.utils.data.DataLoader(vectors, 10, collate_fn=packed)
+    loader = torch.utils.data.DataLoader(pairs, 10, collate_fn=packed_pairs)
+    cases = ((vectors,), packed), ((vectors, PARITY), packed_pairs), ((alone,), None), ((loader,), None)
+    for data, collate in cases:
+        trainer = trainer_of()
+        trainer.build(OfPacked(), SGD, training_step=step, collate=collate)
+        trainer.fit(*data, num_epochs=1, batch_size=10, **STILL)
 
 
 def test_batches_of_similar_lengths_hold_every_sample_once():
