@@ -186,7 +186,7 @@ def _validation_data(file: run_files.RunFile, trainer: DistributedTrainer) -> da
     if not section:
         raise ValueError(f"{file.path}: the run has no validation data to evaluate on; give --data")
     if data.FRACTION not in section:
-        return data.read_section(section)
+        return data.read_validation(file)
     errors = run_files.Errors()
     _, validation = data.read_data(file, errors, num_workers=trainer.num_workers, seed=trainer.seed)
     errors.check(file.path)
@@ -221,9 +221,7 @@ def read_samples(
     ``x`` names an array, or several columns, in place of what ``[data]`` says.
     """
     files = [file for name in names for file in locations.file_names(name)]
-    named = _array_names(run_file.section("data"))
-    if not issubclass(readers.READERS.get(locations.suffix_of(files[0]), readers.TableReader), readers.TableReader):
-        named.pop("classes", None)  # arrays have none
+    named = data.array_names(run_file.section("data"), files[0])
     if x:
         named["x"] = [*x] if len(x) > 1 else x[0]
     if not targets:  # the files need not have them
@@ -238,14 +236,3 @@ def read_samples(
         hint = "--set data.x=NAME where [data] has files, --set data.x.key=NAME where it has x, or --x"
         raise ValueError(f"{error}. For a run: {hint}; else rename the array") from error
     return dataset
-
-
-def _array_names(section: run_files.TomlTable) -> run_files.TomlTable:
-    """Return how ``[data]`` names the arrays in files, and how it reads them."""
-    if "files" in section:
-        return {key: section[key] for key in ("x", "y", "classes", "reader") if key in section}
-    tables = {role: section[role] for role in ("x", "y") if isinstance(section.get(role), dict)}
-    names = {role: table["key"] for role, table in tables.items() if "file" in table and "key" in table}
-    if "x" in section and section.get("y", objects.NONE) == objects.NONE:
-        names["y"] = objects.NONE
-    return names

@@ -9,6 +9,7 @@ from compss_train._utils.validation import check_fraction
 from compss_train.cli.run_files import Errors, RunFile, TomlTable, unknown_name
 from compss_train.cli.run_files.objects import CALL, NONE, call_object, keywords_of, parameters_of
 from compss_train.data import BlockedTensor, FileDataset, Samples, block, readers, reading, samples
+from compss_train.data.locations import suffix_of
 from compss_train.training.data_source import as_data_source
 
 FORMS = 'give files = "train/*.npz", or x = "x.npy" and y = "y.npy", or import = "module:function"'
@@ -53,7 +54,7 @@ def read_data(run_file: RunFile, errors: Errors, *, num_workers: int, seed: int)
     with errors.collect("[validation]"):
         section = run_file.section("validation")
         if FRACTION not in section:
-            validation = read_section(section) if section else None
+            validation = read_validation(run_file, getattr(data.x, "classes", None)) if section else None
         elif unknown := [key for key in section if key != FRACTION]:
             raise ValueError(f"{unknown_name(unknown[0], (FRACTION,), 'key')}, which takes from [data]")
         elif data.x is not None:
@@ -78,6 +79,32 @@ def read_section(table: TomlTable) -> Dataset:
     if "x" not in table:
         raise ValueError(f"it names no samples; {FORMS}")
     return named_arrays(**keywords_of(table, ARRAYS))
+
+
+def read_validation(run_file: RunFile, classes: Any = None) -> Dataset:
+    """Return the samples that ``[validation]`` names; of files, what it leaves out is as in ``[data]``.
+
+    ``classes`` are those of the training data, if known.
+    """
+    section = run_file.section("validation")
+    if "files" not in section:
+        return read_section(section)
+    data = run_file.section("data")
+    given = {**data, "classes": classes} if classes and "files" in data else data
+    first = section["files"][0] if isinstance(section["files"], list) else section["files"]
+    return read_section({**array_names(given, str(first)), **section})
+
+
+def array_names(section: TomlTable, file: str) -> TomlTable:
+    """Return how ``[data]`` names and reads the arrays in files; ``file`` is the first of those to read."""
+    if "files" not in section:
+        tables = {role: section[role] for role in ("x", "y") if isinstance(section.get(role), dict)}
+        names = {role: table["key"] for role, table in tables.items() if "file" in table and "key" in table}
+        return names | ({"y": NONE} if "x" in section and section.get("y", NONE) == NONE else {})
+    reader = readers.READERS.get(suffix_of(file), readers.TableReader)
+    no_classes = not issubclass(reader, readers.TableReader)  # arrays have none
+    used = ("x", "y", "reader") if no_classes else ("x", "y", "classes", "reader")
+    return {key: section[key] for key in used if key in section}
 
 
 def load_array(value: Any, role: str) -> Any:

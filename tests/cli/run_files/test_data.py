@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from compss_train import BlockedTensor, Samples, write_files
-from compss_train.cli.run_files import Errors
-from compss_train.cli.run_files.data import Dataset, read_section, split_validation
+from compss_train.cli.run_files import Errors, read_run_file
+from compss_train.cli.run_files.data import Dataset, read_data, read_section, split_validation
+from compss_train.data.order import RowRange
 from compss_train.training.data_source import as_data_source
 
 X = np.arange(60, dtype=np.float32).reshape(20, 3)
@@ -72,6 +73,35 @@ def test_files_are_a_data_set_with_its_options():
     assert (x.threads, x.cache.max_bytes) == (3, 10_000)
     assert Path("index.json").exists()
     assert list(Path("kept").iterdir()) == [Path(x.cache.folder).relative_to(Path.cwd())]
+
+
+TABLE = "id,a,b,kind\n0,1,2,{}\n1,3,4,{}\n2,5,6,{}\n"
+VALIDATION = """
+[data]
+files = "train.csv"
+x = ["a", "b"]
+y = "kind"
+
+[validation]
+files = {files}
+"""
+
+
+@pytest.mark.parametrize("more", ["", 'y = "kind"\nclasses = { kind = ["ant", "bee", "cow"] }'])
+@pytest.mark.parametrize("files", ['"validation.csv"', '["validation.csv"]'])
+def test_validation_files_are_read_as_those_of_the_data(files, more):
+    """Their columns and classes, of which they may lack some, unless the section says so itself."""
+    pytest.importorskip("pyarrow")
+    Path("train.csv").write_text(TABLE.format("ant", "bee", "cow"))
+    Path("validation.csv").write_text(TABLE.format("bee", "bee", "cow"))
+    Path("run.toml").write_text(VALIDATION.format(files=files) + more)
+    errors = Errors()
+    data, validation = read_data(read_run_file(Path("run.toml")), errors, num_workers=1, seed=0)
+    errors.check(Path("run.toml"))
+    assert validation.x.training_keys() == data.x.training_keys() == ("x", "kind")
+    arrays = validation.x.part([0]).read(RowRange(0, 0, 3))
+    assert arrays["x"].tolist() == [[1, 2], [3, 4], [5, 6]]
+    assert arrays["kind"].tolist() == [1, 1, 2]
 
 
 @pytest.mark.parametrize(
