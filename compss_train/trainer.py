@@ -152,7 +152,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
             sample. Random draws are seeded as for ``transform``: docs/models.md. ``None`` (default) for none.
         collate:
             Makes batches, like torch's ``collate_fn``: a function of a list of samples, (x, y) or x without
-            targets, that returns x and y, or x (a ``PackedSequence`` is one); for ``predict(x)`` it gets (x, y) with
+            targets, that returns x and y, or x (one ``PackedSequence``); for ``predict(x)`` it gets (x, y) with
             zero in place of y, or x where it does not take that. ``None`` (default) stacks samples, and pads
             sequences of different lengths: x with 0, integer targets with -100, which losses ignore.
         precision:
