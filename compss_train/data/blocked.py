@@ -1,7 +1,6 @@
 """``BlockedTensor``: samples in a grid of blocks; shuffling blocked tensors, sample weights, fingerprints."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from copy import copy
 from itertools import pairwise, starmap
 from pathlib import Path
 from pkgutil import resolve_name
@@ -38,9 +37,13 @@ class BlockedTensor:
             raise ValueError("a blocked tensor needs at least one block, but the grid is empty")
         if len({len(row) for row in self.tensors}) > 1:
             raise ValueError(f"the grid is ragged: its rows have {[len(row) for row in self.tensors]} blocks")
+        self.shape = len(self.tensors), len(self.tensors[0])
+        """Rows and columns of the grid."""
+        self.sizes = tuple(len(block) for block in self.blocks())
+        """Number of samples in each block, in the order of ``blocks``."""
         first = self.tensors[0][0]
         for number, block in enumerate(self.blocks()):
-            if len(block) == 0:
+            if not self.sizes[number]:
                 raise ValueError(f"block {number} has no samples; use fewer blocks or remove it")
             if block.dtype != first.dtype or block.shape[1:] != first.shape[1:]:
                 raise ValueError(
@@ -137,16 +140,6 @@ class BlockedTensor:
         """Iterate over the blocks in row-major order, the order of block numbers."""
         for row in self.tensors:
             yield from row
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of the grid."""
-        return len(self.tensors), len(self.tensors[0])
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """Number of samples in each block, in the order of ``blocks``."""
-        return tuple(len(block) for block in self.blocks())
 
     @property
     def number_samples(self) -> int:
@@ -258,12 +251,8 @@ def as_blocked(value: object, blocks: int | BlockedTensor, name: str = "x") -> B
     array or tensor, which is cut into the blocks of another blocked tensor, or into a number of blocks (at most one
     for each sample). The blocks of a contiguous array share its memory.
     """
-    if isinstance(value, BlockedTensor):
-        own = copy(value)
-        own.tensors = [[*row] for row in value.tensors]  # where engines replace blocks by views
-        return own
     if hasattr(value, "tensors"):
-        return BlockedTensor.from_dislib(value)
+        return BlockedTensor.from_dislib(value)  # a grid of its own, where engines replace blocks by views
     if hasattr(value, "_blocks") and hasattr(value, "_reg_shape"):
         raise TypeError(
             f"{name} is a ds.array of dislib, whose samples have no shape; give dislib's tensor of it, "

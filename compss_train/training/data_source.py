@@ -312,7 +312,7 @@ def _is_column(item: Any) -> bool:
         return item.ndim > 0
     if isinstance(item, tuple | list):
         return _are_columns(item)
-    return isinstance(item, Mapping | BlockedTensor | Ragged) or hasattr(item, "tensors") or tables.is_frame(item)
+    return isinstance(item, Mapping | Ragged) or hasattr(item, "tensors") or tables.is_frame(item)
 
 
 def holds_targets(value: Any) -> bool:
@@ -322,11 +322,7 @@ def holds_targets(value: Any) -> bool:
 
 def _in_same_blocks(columns: Mapping[str, Any], number: int) -> dict[str, BlockedTensor]:
     """Return columns as blocked tensors with equal blocks: those of the first column that has blocks."""
-    given = {
-        name: as_blocked(value, number)
-        for name, value in columns.items()
-        if isinstance(value, BlockedTensor) or hasattr(value, "tensors")
-    }
+    given = {name: as_blocked(value, number) for name, value in columns.items() if hasattr(value, "tensors")}
     reference = next(iter(given.values()), number)
     blocked = {name: given.get(name) or as_blocked(value, reference, name) for name, value in columns.items()}
     first, *others = blocked
