@@ -16,7 +16,7 @@ from torch import nn
 
 from compss_train._utils.validation import check_choice, check_count, check_keywords, entry_point
 from compss_train.buffers import BufferSpec
-from compss_train.callbacks import Callback, Profile
+from compss_train.callbacks import Callback
 from compss_train.callbacks.progress import with_progress
 from compss_train.data import FileDataset
 from compss_train.data.locations import is_remote
@@ -316,8 +316,6 @@ class DistributedTrainer(NamedFits[params.Parameters]):
             max_time=max_time,
         )
         fit = self._prepared("fit", x, y, options)
-        profile = next((str(each.path) for each in fit.callbacks.callbacks if isinstance(each, Profile)), None)
-        fit.begin(profile=profile)
         fit.run()
         return self.get_parameters()
 
@@ -445,6 +443,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         ``build`` and ``fit`` are ``None`` before they are called. Functions are given by name, arrays by shape.
         ``details`` has the attributes of the network, the loss and other objects, by dotted names.
         """
+        fit = self._model.fit
         return {
             "trainer": {
                 "num_workers": self.num_workers,
@@ -453,7 +452,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
                 "threads": self.threads,
             },
             "build": self._model.described,
-            "fit": None if self._model.last_fit is None else self._model.last_fit.described,
+            "fit": self._model.last_fit if fit is None else fit.described,
             "details": self._model.details,
             "versions": description.versions(),
             "machine": {"host": platform.node(), "platform": platform.platform(), "cores": os.cpu_count()},

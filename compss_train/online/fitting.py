@@ -99,13 +99,6 @@ def _planned(
         study = saves.with_states(study, session.state().workers)
     params.check_finite(model.parameters)
     model.resumed_from = None if checkpoint is None else checkpoint[0]
-    told = {"simulations": description.described(simulations)}
-    model.last_fit = description.FitFacts(
-        method="fit_online",
-        options=description.described_fields(options),
-        data={**told, "validation_data": None if validation is None else validation.facts},
-        callbacks=[*map(type, callbacks.callbacks)],
-    )
     return OnlineFit(
         callbacks=callbacks,
         stopping=stopping,
@@ -123,6 +116,7 @@ def _planned(
 class OnlineFit(Fit):
     """A fit of ``DistributedTrainer.fit_online``."""
 
+    method = "fit_online"
     leaves_processes = False
     saves_studies = True
 
@@ -137,6 +131,12 @@ class OnlineFit(Fit):
     """The save from which it goes on, if any."""
     loop: EventLoop | None = field(default=None, init=False)
     """Its event loop, once it runs."""
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The options, the simulations and the validation data."""
+        options = description.described_fields(self.options)
+        return {**options, "simulations": self.simulations, "validation_data": self.validation}
 
     def run(self) -> None:
         """Train; set the model's parameters and history, and the reason why the fit stopped."""

@@ -37,27 +37,14 @@ from compss_train.exceptions import BadFileError, DivergedError
 from compss_train.model.devices import IN_PROCESS, random_state
 from compss_train.model.metrics import Measured
 from compss_train.training.build_arguments import check_picklable
-from compss_train.training.description import described
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataFacts:
-    """What is told of a ``DataSource`` when its samples are no longer held; the fields are those of the source."""
-
-    columns: Mapping[str, str]
-    dataset: object
-    keys: tuple[str, ...]
-    reader: object
-    batch_size: int | None
-    notes: tuple[str, ...]
-    coding: tables.Coding
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DataSource:
     """The samples of a fit or an evaluation: blocks of several columns, or files that have all columns.
 
-    For a data set that workers read, the only column holds the sample numbers.
+    For a data set that workers read, the only column holds the sample numbers. ``trainer.configuration`` has the
+    fields with a ``repr``.
     """
 
     columns: Mapping[str, BlockedTensor] = field(default_factory=dict)
@@ -81,19 +68,6 @@ class DataSource:
     def sizes(self) -> tuple[int, ...]:
         """Samples of each block or file."""
         return next(iter(self.columns.values())).sizes if self.dataset is None else self.dataset.sizes
-
-    @property
-    def facts(self) -> DataFacts:
-        """What is told of the data."""
-        return DataFacts(
-            columns={name: repr(column) for name, column in self.columns.items()},
-            dataset=None if self.dataset is None else described(self.dataset),
-            keys=self.keys,
-            reader=None if self.reader is None else described(self.reader),
-            batch_size=self.batch_size,
-            notes=self.notes,
-            coding=self.coding,
-        )
 
     @property
     def number_samples(self) -> int:

@@ -11,11 +11,9 @@ import math
 import platform
 import re
 import sys
-import time
-from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Mapping, Set
+from dataclasses import fields, is_dataclass
 from enum import Enum
-from functools import cached_property
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType
 from typing import Any, TypeAlias
 
@@ -115,31 +113,6 @@ def _named(value: Any) -> str:
 def described_fields(value: Any, depth: int = 0) -> dict[str, Any]:
     """Return the description of each field of a dataclass, except those with ``repr=False``."""
     return {each.name: described(getattr(value, each.name), depth) for each in fields(value) if each.repr}
-
-
-@dataclass(frozen=True, kw_only=True)
-class FitFacts:
-    """What a fit was asked for and when, without samples; described once somebody reads it."""
-
-    method: str
-    options: Mapping[str, Any]
-    """The options that determine the parameters."""
-    data: Mapping[str, Any]
-    """What is told of the data, by the names of the arguments."""
-    callbacks: Sequence[type]
-    started: float = field(default_factory=time.time)
-    """Unix time."""
-
-    @cached_property
-    def described(self) -> dict[str, Any]:
-        """The description."""
-        names = [kind.__qualname__ for kind in self.callbacks]
-        return {
-            "method": self.method,
-            "started": self.started,
-            **{name: described(value) for name, value in (*self.options.items(), *self.data.items())},
-            "callbacks": [name for name in names if not name.startswith("_")],
-        }
 
 
 def versions() -> dict[str, str]:

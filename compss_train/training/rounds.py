@@ -24,10 +24,9 @@ from compss_train.model.schedule import LrSchedule
 from compss_train.reports.records import Record, per_second
 from compss_train.training import resuming
 from compss_train.training.build_arguments import check_outer_optimizer
-from compss_train.training.callback import CallbackList
+from compss_train.training.callback import Callback, CallbackList
 from compss_train.training.checkpoints import Checkpoint, Progress
 from compss_train.training.data_source import DataSource, PublishedData, as_data_source, check_same_coding
-from compss_train.training.description import FitFacts
 from compss_train.training.fit import FitOptions
 from compss_train.training.inference import (
     VALIDATION,
@@ -73,6 +72,7 @@ class FitOfEpochs(Fit):
     Rounds are submitted a little ahead; their records are added to the history of the model.
     """
 
+    method = "fit"
     leaves_processes = True
 
     session: Session
@@ -111,6 +111,14 @@ class FitOfEpochs(Fit):
         return range(self.first_epoch, self.first_epoch + self.options.num_epochs)
 
     @property
+    def asked(self) -> dict[str, Any]:
+        """The options that determine the parameters, the data, and the file of a trace."""
+        tracing = (each for each in self.callbacks.callbacks if type(each).write_trace is not Callback.write_trace)
+        traces = next((str(each.writes_to()) for each in tracing), None)
+        data = {"data": self.data, "validation_data": self.validation, "profile": traces}
+        return {**self.options.determining, **data}
+
+    @property
     def progress(self) -> Progress:
         """What a later fit needs, to go on where this one is, and to check that it has the same arguments."""
         return Progress(
@@ -121,13 +129,13 @@ class FitOfEpochs(Fit):
             fingerprint=self.data.fingerprint,
         )
 
-    def begin(self, **told: object) -> None:
-        """Let the model begin the fit, from its checkpoint if there is one; its configuration has also ``told``.
+    def _begin(self) -> None:
+        """Let the model begin the fit, from its checkpoint if there is one.
 
         Raises ``ValueError`` if the schedule does not reach the end of the fit.
         """
         model = self.session.model
-        model.resumed_from = None
+        model.resumed_from, model.coding = None, self.data.coding
         if self.checkpoint is not None:
             model.resumed_from, snapshot = self.checkpoint
             resuming.load(snapshot, self.session)
@@ -135,14 +143,10 @@ class FitOfEpochs(Fit):
         if self._schedule is not None:
             batches = self.options.batches_of_worker(self.data, self.session.num_workers)
             self._schedule.prepare(self.epochs.stop, batches)
-        validation = None if self.validation is None else self.validation.facts
-        data = {"data": self.data.facts, "validation_data": validation, **told}
-        callbacks = [*map(type, self.callbacks.all)]
-        model.last_fit = FitFacts(method="fit", options=self.options.determining, data=data, callbacks=callbacks)
-        model.coding = self.data.coding
 
     def run(self) -> None:
         """Run the rounds; set the model's parameters and history, and the reason why the fit stopped."""
+        self._begin()
         model, session, plan = self.session.model, self.session, self._rounds_left()
         begin = f"from {self.checkpoint[0]}" if self.checkpoint else f"at epoch {self.first_epoch}"
         where = session.num_workers, session.engine_class.name, begin

@@ -10,10 +10,11 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
 
@@ -32,7 +33,7 @@ from compss_train.training.build_arguments import BuildArguments, check_picklabl
 from compss_train.training.callback import CallbackList
 from compss_train.training.checkpoints import Progress, Study
 from compss_train.training.data_source import DataSource
-from compss_train.training.description import Details, FitFacts, described_fields
+from compss_train.training.description import Details, described, described_fields
 from compss_train.worker.state import GroupState, WorkerState
 from compss_train.worker.work import Job
 
@@ -190,11 +191,31 @@ class Fit(ABC):
     validation: DataSource | None
     running: bool = False
     """Whether its tasks run: from before the first one is submitted until after the last one has ended."""
+    started: float = field(default_factory=time.time, init=False)
+    """Unix time."""
 
+    method: ClassVar[str]
+    """The method of the trainer that runs it."""
     leaves_processes: ClassVar[bool]
     """Whether other tasks can run meanwhile."""
     saves_studies: ClassVar[bool] = False
     """Whether it resumes from saves, and not from every round."""
+
+    @property
+    @abstractmethod
+    def asked(self) -> Mapping[str, Any]:
+        """The options that determine the parameters, and where samples come from, by name."""
+
+    @cached_property
+    def described(self) -> dict[str, Any]:
+        """What ``trainer.configuration`` has of the fit; nothing of it holds samples."""
+        names = [type(each).__qualname__ for each in self.callbacks.all]
+        return {
+            "method": self.method,
+            "started": self.started,
+            **{name: described(value) for name, value in self.asked.items()},
+            "callbacks": [name for name in names if not name.startswith("_")],
+        }
 
     @property
     def save(self) -> Study | None:
@@ -242,7 +263,8 @@ class TrainedModel:
         """The average of the parameters that the last fit kept, with ``Merge(averaging=...)``."""
         self.epochs = 0
         self.history = History()
-        self.last_fit: FitFacts | None = None
+        self.last_fit: dict[str, Any] | None = None
+        """The description of the last fit that has ended."""
         self.coding: Coding = {}
         """What the numbers of the last fit's data meant."""
         self.stopped: str | None = None
@@ -428,7 +450,7 @@ class Session:
                 _report_end("Ctrl-C", model)
                 raise
             finally:
-                model.fit = None
+                model.last_fit, model.fit = fit.described, None
 
     def publish(self, job: Job) -> Ref:
         """Publish what the tasks of a fit or an evaluation have in common.

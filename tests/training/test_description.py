@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.functional import mse_loss
 
 from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Merge, Simulations
+from compss_train.callbacks import Callback, Profile
 from compss_train.integrations.melissa import BufferType
 from compss_train.model import losses
 from compss_train.model.optimizers import Gradients, optimizer_factory
@@ -123,6 +124,20 @@ def test_a_trainer_tells_all_that_it_was_given():
     assert fit["started"] <= trainer.history[0]["fit_started"] <= fit["started"] + 5
     trainer.build(mlp(), SGD, "cross_entropy")
     assert trainer.configuration["fit"] is None
+
+
+def test_a_running_fit_tells_what_it_tells_when_it_has_ended(tmp_path):
+    class Reader(Callback):
+        def on_fit_start(self, trainer, total_samples):
+            told.append(trainer.configuration["fit"])
+
+    told, trainer, callbacks = [], trainer_of(), [Reader(), Profile(tmp_path / "trace.json", round=1)]
+    for _ in range(2):
+        trainer.fit(X, Y, num_epochs=1, batch_size=6, callbacks=callbacks, progress=False)
+        assert told.pop() == trainer.configuration["fit"]
+    fit = strict(trainer.configuration)["fit"]
+    assert fit["profile"] == str(tmp_path / "trace.json")
+    assert [name.rpartition(".")[2] for name in fit["callbacks"]] == ["Reader", "Profile"]
 
 
 def test_tokens_are_in_no_description():
