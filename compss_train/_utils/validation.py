@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from functools import cache, wraps
 from math import inf
 from numbers import Integral, Real
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args
 
 from compss_train.exceptions import WorkerTraceback
 
@@ -85,7 +85,11 @@ def suggestion(name: str, accepted: Collection[str]) -> str:
 
 def check_keywords(function: Callable[..., Any], keywords: Collection[str]) -> None:
     """Raise ``TypeError`` for a keyword that the function lacks, with the most similar one that it has."""
-    accepted = inspect.signature(function).parameters
+    parameters = inspect.signature(function).parameters
+    unpacked = [
+        own for each in parameters.values() if each.kind is each.VAR_KEYWORD for own in get_args(each.annotation)
+    ]
+    accepted = [*parameters, *(name for own in unpacked for name in own.__annotations__)]
     for name in keywords:
         if name not in accepted:
             raise TypeError(

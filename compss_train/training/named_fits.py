@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
-from compss_train._utils.validation import check_choice, check_count
+from compss_train._utils.validation import check_choice, check_count, entry_point
 from compss_train.buffers import BufferSpec
 from compss_train.data import FileDataset
 from compss_train.training.callback import AnyCallback
@@ -85,6 +85,7 @@ class NamedFits(Generic[Fitted]):
         size = {"num_batches_per_worker": num_batches_per_worker, "num_epochs": num_epochs}
         return self.fit(*data, **size, **shuffled, merge=merge, **options)
 
+    @entry_point
     def fit_synchronous_with_GPU(
         self,
         x_train: Any,
@@ -99,6 +100,7 @@ class NamedFits(Generic[Fitted]):
         shuffled, data = in_blocks(shuffle_blocks, shuffle_block_data), (x_train, y_train)
         return self._fit("synchronous", data, num_batches_per_worker, num_epochs, 1, shuffled, options)
 
+    @entry_point
     def fit_synchronous_shuffle_with_GPU(
         self,
         x_train: Any,
@@ -110,6 +112,7 @@ class NamedFits(Generic[Fitted]):
         """Average all workers at the end of every epoch; all samples are shuffled together before each."""
         return self._fit("synchronous", (x_train, y_train), num_batches_per_worker, num_epochs, 1, TOTAL, options)
 
+    @entry_point
     def fit_synchronous_every_n_epochs_with_GPU(
         self,
         x_train: Any,
@@ -125,6 +128,7 @@ class NamedFits(Generic[Fitted]):
         shuffled, data = in_blocks(shuffle_blocks, shuffle_block_data), (x_train, y_train)
         return self._fit("synchronous", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options)
 
+    @entry_point
     def fit_synchronous_shuffle_every_n_epochs_with_GPU(
         self,
         x_train: Any,
@@ -138,6 +142,7 @@ class NamedFits(Generic[Fitted]):
         shuffled, data = TOTAL, (x_train, y_train)
         return self._fit("synchronous", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options)
 
+    @entry_point
     def fit_asynchronous_with_GPU(
         self,
         x_train: Any,
@@ -152,6 +157,7 @@ class NamedFits(Generic[Fitted]):
         shuffled, data = in_blocks(shuffle_blocks, shuffle_block_data), (x_train, y_train)
         return self._fit("commutative", data, num_batches_per_worker, num_epochs, 1, shuffled, options)
 
+    @entry_point
     def fit_asynchronous_shuffle_with_GPU(
         self,
         x_train: Any,
@@ -163,6 +169,7 @@ class NamedFits(Generic[Fitted]):
         """Merge commutatively after every epoch; all samples are shuffled together before each."""
         return self._fit("commutative", (x_train, y_train), num_batches_per_worker, num_epochs, 1, TOTAL, options)
 
+    @entry_point
     def fit_asynchronous_n_epochs_with_GPU(
         self,
         x_train: Any,
@@ -178,6 +185,7 @@ class NamedFits(Generic[Fitted]):
         shuffled, data = in_blocks(shuffle_blocks, shuffle_block_data), (x_train, y_train)
         return self._fit("commutative", data, num_batches_per_worker, num_epochs, n_epocs_sync, shuffled, options)
 
+    @entry_point
     def fit_asynchronous_shuffle_n_epochs_with_GPU(
         self,
         x_train: Any,

@@ -5,6 +5,7 @@ import itertools
 import math
 import weakref
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ from compss_train.integrations.dislib import (
     PytorchDistributed,
     tensor_from_ds_array,
 )
-from tests.helpers.models import assert_same_bits, mlp, state_arrays
+from tests.helpers.models import FITS, assert_same_bits, mlp, state_arrays
 from tests.integrations.dislib_tensors import Tensor, tensors, whole
 
 X, Y = tensors()
@@ -35,6 +36,11 @@ def clip(model):
         limit = ADAPTIVE * parameter.detach().norm()
         if parameter.grad.norm() > limit:
             parameter.grad.mul_(limit / (parameter.grad.norm() + 1e-6))
+
+
+def halving(optimizer, T_max, eta_min):
+    """Halve the rate every epoch, from the function of a program."""
+    return StepLR(optimizer, 1, gamma=0.5)
 
 
 def made(*args, num_workers=1, net=None, loss=nn.CrossEntropyLoss, engine="serial", **options):
@@ -60,6 +66,12 @@ def plain_loop(epochs, before_step=lambda net: None, schedule=None, labels=CLASS
     return net
 
 
+class DsArray:
+    """Looks like an array of dislib, whose blocks have no samples."""
+
+    _blocks, _reg_shape = [[np.ones((2, 6))]], (2, 6)
+
+
 # build
 
 
@@ -71,6 +83,7 @@ def plain_loop(epochs, before_step=lambda net: None, schedule=None, labels=CLASS
         ((CosineAnnealingLR, 4, 0.01, 2, 1), {**COSINE, "num_gpu": 2, "num_nodes": 1}),
         ((CosineAnnealingLR, 4), {"scheduler": CosineAnnealingLR, "T_max": 4}),
         ((None, 4, 0.01, 2, 1), {"num_gpu": 2, "num_nodes": 1}),
+        ((halving, 4, 0.01, 2, 1), {"scheduler": halving, "T_max": 4, "eta_min": 0.01, "num_gpu": 2}),
         ((clip, CosineAnnealingLR, 4, 0.01, 2, 1), {"gradient_clipping": clip, **COSINE, "num_gpu": 2}),
         ((clip,), {"gradient_clipping": clip}),
         ((None, CosineAnnealingLR, 4, 0.01), COSINE),
@@ -88,7 +101,7 @@ def test_the_fifth_argument_of_build_tells_the_order(args, named, monkeypatch):
     assert by_position.trainer.configuration["build"] == by_name.trainer.configuration["build"]
     assert_same_bits(by_position.trainer.get_parameters(), by_name.trainer.get_parameters())
     rates = [record.get("lr") for record in by_position.trainer.history]
-    assert (len(set(rates)) > 1) == (CosineAnnealingLR in args)
+    assert (len(set(rates)) > 1) == (CosineAnnealingLR in args or halving in args)
 
 
 @pytest.mark.parametrize(
@@ -121,9 +134,29 @@ def test_build_refuses_what_contradicts_itself(name, call, raises):
         call()
 
 
-def test_a_class_that_takes_no_t_max_is_refused():
-    with pytest.raises(ValueError, match=r"T_max.*functools.partial\(StepLR"):
-        made(scheduler=StepLR)
+@pytest.mark.parametrize("scheduler", [StepLR, partial(StepLR, step_size=2), lambda optimizer: None])
+def test_a_scheduler_that_takes_no_t_max_is_refused(scheduler):
+    with pytest.raises(
+        TypeError, match=r"^scheduler=.* T_max.*give schedule=.*functools.partial\(StepLR, step_size=10"
+    ):
+        made(scheduler=scheduler)
+    made(schedule=partial(StepLR, step_size=10))
+
+
+@pytest.mark.parametrize("change", [dict.clear, lambda own: own.update(lr=0.01)])
+def test_parameters_of_the_optimizer_that_change_after_build_are_refused(change):
+    own = {"lr": 0.1}
+    encapsulated = EncapsulatedFunctionsDistributedPytorch(2, engine="serial", seed=3, threads=1)
+    encapsulated.build(mlp(), optim.SGD, nn.CrossEntropyLoss, own)
+    encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
+    change(own)
+    with pytest.raises(ValueError, match=r"optimizer_parameters were \{'lr': 0.1\} in build.*schedule="):
+        encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
+    encapsulated.build(encapsulated.get_parameters(), optim.Adam, nn.CrossEntropyLoss, own)
+    encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
+    encapsulated.compss_object[1].optimizer_parameters = {"lr": 0.2}
+    with pytest.raises(ValueError, match=r"optimizer_parameters were .* and are \{'lr': 0.2\} now"):
+        encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
 
 
 def test_the_scheduler_is_stepped_once_an_epoch():
@@ -281,6 +314,8 @@ def test_accuracy_in_training_is_that_of_the_outputs_it_trained_on():
         (X_TEST, CLASSES.float()[:, None]),
         (whole(X), whole(Y).long()),
         (X_TEST.collect(), [block for row in Y_TEST.collect() for block in row]),
+        (whole(X).numpy(), whole(Y).int().tolist()),
+        ([whole(X)], CLASSES.tolist()),
     ],
 )
 def test_validation_data_has_many_forms(forms):
@@ -289,6 +324,28 @@ def test_validation_data_has_many_forms(forms):
     _, returned = curves_of(CURVES[0], x_test=x_test, y_test=y_test)
     for ours, theirs in zip(returned[1:], expected[1:], strict=True):
         assert ours == pytest.approx(theirs, rel=1e-5)
+
+
+@pytest.mark.parametrize("fit", [*WITH_LOSSES, *CURVES])
+@pytest.mark.parametrize(
+    ("name", "error", "options"),
+    [
+        ("x_test has 60 samples and y_test 59", ValueError, {"x_test": X_TEST, "y_test": CLASSES[1:]}),
+        ("x_test is a ds.array of dislib", TypeError, {"x_test": DsArray(), "y_test": CLASSES}),
+        ("y_test is a ds.array of dislib", TypeError, {"x_test": X_TEST, "y_test": DsArray()}),
+    ],
+)
+def test_unsuitable_validation_data_are_named_before_the_first_round(name, error, options, fit, raises):
+    encapsulated = made()
+    with raises(error, name):
+        getattr(encapsulated, fit)(X, Y, 3, 1, **options, **QUIET)
+    assert len(encapsulated.trainer.history) == 0
+
+
+def test_targets_for_the_loss_have_as_many_samples():
+    options = {"x_test": X_TEST, "y_test": Y_TEST, "y_test_to_loss": CLASSES[1:]}
+    with pytest.raises(ValueError, match="y_test has 60 samples and y_test_to_loss 59"):
+        curves_of(CURVES[0], **options)
 
 
 @pytest.mark.parametrize("one_hot", [True, False])
@@ -334,6 +391,26 @@ def test_curves_of_a_regression_have_scores_of_the_outputs():
     assert losses[-1] < losses[0]
     assert errors[-1] < errors[0]
     _, _, accuracies, _, validated = fit(Tensor(x, (2, 2)), Tensor(y, (2, 2)), 3, 1, **data, **QUIET)
+    assert all(map(math.isnan, accuracies + validated))
+
+
+def test_several_outputs_of_a_regression_are_no_classes():
+    y = torch.stack([CLASSES * 0.3, CLASSES - 0.5], 1)
+    seen = []
+
+    def score(true, predicted):
+        seen.append((true, predicted))
+        return 0.5
+
+    encapsulated = made(net=nn.Linear(6, 2), loss=nn.MSELoss)
+    fit = encapsulated.fit_synchronous_with_GPU_train_curves
+    data = {"x_test": X, "y_test": y, **QUIET}
+    net, *_ = fit(Tensor(whole(X) / 100, (2, 2)), Tensor(y, (2, 2)), 3, 1, function_score=score, **data)
+    true, predicted = seen[-1]
+    np.testing.assert_array_equal(true, y)
+    np.testing.assert_allclose(predicted, net(whole(X).float()).detach(), rtol=1e-5, atol=1e-6)
+    assert seen[0][1].shape == (60, 2)
+    _, _, accuracies, _, validated = fit(Tensor(whole(X) / 100, (2, 2)), Tensor(y, (2, 2)), 3, 1, **data)
     assert all(map(math.isnan, accuracies + validated))
 
 
@@ -391,6 +468,16 @@ def test_other_arguments_of_fits_are_refused_by_name(name, fit, args, options, r
         curves_of(fit, *args, **options)
 
 
+@pytest.mark.parametrize("fit", FITS)
+def test_a_misspelt_argument_is_suggested_among_those_of_the_fit(fit):
+    suggested = "n_epocs_sync" if "n_epochs" in fit else "num_epochs"
+    for made_ in (made(), DistributedTrainer(1, engine="serial")):
+        with pytest.raises(TypeError, match=rf"^{fit}\(\) got an .* 'n_epochs_sync'; did you mean {suggested}\?"):
+            getattr(made_, fit)(X, Y, 3, 1, n_epochs_sync=2)
+        with pytest.raises(TypeError, match=rf"^{fit}\(\) got an .* 'calbacks'; did you mean callbacks\?"):
+            getattr(made_, fit)(X, Y, 3, 1, calbacks=())
+
+
 def test_the_trainer_has_none_of_these_arguments():
     trainer = DistributedTrainer(1, engine="serial")
     trainer.build(mlp(), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")
@@ -408,11 +495,18 @@ def test_a_helper_that_no_release_has_names_the_one_that_there_is():
 
 
 def test_an_array_of_dislib_is_named():
-    class Array:
-        _blocks, _reg_shape = [[np.ones((2, 6))]], (2, 6)
-
     with pytest.raises(TypeError, match=r"x is a ds.array of dislib.*dislib.data.tensor.from_ds_array"):
-        made().fit_synchronous_with_GPU(Array(), Y, 3, 1, **QUIET)
+        made().fit_synchronous_with_GPU(DsArray(), Y, 3, 1, **QUIET)
+
+
+@pytest.mark.parametrize("fit", FITS)
+def test_what_collect_returns_has_the_blocks_of_the_tensor(fit):
+    as_tensors, collected, flat = (made(num_workers=2) for _ in range(3))
+    getattr(as_tensors, fit)(X, Y, 3, 2, **QUIET)
+    getattr(collected, fit)(X.collect(), Y.collect(), 3, 2, **QUIET)
+    getattr(flat, fit)(*([*chain(*each.collect())] for each in (X, Y)), 3, 2, **QUIET)
+    for each in (collected, flat):
+        assert_same_bits(each.trainer.get_parameters(), as_tensors.trainer.get_parameters())
 
 
 @pytest.mark.parametrize("fit", [*WITH_LOSSES, *CURVES])

@@ -4,13 +4,11 @@ import math
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
 
 from compss_train.callbacks import Callback, WorkerCallback, WorkerContext
-from compss_train.data.blocked import as_blocked
 from compss_train.model import losses
 from compss_train.trainer import DistributedTrainer
 
@@ -62,24 +60,20 @@ class CurvesOfRounds(Callback):
 
 
 def _compared(target: torch.Tensor, output: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return true and predicted values as scores compare them."""
+    """Return true and predicted values as scores compare them: integers if they are classes."""
     if output.dim() < 2 or output.shape[1] == 1:
         return target.reshape(output.shape), output
     predicted = output.argmax(dim=1)
-    if target.shape == output.shape:
-        return target, nn.functional.one_hot(predicted, output.shape[1]).to(target.dtype)
-    return target.reshape(predicted.shape).long(), predicted
+    if target.shape != output.shape:
+        return target.reshape(predicted.shape).long(), predicted
+    one_hot = nn.functional.one_hot(target.to(output.dtype).argmax(dim=1), output.shape[1]).movedim(-1, 1)
+    if not torch.equal(one_hot.to(target.dtype), target):
+        return target, output
+    return one_hot, nn.functional.one_hot(predicted, output.shape[1]).movedim(-1, 1)
 
 
 def accuracy(true: NDArray[Any], predicted: NDArray[Any]) -> float:
-    """Return the share of rows that are equal; NaN for a single output, which is no class."""
-    if predicted.shape[1:] == (1,):
+    """Return the share of rows that are equal; NaN for outputs that are no classes."""
+    if predicted.dtype.kind == "f":
         return math.nan
     return float((true == predicted).reshape(len(true), -1).all(axis=1).mean())
-
-
-def whole(values: Any) -> torch.Tensor:
-    """Return all samples as one tensor."""
-    if isinstance(values, list) and values and isinstance(values[0], list | torch.Tensor | np.ndarray):
-        return torch.cat([whole(each) for each in values])
-    return torch.as_tensor(as_blocked(values, 1, "y_test").collect())

@@ -5,9 +5,12 @@ from abc import abstractmethod
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import numpy as np
+import torch
 from torch import nn
 
 from compss_train._utils.validation import check_count, warn_user
+from compss_train.data import BlockedTensor
 from compss_train.engines import Engine, engine_class
 from compss_train.exceptions import NotBuiltError
 from compss_train.model import parameters as params
@@ -23,6 +26,14 @@ def in_one_block(num_batches: int, shuffle_block_data: bool) -> dict[str, Any]:
     """Return the arguments of a fit that trains on the batches of one block once."""
     order = {"shuffle": None, "shuffle_block_data": shuffle_block_data}
     return {"num_batches_per_worker": num_batches, "num_epochs": 1, "progress": False, **order}
+
+
+def as_grid(values: Any) -> Any:
+    """Return lists of blocks, such as ``collect()`` of dislib's tensors returns, as a blocked tensor."""
+    rows = [row if isinstance(row, list) else [row] for row in values] if isinstance(values, list) else []
+    if rows and all(isinstance(each, torch.Tensor | np.ndarray) and each.ndim for row in rows for each in row):
+        return BlockedTensor(rows)
+    return values
 
 
 class Encapsulated(NamedFits[Fitted]):
@@ -78,7 +89,7 @@ class Encapsulated(NamedFits[Fitted]):
             kwargs["merge"] = replace(merge, optimizer_state="reset_blocks")
         self.trainer.set_parameters(params.from_module(self._module(self.model_parameters)))
         try:
-            self.trainer.fit(*args, **kwargs)
+            self.trainer.fit(*map(as_grid, args), **kwargs)
         finally:
             self.model_parameters = trained = self._result(self.trainer.model())
         return trained

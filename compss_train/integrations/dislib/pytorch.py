@@ -1,6 +1,7 @@
 """The interface of ``dislib.pytorch``: that of dislib 1.0, of its next release, and of the paper's forks."""
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from numbers import Number
@@ -11,15 +12,16 @@ import torch
 from torch import nn
 
 from compss_train.callbacks import WorkerCallback, WorkerContext
+from compss_train.data import BlockedTensor
+from compss_train.data.blocked import as_blocked
 from compss_train.integrations.dislib.curves import (
     Curves,
     CurvesOfRounds,
     Score,
     ScoreInTraining,
     accuracy,
-    whole,
 )
-from compss_train.integrations.dislib.encapsulated import Encapsulated, in_one_block
+from compss_train.integrations.dislib.encapsulated import Encapsulated, as_grid, in_one_block
 from compss_train.model import losses
 from compss_train.model import parameters as params
 from compss_train.model.schedule import Schedule
@@ -72,10 +74,9 @@ def _build_order(rest: Sequence[Any]) -> Sequence[str]:
     fifth = rest[0]
     if isinstance(fifth, Number):
         return _RELEASE
-    if isinstance(fifth, type) or (fifth is None and len(rest) > 1 and isinstance(rest[1], Number)):
-        return _FORKS
     if callable(fifth) or fifth is None:
-        return _NEXT
+        is_scheduler = isinstance(fifth, type) or isinstance([*rest, None][1], Number)  # T_max follows
+        return _FORKS if is_scheduler else _NEXT
     raise TypeError(
         f"the fifth argument of build is {fifth!r}: give num_gpu, an integer; or scheduler, a class; or "
         "gradient_clipping, a function of the model; or name it"
@@ -183,6 +184,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
                 raise TypeError(f"scheduler={scheduler!r}: give a class such as CosineAnnealingLR, or None")
             if "schedule" in options:
                 raise TypeError("build() got scheduler= and schedule=; give one of them")
+            _check_scheduler(scheduler)
             options["schedule"] = Schedule(partial(scheduler, T_max=T_max, eta_min=eta_min))
         if gradient_clipping is not None and not callable(gradient_clipping):
             raise TypeError(f"gradient_clipping={gradient_clipping!r}: give a function of the model, or None")
@@ -193,7 +195,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
             made = copy.deepcopy(made)
             made.register_forward_pre_hook(_with_labels)
         self._build(net, spec, made, num_gpu=num_gpu, num_nodes=num_nodes, **options)
-        self._loss, self._gradient_clipping = made, gradient_clipping
+        self._loss, self._gradient_clipping, self._built_with = made, gradient_clipping, dict(optimizer_parameters)
         for each in self.compss_object:
             own = {**options, "gradient_clipping": gradient_clipping}
             each.build(net, made, optimizer, optimizer_parameters, **own)
@@ -201,8 +203,16 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
 
     def fit(self, *args: Any, **kwargs: Any) -> nn.Module:
         """Train, as in the other class; ``gradient_clipping`` is called before each step."""
-        if self.model_parameters is not None and self._gradient_clipping is not None:
-            kwargs["callbacks"] = [*kwargs.get("callbacks", ()), _BeforeSteps(self._gradient_clipping)]
+        if self.model_parameters is not None:
+            for each in self.compss_object:
+                if (now := each.optimizer_parameters) != self._built_with:
+                    raise ValueError(
+                        f"optimizer_parameters were {self._built_with} in build and are {now} now: build again, "
+                        "with net=get_parameters(); or build with schedule=, a function of the epoch over all fits "
+                        "that returns a factor of the learning rate"
+                    )
+            if self._gradient_clipping is not None:
+                kwargs["callbacks"] = [*kwargs.get("callbacks", ()), _BeforeSteps(self._gradient_clipping)]
         return super().fit(*args, **kwargs)
 
     def fit_synchronous_with_GPU(
@@ -322,8 +332,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         if return_loss:
             return self._curves(fit, options, x_test, y_test)
         if x_test is not None or y_test is not None:
-            _check_test(x_test, y_test, options)
-            options["validation_data"] = tuple(map(_samples, (x_test, y_test)))
+            options["validation_data"] = self._test_data(x_test, y_test, options)
         return fit(**options)
 
     def _curves(
@@ -337,12 +346,26 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
     ) -> Curves:
         score, test = function_score or accuracy, None
         if x_test is not None or y_test is not None:
-            _check_test(x_test, y_test, options)
-            true = whole(y_test)
-            test = _samples(x_test), true, true if y_test_to_loss is None else whole(y_test_to_loss)
+            x, true = self._test_data(x_test, y_test, options)
+            to_loss = true if y_test_to_loss is None else _whole(y_test_to_loss, "y_test_to_loss")
+            _check_as_many("y_test", len(true), "y_test_to_loss", len(to_loss))
+            test = x, true, to_loss
         curves = CurvesOfRounds(self._loss, score, test)
         options["callbacks"] = [*options.get("callbacks", ()), curves, ScoreInTraining(score)]
         return fit(**options), *curves.lists
+
+    def _test_data(
+        self, x_test: Any, y_test: Any, options: Mapping[str, Any]
+    ) -> tuple[BlockedTensor, torch.Tensor]:
+        """Return validation data of any form, of which there must be both halves."""
+        for missing, given, value in (("x_test", "y_test", x_test), ("y_test", "x_test", y_test)):
+            if value is None:
+                raise TypeError(f"{given}= needs {missing}=, the other half of the validation data")
+        if options.get("validation_data") is not None:
+            raise TypeError("a fit takes x_test= and y_test=, or validation_data=, not both")
+        x, y = as_blocked(as_grid(x_test), self.num_workers, "x_test"), _whole(y_test, "y_test")
+        _check_as_many("x_test", x.number_samples, "y_test", len(y))
+        return x, y
 
     def _module(self, parameters: nn.Module) -> nn.Module:
         if not isinstance(parameters, nn.Module):
@@ -353,17 +376,25 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         return net
 
 
-def _check_test(x_test: Any, y_test: Any, options: Mapping[str, Any]) -> None:
-    for missing, given, value in (("x_test", "y_test", x_test), ("y_test", "x_test", y_test)):
-        if value is None:
-            raise TypeError(f"{given}= needs {missing}=, the other half of the validation data")
-    if options.get("validation_data") is not None:
-        raise TypeError("a fit takes x_test= and y_test=, or validation_data=, not both")
+def _check_scheduler(scheduler: Callable[..., Any]) -> None:
+    try:
+        inspect.signature(scheduler).bind(None, T_max=1, eta_min=0.0)
+    except TypeError as error:
+        raise TypeError(
+            f"scheduler={scheduler!r} is called with an optimizer, T_max= and eta_min=, which it does not take "
+            f"({error}); give schedule=, such as functools.partial(StepLR, step_size=10), which is called with an "
+            "optimizer"
+        ) from error
 
 
-def _samples(values: Any) -> Any:
-    """Return samples as ``fit`` takes them; dislib's curves also take lists of tensors, and lists of these."""
-    return whole(values) if isinstance(values, list) else values
+def _whole(values: Any, name: str) -> torch.Tensor:
+    """Return all samples as one tensor."""
+    return torch.as_tensor(as_blocked(as_grid(values), 1, name).collect())
+
+
+def _check_as_many(name: str, samples: int, other: str, others: int) -> None:
+    if samples != others:
+        raise ValueError(f"{name} has {samples} samples and {other} {others}; give one for each")
 
 
 def _with_labels(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
