@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import runpy
 import sys
 import time
@@ -24,14 +25,19 @@ PADDING = 4
 
 
 def run_program(program: str, arguments: list[str], seed: int, threads: int) -> dict[str, Any]:
-    """Run a program, and return what it printed and the seconds that it took in all."""
+    """Run a program; return what it printed, the seconds that it took in all, and ours' samples/s of each round."""
     torch.manual_seed(seed)
     torch.set_num_threads(threads)
     sys.argv = [program, *arguments]
     began = time.perf_counter()
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        runpy.run_path(program, run_name="__main__")
-    return {"printed": printed.getvalue(), "seconds": time.perf_counter() - began}
+    shown = io.StringIO()
+    try:
+        with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.redirect_stderr(shown):
+            runpy.run_path(program, run_name="__main__")
+    finally:
+        sys.stderr.write(shown.getvalue())
+    rates = [float(rate.replace(",", "")) for rate in re.findall(r"([\d,]+) samples/s", shown.getvalue())]
+    return {"printed": printed.getvalue(), "seconds": time.perf_counter() - began, "rates": rates}
 
 
 # -- what the forks' tasks do with each batch --------------------------------------------------------------

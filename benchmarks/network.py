@@ -42,6 +42,8 @@ With its 64 KiB, gradients of 0.1 MB would hardly feel a limit of 100 Mbit/s.
 MODULES = (common.HERE, common.HERE.parent, common.HERE.parent / "apps")
 """Where programs in the nodes look for modules: the language model is one of ``apps/``."""
 QUOTA_PERIOD = 20_000  # microseconds
+MOST_WEIGHT, MOST_SHARES = "10000", "262144"
+"""With which nodes get their cores also on a busy machine."""
 RAY_PORT = 6379
 HEAD = ("--head", f"--port={RAY_PORT}", "--include-dashboard=false")
 RAY_START = (sys.executable, "-m", "ray.scripts.scripts", "start", "--disable-usage-stats")
@@ -119,12 +121,12 @@ class Network:
             words = ["sh", "-c", joining, "sh", *words]
         return words
 
-    def share_cores(self) -> None:
-        """Give every node the same part of this machine's cores, where it has fewer of them than nodes."""
+    def share_cores(self, each: float | None = None) -> None:
+        """Give every node so many cores: by default the same part of them, where there are fewer than nodes."""
         cores = len(os.sched_getaffinity(0))
-        if cores >= len(self.nodes):
+        if each is None and cores >= len(self.nodes):
             return
-        root, quota = Path("/sys/fs/cgroup"), QUOTA_PERIOD * cores // len(self.nodes)
+        root, quota = Path("/sys/fs/cgroup"), int(QUOTA_PERIOD * (each or cores / len(self.nodes)))
         try:
             for name in self.nodes:
                 group = (root / "cpu" if (root / "cpu").is_dir() else root) / name
@@ -132,7 +134,9 @@ class Network:
                 self._groups.append(group)
                 if (group / "cpu.max").exists():
                     (group / "cpu.max").write_text(f"{quota} {QUOTA_PERIOD}")
+                    (group / "cpu.weight").write_text(MOST_WEIGHT)
                 else:
+                    (group / "cpu.shares").write_text(MOST_SHARES)
                     (group / "cpu.cfs_period_us").write_text(str(QUOTA_PERIOD))
                     (group / "cpu.cfs_quota_us").write_text(str(quota))
             print(f"{len(self.nodes)} nodes on {cores} cores: each has a quota of {quota / QUOTA_PERIOD:.2f} cores")

@@ -20,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import _paper_parts
@@ -99,6 +100,11 @@ class Program:
         """The workers that it trains with."""
         found = re.search(r"num_workers=(\d+)", self.path.read_text())
         return int(found[1]) if found else 1
+
+    @property
+    def copies(self) -> int:
+        """How often it trains the rows of the data in an epoch: some concatenate them with themselves."""
+        return max(1, len(re.findall(r"torch\.load\(x_train\)", self.path.read_text())))
 
 
 def programs(checkout: Path) -> list[Program]:
@@ -208,13 +214,17 @@ def write_data(folder: Path, sizes: Sizes) -> dict[str, list[str]]:
 # -- runs --------------------------------------------------------------------------------------------------
 
 
-def outcome(program: Program, printed: str) -> dict[str, float]:
-    """Return the numbers that a program has printed."""
+def outcome(program: Program, result: Mapping[str, Any], rows: int) -> dict[str, float]:
+    """Return the numbers that a program has printed, and the seconds of an epoch after the first round."""
+    printed = result["printed"]
     found = {"seconds": re.search(r"Time used to train NN: (\S+)", printed)}
     found["result"] = re.search(rf"^{RESULTS[program.kind]}: (\S+)", printed, re.MULTILINE)
     if None in found.values():
         raise RuntimeError(f"{program.name} printed no result:\n{printed[-2000:]}")
-    return {name: float(match[1]) for name, match in found.items() if match}
+    numbers = {name: float(match[1]) for name, match in found.items() if match}
+    if later := result["rates"][1:]:
+        numbers["epoch"] = program.copies * rows / median(later)
+    return numbers
 
 
 class Runner:
@@ -251,7 +261,7 @@ class Runner:
             within = self._network.within(0) if self._network else ()
             with environment(**variables):
                 result = call(_paper_parts.run_program, *arguments, runtime=runtime, within=within)
-        return outcome(program, result["printed"])
+        return outcome(program, result, self.sizes.rows)
 
 
 def why_not(error: Exception) -> str:
@@ -284,16 +294,17 @@ def cells(row: Mapping[str, Any], sides: Sequence[str]) -> list[str]:
     for number, form in (("seconds", ".2f"), ("result", ".4f")):
         for side in sides:
             found.append(row.get(f"{side} error") or spread([each[number] for each in row[side]], form))
+    found.append(spread([each["epoch"] for each in row.get(OURS, ()) if "epoch" in each]))
     seconds = [[each["seconds"] for each in row.get(side, ())] for side in (OURS, THEIRS)]
     complete = len(seconds[0]) == len(seconds[1])
     return [*found, spread(ratios(*seconds)) if complete else "-"]
 
 
 @contextmanager
-def emulated(nodes: int) -> Iterator[Network]:
-    """Yield nodes that share the machine's cores, in which COMPSs can start workers."""
+def emulated(nodes: int, cores: float | None) -> Iterator[Network]:
+    """Yield nodes with so many cores, or that share the machine's, in which COMPSs can start workers."""
     with nodes_of(nodes) as network:
-        network.share_cores()
+        network.share_cores(cores)
         with compss_in(network):
             yield network
 
@@ -311,6 +322,7 @@ def main() -> None:
     options_parser.add_argument("--batches", type=int, default=8, help="batches of a block of the regressions")
     options_parser.add_argument("--units", type=int, default=2, help="tasks at a time under COMPSs, on each node")
     options_parser.add_argument("--nodes", type=int, default=1, help="nodes: network namespaces if several")
+    options_parser.add_argument("--cores", type=float, help="cores of each of several nodes, such as 0.25")
     options_parser.add_argument("--plain", action="store_true", help="plain Python also where there is COMPSs")
     options_parser.add_argument(
         "--unchanged", action="store_true", help="change nothing but the import: ours does not crop, flip and clip"
@@ -328,7 +340,7 @@ def main() -> None:
     chosen = [each for each in found if re.search(options.only, each.name)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paper_programs-")))
-        network = stack.enter_context(emulated(options.nodes)) if options.nodes > 1 else None
+        network = stack.enter_context(emulated(options.nodes, options.cores)) if options.nodes > 1 else None
         runner = Runner(options, folder, network)
         how = f"runcompss, {options.nodes} nodes, {options.units} units" if runner.compss else "plain Python"
         print(f"{len(chosen)} of {len(found)} programs; {how}; torch {torch.__version__}; {runner.sizes}")
@@ -336,7 +348,7 @@ def main() -> None:
     columns = [f"{what}, {side}" for what in ("training s", "result") for side in options.sides]
     print_table(
         "Programs of the paper",
-        ["program", *columns, "ours to dislib"],
+        ["program", *columns, "epoch s, ours", "ours to dislib"],
         [cells(row, options.sides) for row in rows],
     )
     for side in options.sides:
