@@ -163,9 +163,8 @@ class DistributedTrainer(NamedFits[params.Parameters]):
             ``"contiguous"`` (default), or ``"channels_last"`` for images, which is faster for convolutions.
         compile:
             ``True``, or a dict of arguments such as ``{"mode": "max-autotune"}``, compiles forward and backward
-            passes in the workers with ``torch.compile``, for training only; this takes seconds to minutes once.
-            Results differ by rounding. Needs a compiler where workers run: docs/training-options.md. ``False`` by
-            default.
+            passes in the workers with ``torch.compile``, for training only, in seconds to minutes once. Results
+            differ by rounding; needs a compiler where workers run: docs/training-options.md. ``False`` by default.
         class_weight:
             A weight for each class, as a sequence or a dict with class indices as keys, for the training loss (not
             for evaluation): docs/training-options.md. ``None`` (default) for no weights.
@@ -237,7 +236,8 @@ class DistributedTrainer(NamedFits[params.Parameters]):
     ) -> params.Parameters:
         """Train, and return the final global parameters, arrays in state_dict order.
 
-        A second fit continues the first: parameters, optimizer and random states, and the count of epochs.
+        A second fit continues the first: parameters, optimizer and random states, and the count of epochs. Before
+        processes start, two samples are tried in this one, to raise errors of the model and the loss at once.
 
         Parameters
         ----------
@@ -287,9 +287,8 @@ class DistributedTrainer(NamedFits[params.Parameters]):
             the callbacks, and starts a new fit if it holds no checkpoint yet.
         max_time:
             Time limit of the fit: seconds or a ``timedelta``. Judging by earlier rounds, the fit stops before a
-            round that would exceed it. If a round exceeds it anyway, it is cancelled (on COMPSs the fit ends after
-            it). The limit of ``runcompss --wall_clock_limit`` also applies, less a twentieth of it or 60 s if that
-            is shorter.
+            round that would exceed it. If a round exceeds it anyway, it is cancelled (on COMPSs the fit ends then).
+            The limit of ``runcompss --wall_clock_limit`` also applies, less a twentieth of it, at most 60 s.
 
         Raises ``ValueError`` for unsuitable options and data, ``NotBuiltError`` before ``build``, ``DivergedError``
         if a loss or parameter becomes NaN or infinite, ``WorkerLostError`` if a process dies repeatedly, and the
@@ -316,6 +315,8 @@ class DistributedTrainer(NamedFits[params.Parameters]):
             max_time=max_time,
         )
         fit = self._prepared("fit", x, y, options)
+        if self._session.must_start:
+            first_batch.find_mistakes(fit)
         fit.run()
         return self.get_parameters()
 

@@ -1,11 +1,21 @@
-"""The first batch of a fit, trained in this process by ``check_fit``."""
+"""The first batch of a fit, trained in this process: by ``check_fit``, and before ``fit`` starts processes."""
 
+import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
 
 from compss_train._utils.validation import warn_user
+from compss_train.data.block import load_block
+from compss_train.data.partitioning import BlockPass
+from compss_train.engines.calls import Failure
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices
+from compss_train.model.metrics import Measured
 from compss_train.model.schedule import make_schedule
 from compss_train.training import inference
 from compss_train.training.rounds import FitOfEpochs
@@ -13,6 +23,13 @@ from compss_train.training.session import TrainedModel
 from compss_train.worker.inference import try_collate
 from compss_train.worker.state import WorkerState
 from compss_train.worker.train import train_one
+from compss_train.worker.work import Job, Work
+
+FEW = 2
+"""Samples that are tried before processes start; more only if they fail."""
+
+MOST_WEIGHTS = 10**8
+"""Larger networks are not tried: a copy with its gradients and an optimizer would take too much memory here."""
 
 
 def try_fit(fit: FitOfEpochs) -> None:
@@ -44,14 +61,12 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
     # Compiling would take long.
     spec = replace(model.built.training_spec, compile=None)
     job = inference.one_batch(spec, data)
-    kept = devices.kept_random_state
     skipped_errors = [DivergedError] if spec.gradients.on_nan == "skip" else []
     for number, rows in enumerate(data.sizes):
         _, size = options.batching.bounds(rows)[0]
         work = inference.first_batch(data, number, size, name="the first batch", device=device, check_outputs=True)
-        with suppress(*skipped_errors), data.locate_nan_on_error(), devices.IN_PROCESS, kept(device):
-            state, values = WorkerState(None, model.seed), data.load(number)
-            measured = train_one(job, model.parameters, state, work, values).measured
+        with suppress(*skipped_errors):
+            measured = _trained(fit, job, work, data.load(number))
             inference.warn_of_problems([measured], set())
             if not measured.samples:
                 continue  # a file that cannot be read and is skipped
@@ -64,3 +79,58 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
             except Exception as error:
                 warn_user(" ".join([f"predict(x) would fail: {error}.", *getattr(error, "__notes__", [])]))
         return
+
+
+def _trained(fit: FitOfEpochs, job: Job, work: Work, values: Sequence[Any]) -> Measured:
+    """Train a copy of the model in this process, and return its measurements."""
+    model = fit.session.model
+    with fit.data.locate_nan_on_error(), devices.IN_PROCESS, devices.kept_random_state(work.device):
+        return train_one(job, model.parameters, WorkerState(None, model.seed), work, values).measured
+
+
+def find_mistakes(fit: FitOfEpochs) -> None:
+    """Raise what the first batch would raise in a worker, before any process starts for it.
+
+    Two samples are trained. Only if that fails, as some losses need more, a batch is, drawn as those of workers
+    are, and its error is raised as if it came from one. What depends on the machine is left to the workers: GPUs,
+    files, modules and memory; and NaN, as another batch may have none.
+    """
+    data, built = fit.data, fit.session.model.built
+    mixes = fit.options.order in ("total", "partial") or fit.options.buffer is not None
+    weights = sum(parameter.numel() for parameter in built.training_spec.net.parameters())
+    if weights > MOST_WEIGHTS or not data.counted or (mixes and data.dataset is not None):
+        return
+    if inference.is_for_tasks(data, built):
+        return
+    job = inference.one_batch(replace(built.training_spec, compile=None), data)
+    start, stop = fit.options.batching.bounds(data.sizes[0])[0]
+    few = inference.first_batch(data, 0, min(FEW, stop - start), name="the first batch")
+    tries = (
+        lambda: (job, few, data.load(0)),
+        lambda: _batch_of_workers(fit, job, few, stop - start, mixes=mixes),
+    )
+    for tried in tries:
+        try:
+            with warnings.catch_warnings(action="ignore"):  # the workers' are shown
+                _trained(fit, *tried())
+            return
+        except (OSError, ImportError, MemoryError, DivergedError):
+            return
+        except (Exception, SystemExit) as error:
+            failure = Failure.of(error)
+    raise failure.exception()
+
+
+def _batch_of_workers(
+    fit: FitOfEpochs, job: Job, work: Work, size: int, *, mixes: bool
+) -> tuple[Job, Work, Sequence[Any]]:
+    """Return the training of a batch with samples of one block in its order, or of all if it ``mixes`` them."""
+    data, options, seed = fit.data, fit.options, fit.session.model.seed
+    if not mixes:
+        work.block_passes = (BlockPass(0, fit.first_epoch, data.sizes[0]).part(0, size),)
+        row_seed = seed if options.shuffle_block_data else None
+        return replace(job, batching=options.batching, row_seed=row_seed), work, data.load(0)
+    numbers = np.random.default_rng(seed).choice(data.number_samples, size, replace=False)
+    work.block_passes = (BlockPass(0, fit.first_epoch, size, numbers),)
+    work.blocks, work.starts = tuple(range(len(data.sizes))), tuple(accumulate(data.sizes[:-1], initial=0))
+    return job, work, [block for column in data.columns.values() for block in map(load_block, column.blocks())]

@@ -11,7 +11,7 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from functools import cached_property
@@ -381,6 +381,11 @@ class Session:
         return self._engine
 
     @property
+    def must_start(self) -> bool:
+        """Whether the next task waits for processes to start."""
+        return self._engine is None and self.engine_class.traits.asynchronous
+
+    @property
     def spec(self) -> TrainingSpec:
         """The training spec as tasks get it, along with the parameters: without weights."""
         return self.model.built.training_spec.weightless
@@ -432,25 +437,32 @@ class Session:
     def fitting(self, fit: Fit, samples: int | None) -> Iterator[None]:
         """Work on a fit, which callbacks, Ctrl-C and SIGTERM can stop; call its callbacks.
 
-        ``samples`` is the number to train on, if known. Afterwards, the tasks of a fit that was stopped at once are
-        ended, and after SIGTERM the process.
+        ``samples`` is the number to train on, if known. Callbacks begin before processes start, to say at once what
+        is wrong, and end before these do. Afterwards, the tasks of a fit that was stopped at once are ended, and
+        after SIGTERM the process.
         """
+        with ExitStack() as begun:
+            begun.enter_context(self._called(fit, samples))
+            with self.working(fitting=True), begun.pop_all():
+                yield
+
+    @contextmanager
+    def _called(self, fit: Fit, samples: int | None) -> Iterator[None]:
         model = self.model
-        with self.working(fitting=True):
-            model.stopped, model.fit = None, fit
-            try:
-                with fit.stopping.on_sigterm():
-                    with fit.callbacks.fit(samples):
-                        yield
-                    if fit.stopping.reason == SIGTERM:  # the end of the block raises ``SystemExit``
-                        _report_end(SIGTERM, model)
-                    elif fit.stopping.urgent:
-                        self._end_tasks()
-            except KeyboardInterrupt:
-                _report_end("Ctrl-C", model)
-                raise
-            finally:
-                model.last_fit, model.fit = fit.described, None
+        model.stopped, model.fit = None, fit
+        try:
+            with fit.stopping.on_sigterm():
+                with fit.callbacks.fit(samples):
+                    yield
+                if fit.stopping.reason == SIGTERM:  # the end of the block raises ``SystemExit``
+                    _report_end(SIGTERM, model)
+                elif fit.stopping.urgent:
+                    self._end_tasks()
+        except KeyboardInterrupt:
+            _report_end("Ctrl-C", model)
+            raise
+        finally:
+            model.last_fit, model.fit = fit.described, None
 
     def publish(self, job: Job) -> Ref:
         """Publish what the tasks of a fit or an evaluation have in common.

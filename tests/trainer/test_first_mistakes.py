@@ -10,7 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BufferSpec, DistributedTrainer, DivergedError, Samples, Simulations
+from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, DivergedError, Samples, Simulations
+from compss_train.callbacks import Checkpoint
+from compss_train.engines import LocalEngine
+from compss_train.exceptions import WorkerTraceback
 from tests.helpers.models import SGD, assert_same_bits, classification, mlp
 
 X, Y = classification()
@@ -245,3 +248,94 @@ def test_nan_in_arrays_is_named_by_its_row(method):
     with pytest.raises(DivergedError) as caught:
         getattr(trainer_of(mlp()), method)(x, Y, **FIT)
     assert "row 7 of x has NaN, the first one in the data." in caught.value.__notes__
+
+
+class Misspelt(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(6, 3)
+
+    def forward(self, x):
+        return self.layr(x)
+
+
+def of_two(model, batch, context):
+    x, y = batch
+    return nn.functional.cross_entropy(model(x), y.float()[:, None])
+
+
+def every_class(output, y):
+    """A loss that needs all classes in a batch."""
+    if len(y.unique()) < 3:
+        raise ValueError("some class is missing")
+    return nn.functional.cross_entropy(output, y)
+
+
+EARLY = {
+    "inputs": (nn.Linear(7, 3), "cross_entropy", None, Y, RuntimeError),
+    "dtype of y": (mlp(), "cross_entropy", None, Y.astype(np.float32), ValueError),
+    "classes from 1": (mlp(), "cross_entropy", None, Y + 1, IndexError),
+    "arguments of a loss": (mlp(), lambda output: output.mean(), None, Y, TypeError),
+    "a name in forward": (Misspelt(), "cross_entropy", None, Y, AttributeError),
+    "a step": (mlp(), None, of_two, Y, RuntimeError),
+}
+
+
+@pytest.fixture
+def _no_processes(monkeypatch):
+    def start(*_, **__):
+        raise AssertionError("processes start")
+
+    monkeypatch.setattr(LocalEngine, "start", start)
+
+
+@pytest.mark.usefixtures("_no_processes")
+@pytest.mark.parametrize("name", EARLY)
+def test_mistakes_are_errors_before_processes_start(name):
+    net, loss, step, y, error = EARLY[name]
+    trainer = DistributedTrainer(2, engine="local", seed=0)
+    trainer.build(net, SGD, loss, training_step=step)
+    with pytest.raises(error) as caught:
+        trainer.fit(X, y, **FIT)
+    assert isinstance(caught.value.__cause__, WorkerTraceback)  # as if a worker had raised it
+
+
+@pytest.mark.usefixtures("_no_processes")
+def test_callbacks_say_what_is_wrong_before_processes_start(tmp_path):
+    trainer_of(mlp()).fit(X, Y, **FIT, callbacks=[Checkpoint(tmp_path)])
+    trainer = trainer_of(mlp(), engine="local")
+    with pytest.raises(FileExistsError, match="has checkpoints of another run"):
+        trainer.fit(X, Y, **FIT, callbacks=[Checkpoint(tmp_path)])
+
+
+@pytest.mark.usefixtures("_no_processes")
+@pytest.mark.parametrize(
+    ("blocks", "shuffled"), [(1, {}), (3, {"shuffle": "total"}), (3, {"buffer": BufferSpec("FIRO", 30)})]
+)
+def test_what_a_batch_of_workers_has_is_no_mistake(blocks, shuffled):
+    """Two samples lack classes, and so does the first batch in the order of the data; workers' batches do not."""
+    by_class = np.argsort(Y, kind="stable")
+    x, y = (BlockedTensor.from_array(each[by_class], (blocks, 1)) for each in (X, Y))
+    trainer = DistributedTrainer(1, engine="local", seed=0)
+    trainer.build(mlp(), SGD, every_class)
+    with pytest.raises(AssertionError, match="processes start"):
+        trainer.fit(x, y, **FIT, **shuffled)
+
+
+@pytest.mark.usefixtures("_no_processes")
+def test_early_tries_change_nothing():
+    calls = []
+
+    def step(model, batch, context):
+        calls.append(len(batch[0]))
+        np.random.random()
+        return nn.functional.cross_entropy(model(batch[0]), batch[1])
+
+    trainer = DistributedTrainer(2, engine="local", seed=0)
+    trainer.build(mlp(), SGD, training_step=step)
+    before, drawn = trainer.get_parameters(), np.random.get_state()[1].copy()
+    with pytest.raises(AssertionError, match="processes start"):
+        trainer.fit(X, Y, **FIT)
+    assert calls == [2]
+    assert_same_bits(trainer.get_parameters(), before)
+    assert np.array_equal(np.random.get_state()[1], drawn)
