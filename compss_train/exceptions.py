@@ -38,7 +38,7 @@ class TrainingEndedError(RuntimeError):
 
 
 class SimulationError(RuntimeError):
-    """All attempts of simulations failed before any sample arrived."""
+    """The first simulations have failed before any sample, none is complete, or a sample does not fit others."""
 
 
 class BadFileError(ValueError):

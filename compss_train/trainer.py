@@ -394,8 +394,8 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         resume:
             As in ``fit``, from saves; simulations of which one lacks samples run again. Give the same inputs again.
 
-        Raises the errors of ``fit``, and ``SimulationError`` if simulations fail before the first sample. After an
-        exception or Ctrl-C the parameters are those merged until then.
+        Raises the errors of ``fit``, and ``SimulationError`` if the first simulations fail, none is complete at the
+        end, or samples differ in shape. After an exception or Ctrl-C the parameters are those merged until then.
         """
         from compss_train.online.fitting import train_online
 

@@ -11,7 +11,7 @@ from math import inf
 from numbers import Integral, Real
 from typing import Any, ParamSpec, TypeVar, get_args
 
-from compss_train.exceptions import WorkerTraceback
+from compss_train.exceptions import SimulationError, WorkerTraceback
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -110,7 +110,7 @@ def entry_point(method: Callable[_Arguments, _Result]) -> Callable[_Arguments, _
         except Exception as error:
             if isinstance(error, TypeError):
                 check_keywords(method, kwargs)
-            if isinstance(error.__cause__, WorkerTraceback):
+            if isinstance(error, SimulationError) or isinstance(error.__cause__, WorkerTraceback):
                 raise error.with_traceback(None) from error.__cause__
             raise
 

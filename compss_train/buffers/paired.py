@@ -81,8 +81,9 @@ class SimPairedReservoir(Buffer):
             simulations, steps, data = ([part[field] for part in parts] for field in range(3))
         incoming = super()._incoming(data, single=single)
         number = len(incoming)
-        columns = ("simulation", simulations, self.sweep_size), ("step", steps, self.nb_time_steps)
-        incoming.keys = np.stack([_column(name, values, number, stop) for name, values, stop in columns], axis=1)
+        columns = ("simulation", simulations, "sweep_size"), ("step", steps, "nb_time_steps")
+        keys = [_column(name, values, number, limit, getattr(self, limit)) for name, values, limit in columns]
+        incoming.keys = np.stack(keys, axis=1)
         if len(np.unique(incoming.keys, axis=0)) < number:
             raise ValueError("the samples contain a time step of a simulation twice")
         return incoming
@@ -169,12 +170,12 @@ class SimPairedReservoir(Buffer):
         self._samples.load_state_dict(state, slots)
 
 
-def _column(name: str, values: Any, number: int, stop: int) -> NDArray[np.int64]:
+def _column(name: str, values: Any, number: int, limit: str, stop: int) -> NDArray[np.int64]:
     column = np.asarray(values)
     if column.shape != (number,) or (number and not np.issubdtype(column.dtype, np.integer)):
         raise ValueError(f"{name}: give an integer for each of the {number} samples, not {values!r}")
     if ((column < 0) | (column >= stop)).any():
-        raise ValueError(f"{name}={values!r}: give integers from 0 to {stop - 1}")
+        raise ValueError(f"{name}={values!r}: give integers from 0 to {stop - 1}, or {limit}= above {stop}")
     return column.astype(np.int64)
 
 

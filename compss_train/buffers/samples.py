@@ -95,6 +95,20 @@ def _dense(value: Any) -> dict[Path, Block]:
     return known if len(known) == len(rows) else {}
 
 
+class DifferentSampleError(ValueError):
+    """A sample has another structure, shape or dtype than others: both are given by their leaves."""
+
+    def __init__(self, given: Any, others: Any) -> None:
+        super().__init__(given, others)
+        self.given, self.others = given, others
+
+    def __str__(self) -> str:
+        return (
+            f"a sample of {self.given} among samples of {self.others}: a buffer stacks samples of one structure, "
+            "shape and dtype; to store samples that differ, put each of them in a list"
+        )
+
+
 @dataclass
 class SampleBatch:
     """The samples of one put: rows for each leaf of their structure, or a list of any objects."""
@@ -175,10 +189,7 @@ class SampleBatch:
                 rebuilt(each.template, each.leaves.values()) if each.leaves else "other objects"
                 for each in (self, other)
             )
-            raise ValueError(
-                f"a sample of {given} among samples of {others}: a buffer stacks samples "
-                "of one structure, shape and dtype; to store samples that differ, put each of them in a list"
-            )
+            raise DifferentSampleError(given, others)
 
 
 class ObjectStorage:

@@ -19,7 +19,7 @@ from typing import Any
 from compss_train._utils.files import TemporaryFolder
 from compss_train._utils.validation import warn_user
 from compss_train.engines.nodes import ONE_CPU
-from compss_train.exceptions import DivergedError
+from compss_train.exceptions import DivergedError, SimulationError
 from compss_train.model import losses
 from compss_train.model import parameters as params
 from compss_train.net import MessageError, Received, new_token
@@ -249,7 +249,7 @@ class EventLoop:
             if study is not None:
                 chosen.load_state_dict(study.chosen or {})
                 again = inputs.resume(study.simulations)
-        self._chosen = chosen
+        self._chosen, self._inputs = chosen, inputs
         self._runs = sources.SimulationRuns(simulations, inputs, engine, self._router, job, chosen)
         if chosen is not None:
             self._workers.on_losses = chosen.report
@@ -286,19 +286,38 @@ class EventLoop:
                 received = self._server.next(0)
             self._check()
         done = self._workers.all_done
-        if done:
-            self._runs.check(self._recorder.reports.received, final=True)
+        failure = self._failure() if done else None
         self._runs.stop()
         self._senders.stop(goes_on=self._last_save is not None and self._stopping.urgent)
         if done:
             self._workers.finish()
-            if self._keeps_saves and self.stopped is None:
+            if self._keeps_saves and self.stopped is None and failure is None:
                 self._last_save = self._cut(is_complete=True)
             self._recorder.finish(self._counts(), self._workers.repetitions(), self._last_save)
         elif self._last_save is not None:
             self._recorder.keep(self._last_save)
         if self._recorder.evaluation is not None:
             self._recorder.evaluation.warn_of_changes()
+        if failure is not None:
+            raise failure
+
+    def _failure(self) -> SimulationError | None:
+        """Return the error of a fit without samples or a complete simulation; warn of those given up in others."""
+        counts, names = self._counts(), self._inputs.lost
+        if self.stopped is None and counts["done"] and not (self._runs.any_samples or self._senders.any_samples):
+            return SimulationError(f"{counts['done']} simulations have ended, and none has sent a sample")
+        if not (number := counts["failed"]):
+            return None
+        first = self._runs.failure or self._senders.failure or sources.SourceFailure("it was before this program")
+        if not counts["done"] and not counts["running"] and self.stopped is None:
+            return first.with_reason(f"no simulation is complete, and {number} were given up")
+        if number > len(names):
+            names = [*names, f"{number - len(names)} more"]
+        warn_user(
+            f"{number} of {number + counts['done']} simulations were given up, and samples of them are missing: "
+            f"{', '.join(names)}; the first failure: {first.what}{first.more}"
+        )
+        return None
 
     def _grace_is_over(self) -> bool:
         """Return True if the fit had to stop immediately and the workers have not ended in time."""

@@ -14,6 +14,9 @@ from compss_train.model.saved_state import sha256_of, to_json
 BEGUN, FAILED = -1, -2
 """In place of a number of samples: of a simulation that is not complete, and of one that was given up."""
 
+SHOWN = 5
+"""How many simulations a message names."""
+
 
 class Inputs:
     """Iterates over inputs, and knows what has become of the simulation of each; simulations count from 0.
@@ -23,6 +26,8 @@ class Inputs:
 
     def __init__(self, inputs: Iterable[Any]) -> None:
         self._iterator = iter(inputs)
+        self.lost: list[str] = []
+        """What messages call the first simulations that were given up, at most ``SHOWN``."""
         self._streams, self._samples, self._hashes = array("q"), array("q"), array("q")
         """By simulation: the number of its stream, its number of samples once it is complete, its input's hash."""
 
@@ -42,10 +47,21 @@ class Inputs:
         """Record a simulation's number of samples; ``BEGUN`` if it runs again, ``FAILED`` if it is given up."""
         self._samples[simulation] = samples
 
+    def give_up(self, simulation: int, value: Any) -> None:
+        """Record that a simulation was given up."""
+        self.end(simulation, FAILED)
+        if len(self.lost) < SHOWN:
+            self.lost.append(f"simulation {self._streams[simulation]} of input {shown(value)}")
+
     def ended(self) -> tuple[int, int]:
         """Return how many simulations are complete, and how many were given up."""
         samples = np.array(self._samples)
         return int((samples >= 0).sum()), int((samples == FAILED).sum())
+
+    @property
+    def any_samples(self) -> bool:
+        """Whether a complete simulation has samples."""
+        return bool((np.array(self._samples) > 0).any())
 
     def state_dict(self, incomplete: Iterable[int]) -> dict[str, Any]:
         """Return what ``resume`` needs; samples of the ``incomplete`` simulations are not all in the save."""
@@ -75,6 +91,8 @@ class Inputs:
                 )
             self.begin(simulation, int(streams))
             self.end(simulation, int(samples))
+            if samples == FAILED:
+                self.give_up(simulation, value)
             if samples == BEGUN:
                 again.append((simulation, int(streams), value))
         return again

@@ -34,7 +34,8 @@ class Simulations:
         Number of simulations that run at the same time; 1 by default.
     retries:
         How often a simulation that raised an exception, hung or died may run again; 2 by default. Samples that have
-        arrived are not sent again. After that the simulation is skipped, with a warning.
+        arrived are not sent again. After that the simulation is skipped, with a warning; after a ``NameError``,
+        ``TypeError`` and other mistakes of a program at once.
     timeout:
         Maximum seconds between two samples of a simulation; ``None`` (default) for no limit.
     pairing:

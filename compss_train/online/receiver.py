@@ -13,7 +13,8 @@ import torch
 
 from compss_train._utils import Closable
 from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError, TimeStep
-from compss_train.net import Client, Header, Message, MessageError, MessageServer, ReceivedArray
+from compss_train.buffers.samples import DifferentSampleError
+from compss_train.net import Client, Header, Message, MessageError, MessageServer, ReceivedArray, shortened
 from compss_train.online.stream import number_in
 
 _LOG = logging.getLogger(__name__)
@@ -40,6 +41,8 @@ class _Sender:
     credit: int = 0
     ended: bool = False
     """Whether the stream's last sample is in the buffer."""
+    refused: bool = False
+    """Whether one of its samples does not fit: others may be on their way, which do not count."""
     gone: bool = False
     """Whether it has disconnected."""
 
@@ -116,6 +119,8 @@ class Receiver(Closable):
         if sender is None:
             sender = self._senders[client] = _Sender(number_in(header, "stream"))
             client.send({"next": self._offsets.get(sender.stream, 0), "credit": self._grant(sender)})
+        elif sender.refused:
+            return
         elif sender.waiting and "end" in sender.waiting[-1][0]:
             raise MessageError("a message after the end of the stream, which was not answered yet")
         elif "end" in header:  # may be repeated
@@ -157,7 +162,7 @@ class Receiver(Closable):
                     del self._senders[client]
             elif self._put_burst(client, sender):
                 self._senders[client] = self._senders.pop(client)
-            elif client in self._senders:
+            elif client in self._senders and not sender.refused:
                 return
 
     def _put_burst(self, client: Client, sender: _Sender) -> bool:
@@ -173,7 +178,11 @@ class Receiver(Closable):
             fatal = isinstance(error, BufferFullError | MemoryError) and not isinstance(error, ReceptionOverError)
             if fatal:
                 self.failed = error  # the next sample would fail in the same way
-            self._reject(client, error)
+                self._reject(client, error)
+            else:
+                client.send({"error": shortened(str(error)), "sample": sender.waiting[0][0]["sample"]})
+                sender.ended = sender.refused = True
+                sender.waiting.clear()
             return False
         for _ in range(put):
             sender.waiting.popleft()
@@ -195,6 +204,11 @@ class Receiver(Closable):
                 self._buffer.put_many(samples, timeout=_TICK)
             except BaseException as error:
                 put = getattr(error, "stored", 0)
+                if isinstance(error, DifferentSampleError):
+                    raise MessageError(
+                        f"sample {new[0][0]['sample']} has {_described(error.given)}, where samples before it have "
+                        f"{_described(error.others)}; all samples of a study need one shape and dtype"
+                    ) from None
                 if isinstance(error, ReceptionOverError):
                     if not self._discarding.is_set():
                         raise
@@ -246,6 +260,12 @@ def _next_burst(waiting: Iterable[Message]) -> list[Message]:
             break
         burst.append((header, arrays))
     return burst
+
+
+def _described(sample: Any) -> str:
+    """Return the shapes of x and y, of the leaves that a buffer knows a sample by."""
+    parts = sample.items() if isinstance(sample, dict) else zip("xy", sample, strict=False)
+    return ", ".join(f"{name}: {str(leaf).partition(' of ')[2]}" for name, leaf in parts if name in "xy")
 
 
 def _size(arrays: list[ReceivedArray]) -> int:

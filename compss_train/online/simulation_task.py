@@ -10,6 +10,7 @@ import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,13 +19,16 @@ import torch
 from compss_train._utils import Closable
 from compss_train.engines import calls
 from compss_train.exceptions import TrainingEndedError
-from compss_train.net import Address, shortened
+from compss_train.net import Address, Header, shortened
 from compss_train.online.guard import descendants
 from compss_train.online.sender import as_sample
 from compss_train.online.stream import Sample, Stream
 
 IMPORT_SECONDS = 300.0
 """How long imports of the simulation's modules may take, if its timeout is shorter."""
+_MISTAKES = NameError, TypeError, AttributeError, SyntaxError, NotImplementedError
+"""Exceptions that a program's mistakes cause, and that it would raise again."""
+_PACKAGE = str(Path(__file__).parents[1])
 _END = object()
 _TICK = 0.25
 _GRACE = 2.0
@@ -57,7 +61,17 @@ def simulate_and_send(
             with suppress(OSError, ValueError, TrainingEndedError, SamplesLostError):
                 stream.flush()  # no other attempt may follow, so these samples count
             failed, text = f"{type(error).__name__}: {error}", calls.task_traceback(error)
-            stream.notify({"failed": shortened(failed), "traceback": shortened(text)})
+            stream.notify({"failed": shortened(failed), "traceback": shortened(text), **_judged(error, stream)})
+
+
+def _judged(error: BaseException, stream: Stream) -> Header:
+    """Return what the coordinator decides by: where it failed, after how many samples, and if it would again."""
+    [*_, (frame, line)] = traceback.walk_tb(error.__traceback__)
+    file = frame.f_code.co_filename
+    # A ValueError of this package is one about samples, or about inputs that a command has no place for.
+    repeats = isinstance(error, _MISTAKES) or (isinstance(error, ValueError) and file.startswith(_PACKAGE))
+    place = shortened(f"{type(error).__name__} at {file}:{line}")
+    return {"place": place, "sent": stream.sent, "repeats": repeats, "rejected": stream.rejected}
 
 
 class SamplesLostError(Exception):

@@ -13,7 +13,7 @@ from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.net import Client, Header, MessageError, parsing, shortened
 from compss_train.online.chosen_inputs import ChosenInputs
 from compss_train.online.events import ConnectedTask
-from compss_train.online.inputs import BEGUN, FAILED, Inputs, shown
+from compss_train.online.inputs import BEGUN, Inputs, shown
 from compss_train.online.options import Simulations
 from compss_train.online.simulation_task import simulate_and_send
 from compss_train.online.stream import number_in
@@ -22,6 +22,25 @@ from compss_train.online.workers import StreamRouter, Worker
 
 REPORT_SECONDS = 3.0
 """Seconds after which workers have reported the samples received so far."""
+FEW = 3
+"""How many simulations tell, if all of them fail, that the others would, too; at least as many as run at a time."""
+
+
+@dataclass(frozen=True)
+class SourceFailure:
+    """What has happened to a source of samples, with more lines, the traceback and the place of it, if known."""
+
+    what: str
+    more: str = ""
+    text: str = ""
+    place: str = ""
+    """The exception and the line."""
+
+    def with_reason(self, reason: str) -> SimulationError:
+        """Return the error that ends the fit for a reason."""
+        error = SimulationError(f"{self.what}; {reason}{self.more}")
+        error.__cause__ = WorkerTraceback(self.text) if self.text else None
+        return error
 
 
 @dataclass(eq=False, kw_only=True)
@@ -38,8 +57,13 @@ class Simulation:
     samples: int | None = None
     """Number of its samples, once it is done."""
     failures: int = 0
+    failure: SourceFailure | None = None
+    """The last one."""
     timeout_report: str | None = None
     """The watchdog's last message before it ended the process."""
+
+    def __str__(self) -> str:
+        return f"simulation {self.number} of input {shown(self.value)}"
 
 
 class SimulationRuns:
@@ -68,9 +92,16 @@ class SimulationRuns:
         self._repeated: deque[Simulation] = deque()
         self._known: dict[int, Simulation] = {}  # those that may have to be repeated; others are only counted
         self._done, self._failed = inputs.ended()
-        self._any_samples = bool(self._done)
-        self._first_failure: tuple[str, str, float] | None = None
-        """Of the first simulation that failed for good, the message, its traceback, and the time."""
+        self.any_samples = inputs.any_samples
+        """Whether one has sent samples, as far as it has ended."""
+        self._first: list[Simulation] = []
+        """The first simulations that have begun, as many as tell whether all fail."""
+        self.failure: SourceFailure | None = None
+        """That of the first simulation that was given up."""
+        self._failed_since = 0.0
+        """When the last one was given up."""
+        self._places: set[str] = set()
+        """Where simulations failed whose traceback was shown."""
 
     # Which of them run
 
@@ -88,6 +119,11 @@ class SimulationRuns:
     def _done_ones(self) -> list[Simulation]:
         """Completed simulations, which are repeated if a worker loses their samples."""
         return [each for each in self._known.values() if each.samples is not None]
+
+    @property
+    def _few(self) -> int:
+        """How many simulations tell, if all of them fail, that the others would, too."""
+        return max(FEW, self._options.count)
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of running, completed and failed simulations."""
@@ -120,6 +156,8 @@ class SimulationRuns:
         simulation = Simulation(number=self._router.number(), index=index, value=value)
         self._inputs.begin(index, simulation.number)
         self._known[simulation.number] = simulation
+        if len(self._first) < self._few:
+            self._first.append(simulation)
         if self._chosen is not None:
             self._chosen.begin(index, simulation.number)
         return simulation
@@ -199,18 +237,24 @@ class SimulationRuns:
 
     def _ended(self, client: Client, simulation: Simulation, header: Header) -> None:
         interrupted = "interrupted" in header  # a worker has lost some of its samples
-        samples, reason, text = 0, "", ""
+        samples, reason, text, place = 0, "", "", ""
         if "finished" in header:
             samples = number_in(header, "finished")
         elif not interrupted:
             with parsing():
                 reason, text = (shortened(str(header[name])) for name in ("failed", "traceback"))
+                place = shortened(str(header.get("place", "")))
         lost_workers = self._router.unregister(client)
         simulation.task = None
         if "finished" in header:
             repeat = self._finished(simulation, samples, lost_workers)
+        elif interrupted:
+            repeat = True
         else:
-            repeat = interrupted or self._may_run_again(simulation, reason, text)
+            if rejected := header.get("rejected"):
+                raise SimulationError(f"{simulation} yielded what does not fit: {shortened(str(rejected))}")
+            self.any_samples = self.any_samples or bool(header.get("sent"))
+            repeat = self._may_run_again(simulation, reason, text, place, repeats=bool(header.get("repeats")))
         if repeat:
             self._repeat(simulation)
 
@@ -221,41 +265,53 @@ class SimulationRuns:
         self._inputs.end(simulation.index, samples)
         if self._chosen is not None:
             self._chosen.end(simulation.number, complete=True)
-        self._any_samples = self._any_samples or samples > 0
+        self.any_samples = self.any_samples or samples > 0
         if not self.remembers:
             del self._known[simulation.number]
             return False
         return any(self._lacks(worker, simulation) for worker in lost_workers)
 
-    def _may_run_again(self, simulation: Simulation, reason: str, text: str = "") -> bool:
-        """Record a failure with its traceback, warn, and return True if retries are left."""
+    def _may_run_again(
+        self, simulation: Simulation, reason: str, text: str = "", place: str = "", *, repeats: bool = False
+    ) -> bool:
+        """Record a failure with its traceback and place, warn, and return True if the simulation may run again.
+
+        It may if retries are left, unless it ``repeats`` its failure.
+        """
         simulation.failures += 1
-        retries, value = self._options.retries, shown(simulation.value)
+        retries = self._options.retries
         reason, *details = reason.split("\n", 1)
-        what, more = f"simulation {simulation.number} of input {value} failed: {reason}", "\n".join(["", *details])
-        if simulation.failures <= retries:
+        what, more = f"{simulation} failed: {reason}", "\n".join(["", *details])
+        simulation.failure = SourceFailure(what, more, text, place)
+        if simulation.failures <= retries and not repeats:
             warn_user(f"{what}; retry {simulation.failures} of {retries}{more}")
             return True
-        warn_user(f"{what}; skipped after {simulation.failures} failures{more}\n{WorkerTraceback(text).text}")
-        self._failed += 1
-        self._inputs.end(simulation.index, FAILED)
+        if place not in self._places:
+            self._places.add(place)
+            more = f"{more}\n{WorkerTraceback(text).text}"
+        why = ", as it would fail again" if repeats else f" after {simulation.failures} failures"
+        warn_user(f"{what}; skipped{why}{more}")
+        self.failure = self.failure or simulation.failure
+        self._failed, self._failed_since = self._failed + 1, time.monotonic()
+        self._inputs.give_up(simulation.index, simulation.value)
         del self._known[simulation.number]
-        if self._first_failure is None:
-            what = f"{what} (failures: {simulation.failures}), and no simulation has produced a sample{more}"
-            self._first_failure = what, text, time.monotonic()
         return False
 
-    def check(self, received: int, *, final: bool = False) -> None:
-        """Raise ``SimulationError`` if a simulation failed for good and no sample has come from any.
+    def check(self, received: int) -> None:
+        """Raise ``SimulationError`` if no sample has come from any, and the first simulations have failed.
 
-        ``received`` is the number of samples that workers have reported, which lags behind unless it is ``final``.
+        They have if each fails at the same line, or if as many were given up. ``received`` is the number of samples
+        that workers have reported, which lags behind.
         """
-        if self._first_failure is None or received or self._any_samples:
+        if received or self.any_samples:
             return
-        what, text, since = self._first_failure
-        if final or time.monotonic() - since > REPORT_SECONDS:
-            cause = WorkerTraceback(text) if text else None
-            raise SimulationError(what) from cause
+        failures = [each.failure for each in self._first if each.failure is not None and each.failure.place]
+        if len(failures) == self._few and len({each.place for each in failures}) == 1:
+            raise failures[0].with_reason(
+                f"the first {self._few} simulations failed at this line, and none has sent a sample"
+            )
+        if self.failure and self._failed >= self._few and time.monotonic() - self._failed_since > REPORT_SECONDS:
+            raise self.failure.with_reason(f"{self._failed} simulations were given up, and none has sent a sample")
 
     def stop(self) -> None:
         """Notify all running simulations that training has ended."""
@@ -272,8 +328,15 @@ class ExternalSenders:
         self._active: dict[Client, int] = {}
         self._completed: dict[int, int] = {}  # by stream, its number of samples
         self._failed = 0  # of these, the streams of senders that cannot continue them
+        self.failure: SourceFailure | None = None
+        """That of the first of them."""
         self.closed = False
         """Whether further senders are rejected: the workers end reception."""
+
+    @property
+    def any_samples(self) -> bool:
+        """Whether a stream is complete that has samples."""
+        return any(self._completed.values())
 
     @property
     def all_ended(self) -> bool:
@@ -325,6 +388,7 @@ class ExternalSenders:
         if name is None:  # it cannot continue the same stream
             self._completed[number] = 0
             self._failed += 1
+            self.failure = self.failure or SourceFailure(f"a sender has failed: {reason}")
             warn_user(f"a sender has failed: {reason}")
         else:
             warn_user(f"sender {shortened(repr(name))} has failed and may reconnect: {reason}")

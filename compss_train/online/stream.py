@@ -87,6 +87,8 @@ class Stream(Closable):
         """Whether the coordinator has ended without a word: the fit may be started again."""
         self._failed: Exception | None = None
         """Why no more samples can be sent."""
+        self.rejected = ""
+        """Why a worker has rejected a sample, if that was the sample's fault."""
         self._lock = threading.Lock()
         self._updated = 0.0
         self._routes: dict[int, _Route] = {}  # by worker
@@ -262,6 +264,7 @@ class Stream(Closable):
         reply, _ = message
         self._routes[worker].credit += reply.get("credit", 0)
         if "error" in reply:
+            self.rejected = reply["error"] if "sample" in reply else ""
             self._failed = ValueError(f"a worker rejected a sample: {reply['error']}")
             self._check()
         return reply

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BufferSpec, Merge
+from compss_train import BufferSpec, Merge, SimulationError
 from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.tolerances import adam_error, sgd_error
 from tests.helpers.waiting import pause
@@ -167,9 +167,11 @@ def test_a_limit_of_repetitions_holds_until_the_simulations_have_ended(local, ki
     assert min(sample_counts(trainer.get_parameters(), 1)) >= 1
 
 
-def test_simulations_without_samples_train_nothing(local):
+def test_simulations_without_samples_train_nothing_and_are_an_error(local):
     trainer = build_trainer(local, 2, CountingNet(5), COUNTING_SGD, sum_loss)
-    assert sample_counts(fit_online(trainer, OneHotSimulation(5), [(), ()]), 2) == [0] * 5
+    with pytest.raises(SimulationError, match="2 simulations have ended, and none has sent a sample"):
+        fit_online(trainer, OneHotSimulation(5), [(), ()])
+    assert sample_counts(trainer.get_parameters(), 2) == [0] * 5
     assert [record["samples"] for record in trainer.history] == [0]
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}
 

@@ -81,7 +81,7 @@ def test_the_first_failure_of_all_is_the_error(local):
     assert isinstance(error, SimulationError)
     first, last = str(error).splitlines()
     failed = "simulation 0 of input 0.25 failed: ChildProcessError: ./nowhere ended with status 127"
-    assert first == f"{failed} (failures: 1), and no simulation has produced a sample"
+    assert first == f"{failed}; no simulation is complete, and 1 were given up"
     assert "cannot start ./nowhere" in last
 
 

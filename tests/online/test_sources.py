@@ -2,6 +2,7 @@
 
 import itertools
 import warnings
+from contextlib import suppress
 from types import SimpleNamespace
 
 import pytest
@@ -127,28 +128,73 @@ def test_failures_warn_with_the_input_and_the_last_one_with_the_traceback():
 
 @pytest.mark.parametrize("retries", [0, 1, 3])
 @pytest.mark.parametrize(("header", "cause"), [(OH, "where it was"), (DIED, None)])
-def test_failures_without_any_sample_raise_with_their_traceback(retries, header, cause, clock):
-    runs = Runs("ab", retries)
-    for _ in range(retries + 1):
-        assert runs.values == ["a"]
-        runs.runs.check(0, final=True)
-        runs.end(header)
-    reason = "its process died" if header is None else "oh"
-    clock.now += 1
-    for _ in range(retries + 1):
-        runs.end(OH)  # of the second one
-    clock.now += REPORT_SECONDS - 1
+def test_failures_of_the_first_simulations_raise_if_no_sample_comes(retries, header, cause, clock):
+    """However they failed; one of them alone may have a bad input."""
+    runs = Runs("abcd", retries)
+    for value in "abc":
+        clock.now += 2 * REPORT_SECONDS
+        runs.runs.check(0)  # of others samples may come
+        for _ in range(retries + 1):
+            assert runs.values == [value]
+            runs.end(header if value == "a" else OH)
+    clock.now += REPORT_SECONDS
     runs.runs.check(0)  # earlier samples may not have been reported yet
-    for later, final in ((0, True), (0.1, False), (0, True)):
-        clock.now += later
-        with pytest.raises(
-            SimulationError,
-            match=rf"simulation 0 of input 'a' failed: {reason} \(failures: {retries + 1}\), and no simulation",
-        ) as raised:
-            runs.runs.check(0, final=final)
-        if cause is None:
-            assert raised.value.__cause__ is None
-        else:
-            assert isinstance(raised.value.__cause__, WorkerTraceback)
-            assert cause in str(raised.value.__cause__)
-    runs.runs.check(1, final=True)
+    runs.runs.check(1)
+    clock.now += 0.1
+    reason = "its process died" if header is None else "oh"
+    said = f"simulation 0 of input 'a' failed: {reason}; 3 simulations were given up, and none has sent a sample"
+    with pytest.raises(SimulationError, match=said) as raised:
+        runs.runs.check(0)
+    if cause is None:
+        assert raised.value.__cause__ is None
+    else:
+        assert isinstance(raised.value.__cause__, WorkerTraceback)
+        assert cause in str(raised.value.__cause__)
+
+
+AT_A_LINE = {**OH, "place": "NameError at study.py:7"}
+
+
+@pytest.mark.parametrize("count", [1, 2, 5])
+@pytest.mark.parametrize("repeats", [True, False])
+def test_failures_of_the_first_simulations_at_one_line_raise_at_once(count, repeats):
+    """A mistake needs no retry; other failures have theirs before the next simulation begins."""
+    runs, ends = Runs(range(100), 2, count), 0
+    with suppress(SimulationError):
+        while ends < 100:
+            runs.runs.check(0)
+            runs.end({**AT_A_LINE, "repeats": repeats}, which=ends % count)
+            ends += 1
+    with pytest.raises(SimulationError, match=r"simulation 0 of input 0 failed: oh; the first .* at this line"):
+        runs.runs.check(0)
+    assert max(3, count) <= ends <= max(3, count) * (1 if repeats and count == 1 else 3)
+
+
+@pytest.mark.parametrize("other", [{"place": "KeyError at study.py:7"}, {"sent": 1}, {"place": ""}])
+def test_other_failures_among_the_first_simulations_do_not_raise_at_once(other):
+    runs = Runs(range(100))
+    for turn in range(20):
+        runs.end({**AT_A_LINE, "repeats": True, **(other if turn == 1 else {})})
+        runs.runs.check(0)
+
+
+def test_a_mistake_is_shown_once_and_is_not_tried_again():
+    runs = Runs(range(9))
+    texts = []
+    for _ in range(3):
+        with pytest.warns(UserWarning, match="skipped") as warned:
+            runs.send(runs.running[0][0], {**AT_A_LINE, "repeats": True})
+        texts += [str(each.message) for each in warned]
+        runs.start()
+    assert texts == [
+        f"simulation {number} of input {number} failed: oh; skipped, as it would fail again" + more
+        for number, more in enumerate(["\nwhere it was", "", ""])
+    ]
+
+
+def test_a_sample_that_does_not_fit_is_the_error():
+    runs = Runs(range(9))
+    with pytest.raises(
+        SimulationError, match=r"^simulation 0 of input 0 yielded what does not fit: two, not three$"
+    ):
+        runs.send(runs.running[0][0], {**AT_A_LINE, "rejected": "two, not three"})
