@@ -163,7 +163,6 @@ class Engine(ABC):
         """
         calls.task_name(function)
         self._check_open()
-        self._check_size(resources)
         refs = self._submit(function, args, returns, resources, priority)
         return refs[0] if returns == 1 else refs
 
@@ -171,10 +170,7 @@ class Engine(ABC):
     def _submit(
         self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
     ) -> Sequence[Ref]:
-        """Submit the task, and return references to its results."""
-
-    def _check_size(self, resources: Resources) -> None:  # noqa: B027 (every engine has what one process has)
-        """Raise ``ValueError`` if a task needs more than the engine ever has."""
+        """Submit the task, and return references to its results; raise ``ValueError`` if it could never run."""
 
     @abstractmethod
     def commute(self, target: Ref, function: Callable[..., Any], *args: Any) -> Ref:

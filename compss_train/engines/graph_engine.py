@@ -136,6 +136,9 @@ class GraphEngine(Engine):
     def _store(self, value: object) -> Stored:
         """Store a published value."""
 
+    def _check_size(self, resources: Resources) -> None:
+        """Raise ``ValueError`` if a task needs more than the engine ever has."""
+
     def publish(self, value: object) -> Ref:
         """Store the value, for tasks that read it without copying it."""
         self._check_open()
@@ -147,6 +150,7 @@ class GraphEngine(Engine):
         self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
     ) -> Sequence[Ref]:
         """Queue the task."""
+        self._check_size(resources)
         task = Task(
             number=next(self._numbers),
             function=function,

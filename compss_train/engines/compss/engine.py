@@ -121,14 +121,11 @@ class CompssEngine(Engine):
         self._check_open()
         return self._new_ref(future, external=True)
 
-    def _check_size(self, resources: Resources) -> None:
-        """Raise ``ValueError`` if a task is larger than every node."""
-        check_size(resources, self._nodes)
-
     def _submit(
         self, function: Callable[..., Any], args: Sequence[Any], returns: int, resources: Resources, priority: bool
     ) -> Sequence[Ref]:
-        """Submit a task of PyCOMPSs."""
+        """Submit a task of PyCOMPSs; raise ``ValueError`` if it is larger than every node."""
+        check_size(resources, self._nodes)
         gpu, watching = bool(resources.gpus), self._scope.watching
         timeout = None if watching is None else watching.timeout
         in_child = resources.own_process or (timeout is not None and not gpu)
