@@ -70,29 +70,21 @@ class RoundWorkers:
         ``moments`` are the optimizer moments that a worker without a state starts from, and ``averaged`` the
         average of parameters that workers continue by steps.
         """
-        if measured_apart:
-            return self._submit(train_group, group, parameters, moments, averaged, True)
-        return self._submit(train_group, group, parameters, moments, averaged, returns=2)
+        args = self.job, parameters, *self._inputs(group), moments, averaged, measured_apart
+        return self.session.submit(group, train_group, *args, returns=3 if measured_apart else 2)
 
     def submit_worker(
         self, group: int, parameters: Ref, moments: Ref | None, server_address: Ref | None = None, samples: int = 0
     ) -> Sequence[Ref]:
         """Submit the training of a group's only active worker; return its result and its measurements."""
-        return self._submit(train_worker, group, parameters, moments, server_address, samples)
+        args = self.job, parameters, *self._inputs(group), moments, server_address, samples
+        return self.session.submit(group, train_worker, *args, returns=3)
 
-    def _submit(
-        self, task: Callable[..., Any], group: int, parameters: Ref, *more: Any, returns: int = 3
-    ) -> Sequence[Ref]:
-        """Submit a task that trains a group on its samples; return its results besides the workers' states."""
-        samples = self._samples(group)
-        args = samples.values, self._works(group, samples), *more
-        return self.session.submit(group, task, self.job, parameters, *args, returns=returns)
-
-    def _works(self, group: int, samples: GroupSamples) -> list[Work]:
-        """Return the works of the active workers of a group on these samples."""
-        first = self.session.groups[group].start
+    def _inputs(self, group: int) -> tuple[list[Ref], list[Work]]:
+        """Return the samples of a group, as values of the engine, and the works of its active workers on them."""
+        samples, first = self._samples(group), self.session.groups[group].start
         files = self.data.source.files_of(samples.blocks)
-        return [
+        return samples.values, [
             Work(
                 block_passes=samples.assignments[worker - first],
                 round=self.round.number,
@@ -126,10 +118,10 @@ class RoundWorkers:
         return {}
 
     def _samples(self, group: int) -> GroupSamples:
-        """Return the samples of a group, as values of the engine."""
         if self.is_total and self._pieces:
             return self._pieces.pop(group)  # used by this task only
-        assignments = self._share(self.session.groups[group])
+        workers = self.session.groups[group]
+        assignments = self.round.assignments[workers.start : workers.stop]
         if not self.is_total:
             numbers = blocks_of(block_pass for own in assignments for block_pass in own)
             return GroupSamples(self.data.values(numbers), assignments, numbers)
@@ -142,10 +134,8 @@ class RoundWorkers:
         """The pieces of blocks for each group, in a total shuffle that cuts them."""
         if self.data.mapped:
             return {}
-        return dict(enumerate(cut_blocks(self.data, [self._share(group) for group in self.session.groups])))
-
-    def _share(self, workers: range) -> Sequence[Any]:
-        return self.round.assignments[workers.start : workers.stop]
+        groups = (slice(group.start, group.stop) for group in self.session.groups)
+        return dict(enumerate(cut_blocks(self.data, [self.round.assignments[group] for group in groups])))
 
 
 @dataclass(eq=False, kw_only=True)
