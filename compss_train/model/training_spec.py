@@ -84,9 +84,8 @@ class TrainingSpec:
     validation_step: Step | None = None
     """Computes the loss of a batch in evaluation; ``None`` for the network's outputs and ``loss``."""
 
-    @property
     def float_dtype(self) -> str | None:
-        """The dtype of the network's first floating parameter, to which table columns are converted.
+        """Return the dtype of the network's first floating parameter, to which table columns are converted.
 
         float32 for a network without floating parameters, ``None`` for a dtype that numpy does not have.
         """

@@ -1,8 +1,7 @@
 """``DataSource``: the samples of a fit or an evaluation; ``PublishedData``: what an engine holds of them."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, chain, islice
@@ -144,26 +143,19 @@ class DataSource:
         """Return the columns of a block, for a task in this process; none for files."""
         return [load_block(list(tensor.blocks())[number]) for tensor in self.columns.values()]
 
-    @contextmanager
-    def locate_nan_on_error(self) -> Iterator[None]:
-        """Add the first row of the arrays that has NaN, if any, to a ``DivergedError`` that leaves the block."""
-        try:
-            yield
-        except DivergedError as error:
-            if (place := self._first_nan()) is not None:
-                error.add_note(f"{place} has NaN, the first one in the data.")
-            raise
-
-    def _first_nan(self) -> str | None:
-        for name, column in self.columns.items() if self.reader is None else ():
+    def locate_nan(self, error: BaseException) -> None:
+        """Add the first row of the arrays that has NaN, if any, to a ``DivergedError``."""
+        is_in_arrays = isinstance(error, DivergedError) and self.reader is None
+        for name, column in self.columns.items() if is_in_arrays else ():
             first = 0
             for block in column.blocks():
                 if isinstance(block, np.ndarray | torch.Tensor):
                     bad = torch.isnan(as_tensor(block)).reshape(len(block), -1).any(dim=1)
                     if bad.any():
-                        return f"row {first + int(bad.int().argmax())} of {name}"
+                        row = first + int(bad.int().argmax())
+                        error.add_note(f"row {row} of {name} has NaN, the first one in the data.")
+                        return
                 first += len(block)
-        return None
 
     def check_readable(self, unread: int, measured: Sequence[Measured]) -> None:
         """Raise ``BadFileError`` if no file of a whole epoch could be read, ``ValueError`` if streams are empty.
@@ -196,17 +188,20 @@ class DataSource:
             )
 
 
-def as_data_source(x: Any, y: Any, blocks: int, *, targets: bool = True, floats: str | None = None) -> DataSource:
+def as_data_source(
+    x: Any, y: Any, blocks: int, *, targets: bool = True, floats: Callable[[], str | None] = lambda: None
+) -> DataSource:
     """Return the source of ``x`` and ``y``: blocked tensors, arrays that are cut into ``blocks`` blocks, or files.
 
     Both may be tuples, lists or dicts of these. If some are in blocks, arrays are cut into the same blocks.
 
-    Without ``targets``, only x is read from files. Floating-point columns of tables are converted to ``floats``.
+    Without ``targets``, only x is read from files. Floating-point columns of tables are converted to what
+    ``floats`` returns.
 
     Raises ``ValueError`` and ``TypeError`` for unsuitable data.
     """
     if isinstance(x, FileDataset):
-        return _files(x, y, targets, floats)
+        return _files(x, y, targets, floats())
     samples = None if isinstance(x, np.ndarray | torch.Tensor | BlockedTensor) else as_samples(x)
     if samples is not None:
         if y is not None:
@@ -215,7 +210,7 @@ def as_data_source(x: Any, y: Any, blocks: int, *, targets: bool = True, floats:
                 "leave y out, or say which part it is with Samples(dataset, x=..., y=...)"
             )
         if samples.tensors is None:
-            return _read(samples, blocks if targets or not samples.is_stream else 1, floats)
+            return _read(samples, blocks if targets or not samples.is_stream else 1, floats())
         x, y = samples.tensors
     structure, columns = columns_of(x, "x")
     of_y = None
@@ -230,7 +225,7 @@ def as_data_source(x: Any, y: Any, blocks: int, *, targets: bool = True, floats:
         if holds_targets(value):
             raise TypeError(f"a {type(value).__name__} holds samples and targets; give it as x, without y")
         if tables.is_frame(value):
-            columns[name], notes_of_frame, coding_of_frame = tables.frame_as_array(value, name, floats)
+            columns[name], notes_of_frame, coding_of_frame = tables.frame_as_array(value, name, floats())
             notes += notes_of_frame
             coding |= coding_of_frame
     blocked = _in_same_blocks(columns, blocks)

@@ -84,8 +84,12 @@ def _train_first_batch(fit: FitOfEpochs, model: TrainedModel, device: str) -> No
 def _trained(fit: FitOfEpochs, job: Job, work: Work, values: Sequence[Any]) -> Measured:
     """Train a copy of the model in this process, and return its measurements."""
     model = fit.session.model
-    with fit.data.locate_nan_on_error(), devices.IN_PROCESS, devices.kept_random_state(work.device):
-        return train_one(job, model.parameters, WorkerState(None, model.seed), work, values).measured
+    with devices.IN_PROCESS, devices.kept_random_state(work.device):
+        try:
+            return train_one(job, model.parameters, WorkerState(None, model.seed), work, values).measured
+        except DivergedError as error:
+            fit.data.locate_nan(error)
+            raise
 
 
 def find_mistakes(fit: FitOfEpochs) -> None:

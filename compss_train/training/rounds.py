@@ -158,11 +158,11 @@ class FitOfEpochs(Fit):
             self._began, self._last_end = time.time(), self.stopping.clock()
             self.running = True
             try:
-                with self.data.locate_nan_on_error():
-                    final = self._run_rounds(plan.rounds(self._is_over))
+                final = self._run_rounds(plan.rounds(self._is_over))
                 model.parameters = params.copy_of(final or model.parameters)
                 model.stopped = self.stopped
-            except BaseException:
+            except BaseException as error:
+                self.data.locate_nan(error)
                 rescued, model.averaged = self._rescued()
                 model.parameters = params.copy_of(rescued or model.parameters)
                 raise

@@ -53,7 +53,7 @@ def test_a_frame_is_a_matrix_in_the_networks_dtype(frame, floats):
 @pytest.mark.parametrize("pack", [tuple, list, lambda parts: dict(zip("ab", parts, strict=True))])
 def test_frames_may_be_parts_of_several_inputs(pack):
     frames = pack([FRAME[["height"]], FRAME["age"]])
-    source = as_data_source(frames, np.zeros(3), 1, floats="float32")
+    source = as_data_source(frames, np.zeros(3), 1, floats=lambda: "float32")
     matrix, vector, _ = source.columns.values()
     np.testing.assert_array_equal(matrix.collect(), NUMBERS[:, 1:2].astype(np.float32))
     np.testing.assert_array_equal(vector.collect(), FRAME["age"])
