@@ -47,7 +47,7 @@ class Heartbeat:
         """Report what the process does from now on."""
         size = SIZE - _NUMBERS
         self._text[:] = doing.encode()[:size].ljust(size, b"\0")
-        self.beat()
+        self._counts[0] += 1
 
     def watch(self, fit: int, timeout: float) -> None:
         """Report that the task belongs to the fit with this number, and how it is watched: see ``watched``."""

@@ -7,6 +7,7 @@ attribute, as the older ``torch.nn.utils.weight_norm`` does, are copied without 
 """
 
 import copy
+import copyreg
 import io
 import pickle
 import weakref
@@ -121,6 +122,11 @@ _SHARED = (type, FunctionType, BuiltinFunctionType, CodeType, property, bytes, w
 _ARRAYS = (torch.Tensor, np.ndarray)
 
 
+def _reduce_method(method: MethodType) -> tuple[Any, ...]:
+    """Return a method's function and object: by default its name is looked up, which may find another."""
+    return MethodType, (method.__func__, method.__self__)
+
+
 class CopyTemplate(pickle.Pickler):
     """Copies what an object holds now, as ``copy.deepcopy`` does, which walks through all of it in Python.
 
@@ -131,6 +137,7 @@ class CopyTemplate(pickle.Pickler):
 
     def __init__(self, value: Any, unset: Sequence[torch.Tensor]) -> None:
         stream = io.BytesIO()
+        self.dispatch_table = {**copyreg.dispatch_table, MethodType: _reduce_method}
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
         self._value, self._unset, self._pickle = value, unset, b""
         self._kept: dict[int, Any] = {}
@@ -162,7 +169,3 @@ class CopyTemplate(pickle.Pickler):
         if hasattr(type(obj), "__deepcopy__"):
             raise pickle.PicklingError("it decides itself what a copy shares with it")
         return None
-
-    def reducer_override(self, obj: Any) -> Any:
-        """Pickle a method as its function and object: by default its name is looked up, which may find another."""
-        return (MethodType, (obj.__func__, obj.__self__)) if isinstance(obj, MethodType) else NotImplemented

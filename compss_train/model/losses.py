@@ -221,9 +221,11 @@ class _Comparison(TorchFunctionMode):
 
 def comparing(function: object, output: Any, target: Any) -> AbstractContextManager[object]:
     """Return the context of a user's loss or metric, which raises where it broadcasts outputs and targets."""
-    if is_known(function) or not (isinstance(output, Tensor) and isinstance(target, Tensor)):
+    if not (isinstance(output, Tensor) and isinstance(target, Tensor)):
         return nullcontext()
     if output.shape == target.shape or output.numel() != target.numel() or min(output.dim(), target.dim()) < 1:
+        return nullcontext()
+    if is_known(function):
         return nullcontext()
     with suppress(RuntimeError):  # shapes that are not broadcast
         wide = torch.broadcast_shapes(output.shape, target.shape)  # type: ignore[no-untyped-call]

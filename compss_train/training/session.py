@@ -140,12 +140,12 @@ class Stopping:
         """Why the fit must stop, or ``None`` if it need not."""
         if self._terminated:
             return SIGTERM
-        return self._reason or (MAX_TIME if self._is_over() else None)
+        return self._reason or (MAX_TIME if self.urgent else None)
 
     @property
     def urgent(self) -> bool:
         """Whether the current round must be cancelled."""
-        return self._terminated or self._is_over()
+        return self._terminated or (self._deadline is not None and self.clock() > self._deadline)
 
     def request(self, reason: str) -> None:
         """Make the fit stop; the first reason counts."""
@@ -156,9 +156,6 @@ class Stopping:
         self._longest = max(self._longest, seconds)
         if self._deadline is not None and self.clock() + self._longest > self._deadline:
             self.request(MAX_TIME)
-
-    def _is_over(self) -> bool:
-        return self._deadline is not None and self.clock() > self._deadline
 
     @contextmanager
     def on_sigterm(self) -> Iterator[None]:

@@ -108,9 +108,10 @@ class Learner(ModelReplica):
         The next batch is taken after the step on the previous one. Accumulated gradients are applied at the end of
         each epoch.
         """
-        drawn, work = 0, self._work
-        # Blocks that begin here, of which no batch was trained: the first ones are left out if nothing can be read.
-        unbegun = {(each.epoch, each.block) for each in work.block_passes if not each.start}
+        drawn, work, unbegun = 0, self._work, set[tuple[int, int]]()
+        if self._job.optimizer_state == "reset_blocks":
+            # Blocks that begin here, of which no batch was trained: first ones are left out if they cannot be read.
+            unbegun = {(each.epoch, each.block) for each in work.block_passes if not each.start}
         if self._callbacks is not None:
             self._callbacks.round_start()
         for epoch, epoch_batches in groupby(batches, lambda batch: batch.epoch):
@@ -119,7 +120,7 @@ class Learner(ModelReplica):
             before = drawn
             for number, batch in enumerate(epoch_batches):
                 current = changes.get(number, current)
-                if self._job.optimizer_state == "reset_blocks" and (epoch, batch.block) in unbegun:
+                if (epoch, batch.block) in unbegun:
                     unbegun.remove((epoch, batch.block))
                     self._renew_optimizer(current)
                 elif number in changes:
