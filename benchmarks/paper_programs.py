@@ -321,8 +321,10 @@ def main() -> None:
     options_parser.add_argument("--batch", type=int, default=64, help="rows of a batch of images")
     options_parser.add_argument("--batches", type=int, default=8, help="batches of a block of the regressions")
     options_parser.add_argument("--units", type=int, default=2, help="tasks at a time under COMPSs, on each node")
-    options_parser.add_argument("--nodes", type=int, default=1, help="nodes: network namespaces if several")
-    options_parser.add_argument("--cores", type=float, help="cores of each of several nodes, such as 0.25")
+    options_parser.add_argument(
+        "--nodes", type=int, default=1, help="nodes: network namespaces if several, or with --cores"
+    )
+    options_parser.add_argument("--cores", type=float, help="cores of each node, such as 0.25")
     options_parser.add_argument("--plain", action="store_true", help="plain Python also where there is COMPSs")
     options_parser.add_argument(
         "--unchanged", action="store_true", help="change nothing but the import: ours does not crop, flip and clip"
@@ -332,7 +334,8 @@ def main() -> None:
     if options.checkout is None or options.dislib is None:
         print("SKIPPED: give a checkout of the programs, and --dislib FOLDER")
         return
-    if options.nodes > 1:
+    is_emulated = options.nodes > 1 or options.cores is not None
+    if is_emulated:
         skip_without_network()
         if options.plain or not has_compss():
             return
@@ -340,9 +343,10 @@ def main() -> None:
     chosen = [each for each in found if re.search(options.only, each.name)]
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="paper_programs-")))
-        network = stack.enter_context(emulated(options.nodes, options.cores)) if options.nodes > 1 else None
+        network = stack.enter_context(emulated(options.nodes, options.cores)) if is_emulated else None
         runner = Runner(options, folder, network)
         how = f"runcompss, {options.nodes} nodes, {options.units} units" if runner.compss else "plain Python"
+        how += f", {options.cores} cores each" if options.cores else ""
         print(f"{len(chosen)} of {len(found)} programs; {how}; torch {torch.__version__}; {runner.sizes}")
         rows = measure(runner, chosen, options)
     columns = [f"{what}, {side}" for what in ("training s", "result") for side in options.sides]

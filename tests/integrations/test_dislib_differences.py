@@ -191,6 +191,17 @@ def test_curves_have_a_number_for_each_merge():
     assert [len(each) for each in curves] == [3] * 4
 
 
+@row("targets (n,) of outputs (n, 1)")
+@pytest.mark.parametrize("loss", [nn.MSELoss, nn.L1Loss, nn.BCEWithLogitsLoss])
+def test_targets_are_not_compared_with_the_outputs_of_other_samples(loss):
+    one = EncapsulatedFunctionsDistributedPytorch(2, engine="serial", seed=3, threads=1)
+    one.build(nn.Linear(6, 1), optim.SGD, loss, {"lr": 0.001})
+    y = whole(Y)[:, 0]
+    with pytest.raises(ValueError, match=r"such as y\[:, None\] for a single output"):
+        one.fit_synchronous_with_GPU(X, Tensor(y, (2, 2)), 3, 1, progress=False)
+    one.fit_synchronous_with_GPU(X, Tensor(y[:, None], (2, 2)), 3, 1, progress=False)
+
+
 def built(spec, loss="softmax_cross_entropy", net=None, **options):
     made = EncapsulatedFunctionsDistributedEddl(1, engine="serial", seed=3, threads=1)
     made.build(net or softmax(mlp()), spec, loss, None, **options)

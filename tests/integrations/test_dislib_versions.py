@@ -3,6 +3,7 @@
 import gc
 import itertools
 import math
+import warnings
 import weakref
 from functools import partial
 from itertools import chain
@@ -144,18 +145,22 @@ def test_a_scheduler_that_takes_no_t_max_is_refused(scheduler):
 
 
 @pytest.mark.parametrize("change", [dict.clear, lambda own: own.update(lr=0.01)])
-def test_parameters_of_the_optimizer_that_change_after_build_are_refused(change):
+def test_parameters_of_the_optimizer_that_change_after_build_are_not_ignored_in_silence(change):
     own = {"lr": 0.1}
     encapsulated = EncapsulatedFunctionsDistributedPytorch(2, engine="serial", seed=3, threads=1)
     encapsulated.build(mlp(), optim.SGD, nn.CrossEntropyLoss, own)
-    encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
-    change(own)
-    with pytest.raises(ValueError, match=r"optimizer_parameters were \{'lr': 0.1\} in build.*schedule="):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
-    encapsulated.build(encapsulated.get_parameters(), optim.Adam, nn.CrossEntropyLoss, own)
-    encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
+    change(own)
+    with pytest.warns(UserWarning, match=r"were \{'lr': 0.1\} in build and are .* which fits ignore.*schedule="):
+        encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        encapsulated.build(encapsulated.get_parameters(), optim.Adam, nn.CrossEntropyLoss, own)
+        encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
     encapsulated.compss_object[1].optimizer_parameters = {"lr": 0.2}
-    with pytest.raises(ValueError, match=r"optimizer_parameters were .* and are \{'lr': 0.2\} now"):
+    with pytest.warns(UserWarning, match=r"are \{'lr': 0.2\} now, which fits ignore"):
         encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
 
 

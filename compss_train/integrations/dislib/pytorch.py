@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from compss_train._utils.validation import warn_user
 from compss_train.callbacks import WorkerCallback, WorkerContext
 from compss_train.data import BlockedTensor
 from compss_train.data.blocked import as_blocked
@@ -195,7 +196,8 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
             made = copy.deepcopy(made)
             made.register_forward_pre_hook(_with_labels)
         self._build(net, spec, made, num_gpu=num_gpu, num_nodes=num_nodes, **options)
-        self._loss, self._gradient_clipping, self._built_with = made, gradient_clipping, dict(optimizer_parameters)
+        self._loss, self._gradient_clipping = made, gradient_clipping
+        self._optimizer_parameters = dict(optimizer_parameters)
         for each in self.compss_object:
             own = {**options, "gradient_clipping": gradient_clipping}
             each.build(net, made, optimizer, optimizer_parameters, **own)
@@ -204,13 +206,13 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
     def fit(self, *args: Any, **kwargs: Any) -> nn.Module:
         """Train, as in the other class; ``gradient_clipping`` is called before each step."""
         if self.model_parameters is not None:
-            for each in self.compss_object:
-                if (now := each.optimizer_parameters) != self._built_with:
-                    raise ValueError(
-                        f"optimizer_parameters were {self._built_with} in build and are {now} now: build again, "
-                        "with net=get_parameters(); or build with schedule=, a function of the epoch over all fits "
-                        "that returns a factor of the learning rate"
-                    )
+            given = self._optimizer_parameters
+            if now := [own for each in self.compss_object if (own := each.optimizer_parameters) != given]:
+                warn_user(
+                    f"optimizer_parameters were {given} in build and are {now[0]} now, which fits ignore: build "
+                    "again with net=get_parameters(), or build with schedule=, a function of the epoch over all "
+                    "fits that returns a factor of the learning rate"
+                )
             if self._gradient_clipping is not None:
                 kwargs["callbacks"] = [*kwargs.get("callbacks", ()), _BeforeSteps(self._gradient_clipping)]
         return super().fit(*args, **kwargs)
