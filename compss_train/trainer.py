@@ -174,8 +174,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
             ``functools.partial(StepLR, step_size=10)``; or a ``Schedule`` of either, with several steps per epoch:
             docs/training-options.md. ``None`` (default) for a constant learning rate.
         gradients:
-            ``Gradients``: clipping, batches per optimizer step, and what happens if a loss is NaN. ``None``
-            (default) for its defaults.
+            ``Gradients``: clipping, batches per optimizer step, and what follows a loss of NaN. By default its own.
         training_step, validation_step:
             A function of the model, the batch and a ``StepContext``, or a method of the module. The batch is a
             tuple, (x, y) or (x,), as of a ``DataLoader`` over a ``TensorDataset``; without y, what ``collate``
@@ -520,17 +519,13 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         self._model.parameters = params.from_module(net)
 
     def trained_samples(self) -> int | None:
-        """Return how many samples workers have reported since the engine started; for displays of progress.
-
-        Repeated tasks count again. Returns ``None`` if the engine does not know, as on COMPSs.
-        """
+        """Return how many samples the engine's workers have reported, with repetitions; ``None`` if unknown."""
         return self._session.trained_samples()
 
     def stop(self, reason: str) -> None:
         """End the fit after the current round; for callbacks. ``reason`` becomes the value of ``stopped``.
 
-        Later rounds that were already submitted are cancelled. If workers merge without waiting for each other,
-        they are still trained and recorded.
+        Later rounds that were submitted are cancelled, but trained and recorded if workers merge without waiting.
         """
         if self._model.fit is None:
             raise RuntimeError("stop was called while no fit is running; call it from a callback")
@@ -540,6 +535,11 @@ class DistributedTrainer(NamedFits[params.Parameters]):
     def stopping(self) -> str | None:
         """Why the running fit is about to stop, or ``None``; for callbacks."""
         return None if self._model.fit is None else self._model.fit.stopping.reason
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What is worth a line at the start of the running fit; for callbacks."""
+        return () if self._model.fit is None else self._model.fit.remarks
 
     @property
     def stopped(self) -> str | None:

@@ -19,16 +19,19 @@ _INTERVAL = 0.2
 
 
 class _Progress(Callback):
-    """Prints the checkpoint from which a fit is resumed and why it stopped, by default on standard error."""
+    """Prints how a fit begins and why it stopped, by default on standard error."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
 
     def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
-        """Print the checkpoint from which the fit is resumed."""
+        """Print the checkpoint from which the fit is resumed, and what is worth a line."""
         if trainer.resumed_from is not None:
             left = "; nothing is left to train: raise num_epochs to continue" if total_samples == 0 else ""
             self._print(f"resumed from {trainer.resumed_from}{left}")
+
+        for remark in trainer.remarks if total_samples != 0 else ():
+            self._print(remark)
 
     def on_fit_end(self, trainer: "DistributedTrainer") -> None:
         """Print why the fit was stopped, if it was."""

@@ -16,7 +16,7 @@ from compss_train.data.readers.base import Reader, reader_id
 from compss_train.data.reading import bad_file_errors
 from compss_train.exceptions import BadFileError
 
-_VERSION = 1
+_VERSION = 2
 _MAGIC = b'{"version": '
 _THREADS = 8  # concurrent reads of headers, which hide the latency of a slow file system
 
@@ -110,5 +110,6 @@ def _description(entry: dict[str, Any]) -> Description:
     if layout is not None:
         layout = {key: Field(field["dtype"], tuple(field["shape"])) for key, field in layout.items()}
     classes = {name: tuple(values) for name, values in entry.get("classes", {}).items()}
+    blocks, integers = (tuple(entry.get(name, ())) for name in ("blocks", "integers"))
     unread = int(entry.get("unread_frames", 0))
-    return Description(int(entry["rows"]), layout, tuple(entry.get("blocks", ())), classes, unread_frames=unread)
+    return Description(int(entry["rows"]), layout, blocks, classes, integers=integers, unread_frames=unread)

@@ -145,6 +145,10 @@ class FileDataset:
         for name, values in chain.from_iterable(each.classes.items() for each in described.values()):
             found.setdefault(name, set()).update(values)
         self.classes = {name: find_classes(name, values) for name, values in found.items()} | dict(classes or {})
+        self.integers = {*next(iter(described.values())).integers}.intersection(
+            *(each.integers for each in described.values())
+        )
+        """Columns of integers beside other columns of an array."""
         if found:
             self.reader = self.reader.with_columns({}, (), self.classes)
         self.blocks: dict[str, FileBlock] = {}

@@ -57,6 +57,8 @@ class Description:
     """The distinct values of columns that are read as class indices."""
     files: tuple[str, ...] = ()
     """For a folder of files, the name of each row's file."""
+    integers: tuple[str, ...] = ()
+    """Columns of integers beside other columns of an array."""
     unread_frames: int = 0
     """Number of frames of images after their first ones, which are no samples."""
     unread_files: tuple[str, ...] = ()

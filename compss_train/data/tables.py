@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -184,6 +184,22 @@ def conversion_note(dtype: str, floats: str) -> str:
     )
 
 
+def codes_note(codes: Sequence[str], name: str, dtype: object) -> str:
+    """Return the note for users when the class codes in these columns of ``name`` become floats of ``dtype``."""
+    return (
+        f"{quote_values(codes)} in {name} are class codes, and become {dtype} like the numbers beside them; for an "
+        "nn.Embedding give the codes apart, as in x={'numbers': ..., 'codes': ...}, which stay integers"
+    )
+
+
+def integers_remark(integers: Sequence[str], name: str, dtype: object) -> str:
+    """Return the line for users when the integers in these columns of ``name`` become floats of ``dtype``."""
+    return (
+        f"the integers of {quote_values(integers)} in {name} become {dtype}, as there are floats beside them; if "
+        "they are codes, give them apart, as in x={'numbers': ..., 'codes': ...}"
+    )
+
+
 def is_frame(value: Any) -> bool:
     """Return whether a value is a frame or a series of pandas or polars, without importing these."""
     has_missing = hasattr(value, "isna") or hasattr(value, "is_null")
@@ -194,11 +210,21 @@ Coding: TypeAlias = dict[str, tuple[Any, ...]]
 """What the numbers of data mean: the order of the columns that form x or y, and the classes that became codes."""
 
 
-def frame_as_array(value: Any, name: str, floats: str | None) -> tuple[NDArray[Any], list[str], Coding]:
-    """Return a frame as an array of shape (rows, columns), a series as one of shape (rows,).
+class FrameArray(NamedTuple):
+    """A frame as an array of shape (rows, columns), a series as one of shape (rows,)."""
 
-    The second result is what users should know about conversions, the third the coding. Categories become their
-    codes, and floating-point numbers are converted to ``floats``.
+    array: NDArray[Any]
+    notes: list[str]
+    """Conversions that users should be warned of."""
+    remarks: list[str]
+    """Conversions that most users want."""
+    coding: Coding
+
+
+def frame_as_array(value: Any, name: str, floats: str | None) -> FrameArray:
+    """Return a frame or a series as an array.
+
+    Categories become their codes, and floating-point numbers are converted to ``floats``.
 
     Raises ``ValueError`` for missing values and for columns that are neither numbers nor categories; messages call
     the data ``name``.
@@ -218,11 +244,18 @@ def frame_as_array(value: Any, name: str, floats: str | None) -> tuple[NDArray[A
     dtype = float_dtype(np.result_type(*columns), floats)
     array = np.stack(columns, axis=1, dtype=dtype) if hasattr(value, "columns") else columns[0].astype(dtype)
     is_changed = any(column.dtype.kind == "f" and column.dtype != dtype for column in columns)
+    notes, remarks = [conversion_note("float64", str(dtype))] if is_changed else [], list[str]()
+    if dtype.kind == "f":
+        widened = [each for each, column in zip(series, columns, strict=True) if column.dtype.kind in "iu"]
+        codes = [each for each in widened if _is_category(series[each])]
+        integers = [each for each in widened if each not in codes]
+        notes += [codes_note(codes, name, dtype)] if codes else []
+        remarks = [integers_remark(integers, name, dtype)] if integers else []
     for each, own in series.items():
         if _is_category(own):
             values = own.cat.categories if hasattr(own.cat, "categories") else own.cat.get_categories()
             coding[classes_of(name, each if coding else None)] = tuple(values)
-    return array, [conversion_note("float64", str(dtype))] if is_changed else [], coding
+    return FrameArray(array, notes, remarks, coding)
 
 
 def columns_of(name: str) -> str:

@@ -60,6 +60,8 @@ class DataSource:
     """The batch size that comes with the data, from a ``DataLoader``."""
     notes: tuple[str, ...] = ()
     """What users of a fit should know about conversions of their data."""
+    remarks: tuple[str, ...] = ()
+    """The conversions that most users want."""
     coding: tables.Coding = field(default_factory=dict)
     """What the numbers mean, which is the same in all data of a network."""
 
@@ -217,7 +219,7 @@ def as_data_source(
     if y is not None:
         of_y, more = columns_of(y, "y")
         columns |= more
-    notes: list[str] = []
+    notes, remarks = list[str](), list[str]()
     coding = tables.Coding()
     for name, value in columns.items():
         if isinstance(value, np.ndarray | torch.Tensor | BlockedTensor):
@@ -225,9 +227,9 @@ def as_data_source(
         if holds_targets(value):
             raise TypeError(f"a {type(value).__name__} holds samples and targets; give it as x, without y")
         if tables.is_frame(value):
-            columns[name], notes_of_frame, coding_of_frame = tables.frame_as_array(value, name, floats())
-            notes += notes_of_frame
-            coding |= coding_of_frame
+            frame = tables.frame_as_array(value, name, floats())
+            columns[name] = frame.array
+            notes, remarks, coding = notes + frame.notes, remarks + frame.remarks, coding | frame.coding
     blocked = _in_same_blocks(columns, blocks)
     ragged = [block for each in blocked.values() if isinstance(block := next(each.blocks()), Ragged)]
     bucketed = any(block.bucket_by_length for block in ragged)
@@ -236,6 +238,7 @@ def as_data_source(
         structure=ColumnStructure(structure, of_y, ragged=bool(ragged), bucketed=bucketed),
         batch_size=None if samples is None else samples.batch_size,
         notes=tuple(notes),
+        remarks=tuple(remarks),
         coding=coding,
     )
 
@@ -328,11 +331,19 @@ def _files(dataset: FileDataset, y: Any, targets: bool, floats: str | None) -> D
     own, now = dataset.layout or {}, converted.layout or {}
     changed = [key for key in keys if own[key] != now[key]]
     notes = [tables.conversion_note(own[changed[0]].dtype, now[changed[0]].dtype)] if changed else []
+    remarks = []
+    for key, columns in getattr(dataset.reader, "groups", {}).items():
+        if key in keys and np.dtype(dtype := now[key].dtype).kind == "f":
+            codes = [column for column in columns if column in dataset.classes]
+            integers = [column for column in columns if column in dataset.integers]
+            notes += [tables.codes_note(codes, key, dtype)] if codes else []
+            remarks += [tables.integers_remark(integers, key, dtype)] if integers else []
     return DataSource(
         dataset=converted,
         keys=keys,
         structure=ColumnStructure(template_of(dataset.x), template_of(dataset.y)),
         notes=tuple(notes),
+        remarks=tuple(remarks),
         coding=_coding_of_files(dataset, keys),
     )
 

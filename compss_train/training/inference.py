@@ -172,6 +172,11 @@ def inference(
     model, workers = session.model, session.num_workers
     floats = model.built.training_spec.float_dtype
     model.require_workers(method)
+    if model.as_built and model.fit is None:
+        warn_once(
+            "evaluate and predict take the parameters that the network was built with, as no fit, restore or "
+            "set_parameters has changed them"
+        )
     data = as_data_source(*samples, workers, targets=targets, floats=floats)
     check_same_coding(model.coding, data, "the data")
     if batch_size is not None:

@@ -129,6 +129,25 @@ class FitOfEpochs(Fit):
             fingerprint=self.data.fingerprint,
         )
 
+    @property
+    def remarks(self) -> list[str]:
+        """What was converted as most users want, batches smaller than asked for, and workers that take turns."""
+        options, session, sizes = self.options, self.session, self.data.sizes
+        workers, remarks = session.num_workers, [*self.data.remarks]
+        mixed = options.buffer is not None or options.order in ("total", "partial")
+        most = -(-sum(sizes) // workers) if mixed else max(sizes)
+        if self.data.counted and options.batch_size is not None and options.batch_size > most:
+            remarks.append(
+                f"batches have {most} samples at most, not batch_size={options.batch_size}: there are no more in "
+                + (f"the share of each of {workers} workers" if mixed else f"any of {len(sizes)} blocks")
+            )
+        if session.engine_class.traits.asynchronous and 0 < session.slots < workers:
+            remarks.append(
+                f"{workers} workers take turns, as {session.slots} can train at a time: fewer take as long, and "
+                "usually learn more in an epoch"
+            )
+        return remarks
+
     def _begin(self) -> None:
         """Let the model begin the fit, from its checkpoint if there is one.
 

@@ -199,6 +199,11 @@ class Fit(ABC):
     """Whether it resumes from saves, and not from every round."""
 
     @property
+    def remarks(self) -> Sequence[str]:
+        """What is worth a line at the start, each a sentence."""
+        return ()
+
+    @property
     @abstractmethod
     def asked(self) -> Mapping[str, Any]:
         """The options that determine the parameters, and where samples come from, by name."""
@@ -256,6 +261,7 @@ class TrainedModel:
 
     def _start_over(self, parameters: params.Parameters) -> None:
         self.parameters = parameters
+        self.as_built = True
         self.averaged: params.Parameters | None = None
         """The average of the parameters that the last fit kept, with ``Merge(averaging=...)``."""
         self.epochs = 0
@@ -266,6 +272,15 @@ class TrainedModel:
         """What the numbers of the last fit's data meant."""
         self.stopped: str | None = None
         self.resumed_from: Path | None = None
+
+    @property
+    def parameters(self) -> params.Parameters:
+        """The global parameters; during a fit, those before it."""
+        return self._parameters
+
+    @parameters.setter
+    def parameters(self, parameters: params.Parameters) -> None:
+        self._parameters, self.as_built = parameters, False
 
     @property
     def built(self) -> BuildArguments:
@@ -376,6 +391,15 @@ class Session:
         if self._engine is None:
             self._engine = self.engine_class.start(self.num_workers, self.threads, [worker.__name__])
         return self._engine
+
+    @property
+    def slots(self) -> int:
+        """How many workers can train at a time, as far as is known before processes start; 0 if it is not."""
+        if self.resources.gpus:
+            return 0
+        if self._engine is not None:
+            return self._engine.slots(self.resources)
+        return sum(node.cpus // self.threads for node in self.engine_class.nodes())
 
     @property
     def must_start(self) -> bool:

@@ -6,12 +6,15 @@ import re
 import sys
 from importlib.util import find_spec
 
+import numpy as np
 import pytest
 
-from compss_train import Merge
+from compss_train import BufferSpec, Merge, PartialShuffle
 from compss_train.callbacks import Checkpoint, ProgressBar, RoundLines
 from compss_train.callbacks.progress import with_progress
+from compss_train.engines import Resources
 from tests.helpers.callbacks import CallAt, StopAfter
+from tests.helpers.models import mlp
 from tests.helpers.small_fits import X, Y, fit, trainer_of
 
 
@@ -109,6 +112,45 @@ def test_a_resumed_fit_shows_the_remaining_samples(monkeypatch, tmp_path):
     assert begins == [message, "starting 3 workers", "round 1", "round 2"]
     _, lines = shown(monkeypatch, io.StringIO(), resume=tmp_path, num_epochs=1)
     assert lines == f"{message}; nothing is left to train: raise num_epochs to continue\n"
+
+
+TOO_FEW = "batches have {} samples at most, not batch_size={}: there are no more in "
+
+
+def test_what_is_worth_a_line_comes_first(monkeypatch, shared_local):
+    """Workers that take turns, batches without enough samples, and integers that become floats."""
+    monkeypatch.setattr(sys, "stderr", text := io.StringIO())
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"rooms": range(60), **{f"x{number}": np.ones(60, "float32") for number in range(5)}})
+    workers = 10 * shared_local.slots(Resources())
+    fit(trainer_of(shared_local, workers, net=mlp), data=(frame, np.zeros(60, int)), batch_size=7, progress=True)
+    integers, batches, turns, start, *_ = text.getvalue().splitlines()
+    assert integers.startswith("the integers of 'rooms' in x become float32")
+    assert batches == TOO_FEW.format(-(-60 // workers), 7) + f"any of {workers} blocks"
+    assert turns.startswith(f"{workers} workers take turns, as {workers // 10} can train at a time: ")
+    assert start == f"starting {workers} workers"
+
+
+IN_BLOCKS = TOO_FEW.format(9, 10) + "any of 7 blocks"
+IN_SHARES = TOO_FEW.format(19, 20) + "the share of each of 3 workers"
+
+
+@pytest.mark.parametrize(
+    ("options", "remarks"),
+    [
+        ({"batch_size": 9}, []),
+        ({"batch_size": 10}, [IN_BLOCKS]),
+        ({"num_batches_per_worker": 2}, []),
+        ({"batch_size": 19, "shuffle": "total"}, []),
+        ({"batch_size": 20, "shuffle": "total"}, [IN_SHARES]),
+        ({"batch_size": 20, "shuffle": PartialShuffle()}, [IN_SHARES]),
+        ({"batch_size": 20, "buffer": BufferSpec("FIFO", 57)}, [IN_SHARES]),
+    ],
+)
+def test_batches_that_the_data_are_too_few_for_are_told(options, remarks):
+    told = []
+    fit(trainer_of(), CallAt("fit_start", lambda trainer: told.extend(trainer.remarks)), **options)
+    assert told == remarks
 
 
 @pytest.mark.parametrize("value", [1, 0, None, "yes"])

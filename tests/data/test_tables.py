@@ -43,11 +43,16 @@ def test_codes_name_the_values_again(strings):
 @pytest.mark.parametrize("frame", [FRAME, NULLABLE], ids=["numpy", "nullable"])
 @pytest.mark.parametrize("floats", ["float32", "float64", None])
 def test_a_frame_is_a_matrix_in_the_networks_dtype(frame, floats):
-    array, notes, _ = tables.frame_as_array(frame, "x", floats)
+    array, notes, remarks, _ = tables.frame_as_array(frame, "x", floats)
     assert array.dtype == (floats or "float64")
     np.testing.assert_array_equal(array, NUMBERS.astype(array.dtype))
-    assert len(notes) == (floats == "float32")
-    assert all(note.startswith("float64 becomes float32, the dtype of the network's") for note in notes)
+    *converted, codes = notes
+    assert len(converted) == (floats == "float32")
+    assert all(note.startswith("float64 becomes float32, the dtype of the network's") for note in converted)
+    assert codes.startswith(f"'kind' in x are class codes, and become {array.dtype} like the numbers beside them")
+    (integers,) = remarks
+    assert integers.startswith(f"the integers of 'age' in x become {array.dtype}, as there are floats beside them")
+    assert tables.frame_as_array(frame[["age", "kind"]], "x", floats)[1:3] == ([], [])
 
 
 @pytest.mark.parametrize("pack", [tuple, list, lambda parts: dict(zip("ab", parts, strict=True))])

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer, FileDataset, PartialShuffleSampler, write_files
+from compss_train.data.readers import CsvReader
+from compss_train.training.data_source import as_data_source
 from tests.data.readers.formats import in_every
 from tests.data.readers.table_files import TABLES, TYPED
 from tests.helpers.file_fits import POOLS
@@ -107,6 +109,27 @@ def test_only_float64_columns_are_said_to_become_float32(tmp_path):
         assert FileDataset(path, x=["a", "c"]).layout["x"].dtype == "float32"  # as torch promotes
     with pytest.warns(UserWarning, match="float64 becomes float32"):
         fitted(FileDataset(path, x={"numbers": ["e", "b"], "codes": ["c", "d"]}))
+
+
+@pytest.mark.filterwarnings("ignore:float64 becomes float32")
+@in_every(TABLES)
+def test_integers_and_codes_that_become_floats_are_named(tmp_path, form):
+    """A list of columns is one array; codes are still integers alone, and columns whose dtypes are given."""
+    pages = np.array(["one", "two"], object)[CODES[:, 0] % 2]
+    path = form.saved(tmp_path, **COLUMNS, page=pages)
+    index = tmp_path / "index.json"
+    for _ in range(2):  # the second time from the index
+        mixed = as_data_source(FileDataset(path, x=["a", "c", "page"], y="y", index=index), None, 1)
+        assert [note for note in mixed.notes if "'page' in x are class codes, and become float" in note]
+        assert ["the integers of 'c' in x become float" in each for each in mixed.remarks] == [True]
+    alone = FileDataset(path, x=["page"], y="y")
+    assert alone.layout["x"].dtype == "int64"
+    assert as_data_source(alone, None, 1).notes == as_data_source(alone, None, 1).remarks == ()
+    if form is TABLES["csv"]:
+        given = CsvReader(dtypes={"c": "int32", "d": "int32"})
+        assert FileDataset(path, given, x=["c", "d", "page"], y="y").layout["x"].dtype == "int64"
+        assert FileDataset(path, given, x=["c", "d"], y="y").layout["x"].dtype == "int32"
+        assert fitted(FileDataset(path, given, x={"numbers": ["a", "b"], "codes": ["c", "d"]})).history
 
 
 def test_validation_data_and_predictions_name_the_part_with_other_classes(tmp_path):

@@ -167,7 +167,7 @@ OTHER_CODINGS = {
 }
 
 
-@pytest.mark.filterwarnings(NOTE)
+@pytest.mark.filterwarnings(NOTE, "ignore:'kind' in x are class codes")
 @pytest.mark.parametrize("change", OTHER_CODINGS.values(), ids=OTHER_CODINGS)
 def test_frames_whose_numbers_mean_other_things_are_an_error(change):
     pandas = pytest.importorskip("pandas")

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import warnings
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,9 +13,11 @@ import torch
 from torch import nn
 
 from compss_train import BlockedTensor, DistributedTrainer, Merge, SerialEngine
+from compss_train._utils.validation import warn_once
 from compss_train.callbacks import Callback
 from compss_train.engines import nodes
 from compss_train.integrations.dislib import EncapsulatedFunctionsDistributedPytorch
+from tests.helpers.callbacks import CallAt
 from tests.helpers.cases import each_value
 from tests.helpers.models import FITS, MODES, SGD, assert_same_bits, awkward_net, blocked, classification, mlp
 from tests.helpers.processes import children
@@ -49,6 +52,25 @@ def test_a_seed_decides_the_bits(engine, shuffle):
     drawn, differently = (built(engine, seed=None) for _ in range(2))
     assert drawn.seed != differently.seed
     assert_same_bits(fit(drawn, shuffle=shuffle), fit(built(engine, seed=drawn.seed), shuffle=shuffle))
+
+
+def test_predictions_before_a_fit_are_told_of_once():
+    """A network may come with its parameters; what sets them later counts as a fit."""
+    for call in (lambda trainer: trainer.predict(X), lambda trainer: trainer.evaluate(X, Y)):
+        untrained, fitted, given = (trainer_of() for _ in range(3))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            fit(fitted, CallAt("fit_start", call), num_epochs=1)
+            given.set_parameters(fitted.get_parameters())
+            for trainer in (fitted, given):
+                call(trainer)
+        with pytest.warns(UserWarning, match="that the network was built with, as no fit, restore") as told:
+            call(untrained)
+        assert told[0].filename == __file__
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            call(untrained)
+        warn_once.cache_clear()
 
 
 class Counting:

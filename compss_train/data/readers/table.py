@@ -68,6 +68,8 @@ class TableReader(Reader):
         """The classes of columns: of strings, of Arrow's dictionaries, or of numbers."""
         self.texts: Collection[str] = ()
         """Columns that are strings in some file, and therefore in all files."""
+        self.dtypes: Mapping[str, str] = {}
+        """The dtypes of columns that the user has given."""
         self.floats: str | None = None
         """The dtype that floating-point columns are converted to; ``None`` keeps the file's dtype."""
 
@@ -113,7 +115,14 @@ class TableReader(Reader):
                     if len(values) > tables.MAX_CLASSES and (wrong := tables.no_number(values)) is not None:
                         raise self._no_number_error(name, column, wrong)
                     classes[name] = tables.find_classes(name, values)
-        return Description(rows, layout, tuple(filter(None, table.blocks)), classes)
+            grouped = self._columns(key for key in chosen if key in self.groups)
+            types = {name: tables.number_type(table.schema.field(name).type)[0] for name in grouped}
+            integers = tuple(
+                name
+                for name, dtype in types.items()
+                if dtype is not None and dtype.kind in "iu" and name not in self.classes
+            )
+        return Description(rows, layout, tuple(filter(None, table.blocks)), classes, integers=integers)
 
     def with_texts(self, names: Collection[str]) -> Self:
         """Return a reader that reads these columns as strings, also where they look like numbers."""
@@ -164,12 +173,15 @@ class TableReader(Reader):
                 raise FileContentError(
                     f"holds lists in {name!r}, which cannot be beside other columns: give {name!r} alone"
                 )
-        return Field(str(self._dtype_of_group([dtype for dtype, _ in columns.values()])), (len(columns),))
+        texts = (name for name in columns if tables.is_text(table.schema.field(name).type))
+        dtype = self._dtype_of_group({name: dtype for name, (dtype, _) in columns.items()}, *texts)
+        return Field(str(dtype), (len(columns),))
 
-    def _dtype_of_group(self, dtypes: Sequence[Any]) -> np.dtype[Any]:
+    def _dtype_of_group(self, dtypes: Mapping[str, Any], *texts: str) -> np.dtype[Any]:
         """Return the dtype of columns that form one array: as in torch, integers do not widen floats."""
-        floats = [dtype for dtype in dtypes if dtype.kind == "f"]
-        return tables.float_dtype(np.result_type(*self.widest, *(floats or dtypes)), self.floats)
+        floats = [dtype for dtype in dtypes.values() if dtype.kind == "f"]
+        widest = () if dtypes.keys() <= {*self.dtypes, *self.classes, *texts} else self.widest
+        return tables.float_dtype(np.result_type(*widest, *(floats or dtypes.values())), self.floats)
 
     def _column(self, table: OpenTable, name: str) -> tuple[np.dtype[Any] | str, tuple[int, ...]]:
         """Return the dtype and shape of a column from the schema, or Arrow's name of its type."""
@@ -193,7 +205,8 @@ class TableReader(Reader):
     def _array(self, rows: Any, key: str, first: int) -> NDArray[Any]:
         columns = [self._values(rows[name].combine_chunks(), name, first) for name in self._columns([key])]
         if key in self.groups:
-            return np.stack(columns, axis=1, dtype=self._dtype_of_group([column.dtype for column in columns]))
+            dtypes = {name: column.dtype for name, column in zip(self.groups[key], columns, strict=True)}
+            return np.stack(columns, axis=1, dtype=self._dtype_of_group(dtypes))
         dtype = tables.float_dtype(columns[0].dtype, self.floats)
         as_it_is = dtype == columns[0].dtype and columns[0].flags.writeable
         return columns[0] if as_it_is else columns[0].astype(dtype)
@@ -309,7 +322,8 @@ class CsvReader(TableReader):
         The separator of values; by default a tab in ``.tsv`` files and a comma in others.
     dtypes:
         The dtypes of columns by name, as numpy calls them (``{"id": "int32"}``); other dtypes are inferred from the
-        values: integers, floats or strings. Columns that form one array become floats.
+        values: integers, floats or strings. Columns that form one array become floats, unless all of them are
+        classes or have dtypes here.
     names:
         Names of the columns, for files without a header line.
     decimal:

@@ -277,6 +277,7 @@ class DistributedEstimator(BaseEstimator, ABC):  # type: ignore[misc]
         gpus = min(options.get("num_gpu", 0), devices.accelerators())
         trainer = DistributedTrainer(1, engine="serial", seed=0, threads=self.threads or torch.get_num_threads())
         trainer.build(net, defaults.make_optimizer(None, None), "mse", num_gpu=gpus, **used)
+        trainer.set_parameters(trainer.get_parameters())  # these are meant, with or without a fit
         return trainer
 
     def __sklearn_is_fitted__(self) -> bool:

@@ -23,6 +23,7 @@ SOFTMAX = sum_error(np.float32, 32)
 X, Y = classification()
 
 
+@pytest.mark.filterwarnings("error:evaluate and predict take the parameters")
 @pytest.mark.parametrize(
     "options",
     [
