@@ -34,7 +34,7 @@ from compss_train.training import build_arguments, description, first_batch, res
 from compss_train.training.callback import AnyCallback, CallbackList, check_callbacks
 from compss_train.training.checkpoints import Snapshot
 from compss_train.training.fit import FitOptions, ShuffleLike
-from compss_train.training.inference import inference, warn_of_problems
+from compss_train.training.inference import inference, validation_source, warn_of_problems
 from compss_train.training.merge import Merge, MergeLike
 from compss_train.training.named_fits import NamedFits
 from compss_train.training.session import Session, Stopping, TrainedModel, TrainingState
@@ -396,7 +396,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         Raises the errors of ``fit``, and ``SimulationError`` if the first simulations fail, none is complete at the
         end, or samples differ in shape. After an exception or Ctrl-C the parameters are those merged until then.
         """
-        from compss_train.online.fitting import train_online
+        from compss_train.online.fitting import OnlineFit
 
         options = OnlineOptions(
             buffer=buffer,
@@ -409,8 +409,15 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         )
         self._model.ready("fit_online")
         called = self._callbacks(callbacks, progress, validated=validation_data is not None, online=True)
-        stopping = Stopping(max_time, self.clock, self._session.engine_class.time_left())
-        train_online(self._session, simulations, options, called, validation_data, stopping, resume)
+        fit = OnlineFit(
+            callbacks=called,
+            stopping=Stopping(max_time, self.clock, self._session.engine_class.time_left()),
+            validation=None if validation_data is None else validation_source(self._session, validation_data),
+            session=self._session,
+            simulations=simulations,
+            options=options,
+        )
+        fit.run(resume)
         return self.get_parameters()
 
     @property

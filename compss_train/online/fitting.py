@@ -28,12 +28,11 @@ from compss_train.online.chosen_inputs import ChosenInputs, Predictor
 from compss_train.online.inputs import Inputs
 from compss_train.online.options import OnlineOptions, Simulations
 from compss_train.training import build_arguments, checkpoints, description, resuming, rounds
-from compss_train.training.callback import CallbackList
 from compss_train.training.checkpoints import Checkpoint, Study
 from compss_train.training.data_source import DataSource
-from compss_train.training.inference import VALIDATION, Inference, validation_source
+from compss_train.training.inference import VALIDATION, Inference
 from compss_train.training.merging.on_arrival import GlobalParameters
-from compss_train.training.session import LONGEST_SAVING, NOTHING_KEPT, Fit, Session, Stopping, TrainingState
+from compss_train.training.session import LONGEST_SAVING, NOTHING_KEPT, Fit, Session, TrainingState
 
 _TICK = 0.1
 """Seconds between checks for changes that cause no message."""
@@ -42,79 +41,12 @@ GRACE = 5.0
 """Seconds for workers to end a fit that stops immediately; they merge once more and send their states."""
 
 
-def train_online(
-    session: Session,
-    simulations: Simulations,
-    options: OnlineOptions,
-    callbacks: CallbackList,
-    validation_data: Any,
-    stopping: Stopping,
-    resume: str | os.PathLike[str] | bool = False,
-) -> None:
-    """Check what depends on the model, the data and the save, and train; ``fit_online`` documents the options."""
-    with ExitStack() as stack:
-        if not isinstance(resume, bool):
-            resume = stack.enter_context(checkpoints.local_copy(resume))
-        checkpoint = None if resume is False else resuming.find_checkpoint(resume, callbacks.callbacks)
-        fit = _planned(session, simulations, options, callbacks, validation_data, stopping, checkpoint)
-        if fit.study is not None and fit.study.is_complete:
-            warn_user(f"{session.model.resumed_from} is the end of its study: nothing is left to train")
-            with session.fitting(fit, None):
-                return
-        fit.run()
-
-
-def _planned(
-    session: Session,
-    simulations: Simulations,
-    options: OnlineOptions,
-    callbacks: CallbackList,
-    validation_data: Any,
-    stopping: Stopping,
-    checkpoint: Checkpoint | None,
-) -> OnlineFit:
-    """Return the fit, which goes on from a checkpoint if there is one."""
-    model, built = session.model, session.model.built
-    if built.lr_schedule is not None:
-        raise ValueError(
-            "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
-            "learning rate"
-        )
-    validation = None if validation_data is None else validation_source(session, validation_data)
-    if options.merge.outer_optimizer is not None:
-        build_arguments.check_outer_optimizer(options.merge.outer_optimizer, built.training_spec.net)
-    sampler = simulations.sampler
-    if sampler is not None and sampler.needs_losses and built.training_spec.training_step is None:
-        losses.check_by_sample(built.training_spec.loss)
-    inputs, study = Inputs(simulations.given), None
-    again: list[tuple[int, int, Any]] = []
-    if checkpoint is not None:
-        study = saves.check_same_study(checkpoint, options, sampler, session)
-        resuming.check_trainer(checkpoint, session)
-        if not study.is_complete and sampler is None:
-            again = inputs.resume(study.simulations)
-        resuming.warn_of_differences(checkpoint, session, fit="the fit goes on")
-        resuming.load(checkpoint[1], session)
-        callbacks.saved = checkpoint[1].callbacks
-        study = saves.with_states(study, session.state().workers)
-    params.check_finite(model.parameters)
-    model.resumed_from = None if checkpoint is None else checkpoint[0]
-    return OnlineFit(
-        callbacks=callbacks,
-        stopping=stopping,
-        validation=validation,
-        session=session,
-        simulations=simulations,
-        options=options,
-        inputs=inputs,
-        again=again,
-        study=study,
-    )
-
-
 @dataclass(kw_only=True, eq=False)
 class OnlineFit(Fit):
-    """A fit of ``DistributedTrainer.fit_online``."""
+    """A fit of ``DistributedTrainer.fit_online``, which documents the options.
+
+    Raises ``ValueError`` for options that do not suit the model.
+    """
 
     method = "fit_online"
     leaves_processes = False
@@ -123,14 +55,27 @@ class OnlineFit(Fit):
     session: Session
     simulations: Simulations
     options: OnlineOptions
-    inputs: Inputs
+    inputs: Inputs = field(init=False)
     """None if a sampler chooses them."""
-    again: list[tuple[int, int, Any]]
+    again: list[tuple[int, int, Any]] = field(default_factory=list, init=False)
     """The simulations of an earlier program that are to run again."""
-    study: saves.SavedStudy | None
+    study: saves.SavedStudy | None = field(default=None, init=False)
     """The save from which it goes on, if any."""
     loop: EventLoop | None = field(default=None, init=False)
     """Its event loop, once it runs."""
+
+    def __post_init__(self) -> None:
+        built, sampler = self.session.model.built, self.simulations.sampler
+        if built.lr_schedule is not None:
+            raise ValueError(
+                "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
+                "learning rate"
+            )
+        if (outer := self.options.merge.outer_optimizer) is not None:
+            build_arguments.check_outer_optimizer(outer, built.training_spec.net)
+        if sampler is not None and sampler.needs_losses and built.training_spec.training_step is None:
+            losses.check_by_sample(built.training_spec.loss)
+        self.inputs = Inputs(self.simulations.given)
 
     @property
     def asked(self) -> dict[str, Any]:
@@ -138,8 +83,37 @@ class OnlineFit(Fit):
         options = description.described_fields(self.options)
         return {**options, "simulations": self.simulations, "validation_data": self.validation}
 
-    def run(self) -> None:
-        """Train; set the model's parameters and history, and the reason why the fit stopped."""
+    def run(self, resume: str | os.PathLike[str] | bool) -> None:
+        """Train, from the save of ``fit_online(resume=...)``, unless that is the end of a study."""
+        model = self.session.model
+        with ExitStack() as stack:
+            if not isinstance(resume, bool):
+                resume = stack.enter_context(checkpoints.local_copy(resume))
+            checkpoint = None if resume is False else resuming.find_checkpoint(resume, self.callbacks.callbacks)
+            if checkpoint is not None:
+                self._go_on_from(checkpoint)
+            params.check_finite(model.parameters)
+            model.resumed_from = None if checkpoint is None else checkpoint[0]
+            if self.study is not None and self.study.is_complete:
+                warn_user(f"{model.resumed_from} is the end of its study: nothing is left to train")
+                with self.session.fitting(self, None):
+                    return
+            self._train()
+
+    def _go_on_from(self, checkpoint: Checkpoint) -> None:
+        """Let the trainer and this fit be as they were at a save."""
+        session, sampler = self.session, self.simulations.sampler
+        study = saves.check_same_study(checkpoint, self.options, sampler, session)
+        resuming.check_trainer(checkpoint, session)
+        if not study.is_complete and sampler is None:
+            self.again = self.inputs.resume(study.simulations)
+        resuming.warn_of_differences(checkpoint, session, fit="the fit goes on")
+        resuming.load(checkpoint[1], session)
+        self.callbacks.saved = checkpoint[1].callbacks
+        self.study = saves.with_states(study, session.state().workers)
+
+    def _train(self) -> None:
+        """Run the event loop; set the model's parameters and history, and the reason why the fit stopped."""
         session, model = self.session, self.session.model
         with ExitStack() as outside, session.fitting(self, None), ExitStack() as stack:
             model.averaged = None
