@@ -25,8 +25,8 @@ from compss_train.data.order import block_order, even_parts, partition_files, sa
 Shuffle = Literal["blocks", "total", "partial"] | None
 MergeUnit = Literal["epochs", "blocks", "batches"]
 
-MergeEvery: TypeAlias = int | Callable[[int], int]
-"""The number of units between two merges, or a function of the epoch, counted from 0, that returns it."""
+MergeEvery: TypeAlias = int | Callable[[int], int] | None
+"""The number of units between two merges, or a function of the epoch, counted from 0, that returns it; else 1."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,7 +286,7 @@ class RoundPlan:
     """Number of this round."""
     shuffle: Shuffle = "blocks"
     batching: Batching = WHOLE_BLOCKS
-    merge_every: MergeEvery = 1
+    merge_every: MergeEvery = None
     merge_unit: MergeUnit = "epochs"
     put_counts: PutCounts | None = None
     """For a buffer that merges by batches do not empty. An epoch must then end with the workers that began it."""
@@ -297,7 +297,7 @@ class RoundPlan:
         A round of many epochs takes long to plan: ``is_over`` is called for each epoch, and ends the iteration by
         returning ``True``.
         """
-        splits_epochs = self.merge_unit != "epochs" and self.merge_every
+        splits_epochs = self.merge_unit != "epochs" and self.merge_every != 0
         numbers = count(self.first_round)
         return self._rounds_within_epochs(numbers) if splits_epochs else self._rounds_of_epochs(numbers, is_over)
 
@@ -441,7 +441,9 @@ def epochs_of_rounds(epochs: range, merge_every: MergeEvery) -> Iterator[range]:
 
 def units_between_merges(epoch: int, merge_every: MergeEvery) -> int:
     """Return the number of units between merges; raise ``ValueError`` if a function returns less than 1."""
-    return check_count(f"every({epoch})", merge_every(epoch)) if callable(merge_every) else merge_every
+    if callable(merge_every):
+        return check_count(f"every({epoch})", merge_every(epoch))
+    return 1 if merge_every is None else merge_every
 
 
 def singles(workers: range) -> list[range]:
@@ -482,14 +484,11 @@ def ranges_for_costs(workers: int, slots: int, worker_seconds: float, task_secon
     if not slots:
         return singles(range(workers))
     largest = -(-workers // slots) - 1
-    every = [aligned_ranges(workers, slots, 1 << power) for power in range(largest.bit_length() + 1)]
-    times = [_seconds_of(ranges, slots, worker_seconds, task_seconds) for ranges in every]
-    return next(ranges for ranges, seconds in zip(every, times, strict=True) if seconds <= SLACK * min(times))
-
-
-def _seconds_of(ranges: Sequence[range], slots: int, worker_seconds: float, task_seconds: float) -> float:
-    """Return when the last range is done, if each slot takes the next one as soon as it is idle."""
-    idle_at = [0.0] * slots
-    for each in ranges:
-        heapq.heapreplace(idle_at, idle_at[0] + task_seconds + len(each) * worker_seconds)
-    return max(idle_at)
+    choices = [aligned_ranges(workers, slots, 1 << power) for power in range(largest.bit_length() + 1)]
+    times = []
+    for ranges in choices:
+        idle_at = [0.0] * slots  # each takes the next range as soon as it is idle
+        for each in ranges:
+            heapq.heapreplace(idle_at, idle_at[0] + task_seconds + len(each) * worker_seconds)
+        times.append(max(idle_at))
+    return next(ranges for ranges, seconds in zip(choices, times, strict=True) if seconds <= SLACK * min(times))

@@ -122,11 +122,6 @@ class FitOptions:
         return {each.name: getattr(self, each.name) for each in fields(self) if each.repr}
 
     @property
-    def every(self) -> partitioning.MergeEvery:
-        """The number of units between two merges, or a function of the epoch that returns it."""
-        return 1 if self.merge.every is None else self.merge.every
-
-    @property
     def batching(self) -> Batching:
         """How blocks are cut into batches."""
         return Batching(self.num_batches_per_worker, self.batch_size)
@@ -143,7 +138,7 @@ class FitOptions:
 
     def samples_between_merges(self, sizes: tuple[int, ...], workers: int) -> int:
         """Return the approximate number of samples that a worker trains in a round, for blocks of these sizes."""
-        samples, every = sum(sizes), 1 if callable(self.every) else self.every
+        samples, every = sum(sizes), self.merge.every if isinstance(self.merge.every, int) else 1
         if not every or self.merge.unit == "epochs":
             return samples * (every or self.num_epochs) // workers
         block = -(-samples // len(sizes))
@@ -218,8 +213,8 @@ class FitOptions:
 
         A function is called for the first ``CHECKED_EPOCHS`` epochs, and for later ones when they are reached.
         """
-        for epoch in epochs[: CHECKED_EPOCHS if callable(self.every) else 1]:
-            units = partitioning.units_between_merges(epoch, self.every)
+        for epoch in epochs[: CHECKED_EPOCHS if callable(self.merge.every) else 1]:
+            units = partitioning.units_between_merges(epoch, self.merge.every)
             length = min(units or len(epochs), len(epochs)) if self.merge.unit == "epochs" or not units else 1
             if length > 1 and length * blocks > MAX_PASSES:
                 raise ValueError(

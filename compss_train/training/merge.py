@@ -91,7 +91,7 @@ class Merge:
     """
 
     kind: MergeKind | Preset | None = None
-    every: MergeEvery | None = None
+    every: MergeEvery = None
     unit: MergeUnit | None = None
     outer_optimizer: OptimizerSpec | None = None
     optimizer_state: OptimizerState | None = None

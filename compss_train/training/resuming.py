@@ -275,8 +275,8 @@ def check_end(path: Path, progress: Progress, options: FitOptions, *, own: bool)
             "train. Raise num_epochs to continue; a new fit needs its own folder, or no resume="
         )
     first, end = progress.first_epoch, progress.first_epoch + num_epochs
-    (last,) = deque(epochs_of_rounds(range(first, first + saved_epochs), options.every), maxlen=1)
-    planned = next(epochs_of_rounds(range(last.start, max(end, last.stop)), options.every))
+    (last,) = deque(epochs_of_rounds(range(first, first + saved_epochs), options.merge.every), maxlen=1)
+    planned = next(epochs_of_rounds(range(last.start, max(end, last.stop)), options.merge.every))
     if options.merge.unit == "epochs" and len(planned) > len(last):
         warn_user(
             f"the fit resumes from {path}, but not bit for bit as a fit of {num_epochs} epochs: its last "

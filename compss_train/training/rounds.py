@@ -19,11 +19,10 @@ from compss_train.engines import Ref
 from compss_train.exceptions import EngineClosedError
 from compss_train.model import losses
 from compss_train.model import parameters as params
-from compss_train.model.metrics import Measured, Measures
-from compss_train.model.schedule import LrSchedule
+from compss_train.model.metrics import Measured
 from compss_train.reports.records import Record, per_second
 from compss_train.training import resuming
-from compss_train.training.build_arguments import check_outer_optimizer
+from compss_train.training.build_arguments import BuildArguments, check_outer_optimizer
 from compss_train.training.callback import Callback, CallbackList
 from compss_train.training.checkpoints import Checkpoint, Progress
 from compss_train.training.data_source import DataSource, PublishedData, as_data_source, check_same_coding
@@ -76,10 +75,11 @@ class FitOfEpochs(Fit):
     leaves_processes = True
 
     session: Session
+    built: BuildArguments
     options: FitOptions
     data: DataSource
-    first_epoch: int
-    """The first epoch of the fit, counted over all fits of the trainer."""
+    epochs: range
+    """The epochs of the fit, counted over all fits of the trainer."""
     reached: ResumePoint
     """Where the next round starts."""
     skipped: tuple[str, ...] = ()
@@ -106,11 +106,6 @@ class FitOfEpochs(Fit):
     """When the last round ended, by the clock of ``stopping``."""
 
     @property
-    def epochs(self) -> range:
-        """The epochs of the fit, counted over all fits of the trainer."""
-        return range(self.first_epoch, self.first_epoch + self.options.num_epochs)
-
-    @property
     def asked(self) -> dict[str, Any]:
         """The options that determine the parameters, the data, and the file of a trace."""
         tracing = (each for each in self.callbacks.callbacks if type(each).write_trace is not Callback.write_trace)
@@ -122,9 +117,9 @@ class FitOfEpochs(Fit):
     def progress(self) -> Progress:
         """What a later fit needs, to go on where this one is, and to check that it has the same arguments."""
         return Progress(
-            options=resuming.compared(self.options, self.data, self.session.model.built),
+            options=resuming.compared(self.options, self.data, self.built),
             sizes=self.data.sizes,
-            first_epoch=self.first_epoch,
+            first_epoch=self.epochs.start,
             reached=self.reached,
             fingerprint=self.data.fingerprint,
         )
@@ -159,15 +154,15 @@ class FitOfEpochs(Fit):
             model.resumed_from, snapshot = self.checkpoint
             resuming.load(snapshot, self.session)
             self.callbacks.saved = snapshot.callbacks
-        if self._schedule is not None:
+        if self.built.lr_schedule is not None:
             batches = self.options.batches_of_worker(self.data, self.session.num_workers)
-            self._schedule.prepare(self.epochs.stop, batches)
+            self.built.lr_schedule.prepare(self.epochs.stop, batches)
 
     def run(self) -> None:
         """Run the rounds; set the model's parameters and history, and the reason why the fit stopped."""
         self._begin()
         model, session, plan = self.session.model, self.session, self._rounds_left()
-        begin = f"from {self.checkpoint[0]}" if self.checkpoint else f"at epoch {self.first_epoch}"
+        begin = f"from {self.checkpoint[0]}" if self.checkpoint else f"at epoch {self.epochs.start}"
         where = session.num_workers, session.engine_class.name, begin
         _LOG.info("a fit of %d epochs with %d workers on %s begins %s", self.options.num_epochs, *where)
         with session.fitting(self, plan.samples_left if self.data.counted else None):
@@ -206,7 +201,7 @@ class FitOfEpochs(Fit):
             seed=model.seed,
             shuffle=options.order,
             batching=options.batching,
-            merge_every=options.every,
+            merge_every=options.merge.every,
             merge_unit=options.merge.unit or "epochs",
             start=self.reached,
             first_round=len(model.history),
@@ -223,7 +218,7 @@ class FitOfEpochs(Fit):
         if self.validation is None:
             return None
         tasks = Inference(self.session, self.validation, name=VALIDATION)
-        if is_for_tasks(self.validation, self.session.model.built) and not self.validation.is_stream:
+        if is_for_tasks(self.validation, self.built) and not self.validation.is_stream:
             tasks.try_first_batch(self.session.model.parameters)
         return tasks
 
@@ -248,14 +243,6 @@ class FitOfEpochs(Fit):
         session, gpus = self.session, self.session.resources.gpus
         fit = session.model.seed, self._name, self.epochs.stop - 1, gpus, self.callbacks.in_workers
         return session.publish(self.options.job(session.spec, self.data, *fit))
-
-    @property
-    def _schedule(self) -> LrSchedule | None:
-        return self.session.model.built.lr_schedule
-
-    @property
-    def _measures(self) -> Measures:
-        return self.session.model.built.training_spec.measures
 
     def _regroup(self) -> None:
         """Let several workers share a task if a task costs more time than a worker trains."""
@@ -330,7 +317,7 @@ class FitOfEpochs(Fit):
         if not self._pending:
             return True
         last = self._pending[-1].round.number
-        if self._schedule is not None and self._schedule.waits:
+        if self.built.lr_schedule is not None and self.built.lr_schedule.waits:
             return False
         if not self.session.engine.traits.asynchronous:
             return False
@@ -345,7 +332,7 @@ class FitOfEpochs(Fit):
             job=self._published_job,
             round=round_,
             is_total=self.options.order == "total",
-            schedule=self._schedule,
+            schedule=self.built.lr_schedule,
             check_outputs=not (self._pending or self._complete),
             traced=frozenset(self.callbacks.traced(round_.number)),
         )
@@ -389,8 +376,8 @@ class FitOfEpochs(Fit):
         self._unread = 0 if trained else self._unread + sum(part.unread_samples for part in measured)
         self.data.check_readable(self._unread, measured)
         record = self._record(submitted, values)
-        if self._schedule is not None:
-            self._schedule.observe(record)
+        if self.built.lr_schedule is not None:
+            self.built.lr_schedule.observe(record)
         seconds = record["seconds"]
         if is_first:  # it also waited for processes to start
             own = {each["worker"]: each["seconds"] for each in record["workers"]}
@@ -408,9 +395,9 @@ class FitOfEpochs(Fit):
         samples = sum(part.planned_samples for part in measured)
         # The last epoch, and the part of it that has been trained after this round.
         end = round_.last_epoch, max((stop for start, stop in round_.spans if start < stop), default=Fraction(1))
-        built, measures = self.session.model.built, self._measures
+        built, measures = self.built, self.built.training_spec.measures
         constant = built.rates if len(built.rates) > 1 else {}
-        rates = self._schedule.rates(*end) if self._schedule else constant
+        rates = self.built.lr_schedule.rates(*end) if self.built.lr_schedule else constant
         return {
             "round": round_.number,
             "epoch": round_.last_epoch + 1,
@@ -437,7 +424,7 @@ class FitOfEpochs(Fit):
             "worker": worker,
             "samples": part.samples,
             "seconds": part.seconds,
-            **self._measures.values([part]),
+            **self.built.training_spec.measures.values([part]),
             "started": part.started,
             **({} if part.files is None else {"files": part.files}),
             **skipped_batches(part.skipped_batches),
@@ -448,8 +435,8 @@ def prepare_fit(
     session: Session, x: Any, y: Any, options: FitOptions, callbacks: CallbackList, stopping: Stopping
 ) -> FitOfEpochs:
     """Return the fit with these options; check them against the data, the network and the checkpoint."""
-    model, workers = session.model, session.num_workers
-    spec, schedule = model.built.training_spec, model.built.schedule
+    model, workers, built = session.model, session.num_workers, session.model.built
+    spec, schedule = built.training_spec, built.schedule
     given = options.resume is not None and options.resume is not False
     checkpoint = resuming.find_checkpoint(options.resume, callbacks.callbacks) if given else None
     progress = None if checkpoint is None else checkpoint[1].progress
@@ -482,18 +469,20 @@ def prepare_fit(
     chosen.check_data(data, workers, 2 if schedule and schedule.unit == "batches" else steps)
     fit = FitOfEpochs(
         session=session,
+        built=built,
         callbacks=callbacks,
         stopping=stopping,
         validation=validation,
         options=chosen,
         data=data,
-        first_epoch=model.epochs,
+        epochs=range(model.epochs, model.epochs + chosen.num_epochs),
         reached=ResumePoint(model.epochs),
         checkpoint=checkpoint,
     )
     if checkpoint is not None:
         resumed, skipped = resuming.check(checkpoint, fit.progress, chosen, session)
-        fit = replace(fit, first_epoch=resumed.first_epoch, reached=resumed.reached, skipped=skipped)
+        epochs = range(resumed.first_epoch, resumed.first_epoch + chosen.num_epochs)
+        fit = replace(fit, epochs=epochs, reached=resumed.reached, skipped=skipped)
     chosen.check_epochs(fit.epochs, blocks=len(data.sizes))
     params.check_finite(model.parameters if checkpoint is None else checkpoint[1].parameters)
     data.warn_of_idle_workers(workers, chosen.order)

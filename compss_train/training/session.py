@@ -440,19 +440,14 @@ class Session:
         in ``evaluate`` or ``predict`` does not, since the session holds the workers' states.
         """
         errors = BaseException if fitting else EngineClosedError
-        timeout = self.worker_timeout if fitting else None
-        # An engine of our own is shut down inside its scope, which then has nothing to wait for.
-        with self._ended_by(errors), self.engine.scope(watched=fitting, timeout=timeout), self._ended_by(errors):
-            yield
-
-    @contextmanager
-    def _ended_by(self, errors: type[BaseException]) -> Iterator[None]:
-        """End the session if such an exception leaves the block."""
-        try:
-            yield
-        except errors:
-            self.end(kill=True)
-            raise
+        with ExitStack() as scope:
+            try:
+                timeout = self.worker_timeout if fitting else None
+                scope.enter_context(self.engine.scope(watched=fitting, timeout=timeout))
+                yield
+            except errors:
+                self.end(kill=True)  # inside the scope, which has nothing to wait for if the engine is our own
+                raise
 
     @contextmanager
     def fitting(self, fit: Fit, samples: int | None) -> Iterator[None]:

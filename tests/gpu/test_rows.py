@@ -62,7 +62,7 @@ def batches_of(data, workers, gpus, **given):
         SEED,
         shuffle=options.order,
         batching=options.batching,
-        merge_every=options.every,
+        merge_every=options.merge.every,
         merge_unit=options.merge.unit,
         put_counts=options.buffer.put_counts if options.buffer and options.carries_buffers else None,
     )
