@@ -413,6 +413,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
             callbacks=called,
             stopping=Stopping(max_time, self.clock, self._session.engine_class.time_left()),
             validation=None if validation_data is None else validation_source(self._session, validation_data),
+            merge=options.merge,
             session=self._session,
             simulations=simulations,
             options=options,

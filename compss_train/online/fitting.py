@@ -71,7 +71,7 @@ class OnlineFit(Fit):
                 "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
                 "learning rate"
             )
-        if (outer := self.options.merge.outer_optimizer) is not None:
+        if (outer := self.merge.outer_optimizer) is not None:
             build_arguments.check_outer_optimizer(outer, built.training_spec.net)
         if sampler is not None and sampler.needs_losses and built.training_spec.training_step is None:
             losses.check_by_sample(built.training_spec.loss)

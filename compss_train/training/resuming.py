@@ -30,6 +30,12 @@ from compss_train.worker.state import optimizer_bytes
 
 def snapshot_of(session: Session) -> Snapshot:
     """Return the state that a later fit can resume from; in a callback, the state after the last complete round."""
+    fit = session.model.fit
+    return replace(_content(session), setting=_setting(session), progress=None if fit is None else fit.progress)
+
+
+def _content(session: Session) -> Snapshot:
+    """Return the same state without what is only compared on resuming."""
     model = session.model
     fit, schedule = model.fit, model.built.lr_schedule
     save = None if fit is None else fit.save
@@ -44,8 +50,8 @@ def snapshot_of(session: Session) -> Snapshot:
         merge=vars(state.merge),
         epoch=model.epochs,
         history=list(model.history),
-        setting=_setting(session),
-        progress=None if fit is None else fit.progress,
+        setting={},
+        progress=None,
         callbacks={} if fit is None else fit.callbacks.states(),
         schedule={} if schedule is None else schedule.state_dict(),
         study=None if save is None else save.content,
@@ -58,11 +64,10 @@ def checkpoint_bytes(session: Session) -> int:
 
     Workers without a state get that of their optimizer, if ``optimizer_bytes`` knows it, and of random generators.
     """
-    snapshot, training_spec = snapshot_of(session), session.model.built.training_spec
+    snapshot, fit, training_spec = _content(session), session.model.fit, session.model.built.training_spec
     history, states = snapshot.history, leaves(replace(snapshot, history=[]).to_dict())
     held = sum(value.nbytes for value in states if isinstance(value, np.ndarray | torch.Tensor))
-    options = {} if snapshot.progress is None else snapshot.progress.options
-    if options.get("merge.optimizer_state") == "average":
+    if fit is not None and fit.merge.optimizer_state == "average":
         new = int(snapshot.merge["moments"] is None)
     else:
         new = session.num_workers - sum(worker.optimizer is not None for worker in snapshot.workers)

@@ -201,8 +201,8 @@ class FitOfEpochs(Fit):
             seed=model.seed,
             shuffle=options.order,
             batching=options.batching,
-            merge_every=options.merge.every,
-            merge_unit=options.merge.unit or "epochs",
+            merge_every=self.merge.every,
+            merge_unit=self.merge.unit or "epochs",
             start=self.reached,
             first_round=len(model.history),
             put_counts=options.buffer.put_counts if options.buffer and options.carries_buffers else None,
@@ -225,7 +225,7 @@ class FitOfEpochs(Fit):
     @cached_property
     def _merger(self) -> Merger:
         """Merges as the options say; warns where the engine cannot see which workers have arrived."""
-        merge, engine = self.options.merge, self.session.engine
+        merge, engine = self.merge, self.session.engine
         mergers: Sequence[type[Merger]] = (SynchronousMerger, QuorumMerger, ServerMerger)
         chosen = next(merger for merger in mergers if merger.name == merge.kind)
         if merge.quorum == 0:
@@ -251,7 +251,7 @@ class FitOfEpochs(Fit):
         sharing = min(source.shares(options.order), workers)
         # Each worker has its own task if it merges by itself, if sums would have more bytes than compressed
         # changes, and on GPUs, which workers share in another order.
-        may_share = options.merge.kind == "synchronous" and options.merge.dtype is None and not resources.gpus
+        may_share = self.merge.kind == "synchronous" and self.merge.dtype is None and not resources.gpus
         slots = self.session.engine.slots(resources) if may_share else 0
         seconds = session.sample_seconds * options.samples_between_merges(source.sizes, sharing)
         active = ranges_for_costs(sharing, slots, seconds, self.session.engine.traits.task_seconds)
@@ -473,6 +473,7 @@ def prepare_fit(
         callbacks=callbacks,
         stopping=stopping,
         validation=validation,
+        merge=chosen.merge,
         options=chosen,
         data=data,
         epochs=range(model.epochs, model.epochs + chosen.num_epochs),

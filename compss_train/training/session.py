@@ -34,6 +34,7 @@ from compss_train.training.callback import CallbackList
 from compss_train.training.checkpoints import Progress, Study
 from compss_train.training.data_source import DataSource
 from compss_train.training.description import Details, described, described_fields
+from compss_train.training.merge import Merge
 from compss_train.worker.state import GroupState, WorkerState
 from compss_train.worker.work import Job
 
@@ -186,6 +187,8 @@ class Fit(ABC):
     callbacks: CallbackList
     stopping: Stopping
     validation: DataSource | None
+    merge: Merge
+    """How workers merge, every option set."""
     running: bool = False
     """Whether its tasks run: from before the first one is submitted until after the last one has ended."""
     started: float = field(default_factory=time.time, init=False)
