@@ -329,8 +329,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         """
         check_keywords(self.fit, options)
         options["merge"] = Merge.of(options.get("merge", "synchronous"))
-        fit = self._prepared("check_fit", x, y, FitOptions(num_epochs=num_epochs, **options))
-        first_batch.try_fit(fit)
+        first_batch.try_fit(self._prepared("check_fit", x, y, FitOptions(num_epochs=num_epochs, **options)))
 
     def _prepared(self, method: str, x: Any, y: Any, options: FitOptions) -> rounds.FitOfEpochs:
         """Return the fit with these options, which ``method`` needs, after all checks that need no task."""
@@ -408,17 +407,14 @@ class DistributedTrainer(NamedFits[params.Parameters]):
             pairing=pairing_of(simulations),
         )
         self._model.ready("fit_online")
-        called = self._callbacks(callbacks, progress, validated=validation_data is not None, online=True)
-        fit = OnlineFit(
-            callbacks=called,
+        OnlineFit(
+            callbacks=self._callbacks(callbacks, progress, validated=validation_data is not None, online=True),
             stopping=Stopping(max_time, self.clock, self._session.engine_class.time_left()),
             validation=None if validation_data is None else validation_source(self._session, validation_data),
-            merge=options.merge,
             session=self._session,
             simulations=simulations,
             options=options,
-        )
-        fit.run(resume)
+        ).run(resume)
         return self.get_parameters()
 
     @property
@@ -451,7 +447,6 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         ``build`` and ``fit`` are ``None`` before they are called. Functions are given by name, arrays by shape.
         ``details`` has the attributes of the network, the loss and other objects, by dotted names.
         """
-        fit = self._model.fit
         return {
             "trainer": {
                 "num_workers": self.num_workers,
@@ -460,7 +455,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
                 "threads": self.threads,
             },
             "build": self._model.described,
-            "fit": self._model.last_fit if fit is None else fit.described,
+            "fit": self._model.described_fit,
             "details": self._model.details,
             "versions": description.versions(),
             "machine": {"host": platform.node(), "platform": platform.platform(), "cores": os.cpu_count()},
@@ -588,11 +583,9 @@ class DistributedTrainer(NamedFits[params.Parameters]):
 
         ``folder`` is the folder of a ``Checkpoint`` callback, from which the newest good checkpoint is loaded, or
         with ``best=True`` the best one; or it is a single checkpoint. Both may be in an object store
-        (``"s3://..."``). A later fit is a new fit of the same trainer. Warns if newer checkpoints in the folder are
-        damaged.
+        (``"s3://..."``). A later fit is a new fit of the same trainer. Warns if newer checkpoints are damaged.
 
-        Raises ``FileNotFoundError``, ``BadCheckpointError``, and ``ValueError`` for a checkpoint with another
-        network, optimizer or seed than the trainer's.
+        Raises ``FileNotFoundError``, ``BadCheckpointError``, ``ValueError`` for another network, optimizer or seed.
         """
         self._model.ready("restore")
         resuming.restore(self._session, folder, best=best)

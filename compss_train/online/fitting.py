@@ -31,6 +31,7 @@ from compss_train.training import build_arguments, checkpoints, description, res
 from compss_train.training.checkpoints import Checkpoint, Study
 from compss_train.training.data_source import DataSource
 from compss_train.training.inference import VALIDATION, Inference
+from compss_train.training.merge import Merge
 from compss_train.training.merging.on_arrival import GlobalParameters
 from compss_train.training.session import LONGEST_SAVING, NOTHING_KEPT, Fit, Session, TrainingState
 
@@ -55,6 +56,7 @@ class OnlineFit(Fit):
     session: Session
     simulations: Simulations
     options: OnlineOptions
+    merge: Merge = field(init=False)
     inputs: Inputs = field(init=False)
     """None if a sampler chooses them."""
     again: list[tuple[int, int, Any]] = field(default_factory=list, init=False)
@@ -71,11 +73,11 @@ class OnlineFit(Fit):
                 "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
                 "learning rate"
             )
-        if (outer := self.merge.outer_optimizer) is not None:
+        if (outer := self.options.merge.outer_optimizer) is not None:
             build_arguments.check_outer_optimizer(outer, built.training_spec.net)
         if sampler is not None and sampler.needs_losses and built.training_spec.training_step is None:
             losses.check_by_sample(built.training_spec.loss)
-        self.inputs = Inputs(self.simulations.given)
+        self.inputs, self.merge = Inputs(self.simulations.given), self.options.merge
 
     @property
     def asked(self) -> dict[str, Any]:

@@ -131,10 +131,10 @@ def _batch_of_workers(
     """Return the training of a batch with samples of one block in its order, or of all if it ``mixes`` them."""
     data, options, seed = fit.data, fit.options, fit.session.model.seed
     if not mixes:
-        work.block_passes = (BlockPass(0, fit.first_epoch, data.sizes[0]).part(0, size),)
+        work.block_passes = (BlockPass(0, fit.epochs.start, data.sizes[0]).part(0, size),)
         row_seed = seed if options.shuffle_block_data else None
         return replace(job, batching=options.batching, row_seed=row_seed), work, data.load(0)
     numbers = np.random.default_rng(seed).choice(data.number_samples, size, replace=False)
-    work.block_passes = (BlockPass(0, fit.first_epoch, size, numbers),)
+    work.block_passes = (BlockPass(0, fit.epochs.start, size, numbers),)
     work.blocks, work.starts = tuple(range(len(data.sizes))), tuple(accumulate(data.sizes[:-1], initial=0))
     return job, work, [block for column in data.columns.values() for block in map(load_block, column.blocks())]

@@ -303,6 +303,12 @@ class TrainedModel:
         return {"net": spec.pop("net"), "parameters": count, **spec.pop("gradients"), **spec, **others}
 
     @property
+    def described_fit(self) -> dict[str, Any] | None:
+        """What there is to tell of the fit that runs, or of the last one, if any."""
+        fit = self.fit
+        return self.last_fit if fit is None else fit.described
+
+    @property
     def details(self) -> Details | None:
         """What tells apart the objects of ``build``, or ``None`` before it was called."""
         return None if self._built is None else {**self._built.objective, **self._built.surroundings}
