@@ -194,7 +194,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         spec = training_spec.TrainingSpec(
             net=own,
             optimizer=factory,
-            loss=no_loss if loss is None else losses.resolve_loss(loss),
+            loss=no_loss if loss is None else losses.resolve_function("loss", loss, losses.LOSSES),
             measures=metrics.resolve_metrics(metric),
             transform=transform,
             train_transform=as_train_transform(train_transform),
@@ -210,7 +210,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         chosen = configured_schedule(own, factory) if schedule is None else Schedule.of(schedule)
         built = build_arguments.BuildArguments(spec, num_gpu, chosen)
         self._session.engine_class.check_gpus(num_gpu)
-        self._model.build(built)
+        self._model.start_over(built)
         self._session.set_state(TrainingState())
 
     @entry_point

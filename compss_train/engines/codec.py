@@ -53,9 +53,13 @@ def _refuse_file(file: io.TextIOWrapper) -> Any:
     return cloudpickle.Pickler.dispatch_table[io.TextIOWrapper](file)
 
 
-def check_pickles(value: object) -> None:
-    """Raise what keeps a value from being pickled."""
-    _Pickler(io.BytesIO(), buffer_callback=lambda _: None).dump(value)
+def pickling_error(value: object) -> Exception | None:
+    """Return what keeps a value from being pickled, if anything does."""
+    try:
+        _Pickler(io.BytesIO(), buffer_callback=lambda _: None).dump(value)
+    except Exception as error:
+        return error
+    return None
 
 
 _REDUCERS: dict[Any, Any] = {

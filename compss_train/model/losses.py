@@ -312,14 +312,6 @@ METRICS: dict[str, BatchFunction] = {
 """Metrics by EDDL's names."""
 
 
-def resolve_loss(loss: str | BatchFunction) -> BatchFunction:
-    """Return the loss of that name, an instance of the loss class, or the callable itself.
-
-    Raises ``ValueError`` for an unknown name, listing the known ones.
-    """
-    return resolve_function("loss", loss, LOSSES)
-
-
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from compss_train._utils.validation import check_choice, check_count, check_dense
-from compss_train.engines.codec import check_pickles
+from compss_train.engines.codec import pickling_error
 from compss_train.model import compilation, copies, losses, optimizers, training_spec
 from compss_train.model.devices import gpu
 from compss_train.model.optimizers import rates
@@ -198,7 +198,7 @@ def copied_network(net: nn.Module) -> nn.Module:
 def check_picklable(**values: object) -> None:
     """Raise ``TypeError`` for the first value that cannot be pickled, naming the attribute."""
     for name, value in values.items():
-        if (error := _pickling_error(value)) is not None:
+        if (error := pickling_error(value)) is not None:
             if isinstance(error, RecursionError) or "recursion" in str(error):
                 raise TypeError(f"{name} {_TOO_DEEP}, and cannot be sent to other processes")
             where = _culprit(name, value) or name
@@ -208,20 +208,12 @@ def check_picklable(**values: object) -> None:
             )
 
 
-def _pickling_error(value: object) -> Exception | None:
-    try:
-        check_pickles(value)
-    except Exception as error:
-        return error
-    return None
-
-
 def _culprit(name: str, value: object, seen: frozenset[int] = frozenset()) -> str | None:
     """Return the path and type of the innermost part that cannot be pickled.
 
     Returns ``None`` if the only such parts refer back to a value in ``seen``.
     """
-    failing = [(part, inner) for part, inner in _parts(value) if _pickling_error(inner) is not None]
+    failing = [(part, inner) for part, inner in _parts(value) if pickling_error(inner) is not None]
     if not failing:
         return f"{name} ({type(value).__module__}.{type(value).__qualname__})"
     seen |= {id(value)}

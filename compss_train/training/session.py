@@ -252,18 +252,14 @@ class TrainedModel:
         self.given_seed = None if seed is None else check_seed(seed)
         """The user's seed, or ``None`` for a drawn one."""
         self.seed = secrets.randbits(32) if self.given_seed is None else self.given_seed
-        self._built: BuildArguments | None = None
         self.fit: Fit | None = None
         """The running fit, or ``None``."""
-        self._start_over({})
+        self.start_over(None)
 
-    def build(self, built: BuildArguments) -> None:
-        """Start over with a network."""
+    def start_over(self, built: BuildArguments | None) -> None:
+        """Start over with a network, or without one."""
         self._built = built
-        self._start_over(params.copy_of(params.from_module(built.training_spec.net)))
-
-    def _start_over(self, parameters: params.Parameters) -> None:
-        self.parameters = parameters
+        self.parameters = {} if built is None else params.copy_of(params.from_module(built.training_spec.net))
         self.as_built = True
         self.averaged: params.Parameters | None = None
         """The average of the parameters that the last fit kept, with ``Merge(averaging=...)``."""
@@ -392,7 +388,6 @@ class Session:
         self._states: list[GroupState | Ref] = []
         self.merge_state = NOTHING_KEPT
         """What merges keep besides the parameters."""
-        self.set_state(TrainingState())
 
     @property
     def engine(self) -> Engine:

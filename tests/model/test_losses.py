@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from compss_train.model.losses import LOSSES, categorical_cross_entropy, resolve_loss
+from compss_train.model.losses import LOSSES, categorical_cross_entropy, resolve_function
 from tests.helpers.tolerances import sum_error
 
 torch.manual_seed(0)
@@ -89,14 +89,14 @@ def test_names_classes_and_callables():
     def own(output, target):
         return output.sum()
 
-    assert resolve_loss(own) is own
-    assert isinstance(resolve_loss(nn.L1Loss), nn.L1Loss)
+    assert resolve_function("loss", own, LOSSES) is own
+    assert isinstance(resolve_function("loss", nn.L1Loss, LOSSES), nn.L1Loss)
     with pytest.raises(ValueError, match="unknown loss 'crossentropy'; choose one of mean_squared_error, mse"):
-        resolve_loss("crossentropy")
+        resolve_function("loss", "crossentropy", LOSSES)
     with pytest.raises(ValueError, match=r"or pass a callable; did you mean cross_entropy\?"):
-        resolve_loss("crossentropy")
+        resolve_function("loss", "crossentropy", LOSSES)
     with pytest.raises(TypeError, match="neither a name nor a callable"):
-        resolve_loss(3)
+        resolve_function("loss", 3, LOSSES)
 
 
 @pytest.mark.parametrize("outputs", [[[-0.1, 1.1]], [[0.5, 1.02]], [[-1e-3, 0.5]]])

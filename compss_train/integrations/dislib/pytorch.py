@@ -191,7 +191,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
             raise TypeError(f"gradient_clipping={gradient_clipping!r}: give a function of the model, or None")
         spec = {"optimizer": optimizer, **optimizer_parameters}
         options = {"transform": torch.Tensor.float, **options}
-        made = losses.resolve_loss(loss if isinstance(loss, str | nn.Module) else loss())
+        made = losses.resolve_function("loss", loss if isinstance(loss, str | nn.Module) else loss(), losses.LOSSES)
         if isinstance(made, nn.CrossEntropyLoss):
             made = copy.deepcopy(made)
             made.register_forward_pre_hook(_with_labels)
