@@ -333,7 +333,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
 
     def _prepared(self, method: str, x: Any, y: Any, options: FitOptions) -> rounds.FitOfEpochs:
         """Return the fit with these options, which ``method`` needs, after all checks that need no task."""
-        self._model.ready(method)
+        self._model.require_idle(method)
         records = {"validated": options.validation_data is not None, "averaged": bool(options.merge.averaging)}
         called = self._callbacks(options.callbacks, options.progress, **records)
         stopping = Stopping(options.max_time, self.clock, self._session.engine_class.time_left())
@@ -406,7 +406,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
             checkpoint_every=checkpoint_every,
             pairing=pairing_of(simulations),
         )
-        self._model.ready("fit_online")
+        self._model.require_idle("fit_online")
         OnlineFit(
             callbacks=self._callbacks(callbacks, progress, validated=validation_data is not None, online=True),
             stopping=Stopping(max_time, self.clock, self._session.engine_class.time_left()),
@@ -587,7 +587,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
 
         Raises ``FileNotFoundError``, ``BadCheckpointError``, ``ValueError`` for another network, optimizer or seed.
         """
-        self._model.ready("restore")
+        self._model.require_idle("restore")
         resuming.restore(self._session, folder, best=best)
 
     def close(self) -> None:

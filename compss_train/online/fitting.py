@@ -106,10 +106,11 @@ class OnlineFit(Fit):
         """Let the trainer and this fit be as they were at a save."""
         session, sampler = self.session, self.simulations.sampler
         study = saves.check_same_study(checkpoint, self.options, sampler, session)
-        resuming.check_trainer(checkpoint, session)
+        setting = resuming.setting_of(session)
+        resuming.check_trainer(checkpoint, session, setting)
         if not study.is_complete and sampler is None:
             self.again = self.inputs.resume(study.simulations)
-        resuming.warn_of_differences(checkpoint, session, fit="the fit goes on")
+        resuming.warn_of_differences(checkpoint, setting, fit="the fit goes on")
         resuming.load(checkpoint[1], session)
         self.callbacks.saved = checkpoint[1].callbacks
         self.study = saves.with_states(study, session.state().workers)

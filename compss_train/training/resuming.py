@@ -31,7 +31,7 @@ from compss_train.worker.state import optimizer_bytes
 def snapshot_of(session: Session) -> Snapshot:
     """Return the state that a later fit can resume from; in a callback, the state after the last complete round."""
     fit = session.model.fit
-    return replace(_content(session), setting=_setting(session), progress=None if fit is None else fit.progress)
+    return replace(_content(session), setting=setting_of(session), progress=None if fit is None else fit.progress)
 
 
 def _content(session: Session) -> Snapshot:
@@ -78,14 +78,15 @@ def checkpoint_bytes(session: Session) -> int:
 
 def restore(session: Session, folder: str | os.PathLike[str], *, best: bool = False) -> None:
     """Load the newest good checkpoint of a folder, or the best; ``DistributedTrainer.restore`` lists the errors."""
+    setting = setting_of(session)
     with checkpoints.local_copy(folder) as local:
         path, content = checkpoints.read_latest_checkpoint(local, warn=True)
         if best:
             path = checkpoints.checkpoint_path(path.parent, _best_round(path, content))
             content = checkpoints.read_checkpoint(path)
     snapshot = Snapshot.from_dict(content, path)
-    check_trainer((path, snapshot), session)
-    warn_of_differences((path, snapshot), session, fit="fits continue")
+    check_trainer((path, snapshot), session, setting)
+    warn_of_differences((path, snapshot), setting, fit="fits continue")
     load(snapshot, session)
 
 
@@ -107,10 +108,10 @@ def check(
     checkpoint: Checkpoint, planned: Progress, options: FitOptions, session: Session
 ) -> tuple[Progress, tuple[str, ...]]:
     """Return the progress in a checkpoint and the files that were skipped; check that it is of the planned fit."""
-    model, (path, snapshot) = session.model, checkpoint
-    check_trainer(checkpoint, session)
+    model, setting, (path, snapshot) = session.model, setting_of(session), checkpoint
+    check_trainer(checkpoint, session, setting)
     saved = check_same_fit(checkpoint, planned, options, session.num_workers)
-    warn_of_differences(checkpoint, session, fit="the fit resumes")
+    warn_of_differences(checkpoint, setting, fit="the fit resumes")
     last = snapshot.history[-1] if snapshot.history else {}
     own = bool(model.history) and model.history[-1]["ended"] == last.get("ended")
     check_end(path, saved, options, own=own)
@@ -135,7 +136,7 @@ def load(snapshot: Snapshot, session: Session) -> None:
     session.set_state(TrainingState(workers, MergeState(**snapshot.merge)))
 
 
-def _setting(session: Session) -> dict[str, Any]:
+def setting_of(session: Session) -> dict[str, Any]:
     """Return the settings that results depend on, besides the data and the options of a fit."""
     model, built = session.model, session.model.built
     training_spec = built.training_spec
@@ -201,10 +202,10 @@ CHANGEABLE_OPTIONS = ("num_epochs", "preset")
 """Options of ``fit`` that may change when it is resumed; the options that a preset chooses may not."""
 
 
-def check_trainer(checkpoint: Checkpoint, session: Session) -> None:
-    """Raise ``ValueError`` for another network, optimizer or seed."""
+def check_trainer(checkpoint: Checkpoint, session: Session, setting: Mapping[str, Any]) -> None:
+    """Raise ``ValueError`` for another network, optimizer or seed; ``setting`` is the session's."""
     (path, snapshot), seed = checkpoint, session.model.given_seed
-    saved, setting = snapshot.setting, _setting(session)
+    saved = snapshot.setting
     layouts = [_layout(snapshot.parameters), _layout(session.model.parameters)]
     differences = [
         *(f"it has no {name!r}" for name in layouts[1] if name not in layouts[0]),
@@ -222,10 +223,9 @@ def check_trainer(checkpoint: Checkpoint, session: Session) -> None:
         raise ValueError(f"{path} is of a fit with seed={saved['seed']}, and this trainer has seed={seed}")
 
 
-def warn_of_differences(checkpoint: Checkpoint, session: Session, *, fit: str) -> None:
+def warn_of_differences(checkpoint: Checkpoint, setting: Mapping[str, Any], *, fit: str) -> None:
     """Warn of settings that change results."""
-    path, snapshot = checkpoint
-    saved, setting = snapshot.setting, _setting(session)
+    path, saved = checkpoint[0], checkpoint[1].setting
     apart = "optimizer_options", "seed"
     others = {name: value for name, value in saved.items() if name not in apart}
     groups = zip(saved["optimizer_options"], setting["optimizer_options"], strict=True)

@@ -309,11 +309,6 @@ class TrainedModel:
         """What tells apart the objects of ``build``, or ``None`` before it was called."""
         return None if self._built is None else {**self._built.objective, **self._built.surroundings}
 
-    def ready(self, method: str) -> BuildArguments:
-        """Return ``built``; raise ``RuntimeError`` during a fit."""
-        self.require_idle(method)
-        return self.built
-
     def require_idle(self, method: str) -> None:
         """Raise ``RuntimeError`` during a fit."""
         if self.fit is not None:
