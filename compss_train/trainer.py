@@ -65,9 +65,8 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         and its task runs again in another process, up to 4 times in all. Allow more time than the slowest batch and
         the slowest merge take. ``None`` (default) only warns of such processes: docs/long-runs.md.
 
-    Worker processes start with the first call that needs them, and are kept for later calls, with each worker's
-    optimizer and random states. ``close()``, the end of a ``with`` block and an exception in a fit end them, unless
-    they are those of a given engine.
+    Worker processes start with the first call that needs them, and are kept for later ones, with each worker's
+    optimizer and random states. ``close()``, the end of ``with`` and exceptions in fits end those of an own engine.
 
     Attributes: ``history`` (a dict for each round), ``configuration``, ``seed``, ``num_workers``, ``threads``;
     ``clock``, a function that returns seconds, by which ``max_time`` is measured.
