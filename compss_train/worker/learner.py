@@ -83,7 +83,7 @@ class Learner(ModelReplica):
         if self._scaler.is_enabled():
             self._restore_scaler(state.scaler)
         self._accumulated_batches = self._accumulated_samples = 0
-        self._batches = state.batches
+        self._batches, self._random = state.batches, state.random
         """Number of batches trained, including by earlier tasks of the worker."""
         self._updated = False
         trusts = self.spec.gradients.on_nan == "skip" and devices.is_gpu(work.device) and not state.skipped
@@ -403,7 +403,7 @@ class Learner(ModelReplica):
         """Return what the worker keeps; ``others`` are fields that the learner does not know."""
         return WorkerState(
             optimizer=on_host(self.optimizer.state_dict()),
-            random=devices.RandomState.capture(self._work.device),
+            random=devices.RandomState.capture(self._work.device, self._random),
             batches=self._batches,
             module_buffers=changed_buffers(self.net, self.spec.net),
             scaler=self._scaler.state_dict() or None,
