@@ -14,11 +14,11 @@ from dataclasses import KW_ONLY, dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from itertools import accumulate, chain, count, pairwise, zip_longest
-from operator import attrgetter
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
+from compss_train._utils import PickledByFields
 from compss_train._utils.validation import check_count
 from compss_train.data.order import block_order, even_parts, partition_files, sample_order
 
@@ -30,7 +30,7 @@ MergeEvery: TypeAlias = int | Callable[[int], int] | None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class BlockPass:
+class BlockPass(PickledByFields):
     """One pass over the samples of one block, or of a part of it."""
 
     block: int
@@ -47,10 +47,6 @@ class BlockPass:
     """Number of samples that the whole pass trains before this part of it."""
     rest: int = 0
     """Number of samples that the whole pass trains after this part of it."""
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the fields: the default for dataclasses with slots takes several times as long."""
-        return type(self), _fields_of(self)
 
     @property
     def start(self) -> int:
@@ -73,7 +69,6 @@ class BlockPass:
         )
 
 
-_fields_of = attrgetter("block", "epoch", "size", "sample_numbers", "first", "skip", "rest")
 WorkerAssignment: TypeAlias = tuple[BlockPass, ...]
 """The block passes of one worker in one round."""
 
@@ -92,11 +87,6 @@ class Batching:
         """Return (start, stop) of each batch of a block pass with ``rows`` samples."""
         number = self.number or -(-rows // (self.size or rows))
         return even_parts(rows, min(number, rows))
-
-
-def blocks_of(block_passes: Iterable[BlockPass]) -> tuple[int, ...]:
-    """Return the numbers of the blocks in these passes, each once, in order of first use."""
-    return tuple(dict.fromkeys([block_pass.block for block_pass in block_passes]))
 
 
 def batch_sizes(block_passes: WorkerAssignment, batching: Batching) -> list[int]:
@@ -266,10 +256,6 @@ class Round:
             return tuple(draws.samples if draws else 0 for draws in self.draws)
         return tuple([sum([block_pass.size for block_pass in assignment]) for assignment in self.assignments])
 
-    def span(self, worker: int) -> Span:
-        """Return the part of the last epoch that a worker trains."""
-        return self.spans[worker] if self.spans else (Fraction(0), Fraction(1))
-
 
 @dataclass(frozen=True)
 class RoundPlan:
@@ -318,9 +304,6 @@ class RoundPlan:
     def _epochs(self) -> range:
         return range(self.start.epoch, self.stop)
 
-    def _every(self, epoch: int) -> int:
-        return units_between_merges(epoch, self.merge_every)
-
     def _rounds_of_epochs(self, numbers: Iterator[int], is_over: Callable[[], bool]) -> Iterator[Round]:
         """Iterate over rounds that each consist of whole epochs."""
         for epochs in epochs_of_rounds(self._epochs, self.merge_every):
@@ -339,7 +322,9 @@ class RoundPlan:
             cut_for = start.cut_for or self.num_workers
             units = self._units(epoch, cut_for)
             counted = self._counted_batches(units)
-            size = self.num_workers * (1 if self.shuffle == "partial" else self._every(epoch))
+            size = self.num_workers * (
+                1 if self.shuffle == "partial" else units_between_merges(epoch, self.merge_every)
+            )
             of_workers: list[WorkerAssignment] = []
             whole: list[Draws | None] = []
             if self.put_counts is not None:
@@ -384,7 +369,7 @@ class RoundPlan:
         an equal part of the epoch, one for each worker and round.
         """
         if self.shuffle == "partial":
-            every = self._every(epoch)
+            every = units_between_merges(epoch, self.merge_every)
             if self.merge_unit == "blocks":
                 rounds = -(-len(self.sizes) // (workers * every))
             else:

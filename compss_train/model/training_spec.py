@@ -13,6 +13,7 @@ from torch.nn.utils.rnn import PackedSequence
 from compss_train._utils.nested import is_sequence, leaves, map_leaves
 from compss_train.model import compilation, copies, losses, metrics, optimizers
 from compss_train.model import parameters as params
+from compss_train.model.devices import is_gpu
 from compss_train.model.losses import TrainingLoss
 from compss_train.model.parameters import Parameters
 from compss_train.model.torch_metric import TorchMetric
@@ -23,7 +24,6 @@ from compss_train.reports.formatting import Table
 Precision = Literal["fp32", "bf16", "fp16"]
 MemoryFormat = Literal["contiguous", "channels_last"]
 
-_SHARED_BY_COPIES = ("compile",)
 MEMORY_FORMATS: dict[MemoryFormat, torch.memory_format] = {
     "contiguous": torch.contiguous_format,
     "channels_last": torch.channels_last,
@@ -135,9 +135,7 @@ class TrainingSpec:
 
     @cached_property
     def _template(self) -> copies.CopyTemplate:
-        copied = {
-            each.name: getattr(self, each.name) for each in fields(self) if each.name not in _SHARED_BY_COPIES
-        }
+        copied = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "compile"}
         return copies.CopyTemplate(copied, copies.own_entries(self.net))  # not of this object: it would be a cycle
 
     @cached_property
@@ -147,8 +145,7 @@ class TrainingSpec:
 
     def _copy(self, device: str) -> Self:
         """Return a copy with the network on a device, its values not set."""
-        shared = {name: getattr(self, name) for name in _SHARED_BY_COPIES}
-        return type(self)(**self._template.copy(device), **shared)
+        return type(self)(**self._template.copy(device), compile=self.compile)  # what is compiled is shared
 
     def copied(self, parameters: params.Parameters, device: str, training: bool) -> Self:
         """Return a copy with these parameters on a device, which shares nothing with this object."""
@@ -158,7 +155,8 @@ class TrainingSpec:
         measured = (each.metric if isinstance(each, TorchMetric) else each for each in metrics)
         for part in (own.net, own.loss, own.transform, augment, *measured):
             if isinstance(part, nn.Module):
-                part.to(device)
+                if part is not own.net or is_gpu(device):  # to move nothing takes as long as a small layer
+                    part.to(device)
                 if not (training and part.training):  # what is in evaluation mode inside of it stays so in training
                     part.train(training)
         if own.memory_format != "contiguous":

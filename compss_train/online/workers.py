@@ -133,7 +133,7 @@ class Workers:
         self.save_failed = False
         """Whether a part could not be stored; whoever acts on it resets it."""
         resources = replace(session.resources, own_process=True)
-        spec = session.engine.publish(session.spec)
+        spec = session.engine.publish(session.model.built.training_spec.weightless)
         self.all: list[Worker] = []
         for number, state in enumerate(session.states):
             args = train_online, spec, state, job, number, session.device(number)

@@ -242,7 +242,7 @@ class FitOfEpochs(Fit):
     def _published_job(self) -> Ref:
         session, gpus = self.session, self.session.resources.gpus
         fit = session.model.seed, self._name, self.epochs.stop - 1, gpus, self.callbacks.in_workers
-        return session.publish(self.options.job(session.spec, self.data, *fit))
+        return session.publish(self.options.job(session.model.built.training_spec.weightless, self.data, *fit))
 
     def _regroup(self) -> None:
         """Let several workers share a task if a task costs more time than a worker trains."""

@@ -26,7 +26,7 @@ from compss_train.data.tables import Coding
 from compss_train.engines import Engine, Ref, Resources, engine_class
 from compss_train.exceptions import EngineClosedError, NotBuiltError
 from compss_train.model import parameters as params
-from compss_train.model.training_spec import TensorNames, TrainingSpec
+from compss_train.model.training_spec import TensorNames
 from compss_train.reports.history import History
 from compss_train.reports.records import Record
 from compss_train.training.build_arguments import BuildArguments, check_picklable
@@ -404,11 +404,6 @@ class Session:
     def must_start(self) -> bool:
         """Whether the next task waits for processes to start."""
         return self._engine is None and self.engine_class.traits.asynchronous
-
-    @property
-    def spec(self) -> TrainingSpec:
-        """The training spec as tasks get it, along with the parameters: without weights."""
-        return self.model.built.training_spec.weightless
 
     @property
     def names(self) -> TensorNames:

@@ -78,8 +78,10 @@ def train_one(
     measured.trace = None if tracer is None else tracer.trace()
     if job.reader is not None and job.reader.is_stream:
         measured.planned_samples, measured.unread_samples = drawn, max(0, work.samples - drawn)
+    elif work.draws is not None and job.buffer is not None:  # a reservoir's repetitions do not count
+        measured.planned_samples = drawn if job.buffer.draws_in_step else min(drawn, work.draws.samples)
     else:
-        measured.planned_samples = _planned_samples(job, work, drawn, measured.unread_samples)
+        measured.planned_samples = sum(each.size for each in work.block_passes) - measured.unread_samples
     if measured.skipped_batches and not measured.batches:
         raise DivergedError(
             f"loss or gradients were NaN or infinite in all {measured.skipped_batches} batches of {work.name}, "
@@ -121,13 +123,6 @@ def _compressed(
         )
     moments = split_moments(after)[1]
     return {**after, **changes, **compress_arrays(before, moments, moments, "bf16")[0]}, errors
-
-
-def _planned_samples(job: Job, work: Work, drawn: int, unread: int) -> int:
-    """Return the number of samples that the worker was to train; a reservoir's repetitions do not count."""
-    if work.draws is not None and job.buffer is not None:
-        return drawn if job.buffer.draws_in_step else min(drawn, work.draws.samples)
-    return sum(block_pass.size for block_pass in work.block_passes) - unread
 
 
 def train_group(

@@ -12,7 +12,7 @@ from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, PartialShuffle
 from compss_train.data.block import Ragged
-from compss_train.data.partitioning import RoundPlan, blocks_of
+from compss_train.data.partitioning import RoundPlan
 from compss_train.training.data_source import as_data_source
 from compss_train.training.fit import FitOptions
 from compss_train.worker.batches import cut_batches
@@ -73,7 +73,7 @@ def batches_of(data, workers, gpus, **given):
         if not round_.counts[worker]:
             continue
         total = any(each.sample_numbers is not None for each in passes)
-        numbers = tuple(range(len(x.sizes))) if total else blocks_of(passes)
+        numbers = tuple(range(len(x.sizes))) if total else tuple({each.block: 0 for each in passes})
         work = Work(
             passes,
             device=f"cuda:{worker % gpus}" if gpus else "cpu",

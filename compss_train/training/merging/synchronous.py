@@ -7,10 +7,11 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, ClassVar
 
-from compss_train.data.partitioning import Round, blocks_of
+from compss_train.data.partitioning import Round
 from compss_train.engines import Engine, Ref
 from compss_train.model.metrics import Measured
 from compss_train.model.optimizers import optimizer_factory
@@ -106,7 +107,7 @@ class RoundWorkers:
     def _hyperparameters(self, worker: int, schedule: LrSchedule) -> dict[int, TimedHyperparameters]:
         """Return the hyperparameters of a worker by epoch."""
         epochs = {block_pass.epoch for block_pass in self.round.assignments[worker]} or {self.round.last_epoch}
-        span = self.round.span(worker)
+        span = self.round.spans[worker] if self.round.spans else (Fraction(0), Fraction(1))
         key = frozenset(epochs), span
         if key not in self._timed:
             self._timed[key] = {epoch: schedule.during(epoch, *span) for epoch in sorted(epochs)}
@@ -123,7 +124,8 @@ class RoundWorkers:
         workers = self.session.groups[group]
         assignments = self.round.assignments[workers.start : workers.stop]
         if not self.is_total:
-            numbers = blocks_of(block_pass for own in assignments for block_pass in own)
+            # Each once, in order of first use.
+            numbers = tuple(dict.fromkeys([block_pass.block for own in assignments for block_pass in own]))
             return GroupSamples(self.data.values(numbers), assignments, numbers)
         numbers = self.data.holding(samples_of(assignments))
         starts = tuple([self.data.starts[number] for number in numbers])
