@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load, load_file, save, save_file
+from safetensors.torch import load, load_file, save_file
 
 from compss_train._utils import __version__
 from compss_train._utils.files import DISK, Disk
@@ -40,14 +40,22 @@ UPGRADES: Mapping[int, Callable[[dict[str, Any]], dict[str, Any]]] = {4: _from_4
 _OS_ERROR = re.compile(r"\(os error ([0-9]+)\)")
 
 
-DTYPES = frozenset(
-    {
-        *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
-        *(torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8),
-        *(torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool),
-    }
+DTYPES: Mapping[torch.dtype, str] = dict(
+    zip(
+        (
+            *(torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2),
+            *(torch.complex64, torch.int64, torch.int32, torch.int16, torch.int8),
+            *(torch.uint64, torch.uint32, torch.uint16, torch.uint8, torch.bool),
+        ),
+        (
+            *("F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"),
+            *("C64", "I64", "I32", "I16", "I8"),
+            *("U64", "U32", "U16", "U8", "BOOL"),
+        ),
+        strict=True,
+    )
 )
-"""The dtypes of tensors that a checkpoint can hold: the dtypes of safetensors files."""
+"""The dtypes of tensors that a checkpoint can hold, and their names in safetensors files."""
 
 TYPE_KEY = "$"
 """The key of a JSON object that stands for a value of a type that JSON does not have."""
@@ -131,11 +139,25 @@ def encode_value(value: Any) -> torch.Tensor:
     The bytes are a safetensors file of its arrays, and of one more with the JSON that refers to them by name.
     Raises ``TypeError`` for other types.
     """
+    return torch.cat(encoded_pieces(value))
+
+
+def encoded_pieces(value: Any) -> list[torch.Tensor]:
+    """Return what ``encode_value`` does in pieces, of which those of large tensors share the tensors' memory."""
     tensors: dict[str, torch.Tensor] = {}
     text = json.dumps(to_json(value, "value", tensors))
-    document = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
-    data = save(without_sharing({**tensors, STATE: document}))
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+    tensors[STATE] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+    # Readers map a file into memory, so that numbers must be aligned: large ones come first.
+    ordered = sorted(tensors.items(), key=lambda item: -item[1].itemsize)
+    described, start = dict[str, Any](), 0
+    for name, tensor in ordered:
+        offsets = [start, start := start + tensor.nbytes]
+        described[name] = {"dtype": DTYPES[tensor.dtype], "shape": [*tensor.shape], "data_offsets": offsets}
+    header = json.dumps(described).encode()
+    header += b" " * (-len(header) % 8)
+    first = torch.frombuffer(bytearray(len(header).to_bytes(8, "little") + header), dtype=torch.uint8)
+    # A single number is contiguous with any strides.
+    return [first, *(tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8) for _, tensor in ordered)]
 
 
 def decode_value(data: torch.Tensor) -> Any:

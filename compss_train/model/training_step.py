@@ -45,7 +45,8 @@ class StepContext:
     simulations: NDArray[np.int64] | None = None
     """In ``fit_online``, the number of each sample's simulation: shape (n,), or (n, 2) for pairs of time steps.
 
-    Simulations are counted from 0 in the order of their inputs; other programs are counted, too, when they connect.
+    Simulations are counted from 0 in the order of their inputs. Other programs count on from there when they
+    connect, from 2**40 if ``inputs`` has no length.
     """
     steps: NDArray[np.int64] | None = None
     """In ``fit_online``, each sample's time step, or its index in its simulation if it has none; same shape."""

@@ -29,8 +29,7 @@ class ChosenInputs:
 
     def __init__(self, sampler: InputSampler, predictor: "Predictor") -> None:
         self._sampler, self._predictor, self._table = sampler, predictor, SimulationTable(predictor)
-        self._rows: dict[int, int] = {}  # by number
-        self._parts: dict[int, dict[int, NDArray[np.float64]]] = {}  # of the reports of each worker, by row
+        self._parts: dict[int, dict[int, NDArray[np.float64]]] = {}  # of the reports of each worker, by simulation
         self._replayed = 0
         self._unrecorded: list[dict[str, Any]] = []
 
@@ -53,25 +52,20 @@ class ChosenInputs:
         saved_state.to_json(value, f"the input that {name} returned", {})
         if not len(self):
             saved_state.to_json(self._sampler.state_dict(), f"{name}.state_dict()", {})
-        self._table.begin(-1, value)
+        shown = map_leaves(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, value)
+        self._unrecorded.append({"simulation": len(self), "input": shown, "origin": self._sampler.origin})
+        self._table.begin(value)
         self._replayed += 1
         return value
 
-    def begin(self, row: int, number: int) -> None:
-        """Record the number of the simulation of an input, which workers know it by; ``draws`` then has it."""
-        self._rows[number] = row
-        self._table.set(row, number=number)
-        value = map_leaves(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, self._table.inputs[row])
-        self._unrecorded.append({"simulation": number, "input": value, "origin": self._sampler.origin})
-
     def end(self, number: int, *, complete: bool) -> None:
         """Record whether all samples of a simulation have arrived; False again if they were lost."""
-        self._table.set(self._rows[number], complete=complete)
+        self._table.set(number, complete=complete)
 
     def report(self, worker: int, rows: NDArray[np.float64]) -> None:
         """Take in the report of a worker on the losses of its samples; what is of no simulation does not count."""
         for number, *values in rows.tolist():
-            if (row := self._rows.get(int(number))) is None:
+            if (row := int(number)) >= len(self):
                 continue
             parts = self._parts.setdefault(row, {})
             parts[worker] = np.array(values)
@@ -92,7 +86,6 @@ class ChosenInputs:
         """Continue from a state: iterate over the inputs that were drawn, and then draw others."""
         self._sampler.load_state_dict(state["sampler"])
         self._table.load_state_dict(state["table"])
-        self._rows = {number: row for row, number in enumerate(self._table.number.tolist())}
         for row, worker, *values in state["parts"].tolist():
             self._parts.setdefault(int(row), {})[int(worker)] = np.array(values)
         self._predictor.copies, self._unrecorded = state["copies"], state.get("unrecorded", [])

@@ -59,7 +59,7 @@ class OnlineFit(Fit):
     merge: Merge = field(init=False)
     inputs: Inputs = field(init=False)
     """None if a sampler chooses them."""
-    again: list[tuple[int, int, Any]] = field(default_factory=list, init=False)
+    again: list[tuple[int, Any]] = field(default_factory=list, init=False)
     """The simulations of an earlier program that are to run again."""
     study: saves.SavedStudy | None = field(default=None, init=False)
     """The save from which it goes on, if any."""
@@ -105,7 +105,7 @@ class OnlineFit(Fit):
     def _go_on_from(self, checkpoint: Checkpoint) -> None:
         """Let the trainer and this fit be as they were at a save."""
         session, sampler = self.session, self.simulations.sampler
-        study = saves.check_same_study(checkpoint, self.options, sampler, session)
+        study = saves.check_same_study(checkpoint, self.options, self.simulations, session)
         setting = resuming.setting_of(session)
         resuming.check_trainer(checkpoint, session, setting)
         if not study.is_complete and sampler is None:
@@ -170,8 +170,8 @@ class EventLoop:
         self._session, self._stopping = session, fit.stopping
         self._urgent_since: float | None = None
         self._stopping_since: float | None = None
-        self._options = options
-        self._sampler = sampler = simulations.sampler
+        self._options, self._simulations = options, simulations
+        sampler = simulations.sampler
         self._keeps_saves = any(callback.keeps_state for callback in fit.callbacks.callbacks)
         self._saved = time.monotonic()
         """When the last save was complete."""
@@ -220,6 +220,7 @@ class EventLoop:
         )
         self._workers = workers.Workers(session, job, reports, folder, () if study is None else study.workers)
         self._router = workers.StreamRouter(self._workers.all, job.key, paired=job.paired)
+        self._router.next_number = simulations.first_sender(options.buffer)
         inputs, again = fit.inputs, fit.again
         if chosen is not None:
             inputs = Inputs(chosen)
@@ -269,7 +270,7 @@ class EventLoop:
         if done:
             self._workers.finish()
             if self._keeps_saves and self.stopped is None and failure is None:
-                self._last_save = self._cut(is_complete=True)
+                self._last_save = self._cut(self.pull())
             self._recorder.finish(self._counts(), self._workers.repetitions(), self._last_save)
         elif self._last_save is not None:
             self._recorder.keep(self._last_save)
@@ -367,8 +368,6 @@ class EventLoop:
         stops = self.stopped is not None
         if self._last_save is not None:
             return
-        if self._workers.save_failed:  # a fit that stops does not wait until there is room
-            self._workers.save_failed, self._saved, self._gave_up = False, time.monotonic(), stops
         if self._workers.all_saved:
             self._complete_save(stops=stops and self._keeps_saves)
         elif stops and self._saves_before_stop():
@@ -385,24 +384,35 @@ class EventLoop:
         return every is not None and time.monotonic() - self._saved > every
 
     def _complete_save(self, *, stops: bool) -> None:
+        """Complete a save that all workers have taken part in; they go on before their buffers are written.
+
+        Nothing else is handled meanwhile, such as the end of a simulation.
+        """
+        parameters = self.pull() if self._keeps_saves else {}
+        server, waited = self._shared.save() if self._keeps_saves else None, self._workers.seconds_waited
+        if not stops:
+            self._workers.go_on()
+        is_stored, self._saved = self._workers.store(), time.monotonic()
+        if not is_stored:
+            self._gave_up = stops  # a fit that stops does not wait until there is room
+            self._workers.go_on()
+            return
         safe = self._runs.forget_safe(self._workers.all)
-        save = self._cut() if self._keeps_saves else None
-        waited, self._saved = self._workers.seconds_waited, time.monotonic()
+        save = self._cut(parameters, server) if self._keeps_saves else None
         if stops:
             self._last_save = save
             return
-        self._workers.go_on()
         self._workers.forget(safe)
         if save is not None:
             self._recorder.add_save(save, self._counts(), waited)
 
-    def _cut(self, *, is_complete: bool = False) -> Study:
-        """Return the state of everything, while all workers wait or have ended."""
+    def _cut(self, parameters: params.Parameters, server: dict[str, Any] | None = None) -> Study:
+        """Return the state of everything, of a study that is complete without the content of the ``server``."""
         saved = saves.SavedStudy(
-            is_complete=is_complete,
+            is_complete=server is None,
             seed=self._job.seed,
-            options=saves.described_options(self._options, self._sampler, self._session),
-            server=None if is_complete else self._shared.save(),
+            options=saves.described_options(self._options, self._simulations, self._session),
+            server=server,
             workers=self._workers.parts(),
             streams=self._router.next_number,
             simulations=self._runs.state_dict(),
@@ -410,4 +420,4 @@ class EventLoop:
             senders=self._senders.state_dict(self._workers.all, self._job),
             reports={},
         )
-        return saved.to_study(self.pull())
+        return saved.to_study(parameters)

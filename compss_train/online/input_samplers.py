@@ -12,7 +12,7 @@ from compss_train._utils.validation import check_count, check_seed
 Bounds: TypeAlias = Sequence[tuple[float, float]] | Mapping[str, tuple[float, float]]
 """The smallest and the largest value of each parameter, also by its name."""
 
-_COLUMNS = [("number", "i8"), ("complete", "?"), ("trained", "i8"), ("loss", "f8"), ("excess", "f8")]
+_COLUMNS = [("complete", "?"), ("trained", "i8"), ("loss", "f8"), ("excess", "f8")]
 _ATTEMPTS, _NARROWING = 10, 0.3
 _CHUNK = 4096  # inputs whose distances are computed at a time
 _LEAST_LOSSES, _RIDGE = 10, 0.1
@@ -37,8 +37,8 @@ class SimulationTable:
 
     @property
     def number(self) -> NDArray[np.int64]:
-        """The number of each simulation, as in ``context.simulations``."""
-        return self._column("number")
+        """The number of each simulation, as in ``context.simulations``: that of its row."""
+        return np.arange(len(self))
 
     @property
     def complete(self) -> NDArray[np.bool_]:
@@ -78,11 +78,11 @@ class SimulationTable:
             raise RuntimeError("this table belongs to no fit, so that there is no network that could predict")
         return self._predict(x)
 
-    def begin(self, number: int, value: Any) -> None:
+    def begin(self, value: Any) -> None:
         """Add the row of a simulation."""
         if len(self) == len(self._rows):
             self._rows = np.concatenate([self._rows, np.zeros_like(self._rows)])
-        self._rows[len(self)] = number, False, 0, np.nan, 0.0
+        self._rows[len(self)] = False, 0, np.nan, 0.0
         self.inputs.append(value)
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,6 +145,8 @@ class BoxSampler(InputSampler):
                 f"bounds={bounds!r}: give the smallest and the largest value of each parameter, as in [(0, 1), "
                 "(100, 500)] or {'width': (0, 1)}, two finite numbers, the second one larger"
             )
+        pairs = np.stack([self._low, self._high], 1).tolist()
+        self._bounds = pairs if self._names is None else dict(zip(self._names, pairs, strict=True))
         self.number = check_count("number", number)
         self.drawn = 0
         """How many inputs it has returned."""
@@ -174,11 +176,17 @@ class BoxSampler(InputSampler):
         return (np.array(rows, np.float64).reshape(-1, self.parameters) - self._low) / (self._high - self._low)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the number of inputs drawn and the state of the random numbers."""
-        return {"drawn": self.drawn, "random": self.random.bit_generator.state}
+        """Return the bounds, the number of inputs drawn and the state of the random numbers."""
+        random = self.random.bit_generator.state
+        return {"bounds": self._bounds, "drawn": self.drawn, "random": random}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a state that ``state_dict`` returned."""
+        """Go on from a state that ``state_dict`` returned; raise ``ValueError`` for one with other bounds."""
+        if state["bounds"] != self._bounds:
+            raise ValueError(
+                f"bounds={self._bounds}: the inputs drawn so far have bounds={state['bounds']}; give these, or "
+                "begin a new study"
+            )
         self.drawn, self.random.bit_generator.state = state["drawn"], state["random"]
 
 

@@ -28,20 +28,15 @@ class Inputs:
         self._iterator = iter(inputs)
         self.lost: list[str] = []
         """What messages call the first simulations that were given up, at most ``SHOWN``."""
-        self._streams, self._samples, self._hashes = array("q"), array("q"), array("q")
-        """By simulation: the number of its stream, its number of samples once it is complete, its input's hash."""
+        self._samples, self._hashes = array("q"), array("q")
+        """By simulation: its number of samples once it is complete, and its input's hash."""
 
     def next(self) -> tuple[int, Any]:
         """Return the next simulation and its input; raise ``StopIteration`` after the last one."""
         value = next(self._iterator)
         self._hashes.append(hash_of(value))
-        self._streams.append(-1)
         self._samples.append(BEGUN)
         return len(self._samples) - 1, value
-
-    def begin(self, simulation: int, stream: int) -> None:
-        """Record the stream of a simulation."""
-        self._streams[simulation] = stream
 
     def end(self, simulation: int, samples: int) -> None:
         """Record a simulation's number of samples; ``BEGUN`` if it runs again, ``FAILED`` if it is given up."""
@@ -51,7 +46,7 @@ class Inputs:
         """Record that a simulation was given up."""
         self.end(simulation, FAILED)
         if len(self.lost) < SHOWN:
-            self.lost.append(f"simulation {self._streams[simulation]} of input {shown(value)}")
+            self.lost.append(f"simulation {simulation} of input {shown(value)}")
 
     def ended(self) -> tuple[int, int]:
         """Return how many simulations are complete, and how many were given up."""
@@ -67,16 +62,15 @@ class Inputs:
         """Return what ``resume`` needs; samples of the ``incomplete`` simulations are not all in the save."""
         samples = np.array(self._samples, np.int64)
         samples[list(incomplete)] = BEGUN
-        return {"streams": np.array(self._streams, np.int64), "samples": samples, "hashes": np.array(self._hashes)}
+        return {"samples": samples, "hashes": np.array(self._hashes)}
 
-    def resume(self, saved: dict[str, Any]) -> list[tuple[int, int, Any]]:
+    def resume(self, saved: dict[str, Any]) -> list[tuple[int, Any]]:
         """Iterate over the inputs of the simulations that have begun, which ``state_dict`` describes.
 
-        Return the simulation, the stream and the input of each that has to run again. Raises ``ValueError`` for
-        other inputs.
+        Return the simulation and the input of each that has to run again. Raises ``ValueError`` for other inputs.
         """
-        again: list[tuple[int, int, Any]] = []
-        for streams, samples, known in zip(saved["streams"], saved["samples"], saved["hashes"], strict=True):
+        again: list[tuple[int, Any]] = []
+        for samples, known in zip(saved["samples"], saved["hashes"], strict=True):
             try:
                 simulation, value = self.next()
             except StopIteration:
@@ -89,12 +83,11 @@ class Inputs:
                     f"the input of simulation {simulation} was another one than {shown(value)}; give the same "
                     "inputs, in the same order, or begin a new study"
                 )
-            self.begin(simulation, int(streams))
             self.end(simulation, int(samples))
             if samples == FAILED:
                 self.give_up(simulation, value)
             if samples == BEGUN:
-                again.append((simulation, int(streams), value))
+                again.append((simulation, value))
         return again
 
 

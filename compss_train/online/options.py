@@ -12,6 +12,9 @@ from compss_train.online.solver import Solver
 from compss_train.training.build_arguments import check_picklable
 from compss_train.training.merge import Merge, MergeLike
 
+UNCOUNTED = 2**40
+"""The first number of a sender if it is not known how many simulations there are."""
+
 Pairing = Callable[[Any, Any], Any]
 """Makes (x, y) of two batches of time steps, the earlier and the later of each pair."""
 
@@ -81,13 +84,19 @@ class Simulations:
     @property
     def given(self) -> Iterable[Any]:
         """The inputs that are given: none if a sampler chooses them, or only other programs send."""
-        return () if isinstance(self.inputs, InputSampler) or self.simulate is None else self.inputs
+        return iter(()) if isinstance(self.inputs, InputSampler) else self.inputs
 
     @property
     def resources(self) -> Resources:
         """The resources of one simulation."""
         cpus = self.simulate.cpus if isinstance(self.simulate, Solver) else 1
         return Resources(cpus=cpus, own_process=True)
+
+    def first_sender(self, buffer: BufferSpec) -> int:
+        """Return the number of the first sender's stream, above those of all simulations."""
+        if isinstance(self.given, Sized):
+            return len(self.given)
+        return UNCOUNTED if buffer.sweep_size is None else max(0, buffer.sweep_size - self.senders)
 
     @property
     def slots(self) -> int:

@@ -12,8 +12,7 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from compss_train.online.input_samplers import InputSampler
-from compss_train.online.options import OnlineOptions
+from compss_train.online.options import OnlineOptions, Simulations
 from compss_train.training import description
 from compss_train.training.checkpoints import Checkpoint, Study
 from compss_train.training.session import Session
@@ -56,7 +55,7 @@ class SavedStudy:
     """The global parameters in double precision, and the state of the outer optimizer, by key."""
     workers: Sequence[SavedWorker]
     streams: int
-    """The number of the next stream of samples."""
+    """The number of the next sender's stream of samples."""
     simulations: dict[str, Any]
     chosen: dict[str, Any] | None
     """The state of the inputs that a sampler has chosen, if one does."""
@@ -91,10 +90,12 @@ class SavedStudy:
         return cls(**{**content, "workers": workers})
 
 
-def described_options(options: OnlineOptions, sampler: InputSampler | None, session: Session) -> dict[str, Any]:
+def described_options(options: OnlineOptions, simulations: Simulations, session: Session) -> dict[str, Any]:
     """Return what must be the same when a study goes on: its options, who chooses inputs, and its objective."""
+    sampler = simulations.sampler
     told: dict[str, Any] = {
         "num_workers": session.num_workers,
+        "the number of the first sender": simulations.first_sender(options.buffer) if simulations.senders else None,
         "inputs": "given" if sampler is None else type(sampler).__name__,
         "class_weight": description.described(session.model.built.training_spec.class_weight),
     }
@@ -108,14 +109,14 @@ def described_options(options: OnlineOptions, sampler: InputSampler | None, sess
 
 
 def check_same_study(
-    checkpoint: Checkpoint, options: OnlineOptions, sampler: InputSampler | None, session: Session
+    checkpoint: Checkpoint, options: OnlineOptions, simulations: Simulations, session: Session
 ) -> SavedStudy:
     """Return the study of a checkpoint; raise ``ValueError`` if there is none, or if it had other options."""
     path, snapshot = checkpoint
     if snapshot.study is None:
         method = "fit" if snapshot.progress is not None else "trainer.restore"
         raise ValueError(f"{path} is not a save of fit_online, so it cannot be resumed; use {method}")
-    before, now = snapshot.study["options"], described_options(options, sampler, session)
+    before, now = snapshot.study["options"], described_options(options, simulations, session)
     differences = [
         f"{name} was {before.get(name)}, and is {now.get(name)}"
         for name in {**now, **before}

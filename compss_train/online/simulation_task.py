@@ -22,6 +22,7 @@ from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Header, shortened
 from compss_train.online.guard import descendants
 from compss_train.online.sender import as_sample
+from compss_train.online.solver import SteppedX
 from compss_train.online.stream import Sample, Stream
 
 IMPORT_SECONDS = 300.0
@@ -108,6 +109,8 @@ def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: "Watchdog
 
 def _parse(sample: Any, stream: Stream) -> tuple[Sample, int | None]:
     """Return (x, y) or (x,), and the time step or None."""
+    if isinstance(sample, SteppedX):
+        return as_sample([sample.x]), sample.step
     parts = sample if isinstance(sample, tuple) else (sample,)
     if len(parts) == 3:
         if (step := int(parts[0])) != parts[0]:

@@ -8,13 +8,14 @@ import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from compss_train._utils import Closable, files
 from compss_train._utils.validation import check_count
+from compss_train.data.block import Block
 from compss_train.engines import nodes
 from compss_train.online.solver_messages import SolverFields, SolverMessages, check_hello
 from compss_train.online.solver_process import SolverProcess
@@ -32,6 +33,13 @@ _TICK = 0.05
 _HELLO_SECONDS = 5.0
 _END_SECONDS = 10.0
 """How long a program may take to end after its rank 0 has disconnected without the end that it should have sent."""
+
+
+class SteppedX(NamedTuple):
+    """What a simulation yields for x alone with its time step."""
+
+    step: int
+    x: Block
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ class Solver:
         check_count("cpus", self.cpus)
 
     def __call__(self, value: Any) -> Iterator[Any]:
-        """Run the executable for an input, and yield its samples: (time step, x, y), or x alone.
+        """Run the executable for an input, and yield its samples: (time step, x, y), or x with its step.
 
         Raises ``ChildProcessError`` if the executable fails or sends what makes no sample, and ``ValueError`` if
         the command does not fit the input.
@@ -101,7 +109,7 @@ class Solver:
                 for name, part in zip("xy", parts, strict=False):
                     if not _is_finite(part):
                         raise process.failure(f"sent time step {step}, whose {name} has NaN or infinite values")
-                yield (step, *parts) if len(parts) == 2 else parts[0]
+                yield (step, *parts) if len(parts) == 2 else SteppedX(step, *parts)
 
 
 def _filled(argument: str, value: Any) -> str:

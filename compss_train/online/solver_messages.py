@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from io import BufferedReader
@@ -35,10 +36,12 @@ class SolverFields(dict[str, NDArray[np.float64]]):
 def check_hello(connection: socket.socket, token: str) -> str:
     """Read a solver's first line; return the byte order of its messages, as ``struct`` writes it.
 
+    The connection's timeout is that of the whole line.
     Raises ``ValueError`` for another version, and ``PermissionError`` for another token, or another program.
     """
-    hello = b""
+    hello, deadline = b"", time.monotonic() + (connection.gettimeout() or 0.0)
     while not hello.endswith(b"\n") and len(hello) < _MAX_HELLO:
+        connection.settimeout(max(0.0, deadline - time.monotonic()))
         if not (byte := connection.recv(1)):
             break
         hello += byte

@@ -48,9 +48,7 @@ class Simulation:
     """One input, and the state of its simulation."""
 
     number: int
-    """Number of its stream of samples."""
-    index: int
-    """Number of its input."""
+    """Number of its input, and of its stream of samples."""
     value: Any
     task: ConnectedTask | None = None
     """Its task, while it runs."""
@@ -149,28 +147,24 @@ class SimulationRuns:
         if self._exhausted or (self._chosen is not None and not self.may_choose(len(self._chosen))):
             return None
         try:
-            index, value = self._inputs.next()
+            number, value = self._inputs.next()
         except StopIteration:
             self._exhausted = True
             return None
-        simulation = Simulation(number=self._router.number(), index=index, value=value)
-        self._inputs.begin(index, simulation.number)
-        self._known[simulation.number] = simulation
+        simulation = self._known[number] = Simulation(number=number, value=value)
         if len(self._first) < self._few:
             self._first.append(simulation)
-        if self._chosen is not None:
-            self._chosen.begin(index, simulation.number)
         return simulation
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of all simulations in a save, after ``forget_safe``: the known ones are incomplete."""
-        failures = [[each.index, each.failures] for each in self._known.values() if each.failures]
-        return {**self._inputs.state_dict(each.index for each in self._known.values()), "failures": failures}
+        failures = [[number, each.failures] for number, each in self._known.items() if each.failures]
+        return {**self._inputs.state_dict(self._known), "failures": failures}
 
-    def resume(self, again: Sequence[tuple[int, int, Any]], failures: Mapping[int, int]) -> None:
-        """Run these simulations first: number, stream and input of each. They send what the buffers lack."""
-        for index, number, value in again:
-            simulation = Simulation(number=number, index=index, value=value, failures=failures.get(index, 0))
+    def resume(self, again: Sequence[tuple[int, Any]], failures: Mapping[int, int]) -> None:
+        """Run these simulations first: number and input of each. They send what the buffers lack."""
+        for number, value in again:
+            simulation = Simulation(number=number, value=value, failures=failures.get(number, 0))
             self._known[number] = simulation
             self._repeated.append(simulation)
             if self._chosen is not None:
@@ -195,7 +189,7 @@ class SimulationRuns:
     def _repeat(self, simulation: Simulation) -> None:
         self._done -= simulation.samples is not None
         simulation.samples = None
-        self._inputs.end(simulation.index, BEGUN)
+        self._inputs.end(simulation.number, BEGUN)
         if self._chosen is not None:
             self._chosen.end(simulation.number, complete=False)
         self._repeated.append(simulation)
@@ -262,7 +256,7 @@ class SimulationRuns:
         """Mark a simulation as done; return True if it has to run again for samples that a worker lost."""
         self._done += 1
         simulation.samples = samples
-        self._inputs.end(simulation.index, samples)
+        self._inputs.end(simulation.number, samples)
         if self._chosen is not None:
             self._chosen.end(simulation.number, complete=True)
         self.any_samples = self.any_samples or samples > 0
@@ -293,7 +287,7 @@ class SimulationRuns:
         warn_user(f"{what}; skipped{why}{more}")
         self.failure = self.failure or simulation.failure
         self._failed, self._failed_since = self._failed + 1, time.monotonic()
-        self._inputs.give_up(simulation.index, simulation.value)
+        self._inputs.give_up(simulation.number, simulation.value)
         del self._known[simulation.number]
         return False
 

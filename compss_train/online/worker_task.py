@@ -145,10 +145,10 @@ class CoordinatorConnection(Closable):
                 self.update(_TICK)
             raise self._receiver.failed
 
-    def save(self, *part: torch.Tensor) -> None:
+    def save(self, part: Sequence[torch.Tensor]) -> None:
         """Send this worker's part of a save, and wait until all workers have, or training ends."""
         number = self.asked
-        self.send({"part": number}, part)
+        self.send({"part": number}, part)  # sends a copy, later
         while self.asked == number and not self.stopped:
             liveness.beat()
             self.update(_TICK)
@@ -335,7 +335,8 @@ class OnlineWorker:
         if self._losses is not None and batch.simulations is not None and batch.steps is not None:
             self._losses.add(losses, batch.simulations, batch.steps)
 
-    def _report(self) -> None:
+    def _report(self, *, stops: int | None = None) -> None:
+        """Report; ``stops`` is the number of a save for which this worker stops now."""
         self._reported = time.monotonic()
         held, put, got = len(self._buffer), self._buffer.samples_put, self._buffer.samples_got
         counts = {"held": held, "unseen": self._buffer.unseen, "put": put, "got": got}
@@ -344,13 +345,13 @@ class OnlineWorker:
         report = [saved_state.encode_value(measured | counts | {"waited": waited})]
         if self._losses is not None:
             report.append(torch.from_numpy(self._losses.report()))
-        self._coordinator.send({"report": True, "settled": self._settled}, report)
+        self._coordinator.send({"report": True, "settled": self._settled, "stops": stops}, report)
 
     def _save_if_asked(self) -> None:
         """Take part in a save if there is one, and go on from the global parameters when it is complete."""
         if self._coordinator.asked is None:
             return
-        self._report()
+        self._report(stops=self._coordinator.asked)
         buffer, offsets = self._receiver.snapshot()
         saved = {"worker": worker_to_dict(self._learner.state()), "batches": self._batches, "merged": self._merged}
         is_merged = self._merged == self._batches
@@ -361,7 +362,7 @@ class OnlineWorker:
         if self._losses is not None:
             kept["losses"] = self._losses.state_dict()
         by_stream = torch.tensor(list(offsets.items()), dtype=torch.int64)
-        self._coordinator.save(saved_state.encode_value(saved), saved_state.encode_value(kept), by_stream)
+        self._coordinator.save([saved_state.encode_value(saved), by_stream, *saved_state.encoded_pieces(kept)])
         if is_merged:
             self._continue_from(self._exchange.pull(self._server))
 

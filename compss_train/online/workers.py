@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 import torch
@@ -41,6 +41,9 @@ FAILURE_SECONDS = 10.0
 START_SECONDS = 300.0
 """Maximum time for a worker to start: with too few computing units some would never start."""
 
+_Part: TypeAlias = tuple[WorkerState, dict[str, Any]]
+"""What a worker goes on from: its state, and its position as in ``SavedWorker``."""
+
 
 class Worker(ConnectedTask):
     """One worker."""
@@ -61,10 +64,12 @@ class Worker(ConnectedTask):
         """The last numbers that ``Workers.are_settled`` has sent to this attempt, and that it has answered."""
         self.saved_offsets: dict[int, int] = {}
         """The offsets in its part of its last save, by stream."""
-        self.part: tuple[WorkerState, dict[str, Any]] | None = None
-        """The state in it, and the position as in ``SavedWorker``; its buffer is in a file."""
+        self.part: _Part | None = None
+        """Its part of it, whose buffer is in a file."""
         self.saved: int | None = None
-        """The number of that save, if this attempt has taken part in it."""
+        """The number of the last save that this attempt has taken part in."""
+        self.arrived: tuple[_Part, dict[int, int], Sequence[ReceivedArray]] | None = None
+        """Its part of a save that is being made, the offsets in it, and the file of its buffer in pieces."""
         self.repetitions: list[int] = []
         self.state: Ref | None = None
         """State of its optimizer and random number generators, once it is done."""
@@ -72,7 +77,7 @@ class Worker(ConnectedTask):
     def disconnect(self) -> None:
         """End an attempt: its process died. Raises ``WorkerLostError`` after the last one."""
         super().disconnect()
-        self.url = self.saved = None
+        self.url = self.saved = self.arrived = None
         self.commands.clear()
         self.asked = -1
         self.deaths += 1
@@ -130,8 +135,6 @@ class Workers:
         """The number of the save that is being made."""
         self._saves, self._urgent = 0, False
         self._waits_since: float | None = None
-        self.save_failed = False
-        """Whether a part could not be stored; whoever acts on it resets it."""
         resources = replace(session.resources, own_process=True)
         spec = session.engine.publish(session.model.built.training_spec.weightless)
         self.all: list[Worker] = []
@@ -194,7 +197,7 @@ class Workers:
 
     @property
     def seconds_waited(self) -> float:
-        """For how long the first worker has waited in this save."""
+        """For how long the first worker has stood still in this save."""
         return 0.0 if self._waits_since is None else time.monotonic() - self._waits_since
 
     def go_on(self) -> None:
@@ -202,6 +205,35 @@ class Workers:
         if self.asked is not None:
             self._tell({"go_on": self.asked})
             self.asked = self._waits_since = None
+
+    def store(self) -> bool:
+        """Store the parts of a save that all have taken part in, from which workers go on if they die.
+
+        Return False, with a warning, if one cannot be stored; earlier ones stay valid.
+        """
+        for worker in self.all:
+            if (arrived := worker.arrived) is None:
+                continue
+            worker.arrived = None
+            try:
+                with files.atomic_path(self.buffer_of(worker.number)) as path, path.open("wb") as file:
+                    for array in arrived[2]:
+                        file.writelines(array.pieces)
+            except OSError as error:
+                self._warn_not_stored(worker, error)
+                return False
+            worker.losses = 0
+            worker.part, worker.saved_offsets, _ = arrived
+        return True
+
+    def _warn_not_stored(self, worker: Worker, error: OSError) -> None:
+        if not self._warned:
+            self._warned = True
+            validation.warn_user(
+                f"the buffer of worker {worker.number} could not be saved: {error}; training continues; a worker "
+                "that dies resumes from an earlier save: free space, set TMPDIR to another folder, or give "
+                "checkpoint_every=None"
+            )
 
     def parts(self) -> list[SavedWorker]:
         """Return the parts of the workers in the save that is complete."""
@@ -212,7 +244,7 @@ class Workers:
         if worker.state is not None:
             ((state,),) = self._session.engine.fetch([worker.state])
             return SavedWorker(state, {}, offsets, worker.repetitions, None)
-        state, position = cast("tuple[WorkerState, dict[str, Any]]", worker.part)
+        state, position = cast("_Part", worker.part)
         return SavedWorker(state, position, offsets, None, self.buffer_of(worker.number))
 
     def _tell(self, header: Header) -> None:
@@ -252,6 +284,8 @@ class Workers:
             return None  # a duplicate with this number, which was rejected
         if header is None:
             worker.disconnect()
+            for each in self.all:
+                each.arrived = None
             self.go_on()
             return "died"
         if "url" in header:
@@ -275,14 +309,17 @@ class Workers:
             if losses is not None:
                 self.on_losses(worker.number, losses)
             worker.settled = settled
+            if self.asked is not None and header.get("stops") == self.asked:
+                self._waits_since = self._waits_since or time.monotonic()
         elif "part" in header:
             with parsing():
                 number = int(header["part"])
-                saved, buffer, offsets = (array.tensor().numpy().reshape(-1) for array in arrays)
+                saved, offsets, _ = (array.tensor().numpy().reshape(-1) for array in arrays[:3])
                 position = saved_state.decode_value(torch.from_numpy(saved))
                 worker_part = worker_from_dict(position.pop("worker")), position
                 pairs: Any = offsets.astype(np.int64, casting="safe").reshape(-1, 2).tolist()
-            self._save(worker, number, worker_part, buffer, dict(pairs))
+            if number == self.asked:  # otherwise a worker has died since
+                worker.saved, worker.arrived = number, (worker_part, dict(pairs), arrays[2:])
         elif "done" in header:
             with parsing():
                 repetitions = [int(number) for number in header["repetitions"]]
@@ -306,33 +343,6 @@ class Workers:
         """Return the file with the buffer of a worker in its part of the last save."""
         return self._folder / buffer_file(worker)
 
-    def _save(
-        self,
-        worker: Worker,
-        number: int,
-        part: tuple[WorkerState, dict[str, Any]],
-        buffer: NDArray[Any],
-        offsets: dict[int, int],
-    ) -> None:
-        """Store the part of a worker, from which it continues if it dies."""
-        try:
-            with files.atomic_path(self.buffer_of(worker.number)) as path:
-                path.write_bytes(buffer.data)
-        except OSError as error:  # the last ones that could be stored stay valid
-            self.go_on()
-            self.save_failed = True
-            if not self._warned:
-                self._warned = True
-                validation.warn_user(
-                    f"the buffer of worker {worker.number} could not be saved: {error}; training continues; a "
-                    "worker that dies resumes from an earlier save: free space, set TMPDIR to another folder, or "
-                    "give checkpoint_every=None"
-                )
-            return
-        self._waits_since = self._waits_since or time.monotonic()
-        worker.losses = 0
-        worker.saved, worker.part, worker.saved_offsets = number, part, offsets
-
     def finish(self) -> None:
         """End the tasks, and keep the workers' states in the session."""
         for worker in self.all:
@@ -355,12 +365,12 @@ class StreamRouter:
     def __init__(self, workers: Sequence[Worker], key: str, *, paired: bool) -> None:
         self._workers, self._key, self._paired = workers, key, paired
         self.next_number = 0
-        """Of the next stream."""
+        """Of the next sender's stream; the streams of simulations have the numbers of these, which are below."""
         self._active: dict[Client, list[int]] = {}  # how often each worker had died when it was accepted
         self._urls: list[str | None] = []
 
     def number(self) -> int:
-        """Return the number of a new stream."""
+        """Return the number of a new sender's stream."""
         self.next_number += 1
         return self.next_number - 1
 

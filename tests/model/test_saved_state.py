@@ -11,7 +11,7 @@ from safetensors.torch import load, save
 from torch import nn
 
 from compss_train import DistributedTrainer
-from compss_train.model.saved_state import from_json, to_json
+from compss_train.model.saved_state import decode_value, encode_value, encoded_pieces, from_json, to_json
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from tests.helpers.models import SGD, assert_close, blocked, mlp, state_arrays
 from tests.helpers.tolerances import sum_error
@@ -35,6 +35,13 @@ def round_trip(value):
 @given(trees)
 def test_a_round_trip_restores_any_tree(tree):
     assert_same(tree, round_trip(tree))
+    assert_same(tree, decode_value(encode_value(tree)))
+
+
+def test_pieces_of_a_large_tensor_share_its_memory():
+    large = torch.zeros(1000)
+    (_, piece, _) = encoded_pieces({"a": large})
+    assert piece.data_ptr() == large.data_ptr()
 
 
 UNSUPPORTED = {

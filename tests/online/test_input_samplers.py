@@ -17,7 +17,7 @@ def draw(sampler, table, excess):
     """Draw all inputs; each simulation gets its excess at once."""
     inputs = []
     while (value := sampler.next(table)) is not None:
-        table.begin(len(table), value)
+        table.begin(value)
         table.set(len(table) - 1, excess=excess(value), loss=excess(value) + 1, trained=1)
         inputs.append(value)
     return inputs
@@ -34,7 +34,7 @@ def test_inputs_are_inside_their_bounds_and_go_on_from_a_state(kind, seed, numbe
     begun = []
     for _ in range(min(after, number)):
         begun.append(first.next(table))
-        table.begin(len(table), begun[-1])
+        table.begin(begun[-1])
         table.set(len(table) - 1, excess=excess, loss=excess + 1, trained=1)
     second = SAMPLERS[kind](BOUNDS, number, seed=seed + 1)
     second.load_state_dict(decode_value(encode_value(first.state_dict())))
@@ -56,7 +56,7 @@ def test_children_are_near_hard_inputs_and_their_share_rises():
         if sampler.origin == "child":
             parents = np.array([each for each in table.inputs[-100:] if each[0] > 0.9])
             assert np.abs(parents - value).max(1).min() < 0.06
-        table.begin(len(table), value)
+        table.begin(value)
         table.set(len(table) - 1, excess=float(value[0] > 0.9))
     children = np.array(origins) == "child"
     for part, expected in ((children[:1000], 0.225), (children[-1000:], 0.675)):
@@ -65,7 +65,7 @@ def test_children_are_near_hard_inputs_and_their_share_rises():
 
 def test_a_child_that_cannot_be_inside_is_its_parent():
     sampler, table = BredInputs([(0, 1)] * 400, 2, share=(1, 1), sigma=1e9), SimulationTable()
-    table.begin(0, np.zeros(400))
+    table.begin(np.zeros(400))
     table.set(0, excess=1.0)
     np.testing.assert_array_equal(sampler.next(table), np.zeros(400))
 
@@ -134,8 +134,8 @@ def test_a_table_of_no_fit_predicts_nothing_and_cannot_be_written(raises):
     table = SimulationTable()
     with raises(RuntimeError, "this table belongs to no fit"):
         table.predict(np.zeros(3))
-    table.begin(4, "x")
-    assert (len(table), table.number.tolist(), table.complete.tolist()) == (1, [4], [False])
+    table.begin("x")
+    assert (len(table), table.number.tolist(), table.complete.tolist()) == (1, [0], [False])
     assert np.isnan(table.loss).all()
     with pytest.raises(ValueError, match="read-only"):
         table.loss[0] = 1.0

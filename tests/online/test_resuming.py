@@ -276,13 +276,12 @@ def test_inputs_that_go_on_run_what_is_not_complete_and_then_the_others(values, 
     first = Inputs(values)
     for end, _ in zip(ends, values, strict=False):
         simulation, _ = first.next()
-        first.begin(simulation, 10 + simulation)
         first.end(simulation, end)
     incomplete = [number for number, end in zip(range(len(values)), ends, strict=False) if end == 5]
     saved, second = first.state_dict(incomplete), Inputs(values)
     again = second.resume(saved)
     begun = min(len(values), len(ends))
-    assert again == [(n, 10 + n, values[n]) for n in range(begun) if ends[n] in (BEGUN, 5)]
+    assert again == [(n, values[n]) for n in range(begun) if ends[n] in (BEGUN, 5)]
     assert second.ended() == (sum(0 <= end < 5 for end in ends[:begun]), sum(end == FAILED for end in ends[:begun]))
     assert [second.next() for _ in values[begun:]] == [*enumerate(values)][begun:]
 
@@ -463,3 +462,38 @@ def test_a_simulation_that_ends_while_workers_save_is_not_complete(local, tmp_pa
     with note_save, patch.object(SimulationRuns, "handle", touching(ended, SimulationRuns.handle, "finished")):
         assert life().stopped == "enough"
     assert sample_counts(life().get_parameters(), 2) == [1] * 4
+
+
+def test_other_bounds_of_a_sampler_are_refused(local, tmp_path, raises):
+    def life(*bounds, stop=None):
+        trainer = build_trainer(local, 1, nn.Linear(SAMPLES, 1), {"optimizer": "sgd", "lr": 0.01}, "mse", seed=3)
+        callbacks = [Checkpoint(tmp_path), *([] if stop is None else [stop])]
+        with suppress(KeyboardInterrupt):
+            options = {"checkpoint_every": 0.001, "callbacks": callbacks, "resume": True, "progress": False}
+            trainer.fit_online(
+                Simulations(simulate_box, BredInputs(list(bounds), 10)), buffer=FIFO, batch_size=5, **options
+            )
+        return trainer
+
+    life((0, 1), (0, 1), stop=StopAt(10))
+    with raises(
+        ValueError, "bounds=[[0.0, 1.0], [0.0, 2.0]]: the inputs drawn so far have bounds=[[0.0, 1.0], [0.0, 1.0]]"
+    ):
+        life((0, 1), (0, 2))
+    assert life((0, 1), (0, 1)).history[-1]["simulations"]["done"] == 10
+
+
+def test_an_older_save_is_gone_on_from_by_its_name(local, tmp_path):
+    """Also what came after it is trained again, once, and takes the place of the later saves."""
+    run_life(local, tmp_path, stop=StopAt(70), callbacks=[Checkpoint(tmp_path / "saves", keep=99), StopAt(70)])
+    saves = list_checkpoints(tmp_path / "saves")
+    older = sorted(saves)[len(saves) // 3]
+    trainer, ended = run_life(local, tmp_path, resume=saves[older])
+    assert ended
+    assert trainer.resumed_from == saves[older]
+    assert sample_counts(trainer.get_parameters(), 1) == [1] * SAMPLES
+    assert samples_in(trainer.history) == SAMPLES
+    assert [record["round"] for record in trainer.history] == list(range(len(trainer.history)))
+    with pytest.warns(UserWarning, match="is the end of its study"):
+        again, _ = run_life(local, tmp_path)
+    assert_same_bits(again.get_parameters(), trainer.get_parameters())

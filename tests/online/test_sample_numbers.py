@@ -14,13 +14,22 @@ from torch import nn
 from compss_train import BufferSpec, SampleSender
 from compss_train.buffers import TimeStep
 from compss_train.model.saved_state import decode_value, encode_value
+from compss_train.online.options import UNCOUNTED
 from compss_train.online.receiver import NUMBERS
 from compss_train.online.worker_task import OnlineJob
 from tests.buffers.kinds import ALL, PLAIN, STEPS, Thread, make
 from tests.net.plain_clients import no_threads_left
 from tests.online.fits import build_trainer, fit_online
 from tests.online.sample_streams import send_stream
-from tests.online.simulations import free_port, increment, kill_process, raise_error, read_count, slow_copy
+from tests.online.simulations import (
+    free_port,
+    increment,
+    kill_process,
+    raise_error,
+    read_count,
+    slow_copy,
+    wait_for_file,
+)
 from tests.online.stub_fits import StubWorker
 
 pytestmark = pytest.mark.usefixtures("check_threads")
@@ -173,6 +182,31 @@ def test_senders_give_steps_and_are_counted_when_they_connect(local):
     sending.result()
     assert trainer.history[-1]["received"] == 6
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "first"), [([5, 6, 7], 3), (iter([5, 6, 7]), UNCOUNTED)], ids=["list", "iterator"]
+)
+def test_simulations_have_the_numbers_of_their_inputs_beside_senders(local, tmp_path, inputs, first):
+    """Whichever connects first; a sender's number is above them."""
+    address, sent = f"tcp://127.0.0.1:{free_port()}", tmp_path / "sent"
+
+    def simulate(value):
+        wait_for_file(sent)
+        for step in range(3):
+            yield np.float32([value - 5, step]), np.float32([0])
+
+    def send():
+        with SampleSender(address, "token") as sender:
+            for step in range(4):
+                sender.send(np.float32([first, step]), np.float32([0]))
+        sent.touch()
+
+    trainer = build_trainer(local, 2, nn.Linear(2, 1), loss=None, training_step=Checked(Path()))
+    sending = Thread(send)
+    fit_online(trainer, simulate, inputs, senders=1, address=address, token="token", batch_size=2)
+    sending.result()
+    assert trainer.history[-1]["received"] == 13
 
 
 def test_pairs_may_have_several_inputs_or_no_targets():

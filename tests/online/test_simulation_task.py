@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import torch
 
+from compss_train.online.receiver import NUMBERS
 from compss_train.online.simulation_task import simulate_and_send
+from compss_train.online.solver import SteppedX
 from tests.online.stub_fits import stub_fit
 
 pytestmark = pytest.mark.usefixtures("short_waits")
@@ -25,6 +27,12 @@ def test_a_simulation_sends_all_samples_and_reports_their_number():
         assert [stub.drain() for stub in running.workers] == [[0, 2, 4], [1, 3]]
         run(running, lambda n: iter([]), 5, number=1)
         assert running.coordinator.wait_for("finished", 2) == [5, 0]
+
+
+def test_x_alone_may_have_its_step():
+    with stub_fit() as running:
+        run(running, lambda _: (SteppedX(step, np.float32([step])) for step in (1, 3, 5)), number=2)
+        assert running.workers[0].buffer.get_batch(3)[NUMBERS].tolist() == [[2, 1], [2, 3], [2, 5]]
 
 
 def raise_after_two(error):

@@ -2,6 +2,7 @@
 
 import socket
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -9,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train.online.solver_messages import PROTOCOL, SolverMessages, check_hello
+from tests.buffers.kinds import Thread
+from tests.helpers.waiting import pause
 
 FIELD, VALUES, TEXT, END = 1, 2, 3, 4
 
@@ -101,6 +104,18 @@ def greeted(line, token="-"):
         other.sendall(line)
         other.shutdown(socket.SHUT_WR)
         return check_hello(own, token)
+
+
+def test_a_first_line_that_trickles_takes_no_longer_than_the_timeout():
+    own, other = socket.socketpair()
+    with own, other:
+        own.settimeout(0.2)
+        sending = Thread(lambda: [(other.sendall(b"x"), pause(0.05)) for _ in range(20)])
+        began = time.monotonic()
+        with pytest.raises(OSError, match=r"timed out|temporarily unavailable"):
+            check_hello(own, "-")
+        assert time.monotonic() - began < 0.6
+        sending.result()
 
 
 def test_the_first_line_has_version_byte_order_and_token(raises):

@@ -25,7 +25,7 @@ def test_a_worker_trains_on_when_its_save_is_complete_or_training_ends(answer):
             coordinator.listen(SimpleNamespace(url="tcp://0.0.0.0:1", forget=list), "127.0.0.1")
             coordinator.update(DEADLINE)
             assert (coordinator.asked, coordinator.urgent) == (3, True)
-            coordinator.save(torch.zeros(9), torch.zeros(0))
+            coordinator.save([torch.zeros(9), torch.zeros(0)])
             events.append("trains on")
 
     with MessageServer(None, new_token()) as server:

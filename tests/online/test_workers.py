@@ -1,6 +1,6 @@
 """The workers as the coordinator sees them, and its part of the last save, with its buffer in a file."""
 
-from pathlib import Path
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -54,7 +54,13 @@ STATE = encode_value({"worker": {"optimizer": None, "random": 3}, "batches": 2})
 
 
 def part_of(*values, number=1):
-    return unpack(pack({"part": number}, [STATE, bytes_of(*values), torch.tensor([[0, 5]])]))
+    return unpack(pack({"part": number}, [STATE, torch.tensor([[0, 5]]), bytes_of(*values)]))
+
+
+def take_part(workers, number, client, *values):
+    """Let a worker take part in a save."""
+    workers.asked = workers.asked or 1
+    workers.handle(workers.all[number], client, *part_of(*values, number=workers.asked))
 
 
 def loaded(workers, number):
@@ -72,7 +78,8 @@ def test_each_worker_gets_its_part_of_the_last_save(tmp_path):
     saved, client = loaded(workers, 0)
     assert saved == []
     for values in ([1, 2, 3], [255] * 100_000, [7]):
-        workers.handle(workers.all[0], client, *part_of(*values))
+        take_part(workers, 0, client, *values)
+        assert workers.store()
         saved, client = loaded(workers, 0)
         assert saved == [2, values]
     assert loaded(workers, 1)[0] == []
@@ -151,26 +158,28 @@ def test_a_worker_is_given_up_after_four_attempts_without_a_save_between_them(tm
     for _ in range(3):
         attempts(MAX_RUNS - 1)
         worker.connect(client)
-        workers.handle(worker, client, *part_of(1))
+        take_part(workers, 1, client, 1)
+        assert workers.store()
         ConnectedTask.disconnect(worker)
     with pytest.raises(WorkerLostError, match=r"worker 1 was started 4 times, .* before its next save"):
         attempts(MAX_RUNS)
 
 
-def test_a_part_that_cannot_be_stored_is_a_warning_and_keeps_the_previous_one(monkeypatch, tmp_path):
-    def write(path, data):
-        path.touch()
+def test_a_part_that_cannot_be_stored_is_a_warning_and_keeps_the_previous_one(tmp_path):
+    def full_disk():
+        yield b"some"
         raise OSError("no space left on device")
 
     workers = workers_of([], tmp_path)
     worker, (_, client) = workers.all[1], loaded(workers, 1)
-    workers.handle(worker, client, *part_of(1, 2))
+    take_part(workers, 1, client, 1, 2)
+    assert workers.store()
     worker.saved_offsets = {}
-    with monkeypatch.context() as full:
-        full.setattr(Path, "write_bytes", write)
-        with pytest.warns(UserWarning, match="no space left on device.* training continues"):
-            workers.handle(worker, client, *part_of(3))
-        workers.handle(worker, client, *part_of(3))  # warned once
+    for warns in (pytest.warns(UserWarning, match="no space left on device.* training continues"), nullcontext()):
+        take_part(workers, 1, client, 3)
+        worker.arrived = (*worker.arrived[:2], [SimpleNamespace(pieces=full_disk())])
+        with warns:  # once
+            assert not workers.store()
     assert worker.saved_offsets == {}
     assert loaded(workers, 1)[0] == [2, [1, 2]]
     assert {path.name for path in tmp_path.iterdir()} == {"buffer-1.safetensors"}
