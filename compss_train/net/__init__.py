@@ -10,9 +10,10 @@ import_optional("zmq", extra="online", needed_by="an online fit or a served para
 
 # ruff: noqa: E402
 from compss_train.net.connection import Address, Connection, ConnectionLostError
-from compss_train.net.messages import Header, Message, MessageError, ReceivedArray, parsing, shortened
+from compss_train.net.messages import Header, Message, MessageError, ReceivedArray, parsing, shortened, stacked
 from compss_train.net.server import Client, MessageServer, Received
 from compss_train.net.sockets import check_token, new_token
 
 __all__ = ["Address", "Client", "Connection", "ConnectionLostError", "Header", "Message", "MessageError"]
 __all__ += ["MessageServer", "Received", "ReceivedArray", "check_token", "new_token", "parsing", "shortened"]
+__all__ += ["stacked"]

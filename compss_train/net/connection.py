@@ -122,7 +122,7 @@ class Connection(Closable):
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
-                header, arrays = unpack(self._socket.recv_multipart(zmq.NOBLOCK, copy=False))
+                header, arrays = unpack(sockets.receive_frames(self._socket))
             except zmq.Again:
                 # ZeroMQ tells that a connection is lost a moment before it hands over its last message.
                 if self._lost and self._socket.poll(_POLL_MILLISECONDS):

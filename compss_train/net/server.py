@@ -132,10 +132,12 @@ class MessageServer(Closable):
         self.connections.check()
         while self._refusals and time.monotonic() - self._refusals[0][1] > _SUSPECT_SECONDS:
             self.connections.end(*self._refusals.popleft())
-        arrived = int(self.socket.EVENTS) & zmq.POLLIN
-        if not arrived and not (timeout and self.socket.poll(math.ceil(1000 * timeout))):
-            return self._next_lost()
-        sender, *frames = self.socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        try:
+            sender, *frames = sockets.receive_frames(self.socket)
+        except zmq.Again:
+            if not timeout or not self.socket.poll(math.ceil(1000 * timeout)):
+                return self._next_lost()
+            sender, *frames = sockets.receive_frames(self.socket)
         identity, descriptor = sender.bytes, int(frames[0].get("__fd"))
         self.connections.heard(descriptor)
         if identity in self._refused:

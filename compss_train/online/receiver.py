@@ -9,12 +9,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import torch
 
 from compss_train._utils import Closable
 from compss_train.buffers import Buffer, BufferFullError, ReceptionOverError, TimeStep
 from compss_train.buffers.samples import DifferentSampleError
-from compss_train.net import Client, Header, Message, MessageError, MessageServer, ReceivedArray, shortened
+from compss_train.net import (
+    Client,
+    Header,
+    Message,
+    MessageError,
+    MessageServer,
+    ReceivedArray,
+    shortened,
+    stacked,
+)
 from compss_train.online.stream import number_in
 
 _LOG = logging.getLogger(__name__)
@@ -221,8 +229,7 @@ class Receiver(Closable):
 
     def _stack(self, stream: int, messages: list[Message]) -> Any:
         """Return samples in the form that the buffer's ``put_many`` takes."""
-        rows = [[array.tensor() for array in arrays] for _, arrays in messages]
-        columns = tuple(torch.stack(column) for column in zip(*rows, strict=True))
+        columns = tuple(stacked(column) for column in zip(*(arrays for _, arrays in messages), strict=True))
         steps = np.array([header["step"] for header, _ in messages], np.int64)
         simulations = np.full_like(steps, stream)
         if self._paired:
@@ -254,11 +261,14 @@ class Receiver(Closable):
 def _next_burst(waiting: Iterable[Message]) -> list[Message]:
     """Return the first samples that have the same layout; the buffer will reject others."""
     burst: list[Message] = []
-    for header, arrays in itertools.islice(waiting, _BURST_SAMPLES):
-        full = burst and (len(burst) * _size(arrays) >= _BURST_BYTES or _layout(burst[0][1]) != _layout(arrays))
-        if full or "end" in header:
+    for message in itertools.islice(waiting, _BURST_SAMPLES):
+        layout = [array.layout for array in message[1]]
+        if not burst:
+            first, room = layout, _BURST_BYTES
+        room -= _size(message[1])
+        if "end" in message[0] or layout != first or (burst and room < 0):
             break
-        burst.append((header, arrays))
+        burst.append(message)
     return burst
 
 
@@ -269,8 +279,4 @@ def _described(sample: Any) -> str:
 
 
 def _size(arrays: list[ReceivedArray]) -> int:
-    return sum(array.size for array in arrays)
-
-
-def _layout(arrays: list[ReceivedArray]) -> list[tuple[torch.dtype, tuple[int, ...]]]:
-    return [(array.dtype, array.shape) for array in arrays]
+    return sum([array.size for array in arrays])

@@ -44,6 +44,8 @@ def number_in(header: Header, name: str) -> int:
 
     It is at most 2**62, so that the next one also fits into the arrays of checkpoints.
     """
+    if type(number := header.get(name)) is int and 0 <= number <= 2**62:
+        return number
     with parsing():
         if not 0 <= (number := int(header[name])) <= 2**62:
             raise ValueError(f"{name}={number}: give an integer from 0 to 2**62")

@@ -40,6 +40,7 @@ class ZMQError(OSError):
 class Frame:
     def __init__(self, data: Any, copy: bool = True, descriptor: int = 0) -> None:
         self.buffer = memoryview(bytearray(data))
+        self.more = False
         self._descriptor = descriptor
 
     @property
@@ -114,6 +115,8 @@ class Socket:
         self.identity = b"%d" % len(zmq.sockets)
         self.address = ""
         self.received: deque[tuple[int, list[bytes]]] = deque()
+        self._frames: deque[Frame] = deque()
+        """The rest of a message that is being received."""
         self.links: dict[bytes, Link] = {}
         self.monitor_events = Monitor()
         self._noticed = 0
@@ -179,11 +182,15 @@ class Socket:
         else:
             raise Again
 
-    def recv_multipart(self, flags: int = 0, copy: bool = True) -> list[Frame]:
-        if not self.received:
-            raise Again
-        descriptor, frames = self.received.popleft()
-        return [Frame(frame, descriptor=descriptor) for frame in frames]
+    def recv(self, flags: int = 0, copy: bool = True) -> Frame:
+        if not self._frames:
+            if not self.received:
+                raise Again
+            descriptor, frames = self.received.popleft()
+            self._frames.extend(Frame(frame, descriptor=descriptor) for frame in frames)
+        frame = self._frames.popleft()
+        frame.more = bool(self._frames)
+        return frame
 
     def poll(self, milliseconds: float) -> int:
         self._zmq.wait(lambda: bool(self.received), milliseconds)
