@@ -99,9 +99,13 @@ class Connection(Closable):
         self._sending.register(self._socket, zmq.POLLOUT)
         return bool(event == zmq.EVENT_HANDSHAKE_SUCCEEDED)
 
-    def send(self, header: Header, arrays: Sequence[Block] = ()) -> None:
-        """Send a copy of a message; raise ``ConnectionLostError``, and ``ValueError`` for too large a header."""
-        self.send_frames(pack(header, arrays))
+    def send(self, header: Header, arrays: Sequence[Block] = (), *, copy: bool = True) -> None:
+        """Send a copy of a message; raise ``ConnectionLostError``, and ``ValueError`` for too large a header.
+
+        Without ``copy`` nobody may write to the arrays' memory any more: they are sent later.
+        """
+        first, *frames = pack(header, arrays)
+        self.send_frames([first, *(frames if copy else [zmq.Frame(frame, copy=False) for frame in frames])])
 
     def send_frames(self, frames: Sequence[Any]) -> None:
         """Send a packed message; frames of ZeroMQ are not copied. Raises ``ConnectionLostError``."""

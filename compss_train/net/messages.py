@@ -85,14 +85,17 @@ def pack_arrays(arrays: Sequence[Block]) -> tuple[ArrayDescriptions, list[memory
     descriptions: ArrayDescriptions = []
     frames: list[memoryview] = []
     for array in arrays:
-        if isinstance(array, np.ndarray) and array.flags.c_contiguous and array.dtype.isnative:
-            name, data = array.dtype.name, array.reshape(-1).view(np.uint8).data  # in a fifth of the time
+        name = str(array.dtype)
+        if isinstance(array, np.ndarray) and array.flags.c_contiguous and name in _DTYPES:
+            data = array.reshape(-1).view(np.uint8).data  # in a fifth of the time
         else:
             tensor = as_tensor(array).detach().cpu().resolve_conj().resolve_neg().contiguous()
             name = str(tensor.dtype).removeprefix("torch.")
             data = flat_bytes(tensor).numpy().data if tensor.numel() else memoryview(b"")
-        if name not in _DTYPES:
-            raise TypeError(f"arrays of {name} cannot be sent; convert them to one of {', '.join(_DTYPES)}")
+            if name not in _DTYPES:
+                raise TypeError(
+                    f"arrays of {tensor.dtype} cannot be sent; convert them to one of {', '.join(_DTYPES)}"
+                )
         descriptions.append((name, list(array.shape)))
         frames += [data[start : start + PIECE] for start in range(0, len(data) or 1, PIECE)]
     return descriptions, frames

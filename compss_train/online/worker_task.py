@@ -148,7 +148,7 @@ class CoordinatorConnection(Closable):
     def save(self, part: Sequence[torch.Tensor]) -> None:
         """Send this worker's part of a save, and wait until all workers have, or training ends."""
         number = self.asked
-        self.send({"part": number}, part)  # sends a copy, later
+        self._connection.send({"part": number}, part, copy=False)
         while self.asked == number and not self.stopped:
             liveness.beat()
             self.update(_TICK)
