@@ -194,7 +194,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
             net=own,
             optimizer=factory,
             loss=no_loss if loss is None else losses.resolve_function("loss", loss, losses.LOSSES),
-            measures=metrics.resolve_metrics(metric),
+            measures=metrics.resolve_metrics(metric, loss),
             transform=transform,
             train_transform=as_train_transform(train_transform),
             collate=collate,

@@ -76,10 +76,31 @@ def check_dense(name: str, tensor: Any) -> None:
         )
 
 
+_OTHERS = {
+    "learning_rate": "lr",
+    "criterion": "loss",
+    "model": "net",
+    "module": "net",
+    "verbose": "progress",
+    "device": "num_gpu",
+    "n_jobs": "num_workers",
+}
+"""Words of other libraries that are not similar to ours."""
+
+
 def suggestion(name: str, accepted: Collection[str]) -> str:
-    """Return "; did you mean ...?" with the accepted name most similar to ``name``, or ``""``."""
-    by_lower = {key.lower(): key for key in accepted}
-    similar = get_close_matches(name.lower(), by_lower, n=1)
+    """Return "; did you mean ...?" with the accepted name most similar to ``name``, or ``""``.
+
+    Words of other libraries are known, and abbreviations: the begin of a name, its end or its initials.
+    """
+    given, by_lower = name.lower(), {key.lower(): key for key in accepted}
+    similar = get_close_matches(_OTHERS.get(given, given), by_lower, n=1)
+    short = len(given) > 1 and not similar
+    for key in sorted(by_lower, key=len, reverse=True) if short else ():
+        initials = "".join(part[:1] for part in key.split("_"))
+        begins = key.startswith(given) or (len(key) > 1 and given.startswith(key))
+        if begins or initials == given or (len(given) > 2 and key.endswith(given.removesuffix("s"))):
+            similar = [key]
     return f"; did you mean {by_lower[similar[0]]}?" if similar else ""
 
 

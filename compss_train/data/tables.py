@@ -279,9 +279,15 @@ def _frame_column(name: str, series: Any) -> NDArray[Any]:
     if _is_category(series):
         codes = series.cat.codes if hasattr(series.cat, "codes") else series.to_physical()
         return np.asarray(codes.to_numpy(), np.int64)
+    first: Any = next(iter(series), None)
+    if np.ndim(first) and not isinstance(first, str):
+        raise FileContentError(
+            f"holds {type(first).__name__} values in {name!r}: give them apart, np.stack(list(frame[{name!r}])), "
+            "or list(...) if lengths differ; beside other columns as in x={'arrays': ..., 'numbers': ...}"
+        )
     if kind.lower().startswith(("object", "str", "utf8", "large_string")):
         raise FileContentError(
-            f"holds {type(next(iter(series))).__name__} values in {name!r}, which are no numbers: make "
+            f"holds {type(first).__name__} values in {name!r}, which are no numbers: make "
             f"them categories, frame[{name!r}].astype('category'), whose codes are trained on, or convert them, or "
             "leave the column out"
         )

@@ -10,20 +10,19 @@ each of them has the weight of the sample times the weight of its own class.
 
 import copy
 import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import permutations
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from compss_train._utils.nested import leaves
 from compss_train._utils.validation import suggestion
+from compss_train.model.broadcasting import comparing
 
 BatchFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -105,8 +104,9 @@ def class_targets(output: Tensor, target: Tensor, least: int = 1) -> Tensor:
     """
     if output.dim() < 2 or output.shape[1] < least:
         raise ValueError(
-            f"outputs have shape {tuple(output.shape)}; give one output for each class, or for a single output "
-            "loss='binary_cross_entropy' after a sigmoid and a callable metric"
+            f"outputs have shape {tuple(output.shape)}; give one output for each class, or build for a single "
+            "output with loss=torch.nn.BCEWithLogitsLoss(), which 'accuracy' knows; with a loss of your own give a "
+            "metric of torchmetrics, or a function of (output, target)"
         )
     if target.shape == output.shape:
         return target.to(output.dtype)
@@ -152,6 +152,26 @@ _NO_SOFTMAX = (
 )
 
 
+_SEVERAL_CLASSES = (
+    "the targets have several classes for a sample, or none, of which 'accuracy' compares the largest with the "
+    "largest output; build with loss=torch.nn.BCEWithLogitsLoss(), whose 'accuracy' compares each, or with a "
+    "metric of torchmetrics"
+)
+
+
+def accuracy_warning(metrics: Collection[object], output: object, target: object) -> str:
+    """Return what is wrong with targets whose ``accuracy`` has no meaning; empty if nothing is."""
+    if accuracy not in metrics or not (isinstance(output, Tensor) and isinstance(target, Tensor)):
+        return ""
+    if (
+        target.shape != output.shape
+        or target.dim() < 2
+        or (target.sum(1, dtype=torch.float32) - 1).abs().max() < 0.01
+    ):
+        return ""
+    return _SEVERAL_CLASSES
+
+
 def output_warning(loss: BatchFunction, output: object) -> str:
     """Return what is wrong with outputs on which this loss trains without an error; empty if nothing is known."""
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.dim() < 2 or not output.numel():
@@ -162,84 +182,6 @@ def output_warning(loss: BatchFunction, output: object) -> str:
     if isinstance(function, nn.NLLLoss) or function is functional.nll_loss:
         return "" if are_log_probabilities(output) else _NO_SOFTMAX
     return ""
-
-
-def is_known(loss: object) -> bool:
-    """Return whether a loss is of torch or of this package, so that it takes outputs that are a tensor."""
-    function = loss.func if isinstance(loss, partial) else loss
-    module = getattr(function, "__module__", "") or ""
-    return module.partition(".")[0] in ("torch", "compss_train")
-
-
-_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
-_ELEMENTWISE_FUNCTIONS = (
-    *(functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss),
-    *(functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits),
-)
-
-
-def elementwise_target(loss: object, output: Tensor, target: Any) -> Any:
-    """Return targets for losses of torch that compare elements: integers as floating-point numbers.
-
-    Raises ``ValueError`` for targets that torch would broadcast, comparing each sample with all others.
-    """
-    compares = isinstance(loss, _ELEMENTWISE) or loss in _ELEMENTWISE_FUNCTIONS
-    if not (compares and isinstance(output, Tensor) and isinstance(target, Tensor)):
-        return target
-    if output.shape != target.shape:
-        raise ValueError(_mismatch(output, target, getattr(loss, "__name__", type(loss).__name__)))
-    return target.to(torch.promote_types(target.dtype, torch.float32))
-
-
-class _Comparison(TorchFunctionMode):
-    """Raises ``ValueError`` where outputs and targets, whose shapes differ, are compared each with all others.
-
-    Pairs of outputs, or of targets, may be compared.
-    """
-
-    def __init__(self, output: Tensor, target: Tensor, wide: torch.Size) -> None:
-        super().__init__()
-        self._output, self._target, self._wide = output, target, wide
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        tensors = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor)]
-        compares = len(tensors) == 2 and self._are_compared(*tensors)
-        if not (compares and func in _ELEMENTWISE_FUNCTIONS):
-            result = func(*args, **(kwargs or {}))
-            if not (compares and isinstance(result, Tensor) and result.shape == self._wide):
-                return result
-        raise ValueError(_mismatch(self._output, self._target, func.__name__.strip("_")))
-
-    def _are_compared(self, one: Tensor, other: Tensor) -> bool:
-        if (one.shape, other.shape) not in permutations((self._output.shape, self._target.shape)):
-            return False
-        parts = {each.untyped_storage().data_ptr() for each in (self._output, self._target)}
-        return one.requires_grad != other.requires_grad or parts == {
-            each.untyped_storage().data_ptr() for each in (one, other)
-        }
-
-
-def comparing(function: object, output: Any, target: Any) -> AbstractContextManager[object]:
-    """Return the context of a user's loss or metric, which raises where it broadcasts outputs and targets."""
-    if not (isinstance(output, Tensor) and isinstance(target, Tensor)):
-        return nullcontext()
-    if output.shape == target.shape or output.numel() != target.numel() or min(output.dim(), target.dim()) < 1:
-        return nullcontext()
-    if is_known(function):
-        return nullcontext()
-    with suppress(RuntimeError):  # shapes that are not broadcast
-        wide = torch.broadcast_shapes(output.shape, target.shape)  # type: ignore[no-untyped-call]
-        if wide.numel() > output.numel():
-            return _Comparison(output, target, wide)
-    return nullcontext()
-
-
-def _mismatch(output: Tensor, target: Tensor, name: str) -> str:
-    like = "y[:, None] for a single output" if output.dim() > target.dim() else "y[:, 0]"
-    return (
-        f"outputs have shape {tuple(output.shape)} and targets {tuple(target.shape)}, and {name} compares them "
-        f"element by element: give targets of the outputs' shape, such as {like}"
-    )
 
 
 def label_hint(loss: object, output: object, target: object) -> str:
@@ -291,6 +233,27 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
     return (output.argmax(dim=1) == target).to(torch.float32).mean()
 
 
+def accuracy_of_logits(output: Tensor, target: Tensor) -> Tensor:
+    """Return the fraction of outputs on the side of 0 that their targets say, which are 0 or 1."""
+    return ((output > 0) == (match_output(output, target) > 0.5)).to(torch.float32).mean()
+
+
+def accuracy_of_probabilities(output: Tensor, target: Tensor) -> Tensor:
+    """Return the fraction of outputs on the side of 1/2 that their targets say, which are 0 or 1."""
+    return ((output > 0.5) == (match_output(output, target) > 0.5)).to(torch.float32).mean()
+
+
+def accuracy_for(loss: str | BatchFunction | None) -> BatchFunction:
+    """Return what "accuracy" is for a loss: of one class a sample, or for a binary cross entropy of each output."""
+    own = None if loss is None else resolve_function("loss", loss, LOSSES)
+    function: object = own.func if isinstance(own, partial) else own
+    if isinstance(function, nn.BCEWithLogitsLoss) or function is functional.binary_cross_entropy_with_logits:
+        return accuracy_of_logits
+    if isinstance(function, nn.BCELoss) or function in (binary_cross_entropy, functional.binary_cross_entropy):
+        return accuracy_of_probabilities
+    return accuracy
+
+
 def mean_absolute_error(output: Tensor, target: Tensor) -> Tensor:
     """Return the mean of |output - target|."""
     return (output - match_output(output, target)).abs().mean()
@@ -312,6 +275,22 @@ METRICS: dict[str, BatchFunction] = {
 """Metrics by EDDL's names."""
 
 
+def _plain(name: str) -> str:
+    """Return a name without what differs between libraries."""
+    return re.sub(r"[^a-z0-9]", "", name.lower()).removesuffix("loss") or name
+
+
+def _torch_losses() -> dict[str, str]:
+    """Return how to write torch's losses, by their plain names and those of others."""
+    functions = {
+        _plain(name): f"torch.nn.functional.{name}"
+        for name in vars(functional)
+        if not name.startswith("_") and ("_loss" in name or "cross_entropy" in name)
+    }
+    classes = {_plain(name): f"torch.nn.{name}()" for name in vars(nn) if name.endswith("Loss")}
+    return {**functions, **classes, **dict.fromkeys(("mae", "meanabsoluteerror"), "torch.nn.L1Loss()")}
+
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -325,8 +304,14 @@ def resolve_function(kind: str, value: str | Function, known: Mapping[str, Funct
     """
     if isinstance(value, str):
         if value not in known:
-            hint = suggestion(value, known)
-            raise ValueError(f"unknown {kind} {value!r}; choose one of {', '.join(known)} or pass a callable{hint}")
+            names = _torch_losses() if kind == "loss" else {}
+            names |= {_plain(name): name for name in known}
+            close = suggestion(_plain(value), names)
+            hint = re.sub(r"mean (\w+)", lambda found: f"mean {names[found[1]]}", close)
+            also = ", a metric of torchmetrics," if kind == "metric" else ""
+            raise ValueError(
+                f"unknown {kind} {value!r}; choose one of {', '.join(known)}{also} or pass a callable{hint}"
+            )
         return known[value]
     if isinstance(value, type) and issubclass(value, nn.Module):
         return value()  # type: ignore[return-value]

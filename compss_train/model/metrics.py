@@ -16,7 +16,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
-from compss_train.model.losses import METRICS, BatchFunction, comparing, kind_of, resolve_function
+from compss_train.model.broadcasting import comparing
+from compss_train.model.losses import METRICS, BatchFunction, accuracy_for, kind_of, resolve_function
 from compss_train.model.torch_metric import MetricState, TorchMetric, Value
 from compss_train.reports.records import BOOKKEEPING
 
@@ -214,8 +215,10 @@ MetricSpec: TypeAlias = MetricLike | Sequence[MetricLike] | Mapping[str, MetricL
 _WORD_BOUNDARY = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 
 
-def resolve_metrics(metric: MetricSpec) -> Measures:
+def resolve_metrics(metric: MetricSpec, loss: str | BatchFunction | None = None) -> Measures:
     """Return the loss and the given metrics: one, a sequence, a dict by name, or none.
+
+    ``loss`` tells whether outputs are classes, probabilities or logits.
 
     Raises ``ValueError`` for a name that is unknown, not text, or already used in the history, and ``TypeError``
     for an object that is not a metric.
@@ -226,7 +229,7 @@ def resolve_metrics(metric: MetricSpec) -> Measures:
         several: Any = metric if isinstance(metric, list | tuple) else [metric]
         given = [] if metric is None else [(None, one) for one in several]
     metrics: dict[str, Metric] = {}
-    for name, resolved in (each for own, one in given for each in _resolve(one, own)):
+    for name, resolved in (each for own, one in given for each in _resolve(one, own, loss)):
         if name in metrics:
             raise ValueError(f"two metrics are called {name!r}; name them, as in metric={{'a': ..., 'b': ...}}")
         if not isinstance(name, str) or name in ("", "loss", *BOOKKEEPING) or name.startswith("val_"):
@@ -238,9 +241,9 @@ def resolve_metrics(metric: MetricSpec) -> Measures:
     return Measures(metrics)
 
 
-def _resolve(metric: Any, name: str | None = None) -> Iterator[tuple[str, Metric]]:
+def _resolve(metric: Any, name: str | None, loss: str | BatchFunction | None) -> Iterator[tuple[str, Metric]]:
     """Iterate over the metric and its name, or over the names and metrics of a collection."""
-    resolved = resolve_function("metric", metric, METRICS)
+    resolved = resolve_function("metric", metric, METRICS | {"accuracy": accuracy_for(loss)})
     if _is_from_torchmetrics("MetricCollection", resolved):
         for inner, member in resolved.items():
             yield inner if name is None else f"{name}_{inner}", TorchMetric.of(member)

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils.rnn import PackedSequence
 
 from compss_train._utils.nested import is_sequence, leaves, map_leaves
-from compss_train.model import compilation, copies, losses, metrics, optimizers
+from compss_train.model import broadcasting, compilation, copies, losses, metrics, optimizers
 from compss_train.model import parameters as params
 from compss_train.model.devices import is_gpu
 from compss_train.model.losses import TrainingLoss
@@ -195,6 +195,8 @@ class ModelReplica:
         self.collate, self.transform, self.train_transform = own.collate, own.transform, own.train_transform
         self.training_step, self.validation_step = own.training_step, own.validation_step
         self._stage = 0
+        self.compares_step = False
+        """Whether the next step is watched for outputs and targets that it broadcasts."""
         self.conversions: set[tuple[str, str]] = set()
         """The dtypes that were converted, each with the new one."""
 
@@ -245,7 +247,7 @@ class ModelReplica:
         output, target = self.predict(x), self._converted(x if y is None else y, _TARGETS)
         if not isinstance(output, torch.Tensor):
             own = _part_of(output, "loss") if y is None else None
-            takes_tensor, logits = losses.is_known(self.spec.loss), _part_of(output, "logits")
+            takes_tensor, logits = broadcasting.is_known(self.spec.loss), _part_of(output, "logits")
             output = logits if takes_tensor and logits is not None else output
             if own is not None:
                 return StepResult(own, output, target)
@@ -254,7 +256,7 @@ class ModelReplica:
                     f"the network returns {losses.kind_of(output)}, and the loss takes a tensor: build with loss=, "
                     "a function of (output, target) that takes all of it, or with training_step="
                 )
-        compared = losses.elementwise_target(self.spec.loss, output, target)
+        compared = broadcasting.elementwise_target(self.spec.loss, output, target)
         try:
             loss = self.loss(output, compared, weight)
         except RuntimeError as error:
@@ -271,7 +273,13 @@ class ModelReplica:
         converted, y = self._converted(x, _TARGETS), self._converted(y, _TARGETS)
         self._note(x, converted)
         x = self._formatted(converted)
-        with self.autocast():
+        watched = (
+            broadcasting.ComparingStep(y)
+            if self.compares_step and self.spec.compile is None
+            else contextlib.nullcontext()
+        )
+        self.compares_step = False
+        with self.autocast(), watched:
             returned = step(self.net, x if as_made else (x,) if y is None else (x, y), context)
         values = dict(returned) if isinstance(returned, Mapping) else {"loss": returned}
         if values.get("loss") is None:  # what it logged counts
@@ -301,7 +309,7 @@ class ModelReplica:
         """
         values = result.losses
         if values is None and result.output is not None and self.spec.loss is not no_loss:
-            compared = losses.elementwise_target(self.spec.loss, result.output, result.target)
+            compared = broadcasting.elementwise_target(self.spec.loss, result.output, result.target)
             with self.autocast():
                 values = self.loss.by_sample(result.output, compared)
         if not isinstance(values, torch.Tensor) or values.shape != (samples,):

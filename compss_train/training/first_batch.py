@@ -108,7 +108,7 @@ def find_mistakes(fit: FitOfEpochs) -> None:
         return
     job = inference.one_batch(replace(built.training_spec, compile=None), data)
     start, stop = fit.options.batching.bounds(data.sizes[0])[0]
-    few = inference.first_batch(data, 0, min(FEW, stop - start), name="the first batch")
+    few = inference.first_batch(data, 0, min(FEW, stop - start), name="the first batch", check_outputs=True)
     tries = (
         lambda: (job, few, data.load(0)),
         lambda: _batch_of_workers(fit, job, few, stop - start, mixes=mixes),

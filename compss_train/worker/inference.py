@@ -39,6 +39,7 @@ def _evaluate(job: Job, parameters: Parameters, values: Sequence[Any], work: Wor
     source = source_of(job, work, values)
     with random_state(0, work.device), torch.no_grad():
         replica = ModelReplica(job.spec, parameters, work.device, training=False)
+        replica.compares_step = True
         transform, accumulator = _Transform(replica), MetricAccumulator(replica.measures)
         for batch in _batches(replica, source):
             with replica.annotate_errors(batch.x, batch.y, own_target=batch.y is None):

@@ -90,6 +90,7 @@ class Learner(ModelReplica):
         self._norms = torch.zeros((), device=work.device) if trusts else None
         """Largest norm of what was learnt on a GPU, which stands still for a read: it is read at the end."""
         self._check_outputs = work.check_outputs and not isinstance(self.optimizer, JoinedOptimizer)
+        self.compares_step = work.check_outputs
         self._output_warning = ""
         """What is wrong with the first outputs."""
         self.skipped = 0
@@ -183,7 +184,9 @@ class Learner(ModelReplica):
             result = self._accumulate(batch)
         if result is not None and self._check_outputs:
             self._check_outputs = False
+            compared = self.measures.metrics.values(), result.output, result.target
             self._output_warning = losses.output_warning(self.spec.loss, result.output)
+            self._output_warning = self._output_warning or losses.accuracy_warning(*compared)
         return result
 
     def _accumulate(self, batch: Batch) -> StepResult | None:

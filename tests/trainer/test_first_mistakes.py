@@ -14,7 +14,7 @@ from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, Diverged
 from compss_train.callbacks import Checkpoint
 from compss_train.engines import LocalEngine
 from compss_train.exceptions import WorkerTraceback
-from tests.helpers.models import SGD, assert_same_bits, classification, mlp
+from tests.helpers.models import SGD, assert_same_bits, classification, mlp, named
 
 X, Y = classification()
 FIT = {"num_epochs": 2, "batch_size": 20, "progress": False}
@@ -101,7 +101,13 @@ class Lazy:
         return FRAME
 
 
+ARRAYS = pd.DataFrame({"a": [np.zeros(3)] * 60, "b": X[:, 0]})
+
 MISTAKES = {
+    "arrays in a frame": (
+        *(mlp(), "cross_entropy", ARRAYS, Y, ValueError),
+        r"ndarray values in 'a': give them apart, np.stack\(list\(frame\['a'\]\)\)",
+    ),
     "other names of parts": (
         *(mlp(), "cross_entropy", Named(), None),
         *(TypeError, r"Name the inputs and targets of samples: Samples\(dataset, x=..., y=...\)"),
@@ -212,6 +218,159 @@ def test_losses_may_compare_pairs_and_shape_outputs_themselves():
 
     for loss in (ranked, flat):
         trainer_of(nn.Linear(6, 1), loss, metric=loss).fit(X, ONE, **FIT, validation_data=(X, ONE))
+
+
+def steps_that_broadcast():
+    """Return steps by what they call, each with what is wrong with the first."""
+    functional = nn.functional
+
+    def by_function(model, batch, context):
+        x, y = batch
+        return functional.mse_loss(model(x), y)
+
+    def by_module(model, batch, context):
+        x, y = batch
+        return nn.L1Loss()(model(x), y.float())
+
+    def by_hand(model, batch, context):
+        x, y = batch
+        return ((model(x) - y) ** 2).mean()
+
+    def of_integers(model, batch, context):
+        x, y = batch
+        return (y.long().float() * model(x).sigmoid().log()).mean()
+
+    return by_function, by_module, by_hand, of_integers
+
+
+@pytest.mark.parametrize("step", steps_that_broadcast(), ids=lambda step: step.__name__)
+@pytest.mark.parametrize("method", ["fit", "check_fit"])
+def test_broadcasting_in_a_step_is_an_error_that_names_the_users_line(step, method, shared_local):
+    for engine in ("serial", shared_local):
+        trainer = DistributedTrainer(2, engine=engine, seed=0, threads=1)
+        trainer.build(nn.Linear(6, 1), SGD, training_step=step)
+        with pytest.raises(ValueError, match=r"targets \(\d+,\), and \w+ " + COMPARED) as caught:
+            getattr(trainer, method)(X, ONE, **FIT)
+        text = "".join(traceback.format_exception(caught.value))
+        assert f"in {step.__name__}" in text
+        assert "model(x)" in text
+
+
+@pytest.mark.parametrize("step", steps_that_broadcast()[:2], ids=lambda step: step.__name__)
+def test_broadcasting_in_a_validation_step_is_an_error(step):
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(nn.Linear(6, 1), SGD, "mse", validation_step=step)
+    with pytest.raises(ValueError, match=COMPARED):
+        trainer.evaluate(X, ONE)
+
+
+class Centers(nn.Linear):
+    """Adds the distances of a feature to parameters, as many as there are samples in a batch."""
+
+    def __init__(self):
+        super().__init__(6, 1)
+        self.centers = nn.Parameter(torch.zeros(15))
+
+    def forward(self, x):
+        return super().forward(x) + (x[:, :1] - self.centers).abs().mean(1, keepdim=True)
+
+
+def test_steps_may_compare_pairs():
+    """What broadcasts on purpose is trained: layers, comparisons of targets with each other, and of pairs."""
+
+    def step(model, batch, context):
+        x, y = batch
+        output = model(x)
+        alike = (y[:, None] == y).float()
+        pairs = nn.functional.mse_loss(*torch.broadcast_tensors(output[:, None], output[None]))
+        ranked = (torch.sign(y[:, None] - y) * (output.T - output)).relu().mean()
+        return squared(output, y[:, None]) + alike.mean() * pairs + ranked
+
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(Centers(), SGD, training_step=step)
+    trainer.fit(X, ONE, **FIT)
+    assert len(trainer.history) == 2
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.BCEWithLogitsLoss(),
+        nn.BCEWithLogitsLoss(pos_weight=torch.tensor(2.0)),
+        nn.functional.binary_cross_entropy_with_logits,
+        "bce",
+        nn.BCELoss(),
+    ],
+    ids=named,
+)
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_accuracy_of_a_binary_cross_entropy_compares_each_output(loss, outputs):
+    """Logits with 0, and probabilities with one half; also where each sample has several labels, or none."""
+    y = (np.random.default_rng(0).random((60, outputs)) < 0.4).astype(np.float32)
+    layer = nn.Linear(6, outputs)
+    net = nn.Sequential(layer, nn.Sigmoid()) if loss == "bce" or isinstance(loss, nn.BCELoss) else layer
+    trainer = trainer_of(net, loss, "accuracy")
+    trainer.fit(X, y, **FIT, validation_data=(X, y))
+    threshold = 0.5 if net is not layer else 0
+    found = (trainer.predict(X) > threshold) == (y > 0)
+    assert trainer.evaluate(X, y)["accuracy"] == trainer.history[-1]["val_accuracy"] == pytest.approx(found.mean())
+
+
+def test_accuracy_of_several_labels_is_told_to_have_no_meaning():
+    def loss(output, y):
+        return nn.functional.binary_cross_entropy_with_logits(output, y)
+
+    labels = (np.random.default_rng(0).random((60, 3)) < 0.5).astype(np.float32)
+    for call in ("fit", "check_fit"):
+        with pytest.warns(UserWarning, match="the targets have several classes for a sample, or none, of which"):
+            getattr(trainer_of(mlp(), loss, "accuracy"), call)(X, labels, **FIT)
+    trainer_of(mlp(), nn.CrossEntropyLoss(), "accuracy").fit(X, np.eye(3, dtype=np.float32)[Y], **FIT)
+    with pytest.raises(ValueError, match=r"build for a single output with loss=torch.nn.BCEWithLogitsLoss\(\)"):
+        trainer_of(nn.Linear(6, 1), loss, "accuracy").fit(X, ONE[:, None], **FIT)
+
+
+NEAR_MISSES = {
+    "bce_with_logits": ("loss", r"torch.nn.BCEWithLogitsLoss\(\)"),
+    "BCEWithLogitsLoss": ("loss", r"torch.nn.BCEWithLogitsLoss\(\)"),
+    "binary_cross_entropy_with_logits": ("loss", "torch.nn.functional.binary_cross_entropy_with_logits"),
+    "mae": ("loss", r"torch.nn.L1Loss\(\)"),
+    "mse_loss": ("loss", "mse"),
+    "CrossEntropyLoss": ("loss", "cross_entropy"),
+    "crossentropy": ("loss", "cross_entropy"),
+    "smooth_l1": ("loss", r"torch.nn.SmoothL1Loss\(\)"),
+    "huber": ("loss", r"torch.nn.HuberLoss\(\)"),
+    "acc": ("metric", "accuracy"),
+    "Accuracy": ("metric", "accuracy"),
+    "Adam": ("optimizer", "adam"),
+    "adam_w": ("optimizer", "adamw"),
+    "lrate": ("option", "lr"),
+    "learning_rate": ("option", "lr"),
+    "wd": ("option", "weight_decay"),
+    "decay": ("option", "weight_decay"),
+    "criterion": ("build", "loss"),
+    "metrics": ("build", "metric"),
+    "gpus": ("build", "num_gpu"),
+    "epochs": ("fit", "num_epochs"),
+    "bs": ("fit", "batch_size"),
+    "verbose": ("fit", "progress"),
+    "workers": ("trainer", "num_workers"),
+}
+
+
+@pytest.mark.parametrize("name", NEAR_MISSES)
+def test_near_misses_say_what_was_meant(name):
+    what, meant = NEAR_MISSES[name]
+    given = {"optimizer": SGD, "loss": "mse", **({what: name} if what in ("loss", "metric") else {})}
+    given |= {"optimizer": {"optimizer": name, "lr": 0.1}} if what == "optimizer" else {}
+    given |= {"optimizer": {**SGD, name: 0.1}} if what == "option" else {}
+
+    def trained():
+        trainer = DistributedTrainer(1, engine="serial", **({name: 1} if what == "trainer" else {}))
+        trainer.build(mlp(), **given, **({name: 1} if what == "build" else {}))
+        trainer.fit(X, Y, num_epochs=1, **({name: 1} if what == "fit" else {}))
+
+    with pytest.raises((ValueError, TypeError), match=rf"did you mean {meant}\?"):
+        trained()
 
 
 class OfOpenFile(torch.utils.data.Dataset):
