@@ -58,7 +58,7 @@ class _HistoryFile(Callback):
         if (found := sum(number >= 0 for number, _ in rounds)) and not is_own:
             names = (self.path.with_name(f"{self.path.stem}.{n}{self.path.suffix}") for n in itertools.count(1))
             aside = next(name for name in names if not name.exists())
-            self.path.rename(aside)
+            self._set_aside(aside)
             self.path.touch()
             validation.warn_user(f"{self.path} had {found} rounds of another run, which are now in {aside.name}")
         elif (rest := "".join(f"{line}\n" for line in lines[:kept])) != text:
@@ -83,6 +83,10 @@ class _HistoryFile(Callback):
     def _append(self, record: dict[str, Any]) -> None:
         raise NotImplementedError
 
+    def _set_aside(self, path: Path) -> None:
+        """Rename the file of another run."""
+        self.path.rename(path)
+
     def on_fit_end(self, trainer: "DistributedTrainer") -> None:
         """Let others write to the file."""
         self._lock.release()
@@ -106,10 +110,23 @@ class _HistoryFile(Callback):
 class JsonLines(_HistoryFile):
     """Appends the record of each round to a file as one line of JSON, which ``History.load`` reads.
 
-    When a fit begins, a file of another run is renamed: ``history.1.jsonl``.
+    When a fit begins, ``trainer.configuration`` is written beside it, for ``compss-train compare`` and ``report``:
+    ``configuration.json`` for ``history.jsonl``, and ``NAME.configuration.json`` for any other ``NAME.jsonl``.
+    Files of another run are renamed: ``history.1.jsonl``.
     """
 
     prefix: ClassVar[str] = '{"round": '
+
+    def on_fit_start(self, trainer: "DistributedTrainer", total_samples: int | None) -> None:
+        """Create or check the file, and write the configuration."""
+        super().on_fit_start(trainer, total_samples)
+        text = strict_json.dumps(trainer.configuration, indent=1)
+        files.write_atomic(history.configuration_path(self.path), text)
+
+    def _set_aside(self, path: Path) -> None:
+        super()._set_aside(path)
+        if (told := history.configuration_path(self.path)).exists():
+            told.rename(history.configuration_path(path))
 
     def _append(self, record: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:

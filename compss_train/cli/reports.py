@@ -11,7 +11,7 @@ from compss_train._utils import files, imports, validation
 from compss_train.cli.run_files import RunFolder, read_toml
 from compss_train.exceptions import BadFileError
 from compss_train.reports import advice, comparison, formatting, html, records
-from compss_train.reports.history import History, save_figure
+from compss_train.reports.history import History, configuration_path, save_figure
 
 WORKERS = (1, 2, 4, 8, 16, 32, 64)
 WORTH = 1.1
@@ -22,10 +22,10 @@ def report(options: argparse.Namespace) -> int:
     """Write the page and print its path."""
     path, history = read_history(options.run)
     folder = RunFolder(path.parent)
-    own = folder.configuration.exists()  # else report.html may be one of the callback Report, which knows more
+    own = folder.run_file.exists()  # else report.html may be one of the callback Report, which knows more
     output = options.output or (folder.report if own else path.with_suffix(".html"))
     html.check_name(output)
-    html.write(output, history, read_configuration(path.parent), status=folder.state())
+    html.write(output, history, read_configuration(path), status=folder.state())
     print(f"{len(history)} rounds reported in {output}")
     return 0
 
@@ -42,7 +42,7 @@ def plot(options: argparse.Namespace) -> int:
 def compare(options: argparse.Namespace) -> int:
     """Print the table; write a page if the named file ends in .html, else an image, and print its path."""
     found, output = [(path, *read_history(path)) for path in options.runs], options.output
-    compared = [_compared(path, history, read_configuration(file.parent)) for path, file, history in found]
+    compared = [_compared(path, history, read_configuration(file)) for path, file, history in found]
     print(_format_table(comparison.comparison_table(compared), fit=True))
     if output is None:
         return 0
@@ -69,8 +69,9 @@ def runs(options: argparse.Namespace) -> int:
 
 
 def _compared(path: Path, history: History, configuration: Mapping[str, Any]) -> comparison.ComparedRun:
-    state = (RunFolder(path).state() or "unknown") if path.is_dir() else ""
-    file = RunFolder(path).run_file
+    folder = RunFolder(path)
+    file = folder.run_file
+    state = folder.state() or ("unknown" if file.exists() else "")
     run_file = read_toml(file, "") if configuration and file.exists() else {}
     return comparison.ComparedRun(
         name=str(path), history=history, configuration=configuration, state=state, run_file=run_file
@@ -126,12 +127,12 @@ def read_history(path: Path) -> tuple[Path, History]:
     return file, history
 
 
-def read_configuration(folder: Path) -> dict[str, Any]:
-    """Return the trainer's configuration that a run has saved, empty if the folder does not have it.
+def read_configuration(history: Path) -> dict[str, Any]:
+    """Return the trainer's configuration that was written beside a history, empty if it was not.
 
     Raises ``BadFileError`` for a damaged file.
     """
-    path = RunFolder(folder).configuration
+    path = configuration_path(history)
     if not path.exists():
         return {}
     try:

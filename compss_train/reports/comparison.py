@@ -69,15 +69,12 @@ class SeedGroup:
 def differing(runs: Sequence[ComparedRun]) -> list[str]:
     """Return the names of the settings that are not the same in all runs.
 
-    Attributes of objects are named, up to ``MOST_DETAILS``, where no setting of the run files says why they differ.
+    Attributes of objects are named, up to ``MOST_DETAILS``, where no setting says why they differ.
     """
     every = dict.fromkeys(name for run in runs for name in run.settings)
     names = [name for name in every if len({run.settings.get(name, MISSING) for run in runs}) > 1]
-    explained = [
-        prefix
-        for section, prefix in (("network.", f"{DETAILS}net"), ("build.", DETAILS))
-        if any(name.startswith(section) and name != PARAMETERS for name in names)
-    ]
+    explained = {f"{DETAILS}net" for name in names if name.startswith("network.")}
+    explained |= {DETAILS + name.split(".")[1] for name in names if name.startswith("build.")}
     attributes = [name for name in names if name.startswith(DETAILS) and not name.startswith(tuple(explained))]
     return [name for name in names if not name.startswith(DETAILS)] + attributes[:MOST_DETAILS]
 

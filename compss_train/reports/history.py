@@ -118,6 +118,13 @@ def save_figure(figure: Figure, path: str | Path) -> None:
         figure.savefig(temporary)
 
 
+def configuration_path(history: Path) -> Path:
+    """Return the path of the configuration that belongs to a file with a history."""
+    return history.with_name(
+        "configuration.json" if history.stem == "history" else f"{history.stem}.configuration.json"
+    )
+
+
 def line_of(record: Record) -> str:
     """Return a record as a line of JSON, with NumPy numbers as numbers and arrays as lists.
 

@@ -5,7 +5,7 @@ import json
 import math
 import os
 import resource
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from types import SimpleNamespace
 
 import pytest
@@ -31,7 +31,7 @@ def trainer():
 
 def call_hooks(callback, records, resumed_from=None):
     """Tell a callback of a fit with these records, of a trainer that has those before."""
-    trainer = SimpleNamespace(history=records[: resumed_from or 0], resumed_from=resumed_from)
+    trainer = SimpleNamespace(history=records[: resumed_from or 0], resumed_from=resumed_from, configuration={})
     callback.on_fit_start(trainer, None)
     for record in records[resumed_from:]:
         callback.on_round_start(trainer, record["round"])
@@ -106,7 +106,25 @@ def test_rounds_of_another_run_are_set_aside(tmp_path, logger, resumed_from):
                 call_hooks(logger(path), records_of(run), resumed_from)
         else:
             call_hooks(logger(path), records_of(run))
-        assert {file.name: rounds_of(file) for file in tmp_path.iterdir()} == expected
+        assert {file.name: rounds_of(file) for file in tmp_path.glob(f"*{path.suffix}")} == expected
+
+
+def test_json_lines_have_their_configuration_beside_them(tmp_path):
+    for run, lr in enumerate((0.1, 0.2)):
+        trainer = trainer_of(workers=2, net=mlp, optimizer={**SGD, "lr": lr})
+        for name in ("history.jsonl", "own.jsonl"):
+            with pytest.warns(UserWarning, match="of another run") if run else nullcontext():
+                fit(trainer, JsonLines(tmp_path / name))
+    rates = {
+        path.name: json.loads(path.read_text())["build"]["optimizer"]["arguments"]["lr"]
+        for path in tmp_path.glob("*.json")
+    }
+    assert rates == {
+        "configuration.json": 0.2,
+        "history.1.configuration.json": 0.1,
+        "own.configuration.json": 0.2,
+        "own.1.configuration.json": 0.1,
+    }
 
 
 @pytest.mark.parametrize(
@@ -141,7 +159,7 @@ def test_rounds_after_the_checkpoint_and_a_line_that_was_cut_are_replaced(tmp_pa
     path.write_bytes(path.read_bytes()[:left])  # killed while it wrote
     call_hooks(logger(path), records_of(1), resumed)
     assert rounds_of(path) == [*range(6)]
-    assert [file.name for file in tmp_path.iterdir()] == [path.name]
+    assert [file.name for file in tmp_path.glob(f"*{path.suffix}")] == [path.name]
 
 
 @pytest.mark.parametrize("logger", [*FILES, TensorBoard, Report])
@@ -158,17 +176,17 @@ def test_a_full_disk_is_a_warning_and_the_fit_ends_well(trainer, tmp_path, logge
     """The system refuses to let files grow beyond some bytes."""
     path, before = path_of(tmp_path, logger), resource.getrlimit(resource.RLIMIT_FSIZE)
     again = logger(path.with_stem("again"))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (600, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, before[1]))
     try:
         with pytest.warns(UserWarning, match=r"no more rounds are written to .*\[Errno 27") as caught:
-            fit(trainer, logger(path), num_epochs=9)
+            fit(trainer, logger(path), num_epochs=60)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert len([each for each in caught if "no more rounds" in str(each.message)]) == 1
-    assert len(trainer.history) == 9
-    assert path.stat().st_size <= 600
+    assert len(trainer.history) == 60
+    assert path.stat().st_size <= 6000
     fit(trainer, again, num_epochs=1)
-    assert rounds_of(again.path) == [9]
+    assert rounds_of(again.path) == [60]
 
 
 def events(folder):
@@ -230,7 +248,7 @@ def test_special_files_are_not_replaced(trainer, kind, tmp_path):
 def begin(connection, kind, path):
     """Begin a fit that writes to a file, and report why that is not possible."""
     try:
-        kind(path).on_fit_start(SimpleNamespace(history=[], resumed_from=None), None)
+        kind(path).on_fit_start(SimpleNamespace(history=[], resumed_from=None, configuration={}), None)
     except BlockingIOError as error:
         connection.send(str(error))
 
@@ -240,7 +258,7 @@ def test_a_file_that_another_fit_writes_to_is_locked(kind, tmp_path):
     """Whichever program it is of: rounds of the two would alternate, and a resumed one would remove the other's."""
     path = tmp_path / "history"
     first, second = kind(path), kind(path)
-    trainer = SimpleNamespace(history=[], resumed_from=None)
+    trainer = SimpleNamespace(history=[], resumed_from=None, configuration={})
     first.on_fit_start(trainer, None)
     before = path.read_bytes()
     with other_process(begin, kind, path) as (_, connection):
@@ -255,7 +273,7 @@ def test_a_file_that_another_fit_writes_to_is_locked(kind, tmp_path):
     second.on_exception(trainer, RuntimeError())
     first.on_fit_start(trainer, None)
     first.on_fit_end(trainer)
-    assert [each.name for each in tmp_path.iterdir()] == ["history"]
+    assert {each.name for each in tmp_path.iterdir()} - {"configuration.json"} == {"history"}
 
 
 class Reading(Callback):

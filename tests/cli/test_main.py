@@ -7,12 +7,16 @@ import warnings
 import numpy as np
 import pytest
 import shtab
+from torch import nn
 
+from compss_train.callbacks import JsonLines
 from compss_train.cli import main
 from compss_train.cli.arguments import make_parser
 from compss_train.cli.run_files import KILLED, RUNNING, RunFolder
 from compss_train.reports.history import History
 from tests.helpers.histories import steady_run
+from tests.helpers.models import SGD
+from tests.helpers.small_fits import fit, trainer_of
 
 COMMANDS = re.findall(r"^    (\w+)", make_parser().format_help(), re.MULTILINE)
 
@@ -183,6 +187,22 @@ def test_runs_are_listed_and_compared(run_file, fitted, command, tmp_path, monke
     assert (tmp_path / "c.html").read_text().count("<figure") >= 3
     assert "2 runs compared in c.png\n" in command("compare", fitted, fitted / "history.jsonl", "-o", "c.png").out
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_runs_of_scripts_are_compared_by_their_settings(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")
+    for name, lr, width in (("a/history.jsonl", 0.05, 8), ("b/history.jsonl", 0.1, 8), ("c.jsonl", 0.05, 16)):
+        net = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, 3))
+        fit(trainer_of(net=lambda net=net: net, optimizer={**SGD, "lr": lr}), JsonLines(name))
+    names, *rows = (line.split() for line in command("compare", "a", "b", "c.jsonl").out.splitlines())
+    compared = ["parameters", "lr", "net.0.out_features", "net.2.in_features"]
+    assert names[: names.index("rounds")] == ["run", *compared]
+    assert [row[:5] for row in rows] == [
+        ["a", "83", "0.05", "8", "8"],
+        ["b", "83", "0.1", "8", "8"],
+        ["c.jsonl", "163", "0.05", "16", "16"],
+    ]
 
 
 def test_states_of_runs_are_known_and_kept_by_reports(fitted, command):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from compss_train import callbacks
-from compss_train._utils import files, strict_json, validation
+from compss_train._utils import files, validation
 from compss_train.callbacks import loggers
 from compss_train.cli import run_files
 from compss_train.cli.run_files import Errors, RunFile, RunFileError, RunFolder, TomlTable, data, objects
@@ -270,11 +270,10 @@ class _RunFiles(callbacks.JsonLines):
         self._run = run
 
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
-        """Write the configuration and the rounds that are already complete; remove outdated parameters."""
+        """Write the run file and the rounds that are already complete; remove outdated parameters."""
         super().on_fit_start(trainer, total_samples)
         folder = self._run.folder
         files.write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
-        files.write_atomic(folder.configuration, strict_json.dumps(trainer.configuration, indent=1))
         folder.parameters.unlink(missing_ok=True)
         trainer.history.save(folder.history)
         folder.write_state(run_files.RUNNING)
