@@ -483,6 +483,17 @@ def test_a_misspelt_argument_is_suggested_among_those_of_the_fit(fit):
             getattr(made_, fit)(X, Y, 3, 1, calbacks=())
 
 
+@pytest.mark.parametrize("fit", WITH_LOSSES)
+def test_a_misspelt_argument_of_dislib_is_suggested(fit):
+    for wrong, right in {
+        "shufle_blocks": "shuffle_blocks",
+        "retrun_loss": "return_loss",
+        "xtest": "x_test",
+    }.items():
+        with pytest.raises(TypeError, match=rf"^{fit}\(\) got an .* '{wrong}'; did you mean {right}\?"):
+            getattr(made(), fit)(X, Y, 3, 1, **{wrong: None})
+
+
 def test_the_trainer_has_none_of_these_arguments():
     trainer = DistributedTrainer(1, engine="serial")
     trainer.build(mlp(), {"optimizer": "sgd", "lr": 0.1}, "cross_entropy")

@@ -5,13 +5,13 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from numbers import Number
-from typing import Any, NoReturn, TypeAlias, TypeVar, cast
+from typing import Any, NoReturn, TypeAlias, TypeVar, Unpack, cast
 
 import numpy as np
 import torch
 from torch import nn
 
-from compss_train._utils.validation import warn_user
+from compss_train._utils.validation import entry_point, warn_user
 from compss_train.callbacks import WorkerCallback, WorkerContext
 from compss_train.data import BlockedTensor
 from compss_train.data.blocked import as_blocked
@@ -26,6 +26,7 @@ from compss_train.integrations.dislib.encapsulated import Encapsulated, as_grid,
 from compss_train.model import losses
 from compss_train.model import parameters as params
 from compss_train.model.schedule import Schedule
+from compss_train.training.named_fits import FitKeywords
 
 LossFactory: TypeAlias = Callable[[], losses.BatchFunction | str]
 """The class of a loss, or another callable that makes one."""
@@ -217,6 +218,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
                 kwargs["callbacks"] = [*kwargs.get("callbacks", ()), _BeforeSteps(self._gradient_clipping)]
         return super().fit(*args, **kwargs)
 
+    @entry_point
     def fit_synchronous_with_GPU(
         self,
         x_train: Any,
@@ -229,7 +231,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         return_loss: bool = False,
         x_test: Any = None,
         y_test: Any = None,
-        **options: Any,
+        **options: Unpack[FitKeywords],
     ) -> Any:
         """Average all workers at the end of every epoch; ``make_validation=False`` ignores ``x_test``."""
         arguments = x_train, y_train, num_batches_per_worker, num_epochs, shuffle_blocks, shuffle_block_data
@@ -237,6 +239,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         test = (x_test, y_test) if make_validation else (None, None)
         return self._measured(fit, options, *test, return_loss=return_loss)
 
+    @entry_point
     def fit_synchronous_every_n_epochs_with_GPU(
         self,
         x_train: Any,
@@ -249,7 +252,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         x_test: Any = None,
         y_test: Any = None,
         return_loss: bool = False,
-        **options: Any,
+        **options: Unpack[FitKeywords],
     ) -> Any:
         """Average all workers every ``n_epocs_sync`` epochs and after the last."""
         first, order = (x_train, y_train, num_batches_per_worker, num_epochs), (shuffle_blocks, shuffle_block_data)
@@ -257,6 +260,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         return self._measured(fit, options, x_test, y_test, return_loss=return_loss)
 
     @_ordered(_asynchronous_order)
+    @entry_point
     def fit_asynchronous_with_GPU(
         self,
         x_train: Any,
@@ -269,13 +273,14 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         x_test: Any = None,
         y_test: Any = None,
         return_loss: bool = False,
-        **options: Any,
+        **options: Unpack[FitKeywords],
     ) -> Any:
         """Average the workers that have arrived after every epoch; late ones go on, and are merged later."""
         arguments = x_train, y_train, num_batches_per_worker, num_epochs, shuffle_blocks, shuffle_block_data
         fit = partial(super().fit_asynchronous_with_GPU, *arguments)
         return self._measured(fit, options, x_test, y_test, return_loss=return_loss)
 
+    @entry_point
     def fit_synchronous_with_GPU_train_curves(
         self,
         x_train: Any,
@@ -289,7 +294,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         y_test: Any = None,
         y_test_to_loss: Any = None,
         function_score: Score | None = None,
-        **options: Any,
+        **options: Unpack[FitKeywords],
     ) -> Curves:
         """Train as ``fit_synchronous_with_GPU``, and return the training curves with the module.
 
@@ -304,6 +309,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
             fit = partial(super().fit_synchronous_with_GPU, *arguments, shuffle_blocks, shuffle_block_data)
         return self._curves(fit, options, x_test, y_test, y_test_to_loss, function_score)
 
+    @entry_point
     def fit_asynchronous_with_GPU_train_curves(
         self,
         x_train: Any,
@@ -317,7 +323,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         y_test: Any = None,
         y_test_to_loss: Any = None,
         function_score: Score | None = None,
-        **options: Any,
+        **options: Unpack[FitKeywords],
     ) -> Curves:
         """Train as ``fit_asynchronous_with_GPU``; the rest is as in the synchronous fit for training curves."""
         arguments = x_train, y_train, num_batches_per_worker, num_epochs
@@ -328,7 +334,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         return self._curves(fit, options, x_test, y_test, y_test_to_loss, function_score)
 
     def _measured(
-        self, fit: Callable[..., nn.Module], options: dict[str, Any], x_test: Any, y_test: Any, *, return_loss: bool
+        self, fit: Callable[..., nn.Module], options: FitKeywords, x_test: Any, y_test: Any, *, return_loss: bool
     ) -> nn.Module | Curves:
         """Fit with validation data, and return the curves with the module if that is asked for."""
         if return_loss:
@@ -340,7 +346,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
     def _curves(
         self,
         fit: Callable[..., nn.Module],
-        options: dict[str, Any],
+        options: FitKeywords,
         x_test: Any,
         y_test: Any,
         y_test_to_loss: Any = None,
