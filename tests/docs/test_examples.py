@@ -74,7 +74,7 @@ def test_examples_run_as_printed(run_blocks, document, tmp_path, monkeypatch):
         assert len(History.load(tmp_path / "history.jsonl")) == 7
         assert len(History.load(tmp_path / "run" / "history.jsonl")) == 2
         files = {path.name for path in (tmp_path / "run").iterdir()}
-        assert files == {"history.jsonl", "history.csv", "board", "report.html"}
+        assert files == {"history.jsonl", "configuration.json", "history.csv", "board", "report.html"}
 
 
 def test_the_example_of_long_runs_ends_once(run_blocks):
