@@ -137,7 +137,8 @@ def _row(run: ComparedRun, names: Sequence[str], measured: Sequence[str]) -> dic
     for name, short in zip(names, last, strict=True):  # by the last part of its name, if no other has the same
         row[short if last.count(short) == 1 else name] = run.settings.get(name, MISSING)
     seconds, samples = sum(curves.training_seconds(run.history)), sum(record["samples"] for record in run.history)
-    row |= {"rounds": number(len(run.history)), "epochs": number(epochs_of(run.history))}
+    epochs = epochs_of(run.history)
+    row |= {"rounds": number(len(run.history)), **({"epochs": number(epochs)} if epochs else {})}
     for name in measured:
         values = [value for record in run.history if name in (value := measured_numbers(record))]
         best = best_value(name, run.history)

@@ -170,13 +170,14 @@ def _run(history: Sequence[Record]) -> dict[str, Any]:
     rows = [row for index, row in enumerate(rows) if index % step == 0 or index == len(rows) - 1]
     notes += [f"every {step}th of {len(history):,} rounds"] * (step > 1)
     notes += ["seconds are without start-up"] * any(timeline.startup_seconds(history))
+    measured = dict.fromkeys(name for record in history for name in measured_numbers(record))
     return {
         "key_figures": list(_key_figures(history, shares if intervals else {})),
         "charts": [chart_of(panel) for panel in curves.panels(history, intervals=intervals)],
         "timeline": timeline_chart(history, intervals),
         "timeline_legend": [(f"{kind} {percent(share)}", kind) for kind, share in shares.items()],
         "workers": _table(_worker_rows(history, intervals)),
-        "rounds": _table(rows, " · ".join(notes) or None),
+        "rounds": _table(rows, " · ".join(notes) or None, first=["round", "epoch", *measured]),
     }
 
 
@@ -203,10 +204,11 @@ def _bar(parts: Mapping[str, float]) -> Bar:
     return {kind: f"{100 * part / whole:.1f}" for kind, part in parts.items()}
 
 
-def _table(rows: Iterable[Row], note: str | None = None) -> TableCells:
+def _table(rows: Iterable[Row], note: str | None = None, first: Sequence[str] = ()) -> TableCells:
+    """Return a table of rows, with the columns ``first`` on the left, where narrow screens show them."""
     rows = list(rows)
     names = list(dict.fromkeys(name for row in rows for name in row))
-    names.sort(key=lambda name: _LAST.index(name) if name in _LAST else -1)
+    names.sort(key=lambda name: _LAST.index(name) if name in _LAST else -1 - (name in first))
     formats = {name: _column_format(name, [row[name] for row in rows if name in row]) for name in names}
     cells = [[formats[name](row[name]) if name in row else "" for name in names] for row in rows]
     texts = {name: name.replace("_per_second", "/s").replace("_", " ") for name in names}

@@ -29,6 +29,8 @@ from compss_train.reports.records import Axis, Record
 COLUMNS = 2
 MAX_DOTS = 40
 """Points that are marked by dots, so that single ones are seen, too; lines of more points have none."""
+MANY_POINTS = 400
+"""More points in a plane are drawn smaller."""
 _STEPS = 1, 2, 5, 10
 """Distances of ticks, times powers of 10."""
 _PANEL_INCHES = 5.6, 3.0
@@ -110,7 +112,8 @@ def _draw_panel(ax: Axes, panel: Panel, against: Axis) -> None:
     for number, curve in enumerate(() if panel.stacked else panel.curves):
         color = COLORS[_color_of(panel, number)]
         if panel.points:
-            ax.plot(curve.xs, curve.ys, ".", label=curve.name, color=color, alpha=0.7, markersize=4)
+            size = 4 if sum(len(each.xs) for each in panel.curves) > MANY_POINTS else 8
+            ax.plot(curve.xs, curve.ys, ".", label=curve.name, color=color, alpha=0.7, markersize=size)
             continue
         marker = "." if sum(map(math.isfinite, curve.ys)) <= MAX_DOTS else None
         ax.plot(curve.xs, curve.ys, label=curve.name, linewidth=1.8, marker=marker, color=color, clip_on=False)
