@@ -72,6 +72,12 @@ def test_tables_have_the_last_and_best_value_of_validation():
     assert (empty["val_loss"], empty["best val_loss"], empty["rounds"], empty["state"]) == ("-", "-", "0", "failed")
 
 
+def test_studies_have_no_epochs():
+    study = ComparedRun(name="a", history=[online_record(0)], configuration={})
+    assert "epochs" not in comparison_table([study])[0]
+    assert [row.get("epochs") for row in comparison_table([study, run("b", [1.0])])] == [None, "1"]
+
+
 def test_runs_that_differ_in_their_seed_are_a_group():
     groups = grouped([run("a", [1.0]), run("b", [1.0], lr=0.2), run("c", [1.0], seed=3)])
     assert [(group.name, [each.name for each in group.runs]) for group in groups] == [

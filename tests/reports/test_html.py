@@ -289,6 +289,11 @@ def test_shares_and_scores_have_a_linear_axis_even_over_decades():
     assert {"0", "20", "40", "60", "80", "100"} <= {*re.findall(r">(\d+)</text>", shares)}
 
 
+def test_measures_are_the_first_columns_of_rounds():
+    history = [{**online_record(number), "val_loss": 0.5} for number in range(2)]
+    assert PageReader(page(history, {})).tables[ROUNDS][0][:4] == ["round", "loss", "val loss", "samples"]
+
+
 def test_the_table_of_rounds_agrees_with_the_chart_and_says_once_what_is_the_same():
     history = steady_run(3, 2)
     for record in history:
