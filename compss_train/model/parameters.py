@@ -229,7 +229,10 @@ def save(path: str | os.PathLike[str], parameters: Mapping[str, NDArray[Any]]) -
     Returns the SHA-256 that a ``.safetensors`` file has in its metadata; ``.npz`` has checksums of its own.
     """
     if Path(path).suffix not in FORMATS or "://" in os.fspath(path):
-        raise ValueError(f"cannot save to {path}; use the suffix .safetensors or .npz, and a local folder")
+        raise ValueError(
+            f"cannot save to {path}; use the suffix .safetensors or .npz, and a local folder; for torch.save and "
+            "torch.onnx.export take the module, trainer.model()"
+        )
     path = Path(path)
     arrays = {name: np.ascontiguousarray(a).reshape(a.shape) for name, a in parameters.items()}
     with files.atomic_path(path) as unfinished:
