@@ -24,12 +24,14 @@ from heat import HeatEquation
 from numpy.typing import NDArray
 from torch import nn
 
-from compss_train import BredInputs, BufferSpec, DistributedTrainer, InputSampler, Merge, Simulations, SpacedInputs
+from compss_train import BufferSpec, DistributedTrainer, InputSampler, Merge, Simulations, SpacedInputs
 
 Floats = NDArray[np.float64]
-METHODS = ("uniform", "sobol", "bred", "spaced")
+METHODS = ("uniform", "sobol", "spaced")
 STEPS, PARAMETERS, WIDTH, BATCH, FIRST = 20, 5, 64, 32, 10
 """Samples of a simulation, its parameters, the network's width, and simulations before the first batch."""
+EVERY, SOME = range(1, STEPS + 1), (6, 13, 20)
+"""The steps that a simulation yields, and those at which the chosen inputs are far from each other."""
 
 
 class Problem(Protocol):
@@ -109,12 +111,19 @@ class KuramotoSivashinsky:
 PROBLEMS: dict[str, Problem] = {"heat": HotSpot(), "ks": KuramotoSivashinsky()}
 
 
-def samples(problem: Problem, parameters: Floats) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-    """Yield x, the parameters and the time from -1 to 1, and y, the field."""
+def network_inputs(problem: Problem, steps: Sequence[int], parameters: Floats) -> NDArray[np.float32]:
+    """Return the network's inputs after some steps: the parameters and the time, from -1 to 1."""
     low, high = np.transpose(problem.bounds)
-    scaled = 2 * (parameters - low) / (high - low) - 1
-    for step, field in enumerate(problem.fields(parameters), 1):
-        yield np.float32([*scaled, 2 * step / STEPS - 1]), field.astype(np.float32)
+    x = np.empty((len(steps), PARAMETERS + 1), np.float32)
+    x[:, :-1] = 2 * (parameters - low) / (high - low) - 1
+    x[:, -1] = np.array(steps) * (2 / STEPS) - 1
+    return x
+
+
+def samples(problem: Problem, parameters: Floats) -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Yield x, an input of the network, and y, the field."""
+    for x, field in zip(network_inputs(problem, EVERY, parameters), problem.fields(parameters), strict=True):
+        yield x, field.astype(np.float32)
 
 
 @dataclass(frozen=True)
@@ -167,7 +176,7 @@ def inputs(method: str, problem: Problem, number: int, seed: int) -> Iterable[Fl
         return list(qmc.scale(points[:number], low, high))
     if method == "uniform":
         return list(np.random.default_rng(seed).uniform(low, high, (number, PARAMETERS)))
-    return {"bred": BredInputs, "spaced": SpacedInputs}[method](problem.bounds, number, seed=seed)
+    return SpacedInputs(problem.bounds, number, functools.partial(network_inputs, problem, SOME), seed=seed)
 
 
 def network(problem: Problem, seed: int) -> nn.Module:

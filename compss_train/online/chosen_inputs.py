@@ -109,13 +109,13 @@ class Predictor:
         """Begin another draw, which predicts with newer parameters."""
         self._pulled = False
 
-    def __call__(self, x: Any) -> NDArray[Any]:
-        """Return the outputs of all copies, shape (copies, n, ...)."""
+    def __call__(self, x: Any, number: int) -> NDArray[Any]:
+        """Return the outputs of the newest copies, up to a number of them, shape (copies, n, ...)."""
         if not self._pulled:
             self.copies = [*self.copies[1 - COPIES :], self._pull()]
             self._pulled = True
         batch = map_leaves(torch.as_tensor, x)
-        return np.stack([self._predicted(copy, batch) for copy in self.copies])
+        return np.stack([self._predicted(copy, batch) for copy in self.copies[-number:]])
 
     @torch.no_grad()
     def _predicted(self, copy: params.Parameters, x: Any) -> NDArray[Any]:

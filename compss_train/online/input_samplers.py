@@ -2,10 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch.quasirandom import SobolEngine
 
 from compss_train._utils.validation import check_count, check_seed
 
@@ -13,20 +15,20 @@ Bounds: TypeAlias = Sequence[tuple[float, float]] | Mapping[str, tuple[float, fl
 """The smallest and the largest value of each parameter, also by its name."""
 
 _COLUMNS = [("complete", "?"), ("trained", "i8"), ("loss", "f8"), ("excess", "f8")]
-_ATTEMPTS, _NARROWING = 10, 0.3
-_CHUNK = 4096  # inputs whose distances are computed at a time
-_LEAST_LOSSES, _RIDGE = 10, 0.1
+_LEAST = 10
+"""Inputs that are drawn, and losses that are known, before outputs and losses decide."""
+_RIDGE = 0.1
 
 
 class SimulationTable:
     """The simulations that have begun, one row each in the order of their inputs, and what workers have reported.
 
     Workers report about every half second, and with ``lockstep`` before each draw. ``predict`` is a function of
-    inputs of the network that returns the outputs of several copies of it: an array whose first axis is the copies,
-    the newest last, and whose second is the inputs.
+    inputs of the network and of a number of copies of it that returns the outputs of the newest ones: an array
+    whose first axis is the copies, the newest last, and whose second is the inputs.
     """
 
-    def __init__(self, predict: Callable[[Any], NDArray[Any]] | None = None) -> None:
+    def __init__(self, predict: Callable[[Any, int], NDArray[Any]] | None = None) -> None:
         self.inputs: list[Any] = []
         """The input of each simulation."""
         self._rows = np.zeros(64, _COLUMNS)
@@ -68,15 +70,16 @@ class SimulationTable:
         column.flags.writeable = False
         return column
 
-    def predict(self, x: Any) -> NDArray[Any]:
+    def predict(self, x: Any, copies: int = 5) -> NDArray[Any]:
         """Return what the global parameters, and those of the last few calls, make of inputs of the network.
 
         ``x`` is a batch as the network gets it, an array or tensor of n samples; the result has the shape
-        (copies, n, ...), the newest last. It is computed in the coordinator, and training does not wait for it.
+        (copies, n, ...), the newest last: up to five copies, or fewer if so asked. It is computed in the
+        coordinator, and training does not wait for it.
         """
         if self._predict is None:
             raise RuntimeError("this table belongs to no fit, so that there is no network that could predict")
-        return self._predict(x)
+        return self._predict(x, copies)
 
     def begin(self, value: Any) -> None:
         """Add the row of a simulation."""
@@ -109,7 +112,7 @@ class InputSampler(ABC):
     and lists, tuples and dicts of them.
     """
 
-    needs_losses: ClassVar[bool] = True
+    needs_losses: bool = True
     """Whether the loss of each sample is computed, for ``table.loss`` and ``table.excess``."""
     origin: str = ""
     """How the last input was chosen, in a word: records have it, and reports colour inputs by it."""
@@ -161,10 +164,16 @@ class BoxSampler(InputSampler):
         """Return the next input; ``None`` after ``number`` of them."""
         if self.drawn == self.number:
             return None
-        point = self._low + self.choose(table) * (self._high - self._low)
+        (value,) = self.values(self.choose(table)[None])
         self.drawn += 1
-        point = np.clip(point, self._low, self._high)  # rounding
-        return point if self._names is None else dict(zip(self._names, point.tolist(), strict=True))
+        return value
+
+    def values(self, points: NDArray[np.float64]) -> list[Any]:
+        """Return inputs of simulations, in their bounds, from rows of coordinates between 0 and 1."""
+        rows = np.clip(self._low + points * (self._high - self._low), self._low, self._high)  # rounding
+        if self._names is None:
+            return [*rows]
+        return [dict(zip(self._names, row, strict=True)) for row in rows.tolist()]
 
     @abstractmethod
     def choose(self, table: SimulationTable) -> NDArray[np.float64]:
@@ -190,8 +199,15 @@ class BoxSampler(InputSampler):
         self.drawn, self.random.bit_generator.state = state["drawn"], state["random"]
 
 
-class BredInputs(BoxSampler):
-    """Children of the inputs whose samples are hard, and uniform inputs between them.
+class SpacedInputs(BoxSampler):
+    """Inputs whose outputs are far from those of earlier inputs, less far where the loss is high.
+
+    The outputs of an input are what the network predicts for some samples of its simulation. Each simulation that
+    has begun has a cluster: those of some uniform candidates whose outputs are nearest to its own. The next input
+    is, in the cluster with the largest sum of squared distances, the candidate that is farthest away. Distances
+    are multiplied by a power of the loss expected at the candidate, a quadratic function of the input, which ridge
+    regression fits to the logarithms of the losses of the simulations. The first ten inputs are a scrambled Sobol
+    sequence.
 
     Parameters
     ----------
@@ -199,103 +215,77 @@ class BredInputs(BoxSampler):
         The smallest and the largest value of each parameter: pairs, or a dict of pairs by name, which makes dicts.
     number:
         Number of simulations of the study.
-    share:
-        Probability that an input is a child, for the first and for the last of them; linear between.
-    sigma:
-        Standard deviation of the normal numbers that a child adds to its parent, as a part of the range of each
-        parameter. It is narrowed to 0.3 of itself each time that the child falls outside the bounds.
-    window:
-        A parent is drawn among this number of latest inputs, in proportion to its ``excess``.
+    network_inputs:
+        Function of an input that returns a few inputs of the network that its simulation has, k rows in an array or
+        a tensor: the x of some of its samples, which need not be simulated, as at three times.
+    power:
+        Power of the expected loss; by default 0.3. With 0 no losses of samples are computed.
+    candidates:
+        Number of candidates for each input. The outputs of all of them and of all simulations are held at a time.
     seed:
         Seed of the random numbers.
 
-    Raises ``ValueError`` and ``TypeError`` for other values. Source: Breed (Dymchenko et al., "MelissaDL x Breed",
-    arXiv 2410.05860), adaptive multiple importance sampling; there inputs are drawn anew every few hundred batches.
+    Raises ``ValueError`` and ``TypeError`` for other values. Source: largest cluster maximum distance (Holzmüller
+    et al., "A Framework and Benchmark for Deep Batch Active Learning for Regression", JMLR 24, 2023); there on
+    features and without losses, and for batches of inputs.
     """
 
     def __init__(
         self,
         bounds: Bounds,
         number: int,
+        network_inputs: Callable[[Any], Any],
         *,
-        share: tuple[float, float] = (0.15, 0.75),
-        sigma: float = 0.07,
-        window: int = 100,
+        power: float = 0.3,
+        candidates: int = 200,
         seed: int = 0,
     ) -> None:
         super().__init__(bounds, number, seed)
-        if not all(0 <= each <= 1 for each in share) or len(share) != 2:
-            raise ValueError(
-                f"share={share!r}: give two probabilities from 0 to 1, of the first and the last input"
+        if not callable(network_inputs):
+            raise TypeError(
+                f"network_inputs={network_inputs!r}: give a function that returns, for an input of a simulation, a "
+                "few inputs of the network, shape (k, ...)"
             )
-        if not 0 < sigma < np.inf:
-            raise ValueError(f"sigma={sigma!r}: give a part of the range of each parameter, above 0")
-        self._share, self._sigma, self._window = share, sigma, check_count("window", window)
-
-    def choose(self, table: SimulationTable) -> NDArray[np.float64]:
-        """Return a child or a uniform input."""
-        first, last = self._share
-        is_child = self.random.uniform() < first + (last - first) * self.drawn / self.number
-        fitness = table.excess[-self._window :]
-        if not is_child or not fitness.any():
-            self.origin = "uniform"
-            return self.random.uniform(size=self.parameters)
-        self.origin = "child"
-        parent = self.begun(table)[-self._window :][self.random.choice(len(fitness), p=fitness / fitness.sum())]
-        for attempt in range(_ATTEMPTS):
-            child = self.random.normal(parent, self._sigma * _NARROWING**attempt)
-            if np.all((child >= 0) & (child <= 1)):
-                break
-            child = parent
-        return np.asarray(child, np.float64)
-
-
-class SpacedInputs(BoxSampler):
-    """Inputs far from all earlier ones, and closer together where the loss is high.
-
-    Each is the best of some uniform candidates: the largest product of the distance to the nearest input that has
-    begun, in a box whose opposite walls touch, so that walls attract nothing, and of a power of the loss expected
-    there. That is a quadratic function of the input, fitted by ridge regression to the logarithms of the losses of
-    the simulations.
-
-    Parameters
-    ----------
-    bounds, number, seed:
-        As in ``BredInputs``.
-    power:
-        Power of the loss; by default 0.15. With 0 the inputs fill the box evenly, whatever the network learns.
-    candidates:
-        Number of candidates for each input.
-
-    Raises ``ValueError`` and ``TypeError`` for other values. Source: after the minimum energy designs of Joseph et
-    al., "Sequential Exploration of Complex Surfaces Using Minimum Energy Designs", Technometrics 57 (2015).
-    """
-
-    def __init__(
-        self, bounds: Bounds, number: int, *, power: float = 0.15, candidates: int = 500, seed: int = 0
-    ) -> None:
-        super().__init__(bounds, number, seed)
         if not 0 <= power < np.inf:
             raise ValueError(f"power={power!r}: give a number of at least 0, the power of the expected loss")
-        self._power, self._candidates = power, check_count("candidates", candidates)
+        self._network_inputs, self._power = network_inputs, power
+        self._candidates, self.needs_losses = check_count("candidates", candidates), power > 0
+        self._rows: list[NDArray[Any]] = []  # of the network, for each simulation begun
+        sequence = SobolEngine(self.parameters, scramble=True, seed=seed)  # type: ignore[no-untyped-call]
+        self._first: NDArray[np.float64] = sequence.draw(_LEAST, dtype=torch.float64).numpy()
 
     def choose(self, table: SimulationTable) -> NDArray[np.float64]:
         """Return the best candidate."""
+        self.origin = "first"
+        if self.drawn < _LEAST:
+            return np.asarray(self._first[self.drawn], np.float64)
         candidates, begun = self.random.uniform(size=(self._candidates, self.parameters)), self.begun(table)
-        nearest = np.full(len(candidates), np.inf if len(begun) else 1.0)
-        for part in np.split(begun, range(_CHUNK, len(begun), _CHUNK)) if len(begun) else ():
-            squares = np.zeros((len(candidates), len(part)))
-            for each, other in zip(candidates.T, part.T, strict=True):
-                gap = np.abs(each[:, None] - other)
-                squares += np.minimum(gap, 1 - gap) ** 2
-            nearest = np.minimum(nearest, squares.min(1))
+        for value in table.inputs[len(self._rows) :]:
+            self._rows.append(np.asarray(self._network_inputs(value)))
+        rows = [np.asarray(self._network_inputs(value)) for value in self.values(candidates)]
+        (outputs,) = table.predict(np.concatenate([*rows, *self._rows]), copies=1)
+        outputs = outputs.reshape(len(rows) + len(begun), -1)
+        new, old = np.split(outputs - outputs.mean(0), [len(rows)])
+        squares = (new**2).sum(1)[:, None] + (old**2).sum(1) - 2 * new @ old.T
+        nearest, distances = squares.argmin(1), np.maximum(squares.min(1), 0)
         known = table.loss > 0  # not before it was trained
-        self.origin = "weighted" if self._power and known.sum() >= _LEAST_LOSSES else "spaced"
-        scores = np.log(np.maximum(nearest, np.finfo(float).tiny)) / 2
-        if self.origin == "weighted":
-            scores += self._power * _expected(begun[known], np.log(table.loss[known]), candidates)
-        best: NDArray[np.float64] = candidates[scores.argmax()]
+        self.origin = "far"
+        if self._power and known.sum() >= _LEAST:
+            self.origin = "far and hard"
+            expected = _expected(begun[known], np.log(table.loss[known]), candidates)
+            distances *= np.exp(2 * self._power * (expected - expected.max()))
+        largest = np.bincount(nearest, distances).argmax()
+        best: NDArray[np.float64] = candidates[np.where(nearest == largest, distances, -1).argmax()]
         return best
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the number of inputs drawn, the state of the random numbers and the first inputs."""
+        return {**super().state_dict(), "first": self._first}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a state that ``state_dict`` returned."""
+        super().load_state_dict(state)
+        self._first, self._rows = state["first"], []
 
 
 def _expected(points: NDArray[np.float64], values: NDArray[Any], at: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -1,13 +1,19 @@
-"""A study that counts its samples: study_program.py FOLDER KIND; FOLDER gets its saves, and then ``ended.json``."""
+"""A study that counts its samples: study_program.py FOLDER KIND; FOLDER gets its saves, and then ``ended.json``.
 
+With ``lockstep`` as its kind, a study that chooses inputs and has its bits in that file.
+"""
+
+import hashlib
 import json
 import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
+from torch import nn
 
-from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
+from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations, SpacedInputs
 from compss_train.callbacks import Checkpoint
 from tests.helpers.waiting import pause
 from tests.online.simulations import COUNTING_SGD, CountingNet, increment, one_hot, sample_counts, sum_loss
@@ -45,5 +51,39 @@ def main(folder: Path, kind: str) -> None:
     trainer.close()
 
 
+def wave(point):
+    for step in range(STEPS):
+        pause(0.005)
+        yield (
+            three_times(point)[0] + np.float32([0, 0, step / STEPS]),
+            np.sin(np.float32(3 * point[:1] * step / STEPS + point[1])),
+        )
+
+
+def three_times(point):
+    return np.array([[*point, time] for time in (0, 0.4, 0.8)], np.float32)
+
+
+def lockstep(folder: Path) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 16), nn.Dropout(0.1), nn.Tanh(), nn.Linear(16, 1))
+    trainer = DistributedTrainer(1, engine="local", seed=0, threads=1)
+    trainer.build(net, {"optimizer": "adam", "lr": 0.01}, "mse")
+    parameters = trainer.fit_online(
+        Simulations(wave, SpacedInputs([(0, 2), (0, 1)], SIMULATIONS, three_times, seed=4), lockstep=True),
+        buffer=BufferSpec("FIFO", 40),
+        batch_size=7,
+        merge=Merge(every=3),
+        checkpoint_every=0.1,
+        callbacks=[Checkpoint(folder / "saves")],
+        progress=False,
+        resume=True,
+    )
+    bits = hashlib.sha256(b"".join(parameters[name].tobytes() for name in sorted(parameters))).hexdigest()
+    inputs = [drawn for record in trainer.history for drawn in record.get("inputs", ())]
+    (folder / "ended.json").write_text(json.dumps({"bits": bits, "inputs": inputs}))
+    trainer.close()
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2])
+    lockstep(Path(sys.argv[1])) if sys.argv[2] == "lockstep" else main(Path(sys.argv[1]), sys.argv[2])

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BredInputs, BufferSpec, InputSampler, Merge, Simulations
+from compss_train import BufferSpec, InputSampler, Merge, Simulations, SpacedInputs
 from tests.helpers.models import ADAM, SGD, assert_same_bits, mlp
 from tests.online.fits import FIFO, build_trainer, online
 from tests.online.simulations import Fault, kill_process, pairing
@@ -21,6 +21,10 @@ def waves(value):
         yield x, np.sin(3 * x[:1] * x[1:])
 
 
+def three_times(value):
+    return np.array([[float(value[0]), step / STEPS] for step in (0, 3, 6)], np.float32)
+
+
 class Listed(InputSampler):
     """Chooses the items of a list, and keeps a copy of the table at every draw."""
 
@@ -31,7 +35,9 @@ class Listed(InputSampler):
         columns = "number", "complete", "trained", "loss", "excess"
         self.tables.append({name: getattr(table, name).copy() for name in columns} | {"inputs": [*table.inputs]})
         if self.predicts:
-            self.predicted.append(table.predict(np.full((3, 2), 0.5, np.float32)))
+            x = np.full((3, 2), 0.5, np.float32)
+            self.predicted.append(table.predict(x))
+            np.testing.assert_array_equal(table.predict(x, copies=1), self.predicted[-1][-1:])
         drawn = len(table.inputs)
         return self.items[drawn] if drawn < len(self.items) else None
 
@@ -101,11 +107,11 @@ def test_a_sampler_changes_no_bit_of_training(local, needs):
 
 
 def test_two_runs_in_lockstep_choose_the_same_inputs_and_have_the_same_bits(local):
-    runs = [fit(local, BredInputs([(0, 3)], 8, share=(0.5, 1), seed=4)) for _ in range(2)]
+    runs = [fit(local, SpacedInputs([(0, 3)], 14, three_times, seed=4)) for _ in range(2)]
     assert_same_bits(*(run.get_parameters() for run in runs))
     first, second = ([each for record in run.history for each in record.get("inputs", ())] for run in runs)
     assert first == second
-    assert {each["origin"] for each in first} == {"uniform", "child"}
+    assert [each["origin"] for each in first] == [*["first"] * 10, *["far and hard"] * 4]
 
 
 @pytest.mark.parametrize("kind", ["FIRO", "Reservoir", "BatchReservoir"])

@@ -13,7 +13,7 @@ import pytest
 from compss_train.training.checkpoints import list_checkpoints
 from tests.helpers.processes import ROOT, session
 from tests.helpers.waiting import wait_until
-from tests.online.study_program import SAMPLES
+from tests.online.study_program import SAMPLES, SIMULATIONS
 from tests.online.test_resuming import complete_ones
 
 KILLS = 5
@@ -59,3 +59,22 @@ def test_a_program_that_is_killed_and_told_to_end_trains_each_sample(tmp_path, k
     assert len(counts) == SAMPLES
     assert min(counts) >= 1
     assert max(counts) == 1 or kind == "Reservoir"
+
+
+def test_a_program_in_lockstep_that_is_killed_has_the_inputs_and_the_bits_of_an_undisturbed_one(tmp_path):
+    undisturbed, killed = tmp_path / "undisturbed", tmp_path / "killed"
+    for folder in (undisturbed, killed):
+        folder.mkdir()
+    assert start(undisturbed, "lockstep").wait(120) == 0
+    ended, saves = killed / "ended.json", killed / "saves"
+    for more in (3, 5):
+        until = max(list_checkpoints(saves), default=0) + more
+        program = start(killed, "lockstep")
+        wait_until(lambda until=until: ended.exists() or max(list_checkpoints(saves), default=0) >= until, 60)
+        assert not ended.exists()
+        kill(program)
+    assert start(killed, "lockstep").wait(120) == 0
+    expected, found = (json.loads((folder / "ended.json").read_text()) for folder in (undisturbed, killed))
+    assert len(expected["inputs"]) == SIMULATIONS
+    assert "far and hard" in {each["origin"] for each in expected["inputs"]}
+    assert found == expected

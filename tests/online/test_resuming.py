@@ -18,7 +18,7 @@ from hypothesis.extra.numpy import arrays
 from safetensors import safe_open
 from torch import nn
 
-from compss_train import BredInputs, BufferSpec, Gradients, SampleSender, Simulations
+from compss_train import BufferSpec, Gradients, SampleSender, Simulations, SpacedInputs
 from compss_train._utils import validation
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.model.saved_state import decode_value
@@ -186,10 +186,6 @@ def test_a_complete_study_is_not_trained_again_and_nothing_in_its_folder_is_a_pi
             safe_open(path, "pt")
 
 
-class Blind(BredInputs):
-    needs_losses = False
-
-
 OTHERS = {
     "num_workers was 1, and is 2": {"workers": 2},
     "buffer.capacity was 16, and is 20": {"buffer": BufferSpec("FIFO", 20)},
@@ -197,7 +193,7 @@ OTHERS = {
     "batch_size was 5, and is 4": {"batch_size": 4},
     "merge.every was 1, and is 2": {"every": 2},
     "seed=0, and this trainer has seed=1": {"seed": 1},
-    "inputs was given, and is Blind": {"inputs": Blind([(0, 1)], 9)},
+    "inputs was given, and is SpacedInputs": {"inputs": SpacedInputs([(0, 1)], 9, list, power=0)},
     "inputs= has 1 items, but [0-9]+ simulations": {"inputs": [[*range(EACH)]]},
     "the input of simulation 0 was another one than .5, 6.": {"inputs": [[5, 6]] * 40},
 }
@@ -292,7 +288,7 @@ def test_a_sampler_goes_on_with_its_draws(local, tmp_path):
     def life(folder, stop=None, **more):
         trainer = build_trainer(local, 1, dropping(), {"optimizer": "adam", "lr": 0.01}, "mse", seed=3)
         given = {"callbacks": [Checkpoint(folder), *([] if stop is None else [stop])], "progress": False}
-        sampler = BredInputs([(0, 1), (0, 1)], 30, seed=4)
+        sampler = SpacedInputs([(0, 1), (0, 1)], 30, some_samples, seed=4)
         with suppress(KeyboardInterrupt):
             trainer.fit_online(
                 Simulations(simulate_box, sampler, lockstep=True),
@@ -313,11 +309,15 @@ def test_a_sampler_goes_on_with_its_draws(local, tmp_path):
 
 
 def simulate_box(value):
-    for step in range(5):
+    for step, x in enumerate(some_samples(value)):
         pause(0.01)
-        x = np.zeros(SAMPLES, np.float32)
-        x[:2], x[2 + step] = value, 1
         yield x, np.array([value[0] * value[1] + step], np.float32)
+
+
+def some_samples(value):
+    x = np.eye(5, SAMPLES, 2, dtype=np.float32)
+    x[:, :2] = value
+    return x
 
 
 def test_a_sender_with_a_name_waits_for_the_next_life_and_names_once_what_is_lost(local, tmp_path):
@@ -471,7 +471,10 @@ def test_other_bounds_of_a_sampler_are_refused(local, tmp_path, raises):
         with suppress(KeyboardInterrupt):
             options = {"checkpoint_every": 0.001, "callbacks": callbacks, "resume": True, "progress": False}
             trainer.fit_online(
-                Simulations(simulate_box, BredInputs(list(bounds), 10)), buffer=FIFO, batch_size=5, **options
+                Simulations(simulate_box, SpacedInputs(list(bounds), 10, some_samples)),
+                buffer=FIFO,
+                batch_size=5,
+                **options,
             )
         return trainer
 
