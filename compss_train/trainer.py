@@ -66,7 +66,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         the slowest merge take. ``None`` (default) only warns of such processes: docs/long-runs.md.
 
     Worker processes start with the first call that needs them, and are kept for later ones, with each worker's
-    optimizer and random states. ``close()``, the end of ``with`` and exceptions in fits end those of an own engine.
+    optimizer and random state. ``close()``, the end of ``with`` and exceptions in fits end those of its own engine.
 
     Attributes: ``history`` (a dict for each round), ``configuration``, ``seed``, ``num_workers``, ``threads``;
     ``clock``, a function that returns seconds, by which ``max_time`` is measured.

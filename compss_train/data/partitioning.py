@@ -283,41 +283,36 @@ class RoundPlan:
         A round of many epochs takes long to plan: ``is_over`` is called for each epoch, and ends the iteration by
         returning ``True``.
         """
-        splits_epochs = self.merge_unit != "epochs" and self.merge_every != 0
-        numbers = count(self.first_round)
-        return self._rounds_within_epochs(numbers) if splits_epochs else self._rounds_of_epochs(numbers, is_over)
+        epochs, numbers = range(self.start.epoch, self.stop), count(self.first_round)
+        if self.merge_unit == "epochs" or self.merge_every == 0:
+            return self._rounds_of_epochs(epochs, numbers, is_over)
+        return self._rounds_within_epochs(epochs, numbers)
 
     @property
     def samples_left(self) -> int:
         """Number of samples to train on, each counted as often as it is drawn in an epoch."""
-        start = self.start
-        trained = self._units(start.epoch, start.cut_for)[: start.units] if start.units and self._epochs else []
+        start, epochs = self.start, range(self.start.epoch, self.stop)
+        trained = self._units(start.epoch, start.cut_for)[: start.units] if start.units and epochs else []
         trained_samples = sum(block_pass.size for unit in trained for block_pass in unit)
-        return self._passes * sum(self.sizes) * len(self._epochs) - trained_samples
+        passes = 1 if self.put_counts is None else len(self.put_counts([1]))
+        return passes * sum(self.sizes) * len(epochs) - trained_samples
 
-    @property
-    def _passes(self) -> int:
-        """How often a worker draws each sample in an epoch."""
-        return 1 if self.put_counts is None else len(self.put_counts([1]))
-
-    @property
-    def _epochs(self) -> range:
-        return range(self.start.epoch, self.stop)
-
-    def _rounds_of_epochs(self, numbers: Iterator[int], is_over: Callable[[], bool]) -> Iterator[Round]:
+    def _rounds_of_epochs(
+        self, epochs: range, numbers: Iterator[int], is_over: Callable[[], bool]
+    ) -> Iterator[Round]:
         """Iterate over rounds that each consist of whole epochs."""
-        for epochs in epochs_of_rounds(self._epochs, self.merge_every):
+        for own in epochs_of_rounds(epochs, self.merge_every):
             planned: list[list[WorkerAssignment]] = []
-            for epoch in epochs:
+            for epoch in own:
                 if is_over():
                     return
                 planned.append(self._epoch_assignments(epoch, self.num_workers))
             assignments = tuple(tuple(chain.from_iterable(passes)) for passes in zip(*planned, strict=True))
-            yield Round(next(numbers), epochs.stop - 1, assignments, ResumePoint(epochs.stop))
+            yield Round(next(numbers), own.stop - 1, assignments, ResumePoint(own.stop))
 
-    def _rounds_within_epochs(self, numbers: Iterator[int]) -> Iterator[Round]:
+    def _rounds_within_epochs(self, epochs: range, numbers: Iterator[int]) -> Iterator[Round]:
         """Iterate over rounds that are each a part of one epoch."""
-        for epoch in self._epochs:
+        for epoch in epochs:
             start = self.start if epoch == self.start.epoch else ResumePoint(epoch)
             cut_for = start.cut_for or self.num_workers
             units = self._units(epoch, cut_for)
@@ -386,7 +381,7 @@ class RoundPlan:
         """Return the batches of a worker's epoch; with a buffer, the batches drawn if it preserved the order."""
         if self.put_counts is not None:
             bounds = pairwise(accumulate(batch_sizes(assignment, self.batching), initial=0))
-            return [cut_assignment(assignment, start, stop) for start, stop in bounds] * self._passes
+            return [cut_assignment(assignment, start, stop) for start, stop in bounds] * len(self.put_counts([1]))
         return [
             (block_pass.part(start, stop),)
             for block_pass in assignment
