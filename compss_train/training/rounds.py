@@ -99,6 +99,8 @@ class FitOfEpochs(Fit):
     """The states of each group of workers after the last complete round."""
     _merge_state: MergeState[Ref] = field(default=NOTHING_KEPT, init=False)
     """What merges keep besides the parameters, after the last complete round."""
+    _published: PublishedData = field(init=False)
+    """The data, once the rounds run."""
     _name: str = field(default_factory=partial(secrets.token_hex, 8), init=False)
     """A name that no other fit has."""
     _began: float = field(default=0.0, init=False)
@@ -167,7 +169,8 @@ class FitOfEpochs(Fit):
         _LOG.info("a fit of %d epochs with %d workers on %s begins %s", self.options.num_epochs, *where)
         with session.fitting(self, plan.samples_left if self.data.counted else None):
             self._regroup()
-            data, validation, merger = self._published, self._validation, self._merger
+            data = self._published = PublishedData(session.engine, self.data)
+            validation, merger = self._validation, self._merger
             self._states, self._merge_state = session.states, merger.state
             self._began, self._last_end = time.time(), self.stopping.clock()
             self.running = True
@@ -207,10 +210,6 @@ class FitOfEpochs(Fit):
             first_round=len(model.history),
             put_counts=options.buffer.put_counts if options.buffer and options.carries_buffers else None,
         )
-
-    @cached_property
-    def _published(self) -> PublishedData:
-        return PublishedData(self.session.engine, self.data)
 
     @cached_property
     def _validation(self) -> Inference | None:
