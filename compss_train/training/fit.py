@@ -16,8 +16,6 @@ from compss_train.samplers.loader import check_threads
 from compss_train.training import merge as merges
 from compss_train.training.callback import AnyCallback
 from compss_train.training.data_source import DataSource
-from compss_train.worker.callbacks import WorkerCallback
-from compss_train.worker.work import Job, Residency
 
 ShuffleLike: TypeAlias = Literal["blocks", "total"] | PartialShuffle | None
 """What ``fit(shuffle=...)`` takes."""
@@ -30,9 +28,6 @@ MAX_PASSES = 10**7
 
 CHECKED_EPOCHS = 10_000
 """Number of epochs for which a function ``Merge.every`` is checked before a fit."""
-
-IDLE_SECONDS = 30.0
-"""Seconds without a pass after which a process removes the rows of a fit from its GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,37 +145,6 @@ class FitOptions:
         """Return the number of batches that a worker with an average share of an epoch trains in it."""
         batches = sum(len(self.batching.bounds(rows)) for rows in source.sizes)
         return -(-batches // min(num_workers, source.shares(self.order)))
-
-    def job(
-        self,
-        spec: TrainingSpec,
-        source: DataSource,
-        seed: int,
-        fit: str,
-        last_epoch: int,
-        gpus: float,
-        callbacks: Sequence[WorkerCallback] = (),
-    ) -> Job:
-        """Return what the tasks need to know; the default pool size is that of the largest block of ``source``.
-
-        ``fit`` is a name that no other fit has, and ``gpus`` a worker's share of a GPU.
-        """
-        return Job(
-            spec=spec,
-            reader=source.reader,
-            batching=self.batching,
-            row_seed=seed if self.shuffle_block_data and not isinstance(self.shuffle, PartialShuffle) else None,
-            pools=self.shuffle.of_blocks(source.sizes) if isinstance(self.shuffle, PartialShuffle) else None,
-            buffer=self.buffer,
-            seed=seed,
-            structure=source.structure,
-            may_skip=source.may_skip,
-            optimizer_state=self.merge.optimizer_state or "keep",
-            averaging=self.merge.decay("steps"),
-            dtype=self.merge.dtype,
-            callbacks=callbacks,
-            resident=Residency(fit=fit, last_epoch=last_epoch, share=gpus, idle_seconds=IDLE_SECONDS),
-        )
 
     def for_data(self, source: DataSource, num_workers: int, spec: TrainingSpec, scheduled: bool) -> Self:
         """Return the options for these samples: with their batch size, if they have one and none was given.

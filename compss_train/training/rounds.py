@@ -21,6 +21,7 @@ from compss_train.model import losses
 from compss_train.model import parameters as params
 from compss_train.model.metrics import Measured
 from compss_train.reports.records import Record, per_second
+from compss_train.samplers import PartialShuffle
 from compss_train.training import resuming
 from compss_train.training.build_arguments import BuildArguments, check_outer_optimizer
 from compss_train.training.callback import Callback, CallbackList
@@ -54,11 +55,15 @@ from compss_train.training.session import (
 from compss_train.worker.batches import check_target
 from compss_train.worker.gpu_rows import rows_on_gpus
 from compss_train.worker.state import check_averageable
+from compss_train.worker.work import Job, Residency
 
 _LOG = logging.getLogger(__name__)
 
 MERGE_SECONDS = 1.0
 """Seconds that an interrupted fit waits for the merge of a trained round."""
+
+IDLE_SECONDS = 30.0
+"""Seconds without a pass after which a process removes the rows of a fit from its GPUs."""
 
 PLAIN, AVERAGED = "val_", "val_averaged_"
 """Prefixes of measures on the validation data: with the global parameters, and with their average."""
@@ -239,9 +244,26 @@ class FitOfEpochs(Fit):
 
     @cached_property
     def _published_job(self) -> Ref:
-        session, gpus = self.session, self.session.resources.gpus
-        fit = session.model.seed, self._name, self.epochs.stop - 1, gpus, self.callbacks.in_workers
-        return session.publish(self.options.job(session.model.built.training_spec.weightless, self.data, *fit))
+        options, merge, data, seed = self.options, self.options.merge, self.data, self.session.model.seed
+        mixing = options.shuffle if isinstance(options.shuffle, PartialShuffle) else None
+        share, last = self.session.resources.gpus, self.epochs.stop - 1
+        job = Job(
+            spec=self.built.training_spec.weightless,
+            reader=data.reader,
+            batching=options.batching,
+            row_seed=seed if options.shuffle_block_data and mixing is None else None,
+            pools=None if mixing is None else mixing.of_blocks(data.sizes),
+            buffer=options.buffer,
+            seed=seed,
+            structure=data.structure,
+            may_skip=data.may_skip,
+            optimizer_state=merge.optimizer_state or "keep",
+            averaging=merge.decay("steps"),
+            dtype=merge.dtype,
+            callbacks=self.callbacks.in_workers,
+            resident=Residency(fit=self._name, last_epoch=last, share=share, idle_seconds=IDLE_SECONDS),
+        )
+        return self.session.publish(job)
 
     def _regroup(self) -> None:
         """Let several workers share a task if a task costs more time than a worker trains."""

@@ -15,7 +15,7 @@ from compss_train import DistributedTrainer, Merge
 from compss_train.callbacks import Callback
 from compss_train.data.order import RowRange
 from compss_train.data.partitioning import BlockPass
-from compss_train.training import fit as fits
+from compss_train.training import rounds
 from compss_train.worker.gpu_rows import rows_on_gpus
 from compss_train.worker.source import source_of
 from compss_train.worker.work import Residency
@@ -186,7 +186,7 @@ def bytes_of_process():
 
 @pytest.mark.parametrize("how", HOWS, ids=repr)
 def test_a_fit_that_ends_early_leaves_nothing_in_other_processes(how, monkeypatch):
-    monkeypatch.setattr(fits, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(rounds, "IDLE_SECONDS", 0.3)
     engine = SharedEngine(1)
     try:
         ended_early(engine, how, *classification(samples=200))

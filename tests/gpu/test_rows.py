@@ -18,7 +18,7 @@ from compss_train.training.fit import FitOptions
 from compss_train.worker.batches import cut_batches
 from compss_train.worker.source import source_of
 from compss_train.worker.state import CarriedBuffer
-from compss_train.worker.work import Work
+from compss_train.worker.work import Residency, Work
 from tests.gpu.conftest import REAL
 from tests.helpers.cases import MAKE_SLOW
 from tests.worker.assignments import job_of
@@ -66,7 +66,19 @@ def batches_of(data, workers, gpus, **given):
         merge_unit=options.merge.unit,
         put_counts=options.buffer.put_counts if options.buffer and options.carries_buffers else None,
     )
-    job = options.job(job_of(1).spec, data, SEED, f"fit {next(FITS)}", options.num_epochs - 1, 1.0)
+    mixing = options.shuffle if isinstance(options.shuffle, PartialShuffle) else None
+    job = job_of(
+        1,
+        batching=options.batching,
+        row_seed=SEED if options.shuffle_block_data and mixing is None else None,
+        pools=None if mixing is None else mixing.of_blocks(x.sizes),
+        buffer=options.buffer,
+        seed=SEED,
+        structure=data.structure,
+        resident=Residency(
+            fit=f"fit {next(FITS)}", last_epoch=options.num_epochs - 1, share=1.0, idle_seconds=30.0
+        ),
+    )
     begins, carried, found = tuple(accumulate(x.sizes[:-1], initial=0)), {}, []
     for round_, worker in product(plan.rounds(), range(workers)):
         passes = round_.assignments[worker]
