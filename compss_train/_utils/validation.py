@@ -107,10 +107,10 @@ def suggestion(name: str, accepted: Collection[str]) -> str:
 def check_keywords(function: Callable[..., Any], keywords: Collection[str]) -> None:
     """Raise ``TypeError`` for a keyword that the function lacks, with the most similar one that it has."""
     parameters = inspect.signature(function).parameters
-    unpacked = [
+    dicts = (
         own for each in parameters.values() if each.kind is each.VAR_KEYWORD for own in get_args(each.annotation)
-    ]
-    accepted = [*parameters, *(name for own in unpacked for name in own.__annotations__)]
+    )
+    accepted = [*parameters, *(name for own in dicts for name in own.__annotations__)]
     for name in keywords:
         if name not in accepted:
             raise TypeError(

@@ -153,14 +153,16 @@ def test_parameters_of_the_optimizer_that_change_after_build_are_not_ignored_in_
         warnings.simplefilter("error")
         encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
     change(own)
-    with pytest.warns(UserWarning, match=r"were \{'lr': 0.1\} in build and are .* which fits ignore.*schedule="):
+    with pytest.warns(
+        UserWarning, match=r"ignore that optimizer_parameters, \{'lr': 0.1\} in build, are .* schedule="
+    ):
         encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         encapsulated.build(encapsulated.get_parameters(), optim.Adam, nn.CrossEntropyLoss, own)
         encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
     encapsulated.compss_object[1].optimizer_parameters = {"lr": 0.2}
-    with pytest.warns(UserWarning, match=r"are \{'lr': 0.2\} now, which fits ignore"):
+    with pytest.warns(UserWarning, match=r"are \{'lr': 0.2\} now"):
         encapsulated.fit_synchronous_with_GPU(X, Y, 3, 1, **QUIET)
 
 
@@ -349,7 +351,7 @@ def test_unsuitable_validation_data_are_named_before_the_first_round(name, error
 
 def test_targets_for_the_loss_have_as_many_samples():
     options = {"x_test": X_TEST, "y_test": Y_TEST, "y_test_to_loss": CLASSES[1:]}
-    with pytest.raises(ValueError, match="y_test has 60 samples and y_test_to_loss 59"):
+    with pytest.raises(ValueError, match="x_test has 60 samples and y_test_to_loss 59"):
         curves_of(CURVES[0], **options)
 
 

@@ -39,6 +39,8 @@ _ORDER = ("shuffle_blocks", "shuffle_block_data")
 _CURVES = ("x_test", "y_test", *_ORDER, "return_loss")
 """Those of ``fit_asynchronous_with_GPU``, in dislib 1.0 and in the paper's fork for training curves."""
 
+_TestData: TypeAlias = tuple[BlockedTensor, torch.Tensor, torch.Tensor]
+"""x, its targets for the score, and those for the loss."""
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
@@ -210,9 +212,8 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
             given = self._optimizer_parameters
             if now := [own for each in self.compss_object if (own := each.optimizer_parameters) != given]:
                 warn_user(
-                    f"optimizer_parameters were {given} in build and are {now[0]} now, which fits ignore: build "
-                    "again with net=get_parameters(), or build with schedule=, a function of the epoch over all "
-                    "fits that returns a factor of the learning rate"
+                    f"fits ignore that optimizer_parameters, {given} in build, are {now[0]} now: build again with "
+                    "net=get_parameters(), or build with schedule=, a function of the epoch that returns a factor"
                 )
             if self._gradient_clipping is not None:
                 kwargs["callbacks"] = [*kwargs.get("callbacks", ()), _BeforeSteps(self._gradient_clipping)]
@@ -340,7 +341,7 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
         if return_loss:
             return self._curves(fit, options, x_test, y_test)
         if x_test is not None or y_test is not None:
-            options["validation_data"] = self._test_data(x_test, y_test, options)
+            options["validation_data"] = self._test_data(options, x_test, y_test)[:2]
         return fit(**options)
 
     def _curves(
@@ -354,26 +355,23 @@ class EncapsulatedFunctionsDistributedPytorch(Encapsulated[nn.Module]):
     ) -> Curves:
         score, test = function_score or accuracy, None
         if x_test is not None or y_test is not None:
-            x, true = self._test_data(x_test, y_test, options)
-            to_loss = true if y_test_to_loss is None else _whole(y_test_to_loss, "y_test_to_loss")
-            _check_as_many("y_test", len(true), "y_test_to_loss", len(to_loss))
-            test = x, true, to_loss
+            test = self._test_data(options, x_test, y_test, y_test_to_loss)
         curves = CurvesOfRounds(self._loss, score, test)
         options["callbacks"] = [*options.get("callbacks", ()), curves, ScoreInTraining(score)]
         return fit(**options), *curves.lists
 
-    def _test_data(
-        self, x_test: Any, y_test: Any, options: Mapping[str, Any]
-    ) -> tuple[BlockedTensor, torch.Tensor]:
-        """Return validation data of any form, of which there must be both halves."""
+    def _test_data(self, options: Mapping[str, Any], x_test: Any, y_test: Any, y_to_loss: Any = None) -> _TestData:
         for missing, given, value in (("x_test", "y_test", x_test), ("y_test", "x_test", y_test)):
             if value is None:
                 raise TypeError(f"{given}= needs {missing}=, the other half of the validation data")
         if options.get("validation_data") is not None:
             raise TypeError("a fit takes x_test= and y_test=, or validation_data=, not both")
         x, y = as_blocked(as_grid(x_test), self.num_workers, "x_test"), _whole(y_test, "y_test")
-        _check_as_many("x_test", x.number_samples, "y_test", len(y))
-        return x, y
+        to_loss = y if y_to_loss is None else _whole(y_to_loss, "y_test_to_loss")
+        for name, each in (("y_test", y), ("y_test_to_loss", to_loss)):
+            if len(each) != x.number_samples:
+                raise ValueError(f"x_test has {x.number_samples} samples and {name} {len(each)}; give one for each")
+        return x, y, to_loss
 
     def _module(self, parameters: nn.Module) -> nn.Module:
         if not isinstance(parameters, nn.Module):
@@ -389,20 +387,14 @@ def _check_scheduler(scheduler: Callable[..., Any]) -> None:
         inspect.signature(scheduler).bind(None, T_max=1, eta_min=0.0)
     except TypeError as error:
         raise TypeError(
-            f"scheduler={scheduler!r} is called with an optimizer, T_max= and eta_min=, which it does not take "
-            f"({error}); give schedule=, such as functools.partial(StepLR, step_size=10), which is called with an "
-            "optimizer"
+            f"scheduler={scheduler!r} gets an optimizer, T_max= and eta_min=, but {error}; give schedule=, called"
+            " with the optimizer alone, such as functools.partial(StepLR, step_size=10)"
         ) from error
 
 
 def _whole(values: Any, name: str) -> torch.Tensor:
     """Return all samples as one tensor."""
     return torch.as_tensor(as_blocked(as_grid(values), 1, name).collect())
-
-
-def _check_as_many(name: str, samples: int, other: str, others: int) -> None:
-    if samples != others:
-        raise ValueError(f"{name} has {samples} samples and {other} {others}; give one for each")
 
 
 def _with_labels(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
