@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import shutil
 import socket
@@ -27,6 +28,7 @@ from compss_train.online.stream import Stream
 
 BARE, PLAIN = "bare socket, TCP", "plain loop"
 GENERATOR, SOLVER = "numpy generator", "solver in C, 2 ranks"
+WITHOUT = "a step that does not ask"
 BATCH = 10
 KEY = "a key"
 
@@ -158,6 +160,47 @@ def report_training(size: int, batches: int, repetitions: int) -> None:
     common.print_rates(title, rates, PLAIN, unit="batches/s")
 
 
+# -- which sample is which -----------------------------------------------------------------------------------
+
+
+def own_step(model: nn.Module, batch: Any, context: Any, *, asks: bool) -> torch.Tensor:
+    """A training step that asks for the numbers of its samples, or does not."""
+    x, y = batch
+    if asks and (len(context.simulations) != len(x) or len(context.steps) != len(x)):
+        raise RuntimeError(f"{len(context.simulations)} numbers of {len(x)} samples")
+    return nn.functional.mse_loss(model(x), y)
+
+
+def stepped(trainer: DistributedTrainer, size: int, batches: int, asks: bool, _: int) -> float:
+    """Return samples per second of the last three quarters of a fit."""
+    trainer.build(network(size), {"optimizer": "adam", "lr": 1e-3}, training_step=partial(own_step, asks=asks))
+    trainer.fit_online(
+        Simulations(simulate, itertools.repeat(size)),
+        buffer=BufferSpec("Reservoir", 1024, 100),
+        batch_size=BATCH,
+        merge=Merge(every=100),
+        max_batches=batches,
+        record_every=0.2,
+        progress=False,
+    )
+    records = list(trainer.history)[len(trainer.history) // 4 : -1] or list(trainer.history)
+    return float(sum(each["samples"] for each in records) / sum(each["seconds"] for each in records))
+
+
+def report_numbers(size: int, batches: int, repetitions: int) -> None:
+    torch.set_num_threads(1)
+    with DistributedTrainer(1, engine="local", threads=1, seed=0) as trainer:
+        stepped(trainer, size, 20, True, 0)
+        contestants: dict[str, Callable[[int], float]] = {
+            WITHOUT: partial(stepped, trainer, size, batches, False),
+            "simulations and steps": partial(stepped, trainer, size, batches, True),
+        }
+        rates = common.in_turn(contestants, repetitions)
+    common.print_rates(
+        f"A training step that asks for numbers of its samples, MLP 6-256-256-{size}", rates, WITHOUT
+    )
+
+
 # -- solvers -----------------------------------------------------------------------------------------------
 
 
@@ -215,13 +258,28 @@ def report_solver(size: int, samples: int, repetitions: int) -> None:
     common.print_rates(f"Samples of {size:,} float64 that are ready, one worker", rates, GENERATOR)
 
 
-def main() -> None:
-    options = common.parsed(common.parser(__doc__, repetitions=5))
+def report_transports(options: argparse.Namespace) -> None:
     for size, samples in ((16, 20_000), (4096, 10_000), (250_000, 500)):
         report_transport(size, samples // 20 if options.quick else samples, options.repetitions)
-    report_training(4096, 300 if options.quick else 1500, options.repetitions)
+
+
+def report_solvers(options: argparse.Namespace) -> None:
     for size, samples in ((16, 100_000), (4096, 40_000)):
         report_solver(size, samples // 10 if options.quick else samples, options.repetitions)
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
+    "transport": report_transports,
+    "training": lambda options: report_training(4096, 300 if options.quick else 1500, options.repetitions),
+    "numbers": lambda options: report_numbers(16, 300 if options.quick else 3000, options.repetitions),
+    "solvers": report_solvers,
+}
+
+
+def main() -> None:
+    options = common.parsed(common.parser(__doc__, repetitions=5, parts=PARTS))
+    for part in options.parts:
+        PARTS[part](options)
 
 
 if __name__ == "__main__":

@@ -299,6 +299,11 @@ class Buffer(ABC):
         with self._lock:
             return self._store.times_got(self._held_slots())
 
+    def keys(self, name: str) -> NDArray[np.int64]:
+        """Return simulation and step of each sample held, shape (n, 2): of dicts, what they have under ``name``."""
+        with self._lock:
+            return self._store.column(name, self._held_slots())
+
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:

@@ -158,6 +158,11 @@ class SimPairedReservoir(Buffer):
             steps.append(TimeStep(int(simulations[0]), int(numbers[0]), step.data) if single else step)
         return tuple(steps)
 
+    def keys(self, name: str = "") -> NDArray[np.int64]:
+        """Return simulation and step of each sample held, shape (n, 2)."""
+        with self._lock:
+            return self._samples.keys[self._held_slots()]
+
     def _identity(self) -> dict[str, Any]:
         own = {"sweep_size": self.sweep_size, "nb_time_steps": self.nb_time_steps}
         return {**super()._identity(), **own}

@@ -270,6 +270,11 @@ class ColumnStorage:
             gathered.append(rows.numpy() if is_array else rows)
         return rebuilt(self._template, gathered)
 
+    def column(self, name: str, slots: Slots) -> NDArray[Any]:
+        """Return one array of the rows, which are dicts."""
+        rows: NDArray[Any] = next(each for path, each in self._arrays.items() if path[-1][2] == name)[slots]
+        return rows
+
     def clear(self, slots: Slots) -> None:
         """Do nothing: the memory is reused for the next samples."""
 
@@ -324,6 +329,10 @@ class SampleStore:
         self._times_got[slots] = 0
         self._free_slots[self.num_free : self.num_free + len(slots)] = slots
         self.num_free += len(slots)
+
+    def column(self, name: str, slots: Slots) -> NDArray[Any]:
+        """Return what the samples in these slots, dicts, have under a name."""
+        return self._storage.column(name, slots) if isinstance(self._storage, ColumnStorage) else NO_KEYS
 
     # How often samples were got
 

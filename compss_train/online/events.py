@@ -148,5 +148,5 @@ class ConnectedTask:
         try:
             self._engine.fetch([self.ref])
         except Exception as error:
-            return error
+            return error.with_traceback(None)  # whose frames would keep the fit, and the error itself, alive
         return None

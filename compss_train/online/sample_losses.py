@@ -17,17 +17,22 @@ class SampleLosses:
     """The newest loss of each sample that a worker has trained, by simulation.
 
     A report has totals of all that is known of a simulation, so that it does not depend on when it is made. Losses
-    stay on their device until then. Excess is how far a loss is above the mean of its batch, in standard deviations
+    stay on their device until then. Of samples that do not come again only sums are kept.
+
+    Excess is how far a loss is above the mean of its batch, in standard deviations
     of the batch. A pair of time steps counts once, as its earlier step.
     """
 
     def __init__(self, saved: Mapping[str, NDArray[Any]] | None = None) -> None:
         self._new: list[tuple[torch.Tensor, NDArray[np.int64], NDArray[np.int64]]] = []
         self._known: dict[int, Rows] = {}
+        self._settled: dict[int, NDArray[np.float64]] = {}
+        """By simulation: number, loss and excess of samples that do not come again, summed up."""
         self._trained: dict[int, int] = {}
         self._changed: set[int] = set()
         if saved is not None:
             self._trained = dict(saved["trained"].tolist())
+            self._settled = {int(number): sums for number, *sums in saved["settled"]}
             for simulation, place in _groups(saved["simulations"]):
                 self._known[simulation] = saved["steps"][place], saved["values"][place]
 
@@ -44,9 +49,24 @@ class SampleLosses:
         """
         self._absorb()
         changed, self._changed = sorted(self._changed), set()
-        known = [(self._trained[each], *self._known[each]) for each in changed]
-        rows = [(trained, len(steps), *values.sum(0)) for trained, steps, values in known]
+        rows = [(self._trained[each], *self._sums(each, *self._known.get(each, _NOTHING))) for each in changed]
         return np.column_stack([changed, np.reshape(rows, (-1, 4))]).astype(np.float64)
+
+    def _sums(self, simulation: int, steps: NDArray[np.int64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return the sums of samples of a simulation that do not come again, with these among them."""
+        sums: NDArray[np.float64] = self._settled.get(simulation, 0.0) + np.array([len(steps), *values.sum(0)])
+        return sums
+
+    def settle(self, held: NDArray[np.int64]) -> None:
+        """Keep of samples only sums, but of those that may come again: simulations and steps, shape (n, 2)."""
+        self._absorb()
+        stay = dict(_groups(held[:, 0]))
+        for simulation, (steps, values) in list(self._known.items()):
+            stays = np.isin(steps, held[stay.get(simulation, []), 1])
+            self._settled[simulation] = self._sums(simulation, steps[~stays], values[~stays])
+            self._known[simulation] = steps[stays], values[stays]
+            if not stays.any():
+                del self._known[simulation]
 
     def _absorb(self) -> None:
         """Take new losses into account."""
@@ -75,6 +95,7 @@ class SampleLosses:
         rows = [self._known.get(number, _NOTHING) for number in self._trained]
         return {
             "trained": numbers,
+            "settled": np.array([[number, *sums] for number, sums in self._settled.items()]).reshape(-1, 4),
             "simulations": np.repeat(numbers[:, 0], [len(steps) for steps, _ in rows]),
             "steps": np.concatenate([_NOTHING[0], *(steps for steps, _ in rows)]),
             "values": np.concatenate([_NOTHING[1], *(values for _, values in rows)]),

@@ -36,6 +36,8 @@ from compss_train.worker.work import Job, Work
 _ALL_ADDRESSES = "0.0.0.0"
 MAX_SKIPPED = 100
 """Maximum number of consecutive batches that are skipped because loss or gradients are not finite."""
+_SETTLE_BATCHES = 1000
+"""Batches after which losses of samples that have left the buffer become sums, whenever reports are made."""
 _TICK = 0.2
 """Seconds between checks for the end of the fit while a worker waits for samples."""
 _LOCKSTEP_TICK = 0.01
@@ -297,6 +299,8 @@ class OnlineWorker:
                 f"loss or gradients were NaN or infinite in {MAX_SKIPPED} consecutive batches; lower the "
                 "learning rate, or check the samples of the simulations"
             )
+        if self._losses is not None and self._batches % _SETTLE_BATCHES == 0:
+            self._losses.settle(self._buffer.keys(NUMBERS))
         if is_due := self._batches % self._merge_every == 0:
             self._merge()
             self._coordinator.update()  # so that it does not train on until the next merge first

@@ -8,10 +8,11 @@ import pytest
 
 from compss_train.engines import Resources
 from compss_train.online import sender, simulation_task
+from tests.callbacks.test_checkpoint import store
 from tests.helpers.waiting import wait_until
 from tests.online.stub_fits import make_stub
 
-__all__ = ["make_stub"]
+__all__ = ["make_stub", "store"]
 
 FIT_THREADS = ("connections", "parameter-server", "watchdog")
 

@@ -21,6 +21,7 @@ from torch import nn
 from compss_train import BufferSpec, Gradients, SampleSender, Simulations, SpacedInputs
 from compss_train._utils import validation
 from compss_train.callbacks import Callback, Checkpoint
+from compss_train.data import locations
 from compss_train.model.saved_state import decode_value
 from compss_train.online.inputs import BEGUN, FAILED, Inputs, hash_of
 from compss_train.online.records import Recorder
@@ -484,6 +485,72 @@ def test_other_bounds_of_a_sampler_are_refused(local, tmp_path, raises):
     ):
         life((0, 1), (0, 2))
     assert life((0, 1), (0, 1)).history[-1]["simulations"]["done"] == 10
+
+
+def test_a_study_goes_on_from_an_object_store(local, tmp_path, store):
+    """Its saves are uploaded with the buffers; one whose upload was cut is not used."""
+    system, path = locations.file_system(store)
+    for stop in (StopAt(30), StopAt(70)):
+        run_life(local, tmp_path, stop=stop, callbacks=[Checkpoint(store, keep=2), stop])
+    names = [name for name in system.ls(path, detail=False) if "round-" in name]
+    assert len(names) == 2
+    assert all(system.exists(f"{name}/buffer-0.safetensors") for name in names)
+    system.rm(f"{max(names)}/state.json")
+    with pytest.warns(UserWarning, match=r"it has no state.json; using .* instead"):
+        trainer, ended = run_life(local, tmp_path, callbacks=[Checkpoint(store)])
+    assert ended
+    assert sample_counts(trainer.get_parameters(), 1) == [1] * SAMPLES
+    with pytest.warns(UserWarning, match="is the end of its study"):
+        again, _ = run_life(local, tmp_path, callbacks=[], resume=store)
+    assert_same_bits(again.get_parameters(), trainer.get_parameters())
+
+
+@pytest.mark.parametrize("kind", ["Reservoir", "BatchReservoir"])
+def test_a_limit_of_repetitions_holds_over_the_lives(local, tmp_path, kind):
+    """The buffer's counts of samples put and got survive."""
+    options = {"buffer": BufferSpec(kind, 16, threshold=6, max_repeats=2), "batch_size": 3}
+    for stop in (StopAt(30), StopAt(70, "SIGTERM")):
+        _, ended = run_life(local, tmp_path, stop=stop, **options)
+        assert not ended
+    trainer, ended = run_life(local, tmp_path, **options)
+    assert ended
+    for record in trainer.history:
+        limit = 2 * record["received"] + (16 if record["simulations"]["done"] == 12 else 0)
+        assert record["repetitions_mean"] * record["received"] <= limit + 1e-6
+    counts = sample_counts(trainer.get_parameters(), 1)
+    assert min(counts) >= 1
+    assert trainer.history[-1]["repetitions"] == [counts.count(times) for times in range(max(counts) + 1)]
+
+
+def stepped(number):
+    for step in range(8):
+        pause(0.01)
+        yield step, one_hot(8 * number + step, SAMPLES), np.float32(0)
+
+
+def both(earlier, later):
+    return earlier.data[0] + later.data[0], later.data[1]
+
+
+def test_pairs_go_on(local, tmp_path):
+    """Each time step is in a pair at least once over the lives, with the reservoir's own counts."""
+    spec = BufferSpec("SimPairedReservoir", 24, threshold=6, sweep_size=15, nb_time_steps=8)
+    given = {"buffer": spec, "pairing": both, "batch_size": 3, "checkpoint_every": 0.001, "progress": False}
+
+    def life(stop=None):
+        trainer = build_trainer(local, 2, CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
+        callbacks = [Checkpoint(tmp_path), *([] if stop is None else [stop])]
+        with suppress(KeyboardInterrupt):
+            online(trainer, stepped, range(15), count=2, every=1, resume=True, callbacks=callbacks, **given)
+        return trainer
+
+    for stop in (StopAt(30), StopAt(60, "stop"), StopAt(90)):
+        assert life(stop).history[-1]["received"] < SAMPLES
+    trainer = life()
+    counts = sample_counts(trainer.get_parameters(), 2)
+    assert min(counts) >= 1
+    assert sum(counts) == 2 * samples_in(trainer.history)
+    assert trainer.history[-1]["repetitions"] == [counts.count(times) for times in range(max(counts) + 1)]
 
 
 def test_an_older_save_is_gone_on_from_by_its_name(local, tmp_path):

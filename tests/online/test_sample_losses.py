@@ -58,6 +58,23 @@ def test_a_report_has_the_newest_of_every_sample(batches, middle, restarts):
     assert known.report().shape == (0, 5)
 
 
+@given(BATCHES, st.sets(st.integers(0, 7)))
+def test_samples_that_do_not_come_again_are_summed_up(batches, moments):
+    known, once = SampleLosses(), SampleLosses()
+    for number, batch in enumerate(batches):
+        add(known, batch)
+        add(once, batch)
+        if number in moments:
+            later = {each[:2] for rest in batches[number + 1 :] for each in rest}
+            known.settle(np.array(sorted(later), np.int64).reshape(-1, 2))
+            assert len(known.state_dict()["steps"]) <= len(later)
+            known = SampleLosses(decode_value(encode_value(known.state_dict())))
+    for each in (known, once):
+        for simulation in {simulation for batch in batches for simulation, _, _ in batch}:
+            each.add(torch.tensor([float("nan")]), np.array([simulation]), np.array([0]))
+    np.testing.assert_allclose(known.report(), once.report())
+
+
 def test_a_pair_counts_once():
     known = SampleLosses()
     known.add(torch.tensor([1.0, 3.0]), np.array([[7, 7], [7, 7]]), np.array([[0, 2], [1, 2]]))

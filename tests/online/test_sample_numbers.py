@@ -67,7 +67,9 @@ def test_buffers_keep_the_numbers_through_repeated_streams_and_saves(kind, burst
                 for _ in range(gets):
                     if stub.buffer.is_ready():
                         check(stub.buffer.get_batch(1), paired)
+                held = stub.buffer.keys(NUMBERS).tolist()
                 state, offsets = stub.receiver.snapshot()
+                assert held == (state["keys"] if paired else state["samples"][NUMBERS].tolist() if held else [])
             finally:
                 stub.close()
 

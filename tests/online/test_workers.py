@@ -36,7 +36,7 @@ def workers_of(submitted, folder):
     session = SimpleNamespace(
         engine=engine_of(submitted),
         regroup=lambda groups: None,
-        spec=None,
+        model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=None))),
         states=[(), ()],
         device=lambda worker: "cuda",
         resources=Resources(cpus=3, gpus=1),
@@ -183,6 +183,18 @@ def test_a_part_that_cannot_be_stored_is_a_warning_and_keeps_the_previous_one(tm
     assert worker.saved_offsets == {}
     assert loaded(workers, 1)[0] == [2, [1, 2]]
     assert {path.name for path in tmp_path.iterdir()} == {"buffer-1.safetensors"}
+
+
+def test_an_error_of_a_task_that_may_pass_does_not_keep_the_fit():
+    error = ConnectionError("its node was busy")
+
+    def fetch(refs):
+        raise error
+
+    engine = engine_of([], fetch=fetch)
+    engine.arrived = lambda refs: refs
+    ConnectedTask(engine, lambda: "task").restart(lambda given: given is error)
+    assert error.__traceback__ is None
 
 
 def test_a_task_is_submitted_again_if_it_is_lost_and_not_before(clock):
