@@ -276,8 +276,8 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         callbacks:
             ``Callback`` objects, called in this process, and ``WorkerCallback`` objects, called in the workers.
         progress:
-            Whether to show progress on standard error: a bar in a terminal or notebook, and elsewhere a line per
-            round. A ``ProgressBar`` or ``RoundLines`` among the callbacks replaces it.
+            Whether to show progress, on standard error (in notebooks on standard output): a bar in a terminal or
+            notebook, elsewhere a line per round. A ``ProgressBar`` or ``RoundLines`` in the callbacks replaces it.
         resume:
             Folder of checkpoints, of which the newest good one is used, or a single checkpoint. The rest of the
             interrupted fit is trained and, if workers merge synchronously, gives the bits of a fit without

@@ -18,8 +18,13 @@ _INTERVAL = 0.2
 """Seconds between two moves of a bar within a round."""
 
 
+def _standard_stream() -> TextIO:
+    """Return standard error, or in notebooks standard output, as they show errors in red."""
+    return sys.stdout if type(sys.stderr).__module__.startswith("ipykernel.") else sys.stderr
+
+
 class _Progress(Callback):
-    """Prints how a fit begins and why it stopped, by default on standard error."""
+    """Prints how a fit begins and why it stopped, by default on standard error, in notebooks on standard output."""
 
     def __init__(self, file: TextIO | None = None) -> None:
         self._file = file
@@ -29,7 +34,6 @@ class _Progress(Callback):
         if trainer.resumed_from is not None:
             left = "; nothing is left to train: raise num_epochs to continue" if total_samples == 0 else ""
             self._print(f"resumed from {trainer.resumed_from}{left}")
-
         for remark in trainer.remarks if total_samples != 0 else ():
             self._print(remark)
 
@@ -40,7 +44,7 @@ class _Progress(Callback):
             self._print(f"stopped {place}: {trainer.stopped}")
 
     def _print(self, line: str) -> None:
-        print(line, file=self._file or sys.stderr, flush=True)
+        print(line, file=self._file or _standard_stream(), flush=True)
 
 
 class _Bar:
@@ -132,7 +136,7 @@ class ProgressBar(_Progress):
 
     def _print_pending(self) -> None:
         if self._pending is not None:
-            tqdm.write(_line(self._pending), file=self._file or sys.stderr)
+            tqdm.write(_line(self._pending), file=self._file or _standard_stream())
             self._pending = None
 
     def on_fit_end(self, trainer: "DistributedTrainer") -> None:

@@ -185,5 +185,6 @@ def test_notebooks_without_widgets_show_a_line_per_round_and_no_warning():
         pytest.skip("with widgets there is a bar")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(CELL)])
     (cell,) = nbclient.NotebookClient(notebook, kernel_name="python3").execute().cells
+    assert {output.name for output in cell.outputs} == {"stdout"}  # errors are shown in red
     text = "".join(output.text for output in cell.outputs)
     assert re.fullmatch("starting 1 worker\n(round [01], epoch [12], loss .*\n){2}", text)
