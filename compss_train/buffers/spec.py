@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from inspect import signature
 from typing import Self
 
-from compss_train._utils.validation import check_count
+from compss_train._utils.validation import check_count, suggestion
 from compss_train.buffers.base import Buffer
 from compss_train.buffers.kinds import FIFO, FIRO, BatchReservoir, Reservoir
 from compss_train.buffers.paired import SimPairedReservoir
@@ -51,7 +51,8 @@ class BufferSpec:
     def __post_init__(self) -> None:
         names = {name.lower(): name for name in _KINDS}
         if not isinstance(self.kind, str) or self.kind.lower() not in names:
-            raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(_KINDS)}")
+            similar = suggestion(self.kind, _KINDS) if isinstance(self.kind, str) else ""
+            raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(_KINDS)}{similar}")
         object.__setattr__(self, "kind", names[self.kind.lower()])
         check_count("capacity", self.capacity)
         options = signature(_KINDS[self.kind]).parameters
@@ -64,6 +65,11 @@ class BufferSpec:
                 raise ValueError(f"a {self.kind} requires {name}=, which was not given")
             if value is not None:
                 check_count(name, value, least)
+        if self.sweep_size and self.nb_time_steps and self.needed > self.sweep_size * self.nb_time_steps:
+            raise ValueError(
+                f"sweep_size={self.sweep_size}, nb_time_steps={self.nb_time_steps}: a threshold of {self.needed} "
+                f"samples is never reached; give threshold={self.sweep_size * self.nb_time_steps} or less"
+            )
         if self.needed > self.capacity:
             raise ValueError(f"threshold={self.threshold}: give an integer from 0 to {self.capacity}, the capacity")
 

@@ -350,6 +350,8 @@ class ModelReplica:
                 f"While a batch of {' and '.join(described)} went through a network with {', '.join(dtypes)} "
                 f"parameters.{'' if {_name(part) for part in parts} <= {*dtypes} else convert}"
             )
+            if isinstance(x, torch.Tensor) and x.ndim == 1:
+                error.add_note("Each x is a number, of shape (); a network of features needs shape (1,).")
             if (isinstance(x, dict) or is_sequence(x)) and "forward" in str(error):
                 given = "keyword arguments " + ", ".join(x) if isinstance(x, dict) else f"{len(x)} arguments"
                 error.add_note(f"x is a {type(x).__name__}, so the network is called with {given}.")

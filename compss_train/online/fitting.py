@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sized
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -72,6 +73,12 @@ class OnlineFit(Fit):
             raise ValueError(
                 "fit_online has no epochs, which a schedule depends on; build without schedule=, with a constant "
                 "learning rate"
+            )
+        sweep, given = self.options.buffer.sweep_size, self.simulations.given
+        if sweep is not None and isinstance(given, Sized) and len(given) + self.simulations.senders > sweep:
+            raise ValueError(
+                f"sweep_size={sweep}: the study has {len(given) + self.simulations.senders} simulations, one for "
+                "each of inputs= and senders=; give their number"
             )
         if (outer := self.options.merge.outer_optimizer) is not None:
             build_arguments.check_outer_optimizer(outer, built.training_spec.net)
@@ -284,6 +291,12 @@ class EventLoop:
         counts, names = self._counts(), self._inputs.lost
         if self.stopped is None and counts["done"] and not (self._runs.any_samples or self._senders.any_samples):
             return SimulationError(f"{counts['done']} simulations have ended, and none has sent a sample")
+        least, needed = self._recorder.reports.least_received, self._options.buffer.needed
+        if self.stopped is None and least < needed:
+            warn_user(
+                f"a worker has received {least} samples, fewer than the threshold of its buffer, {needed}: it has "
+                "trained only after the last simulation; give a smaller threshold="
+            )
         if not (number := counts["failed"]):
             return None
         first = self._runs.failure or self._senders.failure or sources.SourceFailure("it was before this program")

@@ -23,8 +23,8 @@ NOT_STARTED = 127
 """Its status if the command cannot be started, as in shells."""
 _TICK = 0.005
 """Seconds between looks at processes that are to end."""
-_SET_NAME, _SET_CHILD_SUBREAPER = 15, 36
-"""Options of prctl: orphans become children of this process."""
+_SET_PARENT_DEATH_SIGNAL, _SET_NAME, _SET_CHILD_SUBREAPER = 1, 15, 36
+"""Options of prctl: a child is sent a signal when the thread that made it ends; orphans become children."""
 
 
 def parents() -> dict[int, tuple[str, int]]:
@@ -47,18 +47,20 @@ def descendants(process: int) -> list[int]:
 
 def main(command: list[str]) -> None:
     """Run the command, and end this process as it did."""
-    with suppress(AttributeError):  # elsewhere than on Linux
-        prctl = ctypes.CDLL(None).prctl
-        prctl(_SET_NAME, NAME.encode(), 0, 0, 0)
-        prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    prctl = getattr(ctypes.CDLL(None), "prctl", lambda *_: None)  # of Linux
+    prctl(_SET_NAME, NAME.encode(), 0, 0, 0)
+    prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     wakes, woken = os.pipe()
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(woken)
     for number in (signal.SIGCHLD, signal.SIGTERM):
         signal.signal(number, lambda number, _: ended.append(number) if number == signal.SIGTERM else None)
     ended: list[int] = []
-    child = os.fork()
+    guard, child = os.getpid(), os.fork()
     if not child:
+        prctl(_SET_PARENT_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)  # this process has one thread
+        if os.getppid() != guard:  # it was killed before
+            os._exit(NOT_STARTED)
         _become(command)
     status = None
     while status is None and not ended:

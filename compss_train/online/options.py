@@ -127,6 +127,8 @@ class Simulations:
             raise ValueError("inputs= without simulate=: give the function that is called with each input")
         if self.simulate is not None and is_empty:
             raise ValueError("inputs= is empty: give at least one input of simulate=")
+        if isinstance(self.simulate, Solver) and isinstance(self.given, Sized) and len(self.given):
+            self.simulate.arguments(next(iter(self.given)))
 
     def _check_senders(self) -> None:
         if self.senders and self.address is None:

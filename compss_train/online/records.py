@@ -88,6 +88,11 @@ class Reports:
         """Samples received by all workers."""
         return sum(buffer.put for buffer in self._buffers)
 
+    @property
+    def least_received(self) -> int:
+        """Samples received by the worker with the fewest."""
+        return min(buffer.put for buffer in self._buffers)
+
     def is_due(self, seconds: float) -> bool:
         """Return True if there are reports to record and the last record is at least ``seconds`` old."""
         return time.perf_counter() - self._recorded >= seconds and any(self._reports)

@@ -92,7 +92,7 @@ def _send_all(simulate: bytes, value: bytes, stream: Stream, watchdog: "Watchdog
         # One sample would be iterated over as if its arrays, or their rows, were samples.
         single = isinstance(made, tuple) and not all(isinstance(sample, tuple) for sample in made)
         if single or not isinstance(made, Iterable) or isinstance(made, np.ndarray | torch.Tensor | Mapping | str):
-            raise TypeError(f"the simulation returned a {type(made).__name__}; write `yield x, y` for each sample")
+            raise TypeError(f"the simulation returned {type(made).__name__}; write `yield x, y` for each sample")
         samples = iter(made)
     try:
         while True:

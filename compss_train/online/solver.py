@@ -51,7 +51,8 @@ class Solver:
     command:
         The executable and its arguments, such as ``["mpirun", "-n", "2", "./heat", "{0}", "{name}"]``. ``{0}`` is
         the first item of an input that is a sequence, ``{name}`` a key of one that is a dict, ``{}`` a single
-        value. Numbers are written in full, as Python's ``repr`` does; ``{0:.3f}`` formats one, ``{{`` is a brace.
+        value; without any of these, inputs are ``None``. Numbers are written in full, as Python's ``repr`` does;
+        ``{0:.3f}`` formats one, ``{{`` is a brace.
     sample:
         A function of the input, the number of the time step, counted from 0, and a dict of its fields: arrays of
         float64 by name, those of MPI ranks put together in the order of ranks, with texts sent with them in its
@@ -88,13 +89,25 @@ class Solver:
             raise TypeError(f"sample={self.sample!r}: give a function of (input, step, fields) that returns (x, y)")
         check_count("cpus", self.cpus)
 
+    def arguments(self, value: Any) -> list[str]:
+        """Return the command for an input; raise ``ValueError`` if it does not fit, or nothing of it is read."""
+        texts = [os.fspath(argument) for argument in self.command]
+        arguments = [_filled(text, value) for text in texts]
+        named = (name for text in texts for _, name, *_ in string.Formatter().parse(text))
+        if value is not None and all(name is None for name in named):
+            raise ValueError(
+                f"command={texts!r} reads nothing of its inputs: write {{}} where the value is to stand, {{0}} for "
+                "the first item or {name} for a key; a solver that reads nothing has inputs of None"
+            )
+        return arguments
+
     def __call__(self, value: Any) -> Iterator[Any]:
         """Run the executable for an input, and yield its samples: (time step, x, y), or x with its step.
 
         Raises ``ChildProcessError`` if the executable fails or sends what makes no sample, and ``ValueError`` if
         the command does not fit the input.
         """
-        command = [_filled(os.fspath(argument), value) for argument in self.command]
+        command = self.arguments(value)
         own = self.environment or {}
         with (
             _Listener(tcp=_may_leave_this_node({**os.environ, **own})) as listener,

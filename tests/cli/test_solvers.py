@@ -40,7 +40,7 @@ def test_a_solver_links_the_library_that_was_built(command, tmp_path):
     for library in ("melissa", "melissa_api", "compss_train"):
         link = ["mpif90", *STANDARDS["mpif90"], f"-I{include}", "-o", library, source, "-Llib", f"-l{library}"]
         subprocess.run(link, check=True, cwd=tmp_path)
-    sent = list(solver([*mpirun(2, str(tmp_path / "melissa")), "0.5", "3", "4"])(0))
+    sent = list(solver([*mpirun(2, str(tmp_path / "melissa")), "0.5", "3", "4"])(None))
     assert [fields["temperature"].tolist() for _, _, fields in sent] == [u.tolist() for u, _ in heat(0.5, 3, 4)]
 
 

@@ -176,6 +176,16 @@ def test_simulations_without_samples_train_nothing_and_are_an_error(local):
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}
 
 
+def test_a_threshold_above_all_samples_is_named_at_the_end(local):
+    options = {"buffer": BufferSpec("Reservoir", 16, threshold=11), "batch_size": 5}
+    trainer = build_trainer(local, 2, CountingNet(20), COUNTING_SGD, sum_loss)
+    said = (
+        r"a worker has received 10 samples, fewer than the threshold of its buffer, 11: it has trained only after"
+    )
+    with pytest.warns(UserWarning, match=said):
+        assert min(sample_counts(fit_online(trainer, OneHotSimulation(20), [range(20)], **options), 2)) >= 1
+
+
 # Maximum number of batches
 
 
@@ -217,6 +227,8 @@ def test_pairs_come_from_one_simulation(local):
     assert last["received"] == 48
     assert sum(last["repetitions"][1:]) == 48
     assert sum(record["samples"] for record in trainer.history) >= 24
+    with pytest.raises(ValueError, match="sweep_size=6: the study has 7 simulations"):
+        fit_online(trainer, trajectory, range(7), buffer=buffer, batch_size=4, pairing=pairing)
 
 
 # Several fits of one trainer

@@ -77,10 +77,10 @@ def test_solvers_end_with_the_fit(local):
 
 def test_the_first_failure_of_all_is_the_error(local):
     with pytest.warns(UserWarning, match="cannot start ./nowhere"):
-        _, error = run_fit(local, CountingNet(6), solver(["./nowhere"]), [0.25], retries=0)
+        _, error = run_fit(local, CountingNet(6), solver(["./nowhere"]), [None], retries=0)
     assert isinstance(error, SimulationError)
     first, last = str(error).splitlines()
-    failed = "simulation 0 of input 0.25 failed: ChildProcessError: ./nowhere ended with status 127"
+    failed = "simulation 0 of input None failed: ChildProcessError: ./nowhere ended with status 127"
     assert first == f"{failed}; no simulation is complete, and 1 were given up"
     assert "cannot start ./nowhere" in last
 
@@ -89,5 +89,5 @@ def test_cores_are_those_of_the_solver():
     def resources(simulate):
         return Simulations(simulate, [1]).resources
 
-    assert resources(solver(["./heat"], cpus=3)) == Resources(cpus=3, own_process=True)
+    assert resources(solver(["./heat", "{}"], cpus=3)) == Resources(cpus=3, own_process=True)
     assert resources(counted(1)) == Resources(own_process=True)

@@ -8,11 +8,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
-from compss_train import Solver
+from compss_train import Simulations, Solver
 from compss_train.cli.solvers import HEADERS
+from compss_train.online.guard import NAME
 from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 from tests.online.solvers.compiled import compiled, heat, mpirun, solver, solvers_running
@@ -46,7 +48,7 @@ def test_the_connection_is_tcp_where_a_socket_file_would_have_too_long_a_path(tm
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / ("long" * 30)))
     spied = solver(["sh", "-c", "echo $COMPSS_TRAIN_SOLVER"])
     with pytest.raises(ChildProcessError, match=r"\n  tcp://"):
-        list(spied(0))
+        list(spied(None))
 
 
 def test_the_connection_may_be_tcp_with_a_token():
@@ -54,7 +56,7 @@ def test_the_connection_may_be_tcp_with_a_token():
     assert len(list(run(1.0))) == 3
     spied = solver(["sh", "-c", "echo $COMPSS_TRAIN_SOLVER"], environment={"SLURM_JOB_NUM_NODES": "2"})
     with pytest.raises(ChildProcessError, match=r"\n  tcp://[\d.]+:\d+/[\w-]{22}$"):
-        list(spied(0))
+        list(spied(None))
 
 
 def test_the_header_compiles_after_mpi_and_without_it_in_both_languages():
@@ -83,7 +85,7 @@ def values_of(command, value, **options):
         (["{1}"], np.array([1, 0.1], np.float32), [repr(float(np.float32(0.1)))]),
         (["{0}"], torch.tensor([0.1], dtype=torch.float64), ["0.1"]),
         (["{T}", "--n={n}"], {"T": 0.1, "n": np.int8(3)}, ["0.1", "--n=3"]),
-        (["plain"], object(), ["plain"]),
+        (["plain"], None, ["plain"]),
     ],
 )
 def test_inputs_become_arguments(command, value, arguments):
@@ -103,6 +105,15 @@ def test_inputs_become_arguments(command, value, arguments):
 def test_arguments_that_an_input_lacks_are_errors(argument, value, said, raises):
     with raises(ValueError, said):
         list(solver(["true", argument])(value))
+
+
+@pytest.mark.parametrize("inputs", [[1.0, 2.0], np.ones((3, 2)), range(4), torch.ones(2)])
+def test_a_command_that_reads_nothing_of_its_inputs_is_an_error(inputs):
+    with pytest.raises(ValueError, match=r"command=\['./heat', '-n'\] reads nothing of its inputs: write {}"):
+        Simulations(solver(["./heat", "-n"]), inputs)
+    with pytest.raises(ValueError, match=r"'{0}' in command= does not fit the input"):
+        Simulations(solver(["./heat", "{0}"]), [{"T": 1.0}])
+    Simulations(solver(["./heat"]), [None] * 3)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +210,7 @@ def test_a_solver_runs_in_the_folder_where_it_was_made(tmp_path, monkeypatch):
     made = solver(["sh", "-c", "pwd"])
     monkeypatch.chdir("/")
     with pytest.raises(ChildProcessError, match=f"\n  {tmp_path}$"):
-        list(made(0))
+        list(made(None))
 
 
 def test_a_solver_by_itself_needs_the_variable_or_none():
@@ -219,22 +230,22 @@ def test_another_version_of_the_header_is_named(tmp_path):
     (tmp_path / "compss_train.h").write_text(newer)
     program = compiled("gcc", "faulty.c", flags=(f"-include{tmp_path}/compss_train.h",))
     with pytest.raises(ChildProcessError, match=r"compiled with a compss_train.h of protocol 7.* has protocol 1"):
-        list(solver([program, "fine"])(0))
+        list(solver([program, "fine"])(None))
 
 
 def test_samples_may_be_left_out_and_have_x_alone():
     command = [compiled("gcc", "faulty.c"), "fine"]
-    every_other = solver(command, lambda value, step, fields: None if step % 2 else (fields["u"], value))
-    assert [step for step, *_ in every_other(0.5)] == [0, 2, 4]
+    every_other = solver(command, lambda value, step, fields: None if step % 2 else (fields["u"], step))
+    assert [step for step, *_ in every_other(None)] == [0, 2, 4]
     alone = solver(command, lambda value, step, fields: torch.from_numpy(fields["u"]) if step % 2 else None)
-    assert [(step, float(x[0])) for step, x in alone(0.5)] == [(1, 1.0), (3, 3.0), (5, 5.0)]
+    assert [(step, float(x[0])) for step, x in alone(None)] == [(1, 1.0), (3, 3.0), (5, 5.0)]
     with pytest.raises(TypeError, match="sample= returned a tuple of 3; it returns"):
-        list(solver(command, lambda value, step, fields: (step, 1, 2))(0))
+        list(solver(command, lambda value, step, fields: (step, 1, 2))(None))
 
 
 def test_standard_output_stays_the_solvers(capfd):
     with pytest.raises(ChildProcessError, match=r"has not connected.*(\n  (\d+|unusual)){10}$"):
-        list(solver(["sh", "-c", "seq 100; echo unusual >&2; seq 10"])(0))  # two pipes, read in any order
+        list(solver(["sh", "-c", "seq 100; echo unusual >&2; seq 10"])(None))  # two pipes, read in any order
     out, err = capfd.readouterr()
     assert out.split() == [*map(str, range(1, 101)), *map(str, range(1, 11))]
     assert err == "unusual\n"
@@ -242,12 +253,29 @@ def test_standard_output_stays_the_solvers(capfd):
 
 def test_a_run_that_is_given_up_ends_with_all_its_processes(tmp_path):
     command = [*mpirun(2, compiled("mpicc", "faulty.c", flags=("-DWITH_MPI",))), "hangs", str(tmp_path / "flag")]
-    samples = solver(command)(0)
+    samples = solver(command)(None)
     assert [next(samples)[0] for _ in range(3)] == [0, 1, 2]
     wait_until((tmp_path / "flag").exists)
     assert len(solvers_running()) >= 4  # a guard, mpirun and two ranks
     samples.close()
     assert solvers_running() == []
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_a_solver_ends_with_its_guard(tmp_path, ranks):
+    """Which is killed alone, and cannot end anything."""
+    if ranks is None:
+        command = [compiled("gcc", "faulty.c")]
+    else:
+        command = mpirun(ranks, compiled("mpicc", "faulty.c", flags=("-DWITH_MPI",)))
+    samples = solver([*command, "hangs", "{}"])(tmp_path / "flag")
+    assert [next(samples)[0] for _ in range(3)] == [0, 1, 2]
+    wait_until((tmp_path / "flag").exists)
+    [guard] = [each.pid for each in psutil.Process().children() if each.name() == NAME]
+    os.kill(guard, signal.SIGKILL)
+    with pytest.raises(ChildProcessError, match=r"has disconnected|ended by SIGKILL"):
+        next(samples)
+    wait_until(lambda: not solvers_running())
 
 
 def test_a_solver_ends_with_the_process_that_runs_it(tmp_path):
@@ -256,8 +284,8 @@ def test_a_solver_ends_with_the_process_that_runs_it(tmp_path):
     flag = tmp_path / "flag"
     code = f"""
 import os, signal
-from compss_train import Solver
-samples = Solver(["sh", "-c", "echo $$ > {tmp_path}/pid; {program} hangs {flag}; true"], lambda *_: 0)(0)
+from compss_train import Simulations, Solver
+samples = Solver(["sh", "-c", "echo $$ > {tmp_path}/pid; {program} hangs {flag}; true"], lambda *_: 0)(None)
 while True:
     next(samples)
 """

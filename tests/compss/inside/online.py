@@ -92,7 +92,16 @@ def main():
     trainer.build(CountingNet(folder / "worker", 84 if dies else -1), {"optimizer": "sgd", "lr": 1.0}, sum_loss)
     simulate_mode: Any = partial(simulate, folder, mode)
     if mode == "solver":
-        command = ["mpirun", "--oversubscribe", "-n", "2", os.environ["SOLVER"], "killed", str(folder / "killed")]
+        command = [
+            "mpirun",
+            "--oversubscribe",
+            "-n",
+            "2",
+            os.environ["SOLVER"],
+            "killed",
+            str(folder / "killed"),
+            "{}",
+        ]
         as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         simulate_mode = Solver(command, sample, cpus=2, environment=as_root)  # workers do not have this program's
     with warnings.catch_warnings(record=True) as caught:
