@@ -23,11 +23,12 @@ from compss_train.net import Address, Header, shortened
 from compss_train.online.guard import descendants
 from compss_train.online.sender import as_sample
 from compss_train.online.solver import SteppedX
+from compss_train.online.solver_process import NotStartedError
 from compss_train.online.stream import Sample, Stream
 
 IMPORT_SECONDS = 300.0
 """How long imports of the simulation's modules may take, if its timeout is shorter."""
-_MISTAKES = NameError, TypeError, AttributeError, SyntaxError, NotImplementedError
+_MISTAKES = NameError, TypeError, AttributeError, SyntaxError, NotImplementedError, NotStartedError
 """Exceptions that a program's mistakes cause, and that it would raise again."""
 _PACKAGE = str(Path(__file__).parents[1])
 _END = object()
@@ -112,7 +113,11 @@ def _parse(sample: Any, stream: Stream) -> tuple[Sample, int | None]:
     if isinstance(sample, SteppedX):
         return as_sample([sample.x]), sample.step
     parts = sample if isinstance(sample, tuple) else (sample,)
+    if any(isinstance(part, Mapping) for part in parts):
+        raise TypeError("the simulation yielded a dict; a sample is (x, y), two arrays")
     if len(parts) == 3:
+        if np.ndim(parts[0]):
+            raise TypeError("the simulation yielded an array first of three; a sample is (step, x, y)")
         if (step := int(parts[0])) != parts[0]:
             raise ValueError(f"the simulation yielded the time step {parts[0]!r}; give its number, an integer")
         return as_sample(parts[1:]), step

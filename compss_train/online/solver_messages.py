@@ -32,6 +32,9 @@ class SolverFields(dict[str, NDArray[np.float64]]):
         super().__init__()
         self.metadata: dict[str, str] = {}
 
+    def __missing__(self, name: str) -> NDArray[np.float64]:
+        raise KeyError(f"{name}; the solver has sent {', '.join(self)}")
+
 
 def check_hello(connection: socket.socket, token: str) -> str:
     """Read a solver's first line; return the byte order of its messages, as ``struct`` writes it.

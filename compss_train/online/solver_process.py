@@ -19,6 +19,10 @@ _TAIL_BYTES, _TAIL_LINES = 2000, 10
 _MAX_NAME = 60
 
 
+class NotStartedError(ChildProcessError):
+    """A command, or one that it runs, cannot be started; it would fail again."""
+
+
 class SolverProcess(Closable):
     """Runs a command through ``guard``: all its processes end when this object is closed or this process dies.
 
@@ -80,7 +84,8 @@ class SolverProcess(Closable):
         if not what:
             what = f"ended by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
         lines = self._tail.decode(errors="replace").rstrip().splitlines()[-_TAIL_LINES:]
-        return ChildProcessError("\n  ".join([f"{self.name} {what}", *lines]))
+        kind = NotStartedError if status == guard.NOT_STARTED else ChildProcessError
+        return kind("\n  ".join([f"{self.name} {what}", *lines]))
 
     def close(self) -> None:
         """End the program with all its processes, unless it has ended; wait for that."""

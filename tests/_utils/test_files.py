@@ -261,6 +261,21 @@ def test_abandoned_folders_are_removed_and_locked_ones_are_not(parent, new, remo
     assert os.listdir(parent) == []
 
 
+def test_folders_of_a_program_that_is_killed_are_removed_without_a_word(tmp_path):
+    code = """
+import os
+from compss_train.engines.local.store import StoreFolders
+folders = StoreFolders()
+folders.create()
+print(*folders.paths, flush=True)
+os.kill(os.getpid(), 9)
+"""
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    killed = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (killed.returncode, killed.stderr) == (-9, "")  # the tracker has ended, too, as it holds the pipe
+    assert not any(map(os.path.exists, killed.stdout.split()))
+
+
 @pytest.mark.parametrize("step", ["mkdir", "open"])
 def test_a_folder_whose_creation_was_interrupted_is_removed(parent, monkeypatch, step):
     real = getattr(os, step)

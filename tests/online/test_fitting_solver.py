@@ -80,7 +80,7 @@ def test_the_first_failure_of_all_is_the_error(local):
         _, error = run_fit(local, CountingNet(6), solver(["./nowhere"]), [None], retries=0)
     assert isinstance(error, SimulationError)
     first, last = str(error).splitlines()
-    failed = "simulation 0 of input None failed: ChildProcessError: ./nowhere ended with status 127"
+    failed = "simulation 0 of input None failed: NotStartedError: ./nowhere ended with status 127"
     assert first == f"{failed}; no simulation is complete, and 1 were given up"
     assert "cannot start ./nowhere" in last
 

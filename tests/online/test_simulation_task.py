@@ -67,6 +67,8 @@ def raise_after_two(error):
         (lambda _: [1.0, np.float32([1]).astype(">f4")], 1, "TypeError: .*byte order"),
         (lambda _: [1.0, np.array(["a"])], 1, "TypeError: torch cannot hold dtype <U1"),
         (lambda _: [1.0, ("first", 1.0, 0.0)], 1, "ValueError: .*first"),
+        (lambda _: [1.0, (np.ones(2), 1.0, 0)], 1, "TypeError: .* an array first of three; .*(step, x, y)"),
+        (lambda _: [{"x": 1.0, "y": 2.0}], 0, "TypeError: the simulation yielded a dict; a sample is"),
         (lambda _: [(0, 1.0, 0.0), (0.5, 1.0, 0.0)], 1, "ValueError: .*the time step 0.5; give its number"),
         (b"no pickle", 0, "UnpicklingError"),
     ],
@@ -86,7 +88,7 @@ def raise_after_two(error):
             "float8",
             "ragged",
         ),
-        *("big-endian", "words", "first", "step", "pickle"),
+        *("big-endian", "words", "first", "last", "names", "step", "pickle"),
     ],
 )
 def test_exceptions_of_a_simulation_are_reported_not_raised(simulate, sent, reason):

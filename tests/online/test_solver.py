@@ -239,6 +239,8 @@ def test_samples_may_be_left_out_and_have_x_alone():
     assert [step for step, *_ in every_other(None)] == [0, 2, 4]
     alone = solver(command, lambda value, step, fields: torch.from_numpy(fields["u"]) if step % 2 else None)
     assert [(step, float(x[0])) for step, x in alone(None)] == [(1, 1.0), (3, 3.0), (5, 5.0)]
+    with pytest.raises(KeyError, match="w; the solver has sent u"):
+        list(solver(command, lambda value, step, fields: fields["w"])(None))
     with pytest.raises(TypeError, match="sample= returned a tuple of 3; it returns"):
         list(solver(command, lambda value, step, fields: (step, 1, 2))(None))
 

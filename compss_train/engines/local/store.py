@@ -1,6 +1,7 @@
 """The local engine's store: a file in shared memory for each large value, written once and mapped by readers."""
 
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from compss_train._utils import PickledByFields
 from compss_train._utils.files import SHARED_MEMORY, TemporaryFolder
 from compss_train.engines.codec import decode, encode, map_file
 
+_QUIET = "ignore:resource_tracker"
 MAX_INLINE_BYTES = 32 * 1024
 """Values up to this size travel in messages instead of in files."""
 
@@ -99,6 +101,11 @@ class StoreFolders:
 
     def create(self) -> None:
         """Create the folders; ``remove`` may be called even if this was interrupted."""
+        sys.warnoptions.append(_QUIET)  # those of the tracker, which removes folders as it should if this is killed
+        try:
+            resource_tracker.ensure_running()
+        finally:
+            sys.warnoptions.remove(_QUIET)
         parents = [str(SHARED_MEMORY)] if os.access(SHARED_MEMORY, os.W_OK) else []
         for parent in [*parents, tempfile.gettempdir()]:
             folder = TemporaryFolder(parent)
