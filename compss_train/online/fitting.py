@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from compss_train._utils.files import TemporaryFolder
 from compss_train._utils.validation import warn_user
 from compss_train.engines.nodes import ONE_CPU
@@ -26,7 +28,7 @@ from compss_train.model import parameters as params
 from compss_train.net import MessageError, Received, new_token
 from compss_train.online import events, records, saves, sources, worker_task, workers
 from compss_train.online.chosen_inputs import ChosenInputs, Predictor
-from compss_train.online.inputs import Inputs
+from compss_train.online.inputs import FAILED, Inputs
 from compss_train.online.options import OnlineOptions, Simulations
 from compss_train.training import build_arguments, checkpoints, description, resuming, rounds
 from compss_train.training.checkpoints import Checkpoint, Study
@@ -104,7 +106,12 @@ class OnlineFit(Fit):
             params.check_finite(model.parameters)
             model.resumed_from = None if checkpoint is None else checkpoint[0]
             if self.study is not None and self.study.is_complete:
-                warn_user(f"{model.resumed_from} is the end of its study: nothing is left to train")
+                lost = int((np.array(self.study.simulations["samples"]) == FAILED).sum())
+                more = f"; {lost} of its simulations were given up" if lost else ""
+                warn_user(
+                    f"{model.resumed_from} is the end of its study: nothing is left to train{more}; to train on "
+                    "other inputs give trainer.restore this folder, and fit_online no resume="
+                )
                 with self.session.fitting(self, None):
                     return
             self._train()

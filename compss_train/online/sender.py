@@ -90,6 +90,10 @@ class SampleSender(Closable):
             self._closed = True
             try:
                 self._persist(lambda: self._stream.finish())
+            except ValueError as error:  # a sample was rejected
+                with suppress(OSError):
+                    self._stream.notify({"failed": shortened(str(error))})
+                raise
             finally:
                 self._stream.close()
 

@@ -382,7 +382,8 @@ class ExternalSenders:
         if name is None:  # it cannot continue the same stream
             self._completed[number] = 0
             self._failed += 1
-            self.failure = self.failure or SourceFailure(f"a sender has failed: {reason}")
+            what = f"a sender has failed: {reason.rstrip().splitlines()[-1] if reason.strip() else reason}"
+            self.failure = self.failure or SourceFailure(what, text=reason)
             warn_user(f"a sender has failed: {reason}")
         else:
             warn_user(f"sender {shortened(repr(name))} has failed and may reconnect: {reason}")

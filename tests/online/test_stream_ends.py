@@ -28,6 +28,7 @@ def test_a_failed_sender_is_warned_of_and_expected_again_by_name():
         coordinator.wait_for_disconnects(2)
         assert coordinator.warnings[0].startswith("sender 'solver' has failed and may reconnect: Traceback")
         assert coordinator.warnings[1].startswith("a sender has failed: Traceback")
+        assert coordinator.senders.failure.what == "a sender has failed: ZeroDivisionError: my fault"
         assert coordinator.call(coordinator.senders.counts) == {"running": 0, "done": 0, "failed": 1}
         assert all("ZeroDivisionError: my fault" in warned for warned in coordinator.warnings)
         assert not coordinator.call(lambda: coordinator.senders.all_ended)
@@ -108,7 +109,8 @@ def test_a_rejection_is_raised_on_close_and_reported_to_the_fit(step, reason):
         with pytest.raises(ValueError, match=f"a worker rejected a sample: .*({reason})"):
             sender.close()
         running.coordinator.wait_for_disconnects()
-        assert "solver" in running.coordinator.warnings[0]
+        said = "sender 'solver' has failed and may reconnect: a worker rejected a sample: "
+        assert running.coordinator.warnings[0].startswith(said)
 
 
 def test_a_buffer_that_stays_full_raises_in_the_sender():
