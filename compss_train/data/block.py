@@ -293,7 +293,8 @@ def as_block(value: object) -> Block:
     if block.ndim == 0:
         raise ValueError(
             f"a block needs a first dimension of samples, but this value is a scalar: {value!r}; give an array, a "
-            "column as frame['label'], or files as FileDataset('data.parquet', x=..., y=...)"
+            "column as frame['label'], a list of samples as Samples(samples), or files as "
+            "FileDataset('data.parquet', x=..., y=...)"
         )
     if isinstance(block, np.ndarray):
         check_dtype(block.dtype)

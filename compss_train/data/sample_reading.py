@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import ConcatDataset, Subset
 
-from compss_train._utils.nested import is_sequence, map_leaves
+from compss_train._utils.nested import is_sequence, leaves, map_leaves
 from compss_train.data.block import Ragged, as_tensor, check_dtype, check_values, signed, tensor_of
 from compss_train.data.layout import quote_names
 
@@ -205,13 +205,20 @@ def collate_pairs(collate: Collate, pairs: list[tuple[Any, Any]]) -> tuple[Any, 
     ``TypeError`` for other results.
     """
     if pairs[0][1] is None:
-        return collate([x for x, _ in pairs]), None
+        return _in_tensors(collate([x for x, _ in pairs])), None
     if isinstance(collate, PredictionCollate):
         collate = collate.collate
     made = collate(pairs)
     if not isinstance(made, tuple | list) or len(made) != 2:
         raise TypeError(f"collate returned a {type(made).__name__} for a list of (x, y); return both, as (x, y)")
-    return made[0], made[1]
+    return _in_tensors(made[0]), _in_tensors(made[1])
+
+
+def _in_tensors(made: Any) -> Any:
+    """Return what ``collate`` made; raise ``TypeError`` for arrays in it, of which no network takes any."""
+    if any(isinstance(part, np.ndarray) for part in leaves(made)):
+        raise TypeError("collate returned a numpy array: return tensors, as torch.from_numpy(array)")
+    return made
 
 
 @dataclass(frozen=True)

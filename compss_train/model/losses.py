@@ -172,6 +172,27 @@ def accuracy_warning(metrics: Collection[object], output: object, target: object
     return _SEVERAL_CLASSES
 
 
+_DOUBLE_SIGMOID = (
+    "the network ends with a sigmoid, but the loss takes logits, and applies a sigmoid to them once more; remove "
+    "the sigmoid at the end, or build with loss='binary_cross_entropy', which takes probabilities"
+)
+
+
+def binary_warning(loss: BatchFunction, output: object, target: object) -> str:
+    """Return what is wrong with outputs and targets of a binary cross entropy that trains on them; or nothing."""
+    binary = accuracy_for(loss)
+    if binary is accuracy or not (isinstance(output, Tensor) and isinstance(target, Tensor)):
+        return ""
+    low, high = (float(bound) for bound in target.aminmax()) if target.numel() else (0.0, 1.0)
+    if low < 0 or high > 1:
+        return (
+            f"the targets of a binary cross entropy are 0 or 1, and these go from {low:g} to {high:g}: give "
+            "(y > threshold).float(), or for several classes class numbers and loss='cross_entropy'"
+        )
+    made_by = "" if output.grad_fn is None else output.grad_fn.name()
+    return _DOUBLE_SIGMOID if binary is accuracy_of_logits and made_by.startswith("SigmoidBackward") else ""
+
+
 def output_warning(loss: BatchFunction, output: object) -> str:
     """Return what is wrong with outputs on which this loss trains without an error; empty if nothing is known."""
     if not isinstance(output, Tensor) or not output.is_floating_point() or output.dim() < 2 or not output.numel():
@@ -194,7 +215,8 @@ def label_hint(loss: object, output: object, target: object) -> str:
     column = target.dim() == output.dim() and target.shape[1:2] == (1,)
     if output.dim() < 2 or target.numel() * output.shape[1] != output.numel():
         return ""
-    suitable = f"y{'.squeeze(1)' if column else ''}{'.long()' if target.is_floating_point() else ''}"
+    is_number = target.is_floating_point() or target.dtype == torch.bool
+    suitable = f"y{'.squeeze(1)' if column else ''}{'.long()' if is_number else ''}"
     return "" if suitable == "y" else f"Targets are an integer class number for each sample: give {suitable}."
 
 

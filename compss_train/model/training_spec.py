@@ -376,6 +376,18 @@ class ModelReplica:
                     f"x seems to have its {last} channels last, but torch expects them after the samples: give "
                     "x.transpose(0, 3, 1, 2), or build(transform=lambda x: x.permute(0, 3, 1, 2))."
                 )
+            if "embedding" in str(error) and "indices" in str(error):
+                error.add_note(
+                    "nn.Embedding takes integers: give codes apart from other numbers, as in x={'numbers': ..., "
+                    "'codes': ...}; of CSV files with CsvReader(dtypes={'code': 'int64'})."
+                )
+            if str(error) == "index out of range in self":
+                found = [f"from {int(each.min())} to {int(each.max())}" for each in parts if _is_integer(each)]
+                error.add_note(
+                    f"nn.Embedding(n, ...) takes integers from 0 to n - 1; those in x go {' and '.join(found)}."
+                )
+            if "cannot be multiplied" in str(error) and [part.dim() for part in parts] == [1]:
+                error.add_note("x has one number for each sample: give x[:, None], or x[None] for a single sample.")
             if "between 0 and 1" in str(error):
                 error.add_note(
                     "The loss takes probabilities: end the network with nn.Sigmoid(), or build with "
@@ -442,6 +454,10 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     """Return the tensors of a batch; of packed sequences, their items."""
     parts = (each.data if isinstance(each, PackedSequence) else each for each in leaves(values))
     return [part for part in parts if isinstance(part, torch.Tensor)]
+
+
+def _is_integer(tensor: torch.Tensor) -> bool:
+    return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
 
 
 def _name(tensor: Any) -> str:

@@ -220,16 +220,18 @@ def as_data_source(
         of_y, more = columns_of(y, "y")
         columns |= more
     notes, remarks = list[str](), list[str]()
-    coding = tables.Coding()
+    coding, indexes = tables.Coding(), dict[str, Any]()
     for name, value in columns.items():
         if isinstance(value, np.ndarray | torch.Tensor | BlockedTensor):
             continue
         if holds_targets(value):
             raise TypeError(f"a {type(value).__name__} holds samples and targets; give it as x, without y")
         if tables.is_frame(value):
+            indexes[name] = getattr(value, "index", None)  # pandas's
             frame = tables.frame_as_array(value, name, floats())
             columns[name] = frame.array
             notes, remarks, coding = notes + frame.notes, remarks + frame.remarks, coding | frame.coding
+    notes += _other_orders(indexes)
     blocked = _in_same_blocks(columns, blocks)
     ragged = [block for each in blocked.values() if isinstance(block := next(each.blocks()), Ragged)]
     bucketed = any(block.bucket_by_length for block in ragged)
@@ -241,6 +243,18 @@ def as_data_source(
         remarks=tuple(remarks),
         coding=coding,
     )
+
+
+def _other_orders(indexes: Mapping[str, Any]) -> list[str]:
+    """Return a note on the first frame whose index has the labels of another's in another order."""
+    (first, index), *others = [(name, each) for name, each in indexes.items() if each is not None] or [("", None)]
+    for name, other in others:
+        if len(index) == len(other) and not index.equals(other) and index.sort_values().equals(other.sort_values()):
+            return [
+                f"{first} and {name} have the same index in another order, and rows are paired by their positions; "
+                f"{name}.loc[{first}.index] pairs them by the index"
+            ]
+    return []
 
 
 def columns_of(value: Any, name: str) -> tuple[Any, dict[str, Any]]:

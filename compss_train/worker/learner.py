@@ -184,9 +184,12 @@ class Learner(ModelReplica):
             result = self._accumulate(batch)
         if result is not None and self._check_outputs:
             self._check_outputs = False
-            compared = self.measures.metrics.values(), result.output, result.target
-            self._output_warning = losses.output_warning(self.spec.loss, result.output)
-            self._output_warning = self._output_warning or losses.accuracy_warning(*compared)
+            compared, loss = (result.output, result.target), self.spec.loss
+            self._output_warning = (
+                losses.output_warning(loss, result.output)
+                or losses.binary_warning(loss, *compared)
+                or losses.accuracy_warning(self.measures.metrics.values(), *compared)
+            )
         return result
 
     def _accumulate(self, batch: Batch) -> StepResult | None:

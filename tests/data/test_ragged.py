@@ -252,6 +252,7 @@ WRONG = {
     "items of 2 dtypes and shapes": lambda: Ragged([np.ones(1), np.ones((2, 2))]),
     "collate=3": lambda: trainer_of(collate=3),
     "collate returned a Tensor": lambda: checked(NEXT, collate=lambda _: torch.zeros(1)),
+    "collate returned a numpy array": lambda: checked(NEXT, collate=lambda pairs: (np.ones((len(pairs), 3)), 0)),
     "float32 need collate=": lambda: checked(FLOATS, loss="mse"),
 }
 

@@ -103,7 +103,25 @@ class Lazy:
 
 ARRAYS = pd.DataFrame({"a": [np.zeros(3)] * 60, "b": X[:, 0]})
 
+
+def embedded(rows):
+    return nn.Sequential(nn.Embedding(rows, 1), nn.Flatten(), nn.Linear(6, 3))
+
+
 MISTAKES = {
+    "floats for an embedding": (
+        *(embedded(9), "cross_entropy", np.abs(X).round(), Y, RuntimeError),
+        r"give codes apart from other numbers.*CsvReader\(dtypes=",
+    ),
+    "codes above those of an embedding": (
+        *(embedded(3), "cross_entropy", np.tile(Y[:, None], 6) * 2, Y, IndexError),
+        "takes integers from 0 to n - 1; those in x go from 0 to 4",
+    ),
+    "one feature": (nn.Linear(1, 3), "cross_entropy", X[:, 0], Y, RuntimeError, r"give x\[:, None\], or x\[None\]"),
+    "boolean targets": (mlp(), nn.CrossEntropyLoss(), X, Y > 0, RuntimeError, r"class number .*: give y.long\(\)"),
+    "a list of dicts": (
+        *(mlp(), "cross_entropy", [{"x": x, "y": 1} for x in X], None, ValueError, r"Samples\(samples\)"),
+    ),
     "arrays in a frame": (
         *(mlp(), "cross_entropy", ARRAYS, Y, ValueError),
         r"ndarray values in 'a': give them apart, np.stack\(list\(frame\['a'\]\)\)",
@@ -314,6 +332,34 @@ def test_accuracy_of_a_binary_cross_entropy_compares_each_output(loss, outputs):
     threshold = 0.5 if net is not layer else 0
     found = (trainer.predict(X) > threshold) == (y > 0)
     assert trainer.evaluate(X, y)["accuracy"] == trainer.history[-1]["val_accuracy"] == pytest.approx(found.mean())
+
+
+@pytest.mark.parametrize(
+    ("net", "y", "message"),
+    [
+        (
+            nn.Linear(6, 1),
+            ONE[:, None] + 1,
+            "the targets of a binary cross entropy are 0 or 1, and these go from 1 to 2",
+        ),
+        (nn.Linear(6, 1), 2 * ONE[:, None] - 1, "these go from -1 to 1: give .* > threshold"),
+        (nn.Sequential(nn.Linear(6, 1), nn.Sigmoid()), ONE[:, None], "applies a sigmoid to them once more; remove"),
+    ],
+)
+def test_what_a_binary_cross_entropy_trains_on_in_silence_is_told(net, y, message):
+    for call in ("fit", "check_fit"):
+        with pytest.warns(UserWarning, match=message):
+            getattr(trainer_of(net, nn.BCEWithLogitsLoss()), call)(X, y, **FIT)
+
+
+def test_frames_whose_indexes_are_in_another_order_are_told():
+    frame, labels = pd.DataFrame(X), pd.Series(Y)
+    shuffled = frame.sample(frac=1, random_state=0)
+    message = r"x and y have the same index in another order, .*; y.loc\[x.index\] pairs them"
+    with pytest.warns(UserWarning, match=message):
+        trainer_of(mlp()).fit(shuffled, labels, **FIT)
+    trainer_of(mlp()).fit(shuffled, labels.loc[shuffled.index], **FIT)
+    trainer_of(mlp()).fit(frame[10:], labels[:50], **FIT)  # of other labels nothing is known
 
 
 def test_accuracy_of_several_labels_is_told_to_have_no_meaning():

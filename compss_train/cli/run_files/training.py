@@ -1,7 +1,7 @@
 """``TrainingRun``: what a run file describes, checked and ready to start, and its training."""
 
 import os
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.util import find_spec
 from inspect import Parameter
@@ -181,9 +181,13 @@ def _check_folder(folder: RunFolder, *, resume: bool, overwrite: bool) -> None:
     parent = next(path for path in (folder.path, *folder.path.absolute().parents) if path.exists())
     if not (parent.is_dir() and os.access(parent, os.W_OK)):
         raise ValueError(f"{folder.path}: {parent} is not a writable folder")
-    has_run_file, saved = folder.run_file.exists(), False
-    with suppress(RunFileError):
+    has_run_file, saved, damage = folder.run_file.exists(), False, "it says nothing of a run"
+    try:
         saved = run_files.HOME in run_files.read_toml(folder.run_file)
+    except RunFileError as error:
+        damage = str(error)
+    if has_run_file and not saved and folder.state() is not None:
+        raise ValueError(f"{folder.run_file} is damaged ({damage}): remove it, and --resume writes it anew")
     if has_run_file and not saved:
         raise ValueError(f"{folder.run_file} is no run's, and would be replaced; --output names another folder")
     if resume and folder.parameters.exists() and not checkpoints.list_checkpoints(folder.checkpoints):
@@ -271,8 +275,10 @@ class _RunFiles(callbacks.JsonLines):
 
     def on_fit_start(self, trainer: DistributedTrainer, total_samples: int | None) -> None:
         """Write the run file and the rounds that are already complete; remove outdated parameters."""
-        super().on_fit_start(trainer, total_samples)
         folder = self._run.folder
+        if self._run.resume:
+            folder.history.unlink(missing_ok=True)  # it may be damaged; the checkpoint has all of it
+        super().on_fit_start(trainer, total_samples)
         files.write_atomic(folder.run_file, self._run.file.dumps(trainer.seed))
         folder.parameters.unlink(missing_ok=True)
         trainer.history.save(folder.history)
