@@ -7,9 +7,11 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
+import compss_train
 from compss_train.training.checkpoints import list_checkpoints
 from tests.helpers.processes import ROOT, session
 from tests.helpers.waiting import wait_until
@@ -31,6 +33,39 @@ def kill(program):
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     program.wait()
+
+
+JOB_SCRIPT = """source {scripts}/requeue.sh
+#  --log_dir={folder} --x
+exec {python} -m tests.online.study_program {folder} FIFO pycompss/runtime/launch.py
+"""
+
+
+def test_a_job_that_is_warned_saves_is_queued_again_and_goes_on(tmp_path):
+    """By the script that jobs of SLURM begin with; it knows the program by the name of COMPSs's launcher."""
+    job, saves, ended = tmp_path / "job.sh", tmp_path / "saves", tmp_path / "ended.json"
+    scripts = Path(compss_train.__file__).parents[1] / "runcompss"
+    job.write_text(JOB_SCRIPT.format(scripts=scripts, folder=tmp_path, python=sys.executable))
+    (tmp_path / "scontrol").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/requeued\n')
+    (tmp_path / "scontrol").chmod(0o755)
+    variables = {"SLURM_JOB_ID": "7", "COMPSS_TRAIN_REQUEUES": "2", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+
+    def start_job(**more):
+        return subprocess.Popen(
+            ["bash", "-e", job], cwd=ROOT, env={**os.environ, **variables, **more}, start_new_session=True
+        )
+
+    first = start_job()
+    wait_until(lambda: list_checkpoints(saves), 60)
+    before = max(list_checkpoints(saves))
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(60) == 143
+    assert not ended.exists()
+    assert max(list_checkpoints(saves)) > before
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"
+    assert start_job(SLURM_RESTART_COUNT="1").wait(120) == 0
+    assert json.loads(ended.read_text())["counts"] == [1] * SAMPLES
+    assert (tmp_path / "requeued").read_text() == "requeue 7\n"
 
 
 def begun(folder, numbers):

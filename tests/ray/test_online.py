@@ -134,3 +134,16 @@ def test_a_study_is_resumed(shared_ray, tmp_path):
     trainer, ended = run_life(shared_ray, tmp_path, **options)
     assert ended
     assert sample_counts(trainer.get_parameters(), 2) == [1] * SAMPLES
+
+
+@pytest.mark.slow  # two fits, whose processes import torch
+def test_a_worker_that_is_killed_in_a_resumed_study_goes_on(shared_ray, tmp_path):
+    fault = Fault(115, kill_process, tmp_path)
+    options = {"workers": 2, "count": 2, "net": CountingNet(SAMPLES, fault)}
+    assert not run_life(shared_ray, tmp_path, stop=StopAt(40), **options)[1]
+    assert not fault.count
+    trainer, ended = run_life(shared_ray, tmp_path, **options)
+    assert ended
+    assert fault.count == 1
+    assert min(sample_counts(trainer.get_parameters(), 2)) >= 1
+    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 12, "failed": 0}
