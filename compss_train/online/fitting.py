@@ -192,7 +192,7 @@ class EventLoop:
         self._last_save: Study | None = None
         """The save of a fit that stops."""
         self._gave_up = False
-        """Whether that save could not be stored."""
+        """Whether that save could not be stored, or came too late."""
         self.stopped: str | None = None
         """Why the fit ended before all samples were trained on."""
         self._reserve(simulations, fit.validation)
@@ -355,6 +355,7 @@ class EventLoop:
         if self._stopping.reason is not None and not self._workers.all_done:
             self.stopped = self._stopping.reason
             if not self._saves_before_stop():
+                self._gave_up = self._last_save is None  # workers that end are at no cut
                 self._workers.broadcast("stop")
         self._save_if_due()
         self._runs.check(self._recorder.reports.received)
@@ -386,7 +387,7 @@ class EventLoop:
     def _save_if_due(self) -> None:
         """Ask for a save if one is due; let the workers go on, or stop, when all of them have taken part in it."""
         stops = self.stopped is not None
-        if self._last_save is not None:
+        if self._last_save is not None or self._gave_up:
             return
         if self._workers.all_saved:
             self._complete_save(stops=stops and self._keeps_saves)

@@ -151,6 +151,12 @@ class SimulationRuns:
         except StopIteration:
             self._exhausted = True
             return None
+        buffer = self._job.options.buffer if self._options.senders else None
+        if buffer is not None and number >= (most := self._options.first_sender(buffer)):
+            raise ValueError(
+                f"sweep_size={buffer.sweep_size}: inputs= has more than {most} simulations beside "
+                f"senders={self._options.senders}; give the number of simulations and senders"
+            )
         simulation = self._known[number] = Simulation(number=number, value=value)
         if len(self._first) < self._few:
             self._first.append(simulation)

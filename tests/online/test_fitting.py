@@ -17,6 +17,7 @@ from tests.online.simulations import (
     CountingNet,
     EndlessSimulation,
     OneHotSimulation,
+    free_port,
     pairing,
     sample_counts,
     simulate_rows,
@@ -229,6 +230,15 @@ def test_pairs_come_from_one_simulation(local):
     assert sum(record["samples"] for record in trainer.history) >= 24
     with pytest.raises(ValueError, match="sweep_size=6: the study has 7 simulations"):
         fit_online(trainer, trajectory, range(7), buffer=buffer, batch_size=4, pairing=pairing)
+
+
+def test_simulations_do_not_take_the_numbers_of_senders(local):
+    """One whose number a sender has would send nothing: the sender's samples would be taken for its own."""
+    trainer = build_trainer(local, 1, PairNet(5, 1), SGD, lambda output, target: output.mean() * 0)
+    buffer = BufferSpec("SimPairedReservoir", 20, threshold=3, sweep_size=3, nb_time_steps=8)
+    given = {"senders": 1, "address": f"tcp://127.0.0.1:{free_port()}", "token": "ours alone"}
+    with pytest.raises(ValueError, match="sweep_size=3: inputs= has more than 2 simulations beside senders=1"):
+        fit_online(trainer, trajectory, iter(range(3)), buffer=buffer, pairing=pairing, max_time=15.0, **given)
 
 
 # Several fits of one trainer

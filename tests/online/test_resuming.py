@@ -567,3 +567,25 @@ def test_an_older_save_is_gone_on_from_by_its_name(local, tmp_path):
     with pytest.warns(UserWarning, match="is the end of its study"):
         again, _ = run_life(local, tmp_path)
     assert_same_bits(again.get_parameters(), trainer.get_parameters())
+
+
+def test_a_save_that_comes_too_late_for_workers_that_were_stopped_is_none(local, tmp_path, monkeypatch):
+    """Worker 1 takes part in it when worker 0, which has taken part before, has ended."""
+    trains, done = tmp_path / "trains", tmp_path / "done"
+    simulate = OneHotSimulation(12, CallAll((TouchFile(2, until=trains), TouchFile(5, until=done))))
+    monkeypatch.setattr("compss_train.online.fitting.LONGEST_SAVING", 0.5)
+
+    def life(*callbacks):
+        trainer = build_trainer(
+            local, 2, CountingNet(12, TouchFile(1, trains, until=done)), COUNTING_SGD, sum_loss, seed=0
+        )
+        given = {"batch_size": 1, "every": 1, "checkpoint_every": None, "resume": True, "progress": False}
+        with suppress(SystemExit):
+            online(trainer, simulate, [range(12)], callbacks=[Checkpoint(tmp_path / "saves"), *callbacks], **given)
+        return trainer
+
+    stop = StopAt(3, "SIGTERM")
+    stop.saved = True
+    with patch.object(Workers, "handle", touching(done, Workers.handle, "done")):
+        assert life(stop).stopped == "SIGTERM"
+    assert sample_counts(life().get_parameters(), 2) == [1] * 12
