@@ -249,7 +249,9 @@ def _other_orders(indexes: Mapping[str, Any]) -> list[str]:
     """Return a note on the first frame whose index has the labels of another's in another order."""
     (first, index), *others = [(name, each) for name, each in indexes.items() if each is not None] or [("", None)]
     for name, other in others:
-        if len(index) == len(other) and not index.equals(other) and index.sort_values().equals(other.sort_values()):
+        if len(index) != len(other) or index.equals(other) or not (index.is_unique and other.is_unique):
+            continue
+        if len(index.difference(other, sort=False)) == 0:
             return [
                 f"{first} and {name} have the same index in another order, and rows are paired by their positions; "
                 f"{name}.loc[{first}.index] pairs them by the index"

@@ -11,7 +11,7 @@ import numpy as np
 
 from compss_train._utils.validation import warn_user
 from compss_train.data.block import load_block
-from compss_train.data.partitioning import BlockPass
+from compss_train.data.partitioning import BlockPass, batch_sizes
 from compss_train.engines.calls import Failure
 from compss_train.exceptions import DivergedError
 from compss_train.model import devices
@@ -104,6 +104,8 @@ def find_mistakes(fit: FitOfEpochs) -> None:
     weights = sum(parameter.numel() for parameter in built.training_spec.net.parameters())
     if weights > MOST_WEIGHTS or not data.counted or (mixes and data.dataset is not None):
         return
+    if fit.callbacks.in_workers:  # their hooks may prepare what the network or the loss uses
+        return
     if inference.is_for_tasks(data, built):
         return
     job = inference.one_batch(replace(built.training_spec, compile=None), data)
@@ -115,7 +117,8 @@ def find_mistakes(fit: FitOfEpochs) -> None:
     )
     for tried in tries:
         try:
-            with warnings.catch_warnings(action="ignore"):  # the workers' are shown
+            # The workers' warnings are shown. Filters are of the process, and other threads may be here, too.
+            with devices.IN_PROCESS, warnings.catch_warnings(action="ignore"):
                 _trained(fit, *tried())
             return
         except (OSError, ImportError, MemoryError, DivergedError):
@@ -134,6 +137,13 @@ def _batch_of_workers(
         work.block_passes = (BlockPass(0, fit.epochs.start, data.sizes[0]).part(0, size),)
         row_seed = seed if options.shuffle_block_data else None
         return replace(job, batching=options.batching, row_seed=row_seed), work, data.load(0)
+    if options.order != "total":  # pools and buffers cut a worker's passes together
+        workers = min(data.shares(options.order), fit.session.num_workers)
+        rows = data.number_samples // workers
+        if fit.merge.unit == "blocks":
+            rows = min(rows, options.samples_between_merges(data.sizes, workers))
+        passes = -(-rows * len(data.sizes) // data.number_samples)
+        size = batch_sizes((BlockPass(0, 0, rows // passes),) * passes, options.batching)[0]
     numbers = np.random.default_rng(seed).choice(data.number_samples, size, replace=False)
     work.block_passes = (BlockPass(0, fit.epochs.start, size, numbers),)
     work.blocks, work.starts = tuple(range(len(data.sizes))), tuple(accumulate(data.sizes[:-1], initial=0))

@@ -1,7 +1,7 @@
 """``Inference``: submits the tasks of evaluation and prediction; warnings about problems that tasks found."""
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import chain
 from typing import Any
@@ -16,6 +16,7 @@ from compss_train.data.order import even_parts
 from compss_train.data.partitioning import Batching, BlockPass, ranges_for_costs
 from compss_train.data.tables import conversion_note
 from compss_train.engines.base import Ref
+from compss_train.engines.codec import SerializedValue
 from compss_train.engines.nodes import ONE_CPU
 from compss_train.model.devices import CPU, IN_PROCESS
 from compss_train.model.metrics import Measured
@@ -131,8 +132,14 @@ def batch_size_for(source: DataSource) -> int:
 
 
 def one_batch(spec: TrainingSpec, source: DataSource) -> Job:
-    """Return the job of a task that trains or evaluates its samples as one batch."""
-    return Job(spec=spec, reader=source.reader, batching=Batching(1), structure=source.structure)
+    """Return the job of a task in this process that trains or evaluates its samples as one batch.
+
+    It reads with a copy such as workers get: reading may open files that cannot be pickled, or draw random numbers.
+    """
+    reader = source.reader
+    with suppress(Exception):  # a data set that stays in this process
+        reader = SerializedValue.of(reader).load()
+    return Job(spec=spec, reader=reader, batching=Batching(1), structure=source.structure)
 
 
 def first_batch(

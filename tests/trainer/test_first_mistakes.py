@@ -1,6 +1,7 @@
 """What people write first is trained, or is an error that says how to fix it."""
 
 import re
+import threading
 import traceback
 from dataclasses import dataclass
 
@@ -10,8 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from compss_train import BlockedTensor, BufferSpec, DistributedTrainer, DivergedError, Samples, Simulations
-from compss_train.callbacks import Checkpoint
+from compss_train import (
+    BlockedTensor,
+    BufferSpec,
+    DistributedTrainer,
+    DivergedError,
+    PartialShuffle,
+    Samples,
+    Simulations,
+)
+from compss_train.callbacks import Checkpoint, WorkerCallback
 from compss_train.engines import LocalEngine
 from compss_train.exceptions import WorkerTraceback
 from tests.helpers.models import SGD, assert_same_bits, classification, mlp, named
@@ -362,6 +371,13 @@ def test_frames_whose_indexes_are_in_another_order_are_told():
     trainer_of(mlp()).fit(frame[10:], labels[:50], **FIT)  # of other labels nothing is known
 
 
+@pytest.mark.parametrize("names", [["one", 2] * 30, [0, 1] * 30])
+@pytest.mark.filterwarnings("error:x and y have the same index")
+def test_frames_may_have_indexes_without_an_order_or_with_repetitions(names):
+    frame, labels = pd.DataFrame(X, index=names), pd.Series(Y, index=names[::-1])
+    trainer_of(mlp()).fit(frame, labels, **FIT)
+
+
 def test_accuracy_of_several_labels_is_told_to_have_no_meaning():
     def loss(output, y):
         return nn.functional.binary_cross_entropy_with_logits(output, y)
@@ -544,3 +560,86 @@ def test_early_tries_change_nothing():
     assert calls == [2]
     assert_same_bits(trainer.get_parameters(), before)
     assert np.array_equal(np.random.get_state()[1], drawn)
+
+
+class OnFirstUse(torch.utils.data.Dataset):
+    """Gets what cannot be pickled when it is read, as data sets open HDF5 files, and notes what was read."""
+
+    def __init__(self):
+        self.lock, self.read = None, []
+
+    def __len__(self):
+        return len(X)
+
+    def __getitem__(self, number):
+        self.lock = self.lock or threading.Lock()
+        self.read.append(number)
+        return X[number], Y[number]
+
+
+@pytest.mark.usefixtures("_no_processes")
+@pytest.mark.parametrize("validation", [False, True])
+def test_early_tries_leave_data_sets_as_they_are(validation):
+    dataset = OnFirstUse()
+    trainer = DistributedTrainer(2, engine="local", seed=0)
+    trainer.build(mlp(), SGD, "cross_entropy")
+    with pytest.raises(AssertionError, match="processes start"):
+        trainer.fit(*((X, Y) if validation else (dataset,)), **FIT, validation_data=dataset if validation else None)
+    assert dataset.lock is None
+    assert dataset.read == [0]  # to learn what a sample is
+
+
+class OfTwenty(nn.Module):
+    """Takes full batches only."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def forward(self, x):
+        if len(x) != 20:
+            raise ValueError(f"{len(x)} samples")
+        return self.net(x)
+
+
+@pytest.mark.parametrize("mixed", [{"shuffle": PartialShuffle(30)}, {"buffer": BufferSpec("FIRO", 30)}], ids=named)
+@pytest.mark.parametrize("size", [{"batch_size": 20}, {"num_batches_per_worker": 1}], ids=named)
+def test_batches_that_are_cut_from_several_blocks_are_tried_whole(mixed, size, monkeypatch):
+    """Of 6 blocks of 10 samples, or 3 of 20; workers train them, and the try before has batches like theirs."""
+    blocks = 6 if "batch_size" in size else 3
+    x, y = (BlockedTensor.from_array(each, (blocks, 1)) for each in (X, Y))
+    data = x, y
+    trainer_of_one("serial").fit(*data, num_epochs=1, progress=False, **size, **mixed)
+
+    def start(*_, **__):
+        raise AssertionError("processes start")
+
+    monkeypatch.setattr(LocalEngine, "start", start)
+    with pytest.raises(AssertionError, match="processes start"):
+        trainer_of_one("local").fit(*data, num_epochs=1, progress=False, **size, **mixed)
+
+
+def trainer_of_one(engine):
+    trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1)
+    trainer.build(OfTwenty(), SGD, "cross_entropy")
+    return trainer
+
+
+class Scaled(nn.Linear):
+    """Needs a scale, which a callback sets in the workers."""
+
+    def forward(self, x):
+        return super().forward(x) * self.scale
+
+
+class SetScale(WorkerCallback):
+    def on_round_start(self, context):
+        context.model.scale = 2.0
+
+
+@pytest.mark.usefixtures("_no_processes")
+def test_what_callbacks_prepare_in_workers_is_no_mistake():
+    trainer = DistributedTrainer(2, engine="local", seed=0)
+    trainer.build(Scaled(6, 3), SGD, "cross_entropy")
+    with pytest.raises(AssertionError, match="processes start"):
+        trainer.fit(X, Y, **FIT, callbacks=[SetScale()])
