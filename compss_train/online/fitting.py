@@ -307,7 +307,8 @@ class EventLoop:
         if not (number := counts["failed"]):
             return None
         first = self._runs.failure or self._senders.failure or sources.SourceFailure("it was before this program")
-        if not counts["done"] and not counts["running"] and self.stopped is None:
+        ended = self._runs.all_ended and self._senders.all_ended  # otherwise workers have max_batches
+        if not counts["done"] and ended and self.stopped is None:
             return first.with_reason(f"no simulation is complete, and {number} were given up")
         if number > len(names):
             names = [*names, f"{number - len(names)} more"]

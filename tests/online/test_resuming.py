@@ -25,7 +25,7 @@ from compss_train.data import locations
 from compss_train.model.saved_state import decode_value
 from compss_train.online.inputs import BEGUN, FAILED, Inputs, hash_of
 from compss_train.online.records import Recorder
-from compss_train.online.sources import SimulationRuns
+from compss_train.online.sources import ExternalSenders, SimulationRuns
 from compss_train.online.workers import Workers
 from compss_train.training.checkpoints import list_checkpoints, read_checkpoint, read_latest_checkpoint
 from tests.buffers.kinds import Thread
@@ -589,3 +589,25 @@ def test_a_save_that_comes_too_late_for_workers_that_were_stopped_is_none(local,
     with patch.object(Workers, "handle", touching(done, Workers.handle, "done")):
         assert life(stop).stopped == "SIGTERM"
     assert sample_counts(life().get_parameters(), 2) == [1] * 12
+
+
+def test_a_fit_that_has_its_batches_is_no_failure_of_the_first_source(local, tmp_path):
+    """Although none is complete: the others have not begun."""
+    failed, port = tmp_path / "failed", free_port()
+    given = {"senders": 2, "address": f"tcp://127.0.0.1:{port}", "token": "ours alone", "progress": False}
+
+    def send():
+        with suppress(ArithmeticError), SampleSender(given["address"], "ours alone") as sender:
+            for number in range(10):
+                sender.send(one_hot(number, 10), np.float32(0))
+            raise ArithmeticError("a singular matrix")
+
+    trainer = build_trainer(local, 1, CountingNet(10, TouchFile(0, until=failed)), COUNTING_SGD, sum_loss)
+    sending = Thread(send)
+    note = patch.object(ExternalSenders, "handle", touching(failed, ExternalSenders.handle, "failed"))
+    with note, warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        online(trainer, None, (), batch_size=5, max_batches=1, **given)
+    sending.result()
+    assert "1 of 1 simulations were given up" in str(warned[-1].message)
+    assert sum(sample_counts(trainer.get_parameters(), 1)) == 5
