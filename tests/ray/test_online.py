@@ -46,7 +46,12 @@ def sample(number, step, fields):
 
 
 def test_a_solver_with_two_ranks_of_which_one_is_killed_loses_no_sample(shared_ray, tmp_path):
-    command = [*mpirun(2, compiled("mpicc", "faulty.c", flags=("-DWITH_MPI",))), "killed", str(tmp_path / "flag")]
+    command = [
+        *mpirun(2, compiled("mpicc", "faulty.c", flags=("-DWITH_MPI",))),
+        "killed",
+        str(tmp_path / "flag"),
+        "{}",
+    ]
     with pytest.warns(UserWarning, match="ChildProcessError: mpirun"):
         _, trained = fit_and_count(shared_ray, CountingNet(18), solver(command, sample), range(3))
     assert trained == [1] * 18
