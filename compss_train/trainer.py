@@ -235,7 +235,7 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         """Train, and return the final global parameters, arrays in state_dict order.
 
         A second fit continues the first: parameters, optimizer and random states, and the count of epochs. Before
-        processes start, two samples are tried in this one, to raise errors of the model and the loss at once.
+        local processes start, two samples are tried in this one: errors of the model and the loss come at once.
 
         Parameters
         ----------

@@ -61,6 +61,8 @@ class Traits:
     interruptible: bool = True
     """Whether waiting has a timeout and lets other threads run. Otherwise ``fetch`` blocks all threads of this
     process, ``wait`` returns at once, and ``arrived`` knows nothing."""
+    starts_processes: bool = False
+    """Whether it starts the workers' processes itself, on this machine and with the environment of this one."""
     shared_memory: bool = False
     """Whether tasks map published values, so that a large argument is not copied."""
     pays_by_value: bool = False

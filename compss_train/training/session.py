@@ -402,8 +402,8 @@ class Session:
 
     @property
     def must_start(self) -> bool:
-        """Whether the next task waits for processes to start."""
-        return self._engine is None and self.engine_class.traits.asynchronous
+        """Whether the next task waits for processes to start, in which all is as in this one."""
+        return self._engine is None and self.engine_class.traits.starts_processes
 
     @property
     def names(self) -> TensorNames:

@@ -3,7 +3,7 @@
 import re
 import threading
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pandas as pd
@@ -560,6 +560,17 @@ def test_early_tries_change_nothing():
     assert calls == [2]
     assert_same_bits(trainer.get_parameters(), before)
     assert np.array_equal(np.random.get_state()[1], drawn)
+
+
+@pytest.mark.usefixtures("_no_processes")
+def test_nothing_is_tried_here_for_workers_elsewhere(monkeypatch):
+    """Where they run, files, variables and devices are others: only they can tell what is wrong."""
+    monkeypatch.setattr(LocalEngine, "traits", replace(LocalEngine.traits, starts_processes=False))
+    net, loss, step, y, _ = next(iter(EARLY.values()))
+    trainer = DistributedTrainer(2, engine="local", seed=0)
+    trainer.build(net, SGD, loss, training_step=step)
+    with pytest.raises(AssertionError, match="processes start"):
+        trainer.fit(X, y, **FIT)
 
 
 class OnFirstUse(torch.utils.data.Dataset):

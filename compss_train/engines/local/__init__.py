@@ -40,7 +40,7 @@ class LocalEngine(GraphEngine):
     name: ClassVar[str] = "local"
     threads: int
     _scheduler: Scheduler
-    traits: ClassVar[Traits] = Traits(shared_memory=True)
+    traits: ClassVar[Traits] = Traits(starts_processes=True, shared_memory=True)
 
     def __init__(self, processes: int, threads: int = 1, preload: Sequence[str] = ()) -> None:
         if processes < 1 or threads < 1:

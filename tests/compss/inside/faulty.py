@@ -22,11 +22,8 @@ class Faulty(nn.Module):
         self.linear = nn.Linear(6, 2)
         self.how = how
         self.flag = Path(flag)
-        self.program = os.getpid()
 
     def forward(self, x):
-        if os.getpid() == self.program:  # which tries two samples
-            return self.linear(x)
         if self.how == "raise":
             raise RuntimeError("the network is broken here")
         if self.how == "die":
