@@ -187,7 +187,8 @@ def task_traceback(error: BaseException) -> str:
 
     Of those of this package and of torch there is at most the last one, and of all at most ``MOST_FRAMES``.
     """
-    parts = [*traceback.format_exception(error), ""]
+    lines = traceback.format_exception(error)
+    parts = [*(part for part in lines if ", in __torch_function__\n" not in part), ""]  # those that only watch
     frames = [number for number, part in enumerate(parts) if part.startswith(_FRAME)]
     last = [number for number in frames if number + 1 not in frames]
     shown = [number for number in frames if number in last or not parts[number].startswith(_INTERNAL)]

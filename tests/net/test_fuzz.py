@@ -231,7 +231,7 @@ class FitOfNobody(EventLoop):
             engine=engine,
             num_workers=2,
             regroup=lambda groups: None,
-            spec=None,
+            model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=None))),
             states=[(), ()],
             device=lambda worker: "cpu",
             resources=Resources(),
