@@ -132,17 +132,22 @@ def plain(size: int, batches: int, _: int) -> float:
     return batches / (time.perf_counter() - began)
 
 
-def online(trainer: DistributedTrainer, size: int, batches: int, _: int) -> float:
-    trainer.build(network(size), {"optimizer": "adam", "lr": 1e-3}, "mse")
+def fit(trainer: DistributedTrainer, size: int, batches: int, record_every: float) -> None:
+    """Train while one simulation sends as fast as it can."""
     trainer.fit_online(
         Simulations(simulate, itertools.repeat(size)),
         buffer=BufferSpec("Reservoir", 1024, 100),
         batch_size=BATCH,
         merge=Merge(every=100),
         max_batches=batches,
-        record_every=0.5,
+        record_every=record_every,
         progress=False,
     )
+
+
+def online(trainer: DistributedTrainer, size: int, batches: int, _: int) -> float:
+    trainer.build(network(size), {"optimizer": "adam", "lr": 1e-3}, "mse")
+    fit(trainer, size, batches, record_every=0.5)
     records = list(trainer.history)[1:-1] or list(trainer.history)  # the first one includes the start
     return float(sum(record["batches"] for record in records) / sum(record["seconds"] for record in records))
 
@@ -174,15 +179,7 @@ def own_step(model: nn.Module, batch: Any, context: Any, *, asks: bool) -> torch
 def stepped(trainer: DistributedTrainer, size: int, batches: int, asks: bool, _: int) -> float:
     """Return samples per second of the last three quarters of a fit."""
     trainer.build(network(size), {"optimizer": "adam", "lr": 1e-3}, training_step=partial(own_step, asks=asks))
-    trainer.fit_online(
-        Simulations(simulate, itertools.repeat(size)),
-        buffer=BufferSpec("Reservoir", 1024, 100),
-        batch_size=BATCH,
-        merge=Merge(every=100),
-        max_batches=batches,
-        record_every=0.2,
-        progress=False,
-    )
+    fit(trainer, size, batches, record_every=0.2)
     records = list(trainer.history)[len(trainer.history) // 4 : -1] or list(trainer.history)
     return float(sum(each["samples"] for each in records) / sum(each["seconds"] for each in records))
 

@@ -100,7 +100,7 @@ def find_mistakes(fit: FitOfEpochs) -> None:
     files, modules and memory; and NaN, as another batch may have none.
     """
     data, built = fit.data, fit.session.model.built
-    mixes = fit.options.order in ("total", "partial") or fit.options.buffer is not None
+    mixes = fit.options.mixes_blocks
     weights = sum(parameter.numel() for parameter in built.training_spec.net.parameters())
     if weights > MOST_WEIGHTS or not data.counted or (mixes and data.dataset is not None):
         return

@@ -131,6 +131,11 @@ class FitOptions:
         """The order of blocks and samples, by name."""
         return "partial" if isinstance(self.shuffle, PartialShuffle) else self.shuffle
 
+    @property
+    def mixes_blocks(self) -> bool:
+        """Whether a batch may have samples of several blocks."""
+        return self.buffer is not None or self.order in ("total", "partial")
+
     def samples_between_merges(self, sizes: tuple[int, ...], workers: int) -> int:
         """Return the approximate number of samples that a worker trains in a round, for blocks of these sizes."""
         samples, every = sum(sizes), self.merge.every if isinstance(self.merge.every, int) else 1

@@ -136,12 +136,13 @@ class FitOfEpochs(Fit):
         """What was converted as most users want, batches smaller than asked for, and workers that take turns."""
         options, session, sizes = self.options, self.session, self.data.sizes
         workers, remarks = session.num_workers, [*self.data.remarks]
-        mixed = options.buffer is not None or options.order in ("total", "partial")
-        most = -(-sum(sizes) // workers) if mixed else max(sizes)
+        most, where = max(sizes), f"any of {len(sizes)} blocks"
+        if options.mixes_blocks:
+            most, where = -(-sum(sizes) // workers), f"the share of each of {workers} workers"
         if self.data.counted and options.batch_size is not None and options.batch_size > most:
             remarks.append(
                 f"batches have {most} samples at most, not batch_size={options.batch_size}: there are no more in "
-                + (f"the share of each of {workers} workers" if mixed else f"any of {len(sizes)} blocks")
+                f"{where}"
             )
         if session.engine_class.traits.asynchronous and 0 < session.slots < workers:
             remarks.append(
