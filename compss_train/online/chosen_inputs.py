@@ -9,6 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from compss_train._utils.nested import leaves, map_leaves
+from compss_train.engines import calls
 from compss_train.model import parameters as params
 from compss_train.model import saved_state
 from compss_train.model.devices import CPU
@@ -122,7 +123,8 @@ class Predictor:
         replica = ModelReplica(self._spec, copy, CPU, training=False)
         samples = len(leaves(x)[0])
         batches = (map_leaves(partial(_rows, start=start), x) for start in range(0, samples, _BATCH))
-        outputs = [replica.predict(replica.transformed(each)) for each in batches]
+        with calls.intra_op_threads(1):  # workers train on the other cores
+            outputs = [replica.predict(replica.transformed(each)) for each in batches]
         if not all(isinstance(each, torch.Tensor) for each in outputs):
             raise TypeError("table.predict needs a network whose output is one tensor")
         return torch.cat(outputs).numpy()

@@ -157,6 +157,28 @@ def test_predictions_are_of_the_global_parameters(local):
     assert len(trainer.history)
 
 
+class CountsThreads(nn.Module):
+    """Adds how many threads torch uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(1))
+
+    def forward(self, x):
+        return self.weight * x[:, :1] + torch.get_num_threads()
+
+
+def test_predictions_leave_the_other_cores_to_the_workers(local):
+    sampler, before = Listed([0.3], predicts=True), torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        fit(local, sampler, net=CountsThreads(), optimizer=SGD | {"lr": 0.0})
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
+    assert {float(value) for each in sampler.predicted for value in each.ravel()} == {1.0}
+
+
 def squared(output, target):
     return (output - target).square()
 
