@@ -5,6 +5,8 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from compss_train._utils.nested import map_leaves
+
 NOT_FINITE: Mapping[str, float] = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 """The texts that stand for numbers. They are what Python's ``json`` would write without quotes."""
 
@@ -15,13 +17,7 @@ def dumps(value: Any, default: Callable[[Any], Any] | None = None, **options: An
         return json.dumps(value, allow_nan=False, default=default, **options)
     except ValueError:  # of NaN; looking at each number would take longer in all other cases
         plain = json.loads(json.dumps(value, default=default))
-        return json.dumps(_mapped(plain, _as_text), allow_nan=False, **options)
-
-
-def _mapped(value: Any, leaf: Callable[[Any], Any]) -> Any:
-    if isinstance(value, dict):
-        return {key: _mapped(item, leaf) for key, item in value.items()}
-    return [_mapped(item, leaf) for item in value] if isinstance(value, list) else leaf(value)
+        return json.dumps(map_leaves(_as_text, plain), allow_nan=False, **options)
 
 
 def _as_text(value: Any) -> Any:
@@ -32,4 +28,4 @@ def _as_text(value: Any) -> Any:
 
 def loads(text: str | bytes) -> Any:
     """Return the value that ``dumps`` wrote, with numbers for their texts; also what ``json.dumps`` wrote."""
-    return _mapped(json.loads(text), lambda leaf: NOT_FINITE.get(leaf, leaf) if isinstance(leaf, str) else leaf)
+    return map_leaves(lambda leaf: NOT_FINITE.get(leaf, leaf) if isinstance(leaf, str) else leaf, json.loads(text))

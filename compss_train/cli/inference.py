@@ -52,10 +52,19 @@ def predict(options: argparse.Namespace) -> int:
     check_folder(options.output)
     with _open_run(options) as (file, trainer):
         samples = read_samples(files, file, x=options.x)
-        ids = ("sample", _row_names(samples)) if options.ids is None else (options.ids, _ids(samples, options.ids))
+        if options.ids is None:
+            ids = "sample", [name for block in samples.blocks.values() for name in block.row_names()]
+        else:
+            ids = options.ids, _ids(samples, options.ids)
         with _rejected_samples("predicted"):
             output = trainer.predict(samples)
-    output = output.argmax(axis=1) if options.classes else output
+    if options.classes:
+        if output.shape[1:2] in ((), (1,)):
+            raise ValueError(
+                f"--classes: the outputs have the shape {output.shape}, a single one for each sample, which is no "
+                "class; leave --classes out, and compare them with a threshold"
+            )
+        output = output.argmax(axis=1)
     with atomic_path(target) as path:
         if target.suffix in TABLE_SUFFIXES:
             section = file.section("data")
@@ -67,10 +76,6 @@ def predict(options: argparse.Namespace) -> int:
             np.savez(path, output=output)
     print(f"{len(output):,} samples, {output.dtype} {tuple(output.shape)}, in {options.output}")
     return 0
-
-
-def _row_names(samples: FileDataset) -> list[Any]:
-    return [name for block in samples.blocks.values() for name in block.row_names()]
 
 
 def _ids(samples: FileDataset, name: str) -> list[Any]:
@@ -92,7 +97,8 @@ def _write_table(
 ) -> None:
     """Write a row for each sample: what identifies it, and its outputs, or its class if these are numbers."""
     (name, of_samples), rows = ids, output.reshape(len(output), -1)
-    header = list(classes) if len(classes) == rows.shape[1] else [f"output {n}" for n in range(rows.shape[1])]
+    named = classes if len(classes) == rows.shape[1] else [f"output {n}" for n in range(rows.shape[1])]
+    header = list(map(str, named))
     if output.ndim == 1 and classes:
         header, rows = ["class"], np.take(classes, rows)
     if name in header:

@@ -284,12 +284,7 @@ def as_block(value: object) -> Block:
     if isinstance(value, Ragged):
         return value
     check_values("a block", value)
-    if isinstance(value, torch.Tensor):
-        block: Block = value.detach().cpu()
-    elif isinstance(value, np.ndarray) and not isinstance(value, np.ma.MaskedArray):
-        block = value
-    else:
-        block = _as_array(value)
+    block: Block = value.detach().cpu() if isinstance(value, torch.Tensor) else _as_array(value)
     if block.ndim == 0:
         raise ValueError(
             f"a block needs a first dimension of samples, but this value is a scalar: {value!r}; give an array, a "

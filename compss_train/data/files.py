@@ -145,9 +145,7 @@ class FileDataset:
         for name, values in chain.from_iterable(each.classes.items() for each in described.values()):
             found.setdefault(name, set()).update(values)
         self.classes = {name: find_classes(name, values) for name, values in found.items()} | dict(classes or {})
-        self.integers = {*next(iter(described.values())).integers}.intersection(
-            *(each.integers for each in described.values())
-        )
+        self.integers = set.intersection(*(set(each.integers) for each in described.values()))
         """Columns of integers beside other columns of an array."""
         if found:
             self.reader = self.reader.with_columns({}, (), self.classes)
@@ -367,7 +365,7 @@ class FileDataset:
         blocks, checksum = list(self.blocks.values()), 0
         for block in blocks[:: math.ceil(len(blocks) / FINGERPRINT_FILES)]:
             try:
-                with open(os.path.join(block.path, *block.files[:1]), "rb") as file:
+                with open(block.row_names()[0] if block.files else block.path, "rb") as file:
                     size = file.seek(0, os.SEEK_END)
                     for place in (0, size // 2, max(0, size - FINGERPRINT_BYTES)):  # of .npz the directory
                         file.seek(place)

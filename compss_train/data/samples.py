@@ -168,7 +168,7 @@ def _taken_apart(loader: DataLoader[Any]) -> Samples:
             "fit(dataset, batch_size=...) a data set of single samples"
         )
     if not isinstance(dataset, IterableDataset):
-        dataset = _sampled(dataset, batches.sampler)
+        _check_sampler(batches.sampler, dataset)
     samples = Samples(
         dataset,
         collate=None if loader.collate_fn is torch_data.default_collate else loader.collate_fn,
@@ -179,15 +179,13 @@ def _taken_apart(loader: DataLoader[Any]) -> Samples:
     return samples
 
 
-def _sampled(dataset: Any, sampler: Any) -> Any:
-    """Return the part of a data set that a sampler draws from."""
-    kind = type(sampler)
-    is_random = kind is torch_data.RandomSampler
+def _check_sampler(sampler: Any, dataset: Any) -> None:
+    """Raise ``ValueError`` for a sampler that does not draw each sample of a data set once."""
+    is_random = type(sampler) is torch_data.RandomSampler
     drawn_once = is_random and not sampler.replacement and sampler.num_samples == len(dataset)
-    if kind is torch_data.SequentialSampler or drawn_once:
-        return dataset
-    raise ValueError(
-        f"the DataLoader has a {kind.__name__}, whose order fit cannot follow, because workers get blocks of "
-        "samples: give fit the data set, with shuffle=, with sample_weight= for weights in the loss, or as "
-        "torch.utils.data.Subset(dataset, indices) for a part of it"
-    )
+    if type(sampler) is not torch_data.SequentialSampler and not drawn_once:
+        raise ValueError(
+            f"the DataLoader has a {type(sampler).__name__}, whose order fit cannot follow, because workers get "
+            "blocks of samples: give fit the data set, with shuffle=, with sample_weight= for weights in the loss, "
+            "or as torch.utils.data.Subset(dataset, indices) for a part of it"
+        )

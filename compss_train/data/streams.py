@@ -85,9 +85,12 @@ class StreamReader(SampleReader):
         shard, seed, first = int(numbers[0]), reseed(0), position
         iteration = self._iterations.get(shard)
         if iteration is None or not iteration.continues_at(seed, first):
-            worker = self._worker(shard, seed, epoch)
-            iteration = _Iteration(seed, epoch, worker, self.initialize)
-            self._iterations[shard] = iteration
+            # Several workers may share this process, and modify the data set that they iterate over.
+            dataset = copy.copy(self.dataset)
+            if hasattr(dataset, "set_epoch"):
+                dataset.set_epoch(epoch)
+            worker = WorkerInfo(id=shard, num_workers=self.shards, seed=seed, dataset=dataset)
+            iteration = self._iterations[shard] = _Iteration(seed, epoch, worker, self.initialize)
         with worker_info(iteration.worker):
             following = iteration.samples(first + len(numbers), reseed)
             samples = list(islice(following, max(0, first - iteration.position), None))
@@ -99,13 +102,6 @@ class StreamReader(SampleReader):
         """Return whether the shard's pass of an epoch has ended."""
         iteration = self._iterations.get(shard)
         return iteration is not None and iteration.epoch == epoch and iteration.ended
-
-    def _worker(self, shard: int, seed: int, epoch: int) -> WorkerInfo:
-        # Several workers may share this process, and modify the data set that they iterate over.
-        dataset = copy.copy(self.dataset)
-        if hasattr(dataset, "set_epoch"):
-            dataset.set_epoch(epoch)
-        return WorkerInfo(id=shard, num_workers=self.shards, seed=seed, dataset=dataset)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_iterations": {}}

@@ -10,7 +10,16 @@ import numpy as np
 import torch
 
 from compss_train._utils.validation import check_choice, check_count
-from compss_train.data.block import AnyBlock, Block, as_block, as_tensor, concatenate, copy_block, load_block
+from compss_train.data.block import (
+    AnyBlock,
+    Block,
+    Ragged,
+    as_block,
+    as_tensor,
+    concatenate,
+    copy_block,
+    load_block,
+)
 from compss_train.data.blocked import BlockedTensor
 from compss_train.data.layout import FileContentError, common_length
 from compss_train.data.readers.arrays import ARRAY_NAME, write_npz
@@ -41,7 +50,8 @@ def write_files(
     format:
         ``"npz"``, ``"npz-compressed"``, ``"npy"`` (one array), ``"pt"`` or ``"h5"`` (needs h5py).
 
-    Raises ``ValueError`` for arrays of different lengths, an unknown format, and a folder that contains such files.
+    Raises ``ValueError`` for arrays of different lengths, sequences that differ in length, an unknown format, and a
+    folder that contains such files.
     """
     check_count("rows", rows)
     blocks: dict[str, list[AnyBlock]] = {
@@ -88,6 +98,11 @@ def _rows(blocks: Sequence[AnyBlock], start: int, stop: int) -> Iterator[Block]:
 
 
 def _write(path: Path, part: Part, format: str) -> None:
+    if ragged := [name for name, block in part.items() if isinstance(block, Ragged)]:
+        raise ValueError(
+            f"{ragged[0]!r} holds sequences of different lengths, which these files cannot hold: pad them, as "
+            "Ragged(...).padded(0)"
+        )
     if format == "pt":  # copies, as torch would save the whole array of a slice
         torch.save({name: copy_block(as_tensor(block)) for name, block in part.items()}, path)
         return

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, Literal, TypeAlias, TypeGuard
 
 Record: TypeAlias = dict[str, Any]
@@ -26,14 +27,8 @@ RATES = "lr/"
 NUMERIC = ("round", "epoch", "samples", "seconds", "samples_per_second")
 """Bookkeeping fields that are a number in every record of a fit with epochs."""
 NUMERIC_ONLINE = (
-    "round",
-    *NUMERIC[2:],
-    "batches_per_second",
-    "received",
-    "buffer",
-    "unseen",
-    "repetitions_mean",
-    "waited",
+    *("round", "samples", "seconds", "samples_per_second", "batches_per_second"),
+    *("received", "buffer", "unseen", "repetitions_mean", "waited"),
 )
 """Bookkeeping fields that are a number in every record of an online fit."""
 
@@ -94,14 +89,14 @@ def measured_numbers(record: Record) -> dict[str, float]:
 def best_value(name: str, history: Sequence[Record]) -> tuple[float, int] | None:
     """Return the best value of a loss or metric and its round, or ``None`` if no round has it.
 
-    It is the lowest one, or, unless it is a loss, the highest if the values have increased.
+    It is the lowest one, or, unless it is a loss, the highest if the values have increased; of several, the first.
     """
     values = [(each[name], record["round"]) for record in history if name in (each := measured_numbers(record))]
     known = [(value, at) for value, at in values if not math.isnan(value)] or values
     if not known:
         return None
     increases = known[-1][0] > known[0][0] and not name.endswith("loss")
-    return max(known) if increases else min(known)
+    return (max if increases else min)(known, key=itemgetter(0))
 
 
 def _flat_items(name: str, value: Any, *, lists: bool) -> Iterator[tuple[str, Any]]:

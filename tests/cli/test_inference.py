@@ -175,6 +175,30 @@ def test_tables_are_predicted_by_columns_with_ids(fitted, command, suffix):
     assert "only .csv and .parquet files" in command(*given, "--ids", "id", "--output", "a.npy", code=2).err
 
 
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+def test_outputs_are_named_by_classes_that_are_numbers(fitted, command, suffix):
+    np.save("x.npy", data(4)[0])
+    classes = ["data.classes={y=[3, 5, 8]}"]
+    command("predict", fitted, "--input", "x.npy", "--output", f"out.{suffix}", settings=classes)
+    if suffix == "csv":
+        header = Path("out.csv").read_text().splitlines()[0].split(",")
+    else:
+        header = pytest.importorskip("pyarrow.parquet").read_table("out.parquet").column_names
+    assert header == ["sample", "3", "5", "8"]
+
+
+def test_a_single_output_is_no_class(run_file, command):
+    linear = 'import = "torch.nn:Linear"\nin_features = 6\nout_features = 1'
+    text = run_file.read_text().replace('import = "tests.helpers.models:mlp"', linear)
+    run_file.write_text(text.replace('"cross_entropy"', '"mse"').replace('"accuracy"', '"mae"'))
+    command("fit", run_file)
+    np.save("x.npy", data(4)[0])
+    given = ("predict", "runs/small", "--input", "x.npy", "--output", "out.npy")
+    assert "--classes: the outputs have the shape (4, 1)" in command(*given, "--classes", code=2).err
+    assert not Path("out.npy").exists()
+    assert "(4, 1), in out.npy" in command(*given).out
+
+
 def test_programs_load_a_run_a_file_or_a_checkpoint(fitted, command, tmp_path, capsys):
     x, _ = data(20)
     np.save("x.npy", x)

@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train import BadFileError, BlockedTensor, FileDataset, PartialShuffleSampler, write_files
+from compss_train import BadFileError, BlockedTensor, FileDataset, PartialShuffleSampler, Ragged, write_files
 from compss_train.data.layout import Field, FileContentError, check_same_layout
 from compss_train.data.order import RowRange
 from compss_train.data.reading import bad_file_errors
@@ -202,6 +202,7 @@ def test_arrays_may_have_any_name(tmp_path, format):
         ({"x": np.ones(3)}, {"rows": 0}, "rows=0"),
         ({"x": np.ones(3)}, {"format": "csv"}, "format='csv'"),
         ({"x": np.ones(3), "y": np.ones(3)}, {"format": "npy"}, "use the format npz"),
+        *(({"x": Ragged([[1.0], [2.0, 3.0]])}, {"format": name}, "'x'") for name in FORMATS),
     ],
 )
 def test_what_cannot_be_written_is_an_error(tmp_path, arrays, options, name, raises):

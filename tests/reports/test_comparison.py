@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from compss_train.reports.advice import measured_cost
 from compss_train.reports.comparison import ComparedRun, comparison_panels, comparison_table, differing, grouped
 from compss_train.reports.html import comparison_page, page
+from compss_train.reports.records import best_value
 from tests.helpers.histories import online_record, steady_run
 from tests.reports.page_reader import PageReader
 
@@ -65,6 +66,8 @@ def test_tables_have_the_last_and_best_value_of_validation():
     row = comparison_table([run("a", [3.0, 1.0, 2.0])])[0]
     assert (row["val_loss"], row["best val_loss"], row["rounds"], row["epochs"]) == ("2", "1, round 1", "3", "3")
     assert (row["time"], row["samples/s"]) == ("6.0 s", "50")
+    assert comparison_table([run("a", [2.0, 1.0, 1.0])])[0]["best val_loss"] == "1, round 1"  # as Checkpoint keeps
+    assert best_value("score", [record(number, score=score) for number, score in enumerate((1, 3, 3))]) == (3, 1)
     assert "loss" not in row
     empty = comparison_table(
         [run("a", [1.0]), ComparedRun(name="b", history=[], configuration={}, state="failed")]

@@ -1,12 +1,13 @@
 """``Reader``, the interface of all readers, and ``CustomReader`` for user functions."""
 
+import copy
 import hashlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import Any, Self
 
 import cloudpickle
 import numpy as np
@@ -33,6 +34,12 @@ class Reader(ABC):
     @abstractmethod
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the number of rows and the layout of a file, or of some of its arrays, from its headers."""
+
+    def _with(self, **changes: Any) -> Self:
+        """Return a reader with other values of these attributes."""
+        changed = copy.copy(self)
+        vars(changed).update(changes)
+        return changed
 
     @abstractmethod
     def read(self, path: str, start: int, stop: int, keys: Collection[str] | None = None) -> tuple[Arrays, int]:

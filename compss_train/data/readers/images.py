@@ -1,6 +1,5 @@
 """Reader of images and of folders of them, a subfolder a class; needs Pillow (extra ``images``)."""
 
-import copy
 import hashlib
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -72,18 +71,14 @@ class ImageFolderReader(Reader):
     ) -> Self:
         """Return a reader whose classes are ``classes["y"]``; raise ``TypeError`` for ``groups``."""
         super().with_columns(groups, used, {})
-        changed = copy.copy(self)
-        changed.classes = {**self.classes, **classes}
-        return changed
+        return self._with(classes={**self.classes, **classes})
 
     def with_files(self, number: int, names: Mapping[int, str]) -> Self:
         """Return a reader that knows the number of images in a folder and some of them by row.
 
         It does not list the folder again.
         """
-        changed = copy.copy(self)
-        changed.listed = number, names
-        return changed
+        return self._with(listed=(number, names))
 
     def images(self, folder: str) -> list[str]:
         """Return the names of the images in the order of their rows, from the folder: ``class/name``.

@@ -1,7 +1,6 @@
 """Readers of tables (Parquet, Arrow, JSON lines, CSV), whose columns are arrays; need the extra ``arrow``."""
 
 import codecs
-import copy
 import json
 import os
 import re
@@ -94,11 +93,6 @@ class TableReader(Reader):
         dtypes = {key: str(tables.float_dtype(dtype, floats)) for key, dtype in numbers.items()}
         converted = {key: replace(field, dtype=dtypes.get(key, field.dtype)) for key, field in layout.items()}
         return (self, layout) if converted == layout else (self._with(floats=floats), converted)
-
-    def _with(self, **changes: Any) -> Self:
-        changed = copy.copy(self)
-        vars(changed).update(changes)
-        return changed
 
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the layout of the table, its rows by block, and the classes of columns of strings."""

@@ -68,6 +68,10 @@ def test_single_images_are_rows_without_classes(folder):
     assert (dataset.classes, dataset.training_keys(targets=False)) == ({}, ("x",))
     same(read_all(dataset)["x"], np.stack([pixels(f"{p.parent.name}/{p.name}").transpose(2, 0, 1) for p in paths]))
     assert [dataset.part([n]).blocks[n].row_names() for n in (0, 1)] == [[str(path)] for path in paths]
+    before = dataset.fingerprint()
+    assert before is not None
+    save(paths[0], pixels("another"))
+    assert dataset.fingerprint() != before
     paths[1].write_text("no image")
     with pytest.raises(BadFileError, match=r"1\.png cannot be read as an image"):
         FileDataset(paths)
