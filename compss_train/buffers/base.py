@@ -70,7 +70,8 @@ class Buffer(ABC):
             )
         self._random = np.random.default_rng(None if seed is None else check_seed(seed))
         self._store = SampleStore(capacity, pin_memory and torch.accelerator.is_available())
-        self._reception_over = False
+        self.reception_over = False
+        """Whether ``signal_reception_over`` was called."""
 
     # The methods that kinds of buffers implement or override; all are called with the lock held.
 
@@ -106,7 +107,7 @@ class Buffer(ABC):
 
     def _allows_gets(self) -> bool:
         """Return whether the threshold is reached."""
-        return self._reception_over or self._count() >= self.threshold
+        return self.reception_over or self._count() >= self.threshold
 
     def _repeatable(self, each: int = 1) -> int:
         """Return how often a reservoir may return ``each`` samples; no limit holds where only gets make room."""
@@ -190,10 +191,10 @@ class Buffer(ABC):
 
     def _await_room(self, incoming: SampleBatch, stored: int, until: float | None) -> int:
         """Wait until samples can be put without waiting; return their number."""
-        self._wait(lambda: self._reception_over or self._room() > 0 or self._deadlock_reason() is not None, until)
+        self._wait(lambda: self.reception_over or self._room() > 0 or self._deadlock_reason() is not None, until)
         self._check(incoming, stored)
         room = self._room()
-        if self._reception_over:
+        if self.reception_over:
             raise ReceptionOverError("no samples can be put: reception is over", stored)
         if not room:
             timed_out = f"a {type(self).__name__} of {self.capacity} samples had no room in time"
@@ -235,9 +236,9 @@ class Buffer(ABC):
 
     def _await_samples(self, size: int, until: float | None) -> int:
         """Wait until ``size`` samples, or the last ones, are available; return their number."""
-        self.waited += self._wait(lambda: self._available() >= size or self._reception_over, until)
+        self.waited += self._wait(lambda: self._available() >= size or self.reception_over, until)
         available = self._available()
-        if available < size and not self._reception_over:
+        if available < size and not self.reception_over:
             raise queue.Empty(
                 f"{size} samples were not available in time; {available} are available now: {self._count()} are "
                 f"held, and the threshold is {self.threshold}"
@@ -251,13 +252,8 @@ class Buffer(ABC):
     def signal_reception_over(self) -> None:
         """Signal that no more samples will be put; from now on each get removes the samples that it returns."""
         with self._lock:
-            self._reception_over = True
+            self.reception_over = True
             self._notify()
-
-    @property
-    def reception_over(self) -> bool:
-        """Whether ``signal_reception_over`` was called."""
-        return self._reception_over
 
     # Contents and counts
 
@@ -297,7 +293,7 @@ class Buffer(ABC):
         In a ``FIFO`` that is the order of the puts. ``repetitions`` also counts samples that are no longer held.
         """
         with self._lock:
-            return self._store.times_got(self._held_slots())
+            return self._store.times_got[self._held_slots()]
 
     def keys(self, name: str) -> NDArray[np.int64]:
         """Return simulation and step of each sample held, shape (n, 2): of dicts, what they have under ``name``."""
@@ -314,7 +310,7 @@ class Buffer(ABC):
         with self._lock:
             return {
                 **self._identity(),
-                "over": self._reception_over,
+                "over": self.reception_over,
                 "random": self._random.bit_generator.state,
                 **self._store.state_dict(self._held_slots()),
                 **self._extra_state(),
@@ -334,7 +330,7 @@ class Buffer(ABC):
                 raise ValueError(f"this is the state of a buffer with {name} {state.get(name)}, not {own}")
         with self._lock:
             self._restore(self._store.load_state_dict(state), state)
-            self._reception_over = state["over"]
+            self.reception_over = state["over"]
             self._random.bit_generator.state = state["random"]
             self._notify()
 

@@ -1,7 +1,7 @@
 """The kinds of buffers of single samples: ``FIFO``, and those that draw at random from a ``SlotPartition``."""
 
 from collections import deque
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 
@@ -56,17 +56,13 @@ class PartitionedBuffer(Buffer):
     def _add(self, slots: Slots, incoming: SampleBatch, start: int) -> None:
         self._samples.add(slots)
 
-    def _remove(self, positions: Slots) -> Slots:
-        """Remove the samples at these positions; return their slots."""
-        slots = self._samples.at(positions)
-        self._samples.remove(positions)
-        return slots
-
     def _extra_state(self) -> dict[str, Any]:
         return {"unseen": self._samples.unseen}
 
     def _restore(self, slots: Slots, state: dict[str, Any]) -> None:
-        self._samples = SlotPartition.of(self.capacity, slots, state["unseen"])
+        self._samples = SlotPartition(self.capacity)
+        self._samples.add(slots)
+        self._samples.unseen = state["unseen"]
 
 
 class FIRO(PartitionedBuffer):
@@ -96,7 +92,7 @@ class FIRO(PartitionedBuffer):
         )
 
     def _available(self) -> int:
-        if self._reception_over:
+        if self.reception_over:
             return self._samples.unseen + (self._remaining_passes - 1) * self._samples.held
         return self._samples.held if self._allows_gets() and self.passes == 1 else 0
 
@@ -107,7 +103,7 @@ class FIRO(PartitionedBuffer):
             size -= number
             positions = choose_distinct(self._random, self._samples.unseen, number)
             if self._remaining_passes == 1:
-                removed = self._remove(positions)
+                removed = self._samples.remove(positions)
                 break
             drawn.append(self._samples.at(positions))
             self._samples.mark_seen(positions)
@@ -160,10 +156,10 @@ class Reservoir(PartitionedBuffer):
     def _evict(self, number: int) -> None:
         lacking = number - self._store.num_free
         seen = choose_distinct(self._random, self._samples.seen, lacking, ordered=False)
-        self._store.remove(self._remove(self._samples.unseen + seen))
+        self._store.remove(self._samples.remove(self._samples.unseen + seen))
 
     def _available(self) -> int:
-        if self._reception_over:
+        if self.reception_over:
             return self._samples.held
         held = self._samples.held
         if not held or not self._allows_gets():
@@ -171,8 +167,8 @@ class Reservoir(PartitionedBuffer):
         return self._repeatable() if self._repeats else min(held, self._repeatable())
 
     def _draw(self, size: int) -> tuple[Slots, Slots]:
-        if self._reception_over:
-            slots = self._remove(choose_distinct(self._random, self._samples.held, size))
+        if self.reception_over:
+            slots = self._samples.remove(choose_distinct(self._random, self._samples.held, size))
             return slots, slots
         chosen = choose if self._repeats else choose_distinct
         positions = chosen(self._random, self._samples.held, size)
@@ -218,7 +214,7 @@ class BatchReservoir(Reservoir):
     def is_ready(self) -> bool:
         """Return whether a batch is available without waiting."""
         with self._lock:
-            return self._available() >= (1 if self._reception_over else self.batch_size)
+            return self._available() >= (1 if self.reception_over else self.batch_size)
 
     def _identity(self) -> dict[str, Any]:
         return {**super()._identity(), "batch_size": self.batch_size}
@@ -236,14 +232,6 @@ class SlotPartition:
         self._marks: Slots = np.empty(capacity, np.intp)
         self.unseen = 0
         self.held = 0
-
-    @classmethod
-    def of(cls, capacity: int, slots: Slots, unseen: int) -> Self:
-        """Return a partition that holds these slots, the first ``unseen`` of them unseen."""
-        partition = cls(capacity)
-        partition._order[: len(slots)] = slots
-        partition.unseen, partition.held = unseen, len(slots)
-        return partition
 
     @property
     def seen(self) -> int:
@@ -274,8 +262,9 @@ class SlotPartition:
         self._move_last(new, self.unseen)
         self.unseen -= len(new)
 
-    def remove(self, positions: Slots) -> None:
-        """Remove the slots at these positions, each given once."""
+    def remove(self, positions: Slots) -> Slots:
+        """Remove the slots at these positions, each given once; return them."""
+        slots = self.at(positions)
         unseen, gone = self._split(positions)
         stop = self.unseen
         self._move_last(unseen, stop)
@@ -283,6 +272,7 @@ class SlotPartition:
         if stop < self.held:  # seen slots follow
             self._move_last(np.concatenate([np.arange(self.unseen, stop), gone]), self.held)
         self.held -= len(positions)
+        return slots
 
     def _split(self, positions: Slots) -> tuple[Slots, Slots]:
         """Return which of these positions are those of unseen and of seen slots."""

@@ -96,7 +96,7 @@ class SimPairedReservoir(Buffer):
         return sample
 
     def _room(self) -> int:
-        return self._store.num_free + self._samples.evictable()
+        return self._store.num_free + int(self._samples.evictable().sum())
 
     def _deadlock_reason(self) -> str | None:
         if self._room() or self._samples.has_pair():
@@ -134,7 +134,7 @@ class SimPairedReservoir(Buffer):
     def _available(self) -> int:
         if not self._allows_gets() or not self._samples.has_pair():
             return 0
-        return UNLIMITED if self._reception_over else self._repeatable(2)
+        return UNLIMITED if self.reception_over else self._repeatable(2)
 
     def _draw(self, size: int) -> tuple[Slots, Slots]:
         pairs: list[Slots] = []
@@ -142,7 +142,7 @@ class SimPairedReservoir(Buffer):
         while len(pairs) < size and self._samples.has_pair():
             simulation, pair = self._samples.choose_pair()
             pairs.append(pair)
-            if self._reception_over:
+            if self.reception_over:
                 # Of three time steps one stays as the partner of the third.
                 gone = pair[:1] if self._samples.held[simulation] == 3 else pair
                 for slot in gone.tolist():
@@ -261,11 +261,7 @@ class Trajectories:
 
     # Eviction
 
-    def evictable(self) -> int:
-        """Return the number of samples that can be evicted now."""
-        return int(self._evictable_by_simulation().sum())
-
-    def _evictable_by_simulation(self) -> NDArray[np.int64]:
+    def evictable(self) -> NDArray[np.int64]:
         """Return how many samples of each simulation can be evicted: the seen ones, except one that must stay.
 
         One seen sample stays as the partner of the only unseen one, or of samples that have not arrived yet. If no
@@ -278,7 +274,7 @@ class Trajectories:
 
     def evict(self) -> int:
         """Remove a random seen sample of the most used simulation; return its slot."""
-        simulations = np.flatnonzero(self._evictable_by_simulation())
+        simulations = np.flatnonzero(self.evictable())
         slots = self._slots[int(simulations[np.argmax(self._uses[simulations])])]
         held = slots[slots >= 0]
         slot = int(self._random.choice(held[self._seen[held]]))

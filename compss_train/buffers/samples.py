@@ -291,7 +291,8 @@ class SampleStore:
         self._free_slots: Slots = np.arange(capacity)[::-1].copy()  # a stack
         self.num_free = capacity
         """Number of free slots."""
-        self._times_got = np.zeros(capacity, np.int64)  # of the sample in each slot
+        self.times_got = np.zeros(capacity, np.int64)
+        """How often the sample in each slot was got."""
         self._removed: Counter[int] = Counter()  # how many samples not held any more were got how often
         self.samples_put = self.samples_got = 0
 
@@ -325,8 +326,8 @@ class SampleStore:
     def remove(self, slots: Slots) -> None:
         """Drop the samples in these slots, and count how often they were got."""
         self._storage.clear(slots)
-        self._removed.update(self._times_got[slots].tolist())
-        self._times_got[slots] = 0
+        self._removed.update(self.times_got[slots].tolist())
+        self.times_got[slots] = 0
         self._free_slots[self.num_free : self.num_free + len(slots)] = slots
         self.num_free += len(slots)
 
@@ -339,18 +340,14 @@ class SampleStore:
     def count_gets(self, slots: Slots) -> None:
         """Count a get for each of these slots; a slot may occur more than once."""
         if len(slots) == 1:
-            self._times_got[slots[0]] += 1
+            self.times_got[slots[0]] += 1
         else:
-            np.add.at(self._times_got, slots, 1)
+            np.add.at(self.times_got, slots, 1)
         self.samples_got += slots.size
-
-    def times_got(self, slots: Slots) -> NDArray[np.int64]:
-        """Return how often the samples in these slots were got."""
-        return self._times_got[slots]
 
     def repetitions(self, held: Slots) -> NDArray[np.int64]:
         """Return how many samples, those in these slots and removed ones, were got 0, 1, 2, ... times."""
-        times = self._removed + Counter(self._times_got[held].tolist())
+        times = self._removed + Counter(self.times_got[held].tolist())
         return np.array([times[number] for number in range(max(times, default=0) + 1)], np.int64)
 
     # Checkpoints
@@ -359,7 +356,7 @@ class SampleStore:
         """Return the samples in these slots, in order, and all counts."""
         return {
             "samples": self._storage.read(held) if len(held) else [],
-            "times_got": self._times_got[held].tolist(),
+            "times_got": self.times_got[held].tolist(),
             "usage": {
                 "gone": self.repetitions(NO_SLOTS).tolist(),
                 "put": self.samples_put,
@@ -376,7 +373,7 @@ class SampleStore:
             incoming = SampleBatch.from_batch(state["samples"])
             self.check(incoming)
             slots = self.put(incoming, 0, held)
-            self._times_got[slots] = state["times_got"]
+            self.times_got[slots] = state["times_got"]
         self._removed = Counter(dict(enumerate(usage["gone"])))
         self.samples_put, self.samples_got = usage["put"], usage["got"]
         return slots

@@ -83,7 +83,7 @@ class BaseQueue(buffers.Buffer):
         When reception is over, samples that will never be returned (time steps without a partner) do not count.
         """
         with self._lock:
-            drained = self._reception_over and not self._available()
+            drained = self.reception_over and not self._available()
             return max(0, self.samples_put - self._done - (self._count_unseen() if drained else 0))
 
     def task_done(self) -> None:

@@ -37,13 +37,15 @@ class RemoteParameterServer(ParameterServer):
         self._caller.call("init", key, value, changes=True, optimized=optimized)
         self._known_specs[key] = specs_of(value)
 
-    def _save(self, key: str) -> dict[str, Any]:
-        _, (saved,) = self._caller.call("save", key)
+    def save(self, parameter_id: str) -> dict[str, Any]:
+        """Have the server send it, once it has executed this client's pushes."""
+        _, (saved,) = self._caller.call("save", parameter_id)
         return cast("dict[str, Any]", decode_value(saved.tensor()))
 
-    def _load(self, key: str, saved: dict[str, Any], optimized: bool) -> None:
-        self._caller.call("load", key, [encode_value(saved)], changes=True, optimized=optimized)
-        self._known_specs[key] = specs_of(saved["values"])
+    def load(self, parameter_id: str, saved: dict[str, Any], *, optimized: bool = True) -> None:
+        """Send what was saved."""
+        self._caller.call("load", parameter_id, [encode_value(saved)], changes=True, optimized=optimized)
+        self._known_specs[parameter_id] = specs_of(saved["values"])
 
     def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
         self._caller.call("push", key, grads, priority=priority, changes=True, wait=False)

@@ -58,13 +58,13 @@ class ParameterServer(Closable):
             check_arrays(parameter_id, self._specs(parameter_id), "weights", weights)
         return self._pull(parameter_id, weights, validation.check_integer("priority", priority))
 
+    @abstractmethod
     def save(self, parameter_id: str) -> dict[str, Any]:
         """Return a key's arrays and the state of its optimizer, as plain values and tensors, for ``load``."""
-        return self._save(parameter_id)
 
+    @abstractmethod
     def load(self, parameter_id: str, saved: dict[str, Any], *, optimized: bool = True) -> None:
         """Make a new key, as ``init`` does, that continues from what ``save`` returned."""
-        self._load(parameter_id, saved, optimized)
 
     @abstractmethod
     def _init(self, key: str, value: Sequence[Block], optimized: bool) -> None:
@@ -77,14 +77,6 @@ class ParameterServer(Closable):
     @abstractmethod
     def _pull(self, key: str, weights: Sequence[Block] | None, priority: int) -> Sequence[Block]:
         """Copy the arrays of a key into ``weights``, which fit it, or into new arrays."""
-
-    @abstractmethod
-    def _save(self, key: str) -> dict[str, Any]:
-        """Return the state of a key."""
-
-    @abstractmethod
-    def _load(self, key: str, saved: dict[str, Any], optimized: bool) -> None:
-        """Set a new key to a state."""
 
     @abstractmethod
     def _specs(self, key: str) -> ArraySpecs:
@@ -128,9 +120,14 @@ def specs_of(arrays: Sequence[Block]) -> ArraySpecs:
 
 
 class Entry:
-    """A key's arrays, and the optimizer that updates them, if any. For one thread at a time."""
+    """A key's arrays, and the optimizer that updates them, if any. For one thread at a time.
 
-    def __init__(self, value: Sequence[Block], optimizer: OptimizerFactory | None) -> None:
+    The optimizer continues from its ``saved`` state, if there is one.
+    """
+
+    def __init__(
+        self, value: Sequence[Block], optimizer: OptimizerFactory | None, saved: dict[str, Any] | None
+    ) -> None:
         self._values: list[torch.Tensor] = [cpu_copy(block) for block in value]
         self.specs: ArraySpecs = [(value.dtype, tuple(value.shape)) for value in self._values]
         """The dtypes and shapes of the arrays."""
@@ -140,6 +137,8 @@ class Entry:
         if optimizer is not None:
             parameters = [nn.Parameter(value) for value in self._values]
             self._values, self._optimizer = list(parameters), optimizer(parameters)
+            if saved is not None:
+                self._optimizer.load_state_dict(saved)
 
     @property
     def values(self) -> Sequence[torch.Tensor]:
@@ -150,11 +149,6 @@ class Entry:
         """Return copies of the arrays, and the state of the optimizer or ``None``, for ``load``."""
         optimizer = None if self._optimizer is None else copy.deepcopy(self._optimizer.state_dict())
         return {"values": [value.clone() for value in self.values], "optimizer": optimizer}
-
-    def load(self, saved: dict[str, Any]) -> None:
-        """Continue from a state."""
-        if self._optimizer is not None and saved["optimizer"] is not None:
-            self._optimizer.load_state_dict(saved["optimizer"])
 
     @torch.no_grad()
     def update(self, grads: Sequence[torch.Tensor]) -> None:
@@ -208,22 +202,23 @@ class LocalParameterServer(ParameterServer):
             known = ", ".join(map(repr, list(self._entries)[:10])) or "none"
             raise ValueError(f"{key!r} does not exist; call init first. Existing keys: {known}") from None
 
-    def _init(self, key: str, value: Sequence[Block], optimized: bool) -> None:
+    def _init(self, key: str, value: Sequence[Block], optimized: bool, saved: dict[str, Any] | None = None) -> None:
         self._check_open()
-        entry = Entry(value, self.optimizer if optimized else None)
+        entry = Entry(value, self.optimizer if optimized else None, saved)
         with self._adding:
             if key in self._entries:
                 raise ValueError(f"{key!r} exists already; push to it, or use another key")
             self._entries[key] = entry
 
-    def _save(self, key: str) -> dict[str, Any]:
-        entry = self.entry(key)
+    def save(self, parameter_id: str) -> dict[str, Any]:
+        """Return copies."""
+        entry = self.entry(parameter_id)
         with entry.lock:
             return entry.state()
 
-    def _load(self, key: str, saved: dict[str, Any], optimized: bool) -> None:
-        self._init(key, saved["values"], optimized)
-        self.entry(key).load(saved)
+    def load(self, parameter_id: str, saved: dict[str, Any], *, optimized: bool = True) -> None:
+        """Copy what was saved."""
+        self._init(parameter_id, saved["values"], optimized, saved["optimizer"])
 
     def _push(self, key: str, grads: Sequence[Block], priority: int) -> None:
         own, entry = [cpu_copy(grad) for grad in grads], self.entry(key)

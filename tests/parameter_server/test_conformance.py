@@ -273,3 +273,13 @@ def test_a_key_that_is_loaded_continues_as_the_one_that_was_saved(make, optimize
         assert torch.equal(saved["n"]["values"][0], torch.tensor([2.0, -1.0], dtype=torch.float64))
         with pytest.raises(ValueError, match="exists already"):
             server.load("w", saved["w"])
+
+
+def test_a_key_whose_optimizer_state_does_not_fit_is_not_made(make):
+    with make(SGD) as server:
+        server.init("two", [torch.zeros(2), torch.zeros(3)])
+        saved = server.save("two") | {"values": [torch.ones(2)]}
+        with pytest.raises((ValueError, RuntimeError), match="param"):
+            server.load("one", saved)
+        server.init("one", [torch.ones(2)])
+        assert server.pull("one")[0].tolist() == [1.0, 1.0]
