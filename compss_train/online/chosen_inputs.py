@@ -1,6 +1,6 @@
 """The inputs that a sampler chooses, in the coordinator: its draws, the table that it sees, and their record."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -15,86 +15,79 @@ from compss_train.model import saved_state
 from compss_train.model.devices import CPU
 from compss_train.model.training_spec import ModelReplica, TrainingSpec
 from compss_train.online.input_samplers import InputSampler, SimulationTable
+from compss_train.online.inputs import Inputs
+from compss_train.reports.records import Record
 
 COPIES = 5
 """Maximum number of copies of the network that predict: the newest, and those of earlier draws."""
 _BATCH = 1024
 
 
-class ChosenInputs:
-    """Iterates over the inputs that a sampler chooses, and keeps its table.
+class ChosenInputs(Inputs):
+    """Iterates over the inputs that a sampler chooses, and keeps its table; ``on_draw`` gets the record of each.
 
     Raises ``TypeError`` for an input or a state that no save could hold, and ``ValueError`` if the first draw
     already returns none.
     """
 
-    def __init__(self, sampler: InputSampler, predictor: "Predictor") -> None:
-        self._sampler, self._predictor, self._table = sampler, predictor, SimulationTable(predictor)
+    def __init__(self, sampler: InputSampler, predictor: "Predictor", on_draw: Callable[[Record], None]) -> None:
+        super().__init__(())
+        self._sampler, self._predictor, self._on_draw = sampler, predictor, on_draw
+        self._table = SimulationTable(predictor)
         self._parts: dict[int, dict[int, NDArray[np.float64]]] = {}  # of the reports of each worker, by simulation
-        self._replayed = 0
-        self._unrecorded: list[dict[str, Any]] = []
 
-    def __len__(self) -> int:
-        return len(self._table)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._replayed < len(self):  # of an earlier life
-            self._replayed += 1
-            return self._table.inputs[self._replayed - 1]
+    def _next_value(self) -> Any:
+        begun = len(self.samples)
+        if begun < len(self._table):  # in an earlier life
+            return self._table.inputs[begun]
         self._predictor.renew()
         name = type(self._sampler).__name__
         if (value := self._sampler.next(self._table)) is None:
-            if not len(self):
+            if not begun:
                 raise ValueError(f"{name} returned no input at all: make a new one for each fit")
             raise StopIteration
         saved_state.to_json(value, f"the input that {name} returned", {})
-        if not len(self):
+        if not begun:
             saved_state.to_json(self._sampler.state_dict(), f"{name}.state_dict()", {})
         shown = map_leaves(lambda leaf: leaf.tolist() if hasattr(leaf, "tolist") else leaf, value)
-        self._unrecorded.append({"simulation": len(self), "input": shown, "origin": self._sampler.origin})
+        self._on_draw({"simulation": begun, "input": shown, "origin": self._sampler.origin})
         self._table.begin(value)
-        self._replayed += 1
         return value
 
-    def end(self, number: int, *, complete: bool) -> None:
-        """Record whether all samples of a simulation have arrived; False again if they were lost."""
-        self._table.set(number, complete=complete)
+    def end(self, simulation: int, samples: int) -> None:
+        """Record a simulation's number of samples, also in the table."""
+        super().end(simulation, samples)
+        self._table.set(simulation, complete=samples >= 0)
 
     def report(self, worker: int, rows: NDArray[np.float64]) -> None:
         """Take in the report of a worker on the losses of its samples; what is of no simulation does not count."""
         for number, *values in rows.tolist():
-            if (row := int(number)) >= len(self):
+            if (row := int(number)) >= len(self._table):
                 continue
             parts = self._parts.setdefault(row, {})
             parts[worker] = np.array(values)
             trained, samples, loss, excess = np.sum([parts[each] for each in sorted(parts)], 0)
             self._table.set(row, trained=int(trained), loss=loss / samples if samples else np.nan, excess=excess)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state of the sampler, its draws, and what was reported of them, all in a record."""
+    def state_dict(self, incomplete: Iterable[int]) -> dict[str, Any]:
+        """Return what ``resume`` needs: also the state of the sampler, its draws, and what was reported of them."""
         parts = [[row, worker, *values] for row, own in self._parts.items() for worker, values in own.items()]
         return {
+            **super().state_dict(incomplete),
             "sampler": self._sampler.state_dict(),
             "table": self._table.state_dict(),
             "parts": np.array(parts, np.float64),
             "copies": self._predictor.copies,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from a state: iterate over the inputs that were drawn, and then draw others."""
-        self._sampler.load_state_dict(state["sampler"])
-        self._table.load_state_dict(state["table"])
-        for row, worker, *values in state["parts"].tolist():
+    def resume(self, saved: dict[str, Any]) -> list[tuple[int, Any]]:
+        """Iterate over the inputs that were drawn; ``next`` draws others then."""
+        self._sampler.load_state_dict(saved["sampler"])
+        self._table.load_state_dict(saved["table"])
+        for row, worker, *values in saved["parts"].tolist():
             self._parts.setdefault(int(row), {})[int(worker)] = np.array(values)
-        self._predictor.copies, self._unrecorded = state["copies"], state.get("unrecorded", [])
-
-    def draws(self) -> list[dict[str, Any]]:
-        """Return the simulations that have begun since the last call, with their inputs, as JSON can hold them."""
-        drawn, self._unrecorded = self._unrecorded, []
-        return drawn
+        self._predictor.copies = saved["copies"]
+        return super().resume(saved)
 
 
 class Predictor:

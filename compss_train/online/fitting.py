@@ -154,7 +154,7 @@ class OnlineFit(Fit):
     @property
     def save(self) -> Study | None:
         """The save that belongs to the last record, if any."""
-        return None if self.loop is None else self.loop.save
+        return None if self.loop is None else self.loop.recorder.save
 
     def newest(self) -> params.Parameters | None:
         """Return the current global parameters, or ``None`` before the parameter server has started."""
@@ -225,28 +225,19 @@ class EventLoop:
             lockstep=simulations.lockstep,
         )
         reports = records.Reports(session.num_workers, measures)
-        chosen = None
-        if sampler is not None:
-            chosen = ChosenInputs(sampler, Predictor(model.built.training_spec, self.pull))
-        draws = list if chosen is None else chosen.draws
-        self._recorder = records.Recorder(
-            model, fit.callbacks, reports, evaluation, self.pull, options.record_every, draws
-        )
+        self.recorder = records.Recorder(model, fit.callbacks, reports, evaluation, self.pull, options.record_every)
         self._workers = workers.Workers(session, job, reports, folder, () if study is None else study.workers)
         self._router = workers.StreamRouter(self._workers.all, job.key, paired=job.paired)
         self._router.next_number = simulations.first_sender(options.buffer)
-        inputs, again = fit.inputs, fit.again
-        if chosen is not None:
-            inputs = Inputs(chosen)
-            if study is not None:
-                chosen.load_state_dict(study.chosen or {})
-                again = inputs.resume(study.simulations)
-        self._chosen, self._inputs = chosen, inputs
-        self._runs = sources.SimulationRuns(simulations, inputs, engine, self._router, job, chosen)
-        if chosen is not None:
+        self._inputs, again = fit.inputs, fit.again
+        if sampler is not None:
+            predictor = Predictor(model.built.training_spec, self.pull)
+            self._inputs = chosen = ChosenInputs(sampler, predictor, reports.add_drawn)
             self._workers.on_losses = chosen.report
+            again = [] if study is None else chosen.resume(study.simulations)
+        self._runs = sources.SimulationRuns(simulations, self._inputs, engine, self._router, job)
         if simulations.lockstep:
-            self._runs.may_choose = self._workers.are_settled
+            self._runs.may_begin = self._workers.are_settled
         self._senders = sources.ExternalSenders(simulations.senders, self._router)
         if study is not None:
             reports.load_state_dict(study.reports)
@@ -268,7 +259,7 @@ class EventLoop:
 
     def run(self) -> None:
         """Train until every worker is done."""
-        self._recorder.start()
+        self.recorder.start()
         while not self._workers.all_done and not self._grace_is_over():
             if self._last_save is None:
                 self._runs.start()
@@ -285,11 +276,11 @@ class EventLoop:
             self._workers.finish()
             if self._keeps_saves and self.stopped is None and failure is None:
                 self._last_save = self._cut(self.pull())
-            self._recorder.finish(self._counts(), self._workers.repetitions(), self._last_save)
+            self.recorder.finish(self._counts(), self._workers.repetitions(), self._last_save)
         elif self._last_save is not None:
-            self._recorder.keep(self._last_save)
-        if self._recorder.evaluation is not None:
-            self._recorder.evaluation.warn_of_changes()
+            self.recorder.keep(self._last_save)
+        if self.recorder.evaluation is not None:
+            self.recorder.evaluation.warn_of_changes()
         if failure is not None:
             raise failure
 
@@ -298,7 +289,7 @@ class EventLoop:
         counts, names = self._counts(), self._inputs.lost
         if self.stopped is None and counts["done"] and not (self._runs.any_samples or self._senders.any_samples):
             return SimulationError(f"{counts['done']} simulations have ended, and none has sent a sample")
-        least, needed = self._recorder.reports.least_received, self._options.buffer.needed
+        least, needed = self.recorder.reports.least_received, self._options.buffer.needed
         if self.stopped is None and least < needed:
             warn_user(
                 f"a worker has received {least} samples, fewer than the threshold of its buffer, {needed}: it has "
@@ -339,7 +330,7 @@ class EventLoop:
                 worker = self._workers.of(client)
                 outcome = self._workers.handle(worker, client, header, arrays)
                 if outcome == "died":
-                    self._senders.warn_lost_samples(worker, self._job)
+                    self._senders.warn_lost_samples(worker)
                 elif outcome == "restarted":
                     self._runs.repeat_lost(worker)
                 self._router.update()
@@ -349,7 +340,7 @@ class EventLoop:
                 self._senders.handle(client, header)
             case _:
                 if header is not None:
-                    self._recorder.complete()
+                    self.recorder.complete()
 
     def _check(self) -> None:
         self._workers.check()
@@ -359,11 +350,11 @@ class EventLoop:
                 self._gave_up = self._last_save is None  # workers that end are at no cut
                 self._workers.broadcast("stop")
         self._save_if_due()
-        self._runs.check(self._recorder.reports.received)
+        self._runs.check(self.recorder.reports.received)
         if self._runs.all_ended and self._senders.all_ended:
             self._senders.closed = True
             self._workers.broadcast("end_reception")
-        self._recorder.update(self._counts(), saving=self._is_due or self._workers.asked is not None)
+        self.recorder.update(self._counts(), saving=self._is_due or self._workers.asked is not None)
 
     def _counts(self) -> dict[str, int]:
         """Return the numbers of running, completed and failed simulations, other programs that send included."""
@@ -371,11 +362,6 @@ class EventLoop:
         return {name: number + senders[name] for name, number in self._runs.counts().items()}
 
     # Saves
-
-    @property
-    def save(self) -> Study | None:
-        """The save that belongs to the last record, if any."""
-        return self._recorder.save
 
     def _saves_before_stop(self) -> bool:
         """Return whether a save must be made before the workers stop, for which they have ``LONGEST_SAVING``."""
@@ -393,10 +379,10 @@ class EventLoop:
         if self._workers.all_saved:
             self._complete_save(stops=stops and self._keeps_saves)
         elif stops and self._saves_before_stop():
-            self._recorder.drop_save()
+            self.recorder.drop_save()
             self._runs.remembers = True
             self._workers.ask(urgent=self._stopping.urgent)
-        elif self._is_due and not stops and self._recorder.is_idle:
+        elif self._is_due and not stops and self.recorder.is_idle:
             self._workers.ask()
 
     @property
@@ -426,7 +412,7 @@ class EventLoop:
             return
         self._workers.forget(safe)
         if save is not None:
-            self._recorder.add_save(save, self._counts(), waited)
+            self.recorder.add_save(save, self._counts(), waited)
 
     def _cut(self, parameters: params.Parameters, server: dict[str, Any] | None = None) -> Study:
         """Return the state of everything, of a study that is complete without the content of the ``server``."""
@@ -438,8 +424,7 @@ class EventLoop:
             workers=self._workers.parts(),
             streams=self._router.next_number,
             simulations=self._runs.state_dict(),
-            chosen=None if self._chosen is None else self._chosen.state_dict(),
-            senders=self._senders.state_dict(self._workers.all, self._job),
+            senders=self._senders.state_dict(self._workers.all),
             reports={},
         )
         return saved.to_study(parameters)

@@ -26,21 +26,28 @@ class Inputs:
 
     def __init__(self, inputs: Iterable[Any]) -> None:
         self._iterator = iter(inputs)
+        self.done = self.failed = 0
+        """How many simulations are complete, and how many were given up."""
         self.lost: list[str] = []
         """What messages call the first simulations that were given up, at most ``SHOWN``."""
-        self._samples, self._hashes = array("q"), array("q")
+        self.samples, self._hashes = array("q"), array("q")
         """By simulation: its number of samples once it is complete, and its input's hash."""
 
     def next(self) -> tuple[int, Any]:
         """Return the next simulation and its input; raise ``StopIteration`` after the last one."""
-        value = next(self._iterator)
+        value = self._next_value()
         self._hashes.append(hash_of(value))
-        self._samples.append(BEGUN)
-        return len(self._samples) - 1, value
+        self.samples.append(BEGUN)
+        return len(self.samples) - 1, value
+
+    def _next_value(self) -> Any:
+        return next(self._iterator)
 
     def end(self, simulation: int, samples: int) -> None:
         """Record a simulation's number of samples; ``BEGUN`` if it runs again, ``FAILED`` if it is given up."""
-        self._samples[simulation] = samples
+        before, self.samples[simulation] = self.samples[simulation], samples
+        self.done += (samples >= 0) - (before >= 0)
+        self.failed += (samples == FAILED) - (before == FAILED)
 
     def give_up(self, simulation: int, value: Any) -> None:
         """Record that a simulation was given up."""
@@ -48,19 +55,9 @@ class Inputs:
         if len(self.lost) < SHOWN:
             self.lost.append(f"simulation {simulation} of input {shown(value)}")
 
-    def ended(self) -> tuple[int, int]:
-        """Return how many simulations are complete, and how many were given up."""
-        samples = np.array(self._samples)
-        return int((samples >= 0).sum()), int((samples == FAILED).sum())
-
-    @property
-    def any_samples(self) -> bool:
-        """Whether a complete simulation has samples."""
-        return bool((np.array(self._samples) > 0).any())
-
     def state_dict(self, incomplete: Iterable[int]) -> dict[str, Any]:
         """Return what ``resume`` needs; samples of the ``incomplete`` simulations are not all in the save."""
-        samples = np.array(self._samples, np.int64)
+        samples = np.array(self.samples, np.int64)
         samples[list(incomplete)] = BEGUN
         return {"samples": samples, "hashes": np.array(self._hashes)}
 
@@ -75,7 +72,7 @@ class Inputs:
                 simulation, value = self.next()
             except StopIteration:
                 raise ValueError(
-                    f"inputs= has {len(self._samples)} items, but {len(saved['samples'])} simulations of the "
+                    f"inputs= has {len(self.samples)} items, but {len(saved['samples'])} simulations of the "
                     "study have begun; give the same inputs, in the same order"
                 ) from None
             if known != self._hashes[-1]:

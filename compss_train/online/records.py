@@ -4,8 +4,8 @@ import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, Self
 
 from compss_train.engines import Ref
 from compss_train.model.metrics import Measured, Measures
@@ -31,17 +31,38 @@ class WorkerReport(Measured):
     """Seconds that it has waited for samples since its last report."""
 
 
-class Reports:
-    """The workers' reports since the last record, and the last known state of each buffer.
+@dataclass(kw_only=True)
+class _Unrecorded:
+    """What a worker has reported and is in no record yet."""
 
-    Each worker's last report with trained batches is held back, so that the final record is not empty.
-    """
+    reports: list[WorkerReport] = field(default_factory=list)
+    """Those with trained batches, but the last one."""
+    held_back: list[WorkerReport] = field(default_factory=list)
+    """The last one, so that the final record is not empty."""
+    skipped: int = 0
+    waited: float = 0.0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        reports, held_back = ([each.__getstate__() for each in own] for own in (self.reports, self.held_back))
+        return {**vars(self), "reports": reports, "held_back": held_back}
+
+    @classmethod
+    def of(cls, state: dict[str, Any]) -> Self:
+        """Return it from ``state_dict``."""
+        reports, held_back = ([WorkerReport(**each) for each in state[name]] for name in ("reports", "held_back"))
+        return cls(**{**state, "reports": reports, "held_back": held_back})
+
+
+class Reports:
+    """The workers' reports and the inputs drawn since the last record, and the last known state of each buffer."""
 
     def __init__(self, num_workers: int, measures: Measures) -> None:
         self.measures = measures
-        self._reports: list[list[WorkerReport]] = [[] for _ in range(num_workers)]
-        self._held_back: list[list[WorkerReport]] = [[] for _ in range(num_workers)]
-        self._skipped, self._waited = [0] * num_workers, [0.0] * num_workers
+        self._unrecorded = [_Unrecorded() for _ in range(num_workers)]
+        self._drawn: list[Record] = []
+        self._last = self._unrecorded, self._drawn
+        """What the last record has."""
         self._known_problems: set[str] = set()
         self._buffers = [WorkerReport() for _ in range(num_workers)]
         self._recorded = time.perf_counter()
@@ -51,37 +72,44 @@ class Reports:
         """Add a worker's report; warn of what the first one of any worker found."""
         warn_of_problems([report], self._known_problems)
         self._buffers[worker] = report
-        self._skipped[worker] += report.skipped_batches
-        self._waited[worker] += report.waited
+        own = self._unrecorded[worker]
+        own.skipped += report.skipped_batches
+        own.waited += report.waited
         if report.batches:
-            self._reports[worker] += self._held_back[worker]
-            self._held_back[worker] = [report]
+            own.reports += own.held_back
+            own.held_back = [report]
+
+    def add_drawn(self, drawn: Record) -> None:
+        """Add an input that a sampler has chosen, as JSON can hold it."""
+        self._drawn.append(drawn)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was reported and is in no record yet."""
-        reports = [[each.__getstate__() for each in own] for own in self._reports]
-        held_back = [[each.__getstate__() for each in own] for own in self._held_back]
-        buffers = [each.__getstate__() for each in self._buffers]
-        counts = {"skipped": list(self._skipped), "waited": list(self._waited)}
-        return {"reports": reports, "held_back": held_back, **counts, "buffers": buffers}
+        return {
+            "workers": [own.state_dict() for own in self._unrecorded],
+            "buffers": [each.__getstate__() for each in self._buffers],
+            "drawn": [*self._drawn],
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue with what was reported before."""
-        self._reports = [[WorkerReport(**each) for each in own] for own in state["reports"]]
-        self._held_back = [[WorkerReport(**each) for each in own] for own in state["held_back"]]
-        self._skipped, self._waited = list(state["skipped"]), list(state["waited"])
+        self._unrecorded = [_Unrecorded.of(each) for each in state["workers"]]
         self._buffers = [WorkerReport(**each) for each in state["buffers"]]
+        self._drawn = [*state["drawn"]]
 
-    def put_back(self, state: dict[str, Any]) -> None:
-        """Take back what was reported when ``state_dict`` returned a state, as its record was not made."""
-        new, held_back, buffers = self._reports, self._held_back, self._buffers
-        skipped, waited = self._skipped, self._waited
-        self.load_state_dict({**state, "buffers": []})
-        self._buffers = buffers
-        self._reports = [[*own, *later] for own, later in zip(self._reports, new, strict=True)]
-        self._held_back = [later or own for own, later in zip(self._held_back, held_back, strict=True)]
-        self._skipped = [own + later for own, later in zip(self._skipped, skipped, strict=True)]
-        self._waited = [own + later for own, later in zip(self._waited, waited, strict=True)]
+    def put_back(self) -> None:
+        """Leave what the last record has to the next one, as it was not made."""
+        before, drawn = self._last
+        self._drawn = [*drawn, *self._drawn]
+        self._unrecorded = [
+            _Unrecorded(
+                reports=[*own.reports, *later.reports],
+                held_back=later.held_back or own.held_back,
+                skipped=own.skipped + later.skipped,
+                waited=own.waited + later.waited,
+            )
+            for own, later in zip(before, self._unrecorded, strict=True)
+        ]
 
     @property
     def received(self) -> int:
@@ -95,18 +123,16 @@ class Reports:
 
     def is_due(self, seconds: float) -> bool:
         """Return True if there are reports to record and the last record is at least ``seconds`` old."""
-        return time.perf_counter() - self._recorded >= seconds and any(self._reports)
+        return time.perf_counter() - self._recorded >= seconds and any(own.reports for own in self._unrecorded)
 
     def record(self, number: int, simulations: dict[str, int], *, final: bool = False) -> Record:
         """Return a record of the reports since the last one; of all remaining ones if it is ``final``."""
         now = time.perf_counter()
         seconds, self._recorded = now - self._recorded, now
-        reports, self._reports = self._reports, [[] for _ in self._reports]
-        if final:
-            reports = [[*own, *held_back] for own, held_back in zip(reports, self._held_back, strict=True)]
-            self._held_back = [[] for _ in reports]
-        skipped, self._skipped = self._skipped, [0] * len(reports)
-        waited, self._waited = self._waited, [0.0] * len(reports)
+        self._last = unrecorded, drawn = self._unrecorded, self._drawn
+        self._unrecorded = [_Unrecorded(held_back=[] if final else own.held_back) for own in unrecorded]
+        self._drawn = []
+        reports = [[*own.reports, *own.held_back] if final else own.reports for own in unrecorded]
         merged = list(itertools.chain.from_iterable(reports))
         counts = _counts(merged)
         held = sum(buffer.held for buffer in self._buffers)
@@ -123,21 +149,24 @@ class Reports:
             "buffer": held,
             "unseen": sum(buffer.unseen for buffer in self._buffers) / held if held else 0.0,
             "repetitions_mean": sum(buffer.got for buffer in self._buffers) / max(1, self.received),
-            **skipped_batches(sum(skipped)),
-            "waited": sum(waited),
+            **skipped_batches(sum(own.skipped for own in unrecorded)),
+            "waited": sum(own.waited for own in unrecorded),
             "simulations": simulations,
             "workers": [
                 {
                     "worker": worker,
-                    **_counts(own),
+                    **_counts(trained),
                     "received": buffer.put,
                     "buffer": buffer.held,
-                    "waited": waited[worker],
-                    **(self.measures.values(own) if own else {}),
-                    **skipped_batches(skipped[worker]),
+                    "waited": own.waited,
+                    **(self.measures.values(trained) if trained else {}),
+                    **skipped_batches(own.skipped),
                 }
-                for worker, (own, buffer) in enumerate(zip(reports, self._buffers, strict=True))
+                for worker, (own, trained, buffer) in enumerate(
+                    zip(unrecorded, reports, self._buffers, strict=True)
+                )
             ],
+            **({"inputs": drawn} if drawn else {}),
         }
 
 
@@ -209,38 +238,21 @@ class Recorder:
         evaluation: Evaluation | None,
         pull: Callable[[], Parameters],
         interval: float,
-        draws: Callable[[], list[Record]] = list,
     ) -> None:
         self._model, self._callbacks, self._pull, self._interval = model, callbacks, pull, interval
         self.reports, self.evaluation = reports, evaluation
-        self._draws = draws
         self._number = len(model.history)
         """Of the next record."""
         self._pending: Record | None = None
         """A record that waits for its validation."""
         self._pending_save: Study | None = None
         """The save that it belongs to, if any."""
-        self._reported: dict[str, Any] = {}
-        """What was reported when the last record was begun."""
-        self._drawn: list[Record] = []
-        """The inputs of records that were not made."""
         self.save: Study | None = None
         """The save that the record that is being made belongs to; at the end the last one."""
 
     def start(self) -> None:
         """Begin the next interval."""
         self._callbacks.round_start(self._number)
-
-    def _record(self, simulations: dict[str, int], *, final: bool = False) -> Record:
-        self._reported = self.reports.state_dict()
-        record = self.reports.record(self._number, simulations, final=final)
-        drawn, self._drawn = [*self._drawn, *self._draws()], []
-        return record | {"inputs": drawn} if drawn else record
-
-    def _put_back(self, record: Record) -> None:
-        """Leave what the last record has to the next one: callbacks expect validation in every record."""
-        self.reports.put_back(self._reported)
-        self._drawn = record.get("inputs", [])
 
     def update(self, simulations: dict[str, int], *, saving: bool = False) -> None:
         """Complete the pending record if its validation is ready; make the next one if it is due.
@@ -251,12 +263,15 @@ class Recorder:
             self.complete()
         waits = saving and self.evaluation is not None
         if self._pending is None and not waits and self.reports.is_due(self._interval):
-            record = self._record(simulations)
-            if self.evaluation is None:
-                self._emit(record)
-            else:
-                self.evaluation.start(self._pull())
-                self._pending = record
+            self._begin(self.reports.record(self._number, simulations))
+
+    def _begin(self, record: Record, save: Study | None = None) -> None:
+        """Make a record, if there is validation when that is ready."""
+        if self.evaluation is None:
+            self._emit(record, save)
+        else:
+            self.evaluation.start(self._pull() if save is None else save.parameters)
+            self._pending, self._pending_save = record, save
 
     @property
     def is_idle(self) -> bool:
@@ -268,13 +283,9 @@ class Recorder:
 
         No other record may wait for its validation.
         """
-        record = self._record(simulations) | {"save_seconds": seconds}
+        record = self.reports.record(self._number, simulations) | {"save_seconds": seconds}
         save.content["reports"] = self.reports.state_dict()
-        if self.evaluation is None:
-            self._emit(record, save)
-        else:
-            self.evaluation.start(save.parameters)
-            self._pending, self._pending_save = record, save
+        self._begin(record, save)
 
     def complete(self) -> None:
         """Complete the pending record, if any, by its validation; wait for that unless it is ready."""
@@ -284,8 +295,8 @@ class Recorder:
         save, self._pending, self._pending_save = self._pending_save, None, None
         if (validation := evaluation.result(self.reports.measures)) is not None:
             self._emit(record | validation, save)
-        else:
-            self._put_back(record)
+        else:  # callbacks expect validation in every record
+            self.reports.put_back()
 
     def drop_save(self) -> None:
         """Make the pending record, if any, without its save: a newer one will replace the buffers' files."""
@@ -294,15 +305,12 @@ class Recorder:
     def keep(self, save: Study) -> None:
         """Let a fit that cannot end have this save, with all that is in no record."""
         if self._pending is not None:
-            self._put_back(self._pending)
+            self.reports.put_back()
             self._pending = self._pending_save = None
         save.content["reports"] = self.reports.state_dict()
-        if save.content["chosen"] is not None:
-            self._drawn += self._draws()
-            save.content["chosen"] = {**save.content["chosen"], "unrecorded": self._drawn}
         self.save = save
 
-    def _emit(self, record: Record, save: Study | None = None) -> None:
+    def _emit(self, record: Record, save: Study | None) -> None:
         self.save = save
         self._model.record(record)
         self.save = None
@@ -312,12 +320,12 @@ class Recorder:
     def finish(self, simulations: dict[str, int], repetitions: list[int], save: Study | None = None) -> None:
         """Complete the pending record, and make a final one of all remaining reports, of the last save if any."""
         self.complete()
-        record = self._record(simulations, final=True)
+        record = self.reports.record(self._number, simulations, final=True)
         self.save = save
         if self.evaluation is not None:
             self.evaluation.start(self._pull(), notify=False)
             if (validation := self.evaluation.result(self.reports.measures)) is None:
-                self._put_back(record)
+                self.reports.put_back()
                 if save is not None:
                     self.keep(save)
                 return

@@ -6,11 +6,11 @@ workers lack samples.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from numpy.typing import NDArray
+import numpy as np
 
 from compss_train.online.options import OnlineOptions, Simulations
 from compss_train.training import description
@@ -34,11 +34,11 @@ class SavedWorker:
     state: WorkerState
     position: dict[str, Any]
     """The numbers of batches trained and merged, and the change that was not merged."""
-    offsets: NDArray[Any]
-    """Pairs of a stream and the worker's offset in it."""
-    repetitions: list[int] | None
+    offsets: Mapping[int, int] = field(default_factory=dict)
+    """The worker's offset in each stream."""
+    repetitions: list[int] | None = None
     """How many samples were trained on n times, if the worker has ended; it then has no buffer."""
-    buffer: Path | None
+    buffer: Path | None = None
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -57,15 +57,19 @@ class SavedStudy:
     streams: int
     """The number of the next sender's stream of samples."""
     simulations: dict[str, Any]
-    chosen: dict[str, Any] | None
-    """The state of the inputs that a sampler has chosen, if one does."""
+    """The state of the simulations and their inputs."""
     senders: dict[str, Any]
     reports: dict[str, Any]
 
     def to_study(self, parameters: Any) -> Study:
         """Return it as plain values and files."""
         workers = [
-            {"offsets": each.offsets, "repetitions": each.repetitions, **each.position} for each in self.workers
+            {
+                "offsets": np.array([*each.offsets.items()], np.int64).reshape(-1, 2),
+                "repetitions": each.repetitions,
+                **each.position,
+            }
+            for each in self.workers
         ]
         return Study(
             content={**vars(self), "workers": workers},
@@ -81,7 +85,7 @@ class SavedStudy:
             SavedWorker(
                 state,
                 {name: saved[name] for name in saved.keys() - {"offsets", "repetitions"}},
-                saved["offsets"],
+                dict(saved["offsets"].tolist()),
                 saved["repetitions"],
                 files.get(buffer_file(number)),
             )

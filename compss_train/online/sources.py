@@ -11,7 +11,6 @@ from compss_train._utils.validation import warn_user
 from compss_train.engines import Engine, Ref, calls, codec
 from compss_train.exceptions import SimulationError, WorkerTraceback
 from compss_train.net import Client, Header, MessageError, parsing, shortened
-from compss_train.online.chosen_inputs import ChosenInputs
 from compss_train.online.events import ConnectedTask
 from compss_train.online.inputs import BEGUN, Inputs, shown
 from compss_train.online.options import Simulations
@@ -52,8 +51,6 @@ class Simulation:
     value: Any
     task: ConnectedTask | None = None
     """Its task, while it runs."""
-    samples: int | None = None
-    """Number of its samples, once it is done."""
     failures: int = 0
     failure: SourceFailure | None = None
     """The last one."""
@@ -65,32 +62,22 @@ class Simulation:
 
 
 class SimulationRuns:
-    """Runs simulations: those to repeat first, then the next inputs. Each has a stream of its own.
-
-    ``chosen`` are the inputs if a sampler chooses them.
-    """
+    """Runs simulations: those to repeat first, then the next inputs. Each has a stream of its own."""
 
     def __init__(
-        self,
-        simulations: Simulations,
-        inputs: Inputs,
-        engine: Engine,
-        router: StreamRouter,
-        job: OnlineJob,
-        chosen: ChosenInputs | None = None,
+        self, simulations: Simulations, inputs: Inputs, engine: Engine, router: StreamRouter, job: OnlineJob
     ) -> None:
         self._options, self._engine, self._router, self._job = simulations, engine, router, job
-        self._inputs, self._chosen = inputs, chosen
-        self.may_choose: Callable[[int], bool] = lambda number: True
-        """Whether a sampler may choose the input with this number now."""
+        self._inputs = inputs
+        self.may_begin: Callable[[int], bool] = lambda number: True
+        """Whether the simulation with this number may begin now."""
         self.remembers = job.options.checkpoint_every is not None
         """Whether complete simulations stay known until a save has all their samples."""
         self._exhausted = simulations.simulate is None
         self._simulate: Ref = engine.publish(codec.pickled(simulations.simulate))
         self._repeated: deque[Simulation] = deque()
         self._known: dict[int, Simulation] = {}  # those that may have to be repeated; others are only counted
-        self._done, self._failed = inputs.ended()
-        self.any_samples = inputs.any_samples
+        self.any_samples = any(samples > 0 for samples in inputs.samples)
         """Whether one has sent samples, as far as it has ended."""
         self._first: list[Simulation] = []
         """The first simulations that have begun, as many as tell whether all fail."""
@@ -116,7 +103,7 @@ class SimulationRuns:
     @property
     def _done_ones(self) -> list[Simulation]:
         """Completed simulations, which are repeated if a worker loses their samples."""
-        return [each for each in self._known.values() if each.samples is not None]
+        return [each for each in self._known.values() if self._inputs.samples[each.number] >= 0]
 
     @property
     def _few(self) -> int:
@@ -125,7 +112,7 @@ class SimulationRuns:
 
     def counts(self) -> dict[str, int]:
         """Return the numbers of running, completed and failed simulations."""
-        return {"running": len(self.running), "done": self._done, "failed": self._failed}
+        return {"running": len(self.running), "done": self._inputs.done, "failed": self._inputs.failed}
 
     def start(self) -> None:
         """Submit simulations up to the limit, and resubmit lost tasks."""
@@ -144,7 +131,7 @@ class SimulationRuns:
         """Return the next simulation to run, or ``None`` if none is pending."""
         if self._repeated:
             return self._repeated.popleft()
-        if self._exhausted or (self._chosen is not None and not self.may_choose(len(self._chosen))):
+        if self._exhausted or not self.may_begin(len(self._inputs.samples)):
             return None
         try:
             number, value = self._inputs.next()
@@ -173,8 +160,6 @@ class SimulationRuns:
             simulation = Simulation(number=number, value=value, failures=failures.get(number, 0))
             self._known[number] = simulation
             self._repeated.append(simulation)
-            if self._chosen is not None:
-                self._chosen.end(number, complete=False)
 
     def repeat_lost(self, worker: Worker) -> None:
         """Repeat the simulations whose samples a worker has partly lost."""
@@ -190,14 +175,10 @@ class SimulationRuns:
         return [simulation.number for simulation in safe]
 
     def _lacks(self, worker: Worker, simulation: Simulation) -> bool:
-        return worker.lacks_samples(self._job, simulation.number, simulation.samples or 0)
+        return worker.lacks_samples(simulation.number, self._inputs.samples[simulation.number])
 
     def _repeat(self, simulation: Simulation) -> None:
-        self._done -= simulation.samples is not None
-        simulation.samples = None
         self._inputs.end(simulation.number, BEGUN)
-        if self._chosen is not None:
-            self._chosen.end(simulation.number, complete=False)
         self._repeated.append(simulation)
 
     # What becomes of their tasks
@@ -260,11 +241,7 @@ class SimulationRuns:
 
     def _finished(self, simulation: Simulation, samples: int, lost_workers: list[Worker]) -> bool:
         """Mark a simulation as done; return True if it has to run again for samples that a worker lost."""
-        self._done += 1
-        simulation.samples = samples
         self._inputs.end(simulation.number, samples)
-        if self._chosen is not None:
-            self._chosen.end(simulation.number, complete=True)
         self.any_samples = self.any_samples or samples > 0
         if not self.remembers:
             del self._known[simulation.number]
@@ -292,7 +269,7 @@ class SimulationRuns:
         why = ", as it would fail again" if repeats else f" after {simulation.failures} failures"
         warn_user(f"{what}; skipped{why}{more}")
         self.failure = self.failure or simulation.failure
-        self._failed, self._failed_since = self._failed + 1, time.monotonic()
+        self._failed_since = time.monotonic()
         self._inputs.give_up(simulation.number, simulation.value)
         del self._known[simulation.number]
         return False
@@ -310,8 +287,9 @@ class SimulationRuns:
             raise failures[0].with_reason(
                 f"the first {self._few} simulations failed at this line, and none has sent a sample"
             )
-        if self.failure and self._failed >= self._few and time.monotonic() - self._failed_since > REPORT_SECONDS:
-            raise self.failure.with_reason(f"{self._failed} simulations were given up, and none has sent a sample")
+        failed = self._inputs.failed
+        if self.failure and failed >= self._few and time.monotonic() - self._failed_since > REPORT_SECONDS:
+            raise self.failure.with_reason(f"{failed} simulations were given up, and none has sent a sample")
 
     def stop(self) -> None:
         """Notify all running simulations that training has ended."""
@@ -394,11 +372,11 @@ class ExternalSenders:
         else:
             warn_user(f"sender {shortened(repr(name))} has failed and may reconnect: {reason}")
 
-    def state_dict(self, workers: Sequence[Worker], job: OnlineJob) -> dict[str, Any]:
+    def state_dict(self, workers: Sequence[Worker]) -> dict[str, Any]:
         """Return the streams of names, and those that are complete in a save; others are expected again."""
         named, completed = set(self._streams.values()), []
         for number, samples in self._completed.items():
-            lacks = any(worker.lacks_samples(job, number, samples) for worker in workers)
+            lacks = any(worker.lacks_samples(number, samples) for worker in workers)
             if number not in named or not lacks:
                 completed.append([number, samples])
         return {
@@ -412,9 +390,9 @@ class ExternalSenders:
         self._streams, self._completed = dict(saved["streams"]), dict(saved["completed"])
         self._failed = saved["failed"]
 
-    def warn_lost_samples(self, worker: Worker, job: OnlineJob) -> None:
+    def warn_lost_samples(self, worker: Worker) -> None:
         """Warn of completed streams whose samples a dead worker had not checkpointed: none sends them again."""
-        lost = [number for number, samples in self._completed.items() if worker.lacks_samples(job, number, samples)]
+        lost = [number for number, samples in self._completed.items() if worker.lacks_samples(number, samples)]
         if lost:
             warn_user(f"worker {worker.number} has died; samples of {len(lost)} senders are lost")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -34,23 +34,19 @@ from compss_train.online.saves import SavedWorker, buffer_file
 from compss_train.online.worker_task import OnlineJob, train_online
 from compss_train.training.checkpoints import worker_from_dict, worker_to_dict
 from compss_train.training.session import NOTHING_KEPT, Session
-from compss_train.worker.state import WorkerState
 
 FAILURE_SECONDS = 10.0
 """How long the task of a worker may take to end after it has reported an exception."""
 START_SECONDS = 300.0
 """Maximum time for a worker to start: with too few computing units some would never start."""
 
-_Part: TypeAlias = tuple[WorkerState, dict[str, Any]]
-"""What a worker goes on from: its state, and its position as in ``SavedWorker``."""
-
 
 class Worker(ConnectedTask):
     """One worker."""
 
-    def __init__(self, number: int, engine: Engine, submit: Callable[[], Ref]) -> None:
+    def __init__(self, number: int, job: OnlineJob, engine: Engine, submit: Callable[[], Ref]) -> None:
         super().__init__(engine, submit)
-        self.number = number
+        self.number, self._job = number, job
         self.url: str | None = None
         """Where it receives samples, once it does."""
         self.deaths = 0
@@ -62,14 +58,12 @@ class Worker(ConnectedTask):
         self.done = False
         self.asked = self.settled = -1
         """The last numbers that ``Workers.are_settled`` has sent to this attempt, and that it has answered."""
-        self.saved_offsets: dict[int, int] = {}
-        """The offsets in its part of its last save, by stream."""
-        self.part: _Part | None = None
-        """Its part of it, whose buffer is in a file."""
+        self.part: SavedWorker | None = None
+        """Its part of its last save."""
         self.saved: int | None = None
         """The number of the last save that this attempt has taken part in."""
-        self.arrived: tuple[_Part, dict[int, int], Sequence[ReceivedArray]] | None = None
-        """Its part of a save that is being made, the offsets in it, and the file of its buffer in pieces."""
+        self.arrived: tuple[SavedWorker, Sequence[ReceivedArray]] | None = None
+        """Its part of a save that is being made, and the file of its buffer in pieces."""
         self.repetitions: list[int] = []
         self.state: Ref | None = None
         """State of its optimizer and random number generators, once it is done."""
@@ -89,9 +83,10 @@ class Worker(ConnectedTask):
                 "batches or fewer workers; if processes are killed often, a smaller checkpoint_every"
             )
 
-    def lacks_samples(self, job: OnlineJob, stream: int, samples: int) -> bool:
+    def lacks_samples(self, stream: int, samples: int) -> bool:
         """Return True if its last save lacks some of its samples of a stream of ``samples``."""
-        return not self.done and self.saved_offsets.get(stream, 0) < job.end_offset(self.number, stream, samples)
+        saved = 0 if self.part is None else self.part.offsets.get(stream, 0)
+        return not self.done and saved < self._job.end_offset(self.number, stream, samples)
 
     def check(self) -> None:
         """Submit its task again if it was lost; raise the exception of a task that never connected.
@@ -141,18 +136,16 @@ class Workers:
         for number, state in enumerate(session.states):
             args = train_online, spec, state, job, number, session.device(number)
             submit = partial(session.engine.submit, *args, resources=resources)
-            self.all.append(Worker(number, session.engine, submit))
+            self.all.append(Worker(number, job, session.engine, submit))
         for worker, part in zip(self.all, parts, strict=False):
             self._resume(worker, part)
 
     def _resume(self, worker: Worker, part: SavedWorker) -> None:
         """Let a worker continue from its part of a save, which the folder has the buffer of, or be done with it."""
-        worker.saved_offsets = dict(part.offsets.tolist())
         if part.buffer is not None:
             shutil.copyfile(part.buffer, self.buffer_of(worker.number))
-        if part.repetitions is None:
-            worker.part = part.state, part.position
-        else:
+            worker.part = replace(part, buffer=self.buffer_of(worker.number))
+        if part.repetitions is not None:
             worker.done, worker.repetitions = True, part.repetitions
             worker.state = self._session.engine.publish((part.state,))
 
@@ -217,13 +210,12 @@ class Workers:
             worker.arrived = None
             try:
                 with files.atomic_path(self.buffer_of(worker.number)) as path, path.open("wb") as file:
-                    for array in arrived[2]:
+                    for array in arrived[1]:
                         file.writelines(array.pieces)
             except OSError as error:
                 self._warn_not_stored(worker, error)
                 return False
-            worker.losses = 0
-            worker.part, worker.saved_offsets, _ = arrived
+            worker.losses, worker.part = 0, arrived[0]
         return True
 
     def _warn_not_stored(self, worker: Worker, error: OSError) -> None:
@@ -240,12 +232,10 @@ class Workers:
         return [self._part(worker) for worker in self.all]
 
     def _part(self, worker: Worker) -> SavedWorker:
-        offsets = np.array([*worker.saved_offsets.items()], np.int64).reshape(-1, 2)
-        if worker.state is not None:
-            ((state,),) = self._session.engine.fetch([worker.state])
-            return SavedWorker(state, {}, offsets, worker.repetitions, None)
-        state, position = cast("_Part", worker.part)
-        return SavedWorker(state, position, offsets, None, self.buffer_of(worker.number))
+        if worker.state is None:
+            return cast("SavedWorker", worker.part)
+        ((state,),) = self._session.engine.fetch([worker.state])
+        return SavedWorker(state, {}, repetitions=worker.repetitions)
 
     def _tell(self, header: Header) -> None:
         for worker in self.all:
@@ -316,10 +306,11 @@ class Workers:
                 number = int(header["part"])
                 saved, offsets, _ = (array.tensor().numpy().reshape(-1) for array in arrays[:3])
                 position = saved_state.decode_value(torch.from_numpy(saved))
-                worker_part = worker_from_dict(position.pop("worker")), position
+                state = worker_from_dict(position.pop("worker"))
                 pairs: Any = offsets.astype(np.int64, casting="safe").reshape(-1, 2).tolist()
+                part = SavedWorker(state, position, dict(pairs), buffer=self.buffer_of(worker.number))
             if number == self.asked:  # otherwise a worker has died since
-                worker.saved, worker.arrived = number, (worker_part, dict(pairs), arrays[2:])
+                worker.saved, worker.arrived = number, (part, arrays[2:])
         elif "done" in header:
             with parsing():
                 repetitions = [int(number) for number in header["repetitions"]]
@@ -333,9 +324,9 @@ class Workers:
             return None
         part: list[torch.Tensor] = []
         if worker.part is not None and not worker.done:
-            state, position = worker.part
+            saved = {"worker": worker_to_dict(worker.part.state), **worker.part.position}
             buffer = torch.from_numpy(np.fromfile(self.buffer_of(worker.number), np.uint8))
-            part = [saved_state.encode_value({"worker": worker_to_dict(state), **position}), buffer]
+            part = [saved_state.encode_value(saved), buffer]
         client.send({"accepted": True, "stop": worker.done}, part)
         return "restarted" if worker.deaths else None
 

@@ -240,7 +240,7 @@ class FitOfNobody(EventLoop):
         shared = {"host": None, "server_address": None, "num_workers": 2, "options": options, "seed": 0}
         self._job = job = worker_task.OnlineJob(coordinator=coordinator, key=KEY, **shared)
         reports = records.Reports(2, None)
-        self._recorder = SimpleNamespace(reports=reports, complete=lambda: None)
+        self.recorder = SimpleNamespace(reports=reports, complete=lambda: None)
         self._workers = workers.Workers(session, job, reports, Path(folder))
         self._router = workers.StreamRouter(self._workers.all, KEY, paired=False)
         simulations = Simulations(print, range(10**6), count=3, senders=10**6, address="tcp://a:1", token=TOKEN)

@@ -36,9 +36,8 @@ def test_a_record_that_was_not_made_leaves_all_to_the_next_one(reports, data):
         undisturbed.add(worker, report)
         disturbed.add(worker, report)
         if data.draw(st.booleans()):
-            state = disturbed.state_dict()
             disturbed.record(0, {}, final=data.draw(st.booleans()))
-            disturbed.put_back(state)
+            disturbed.put_back()
         if data.draw(st.booleans()):
             state = disturbed.state_dict()
             disturbed = Reports(2, resolve_metrics(None))

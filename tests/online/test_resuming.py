@@ -279,7 +279,8 @@ def test_inputs_that_go_on_run_what_is_not_complete_and_then_the_others(values, 
     again = second.resume(saved)
     begun = min(len(values), len(ends))
     assert again == [(n, values[n]) for n in range(begun) if ends[n] in (BEGUN, 5)]
-    assert second.ended() == (sum(0 <= end < 5 for end in ends[:begun]), sum(end == FAILED for end in ends[:begun]))
+    assert second.done == sum(0 <= end < 5 for end in ends[:begun])
+    assert second.failed == sum(end == FAILED for end in ends[:begun])
     assert [second.next() for _ in values[begun:]] == [*enumerate(values)][begun:]
 
 

@@ -80,7 +80,7 @@ class Runs:
 
     def lose(self, lacking):
         """Lose a worker with the samples of some streams."""
-        self.runs.repeat_lost(SimpleNamespace(lacks_samples=lambda job, stream, samples: stream in lacking))
+        self.runs.repeat_lost(SimpleNamespace(lacks_samples=lambda stream, samples: stream in lacking))
         self.start()
 
 
