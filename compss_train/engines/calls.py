@@ -139,9 +139,12 @@ def select_gpu(devices: str, runtime: str) -> None:
 
     Runtimes set CUDA_VISIBLE_DEVICES, which CUDA reads once per process, but processes serve many tasks. So here
     CUDA sees all devices and each task selects its own; if it was initialized earlier with fewer, the last one.
+    Where devices have names, such as the parts of a GPU (MIG), of which a process sees one at most, it keeps that.
     """
+    name = devices.split(",")[0]
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)
+        if name.isdecimal():
+            os.environ.pop("CUDA_VISIBLE_DEVICES", None)
         try:
             if not torch.cuda.is_available():
                 raise RuntimeError(
@@ -151,7 +154,7 @@ def select_gpu(devices: str, runtime: str) -> None:
             torch.cuda.init()  # type: ignore[no-untyped-call]
         finally:  # COMPSs deletes the variable after the task, and its process would fail without it
             os.environ["CUDA_VISIBLE_DEVICES"] = devices
-    torch.cuda.set_device(min(int(devices.split(",")[0]), torch.cuda.device_count() - 1))
+    torch.cuda.set_device(min(int(name), torch.cuda.device_count() - 1) if name.isdecimal() else 0)
 
 
 def name_of(function: Callable[..., Any]) -> str:

@@ -318,29 +318,26 @@ class EventLoop:
 
     def _handle(self, received: Received) -> None:
         """Act on a message; refuse a client whose message is malformed. Other errors are those of the fit."""
-        try:
-            self._act_on(received)
-        except MessageError as error:
-            received[0].refuse(error)
-
-    def _act_on(self, received: Received) -> None:
         client, header, arrays = received
-        match client.greeting["role"]:
-            case "worker":
-                worker = self._workers.of(client)
-                outcome = self._workers.handle(worker, client, header, arrays)
-                if outcome == "died":
-                    self._senders.warn_lost_samples(worker)
-                elif outcome == "restarted":
-                    self._runs.repeat_lost(worker)
-                self._router.update()
-            case "simulation":
-                self._runs.handle(client, header)
-            case "sender":
-                self._senders.handle(client, header)
-            case _:
-                if header is not None:
-                    self.recorder.complete()
+        try:
+            match client.greeting["role"]:
+                case "worker":
+                    worker = self._workers.of(client)
+                    outcome = self._workers.handle(worker, client, header, arrays)
+                    if outcome == "died":
+                        self._senders.warn_lost_samples(worker)
+                    elif outcome == "restarted":
+                        self._runs.repeat_lost(worker)
+                    self._router.update()
+                case "simulation":
+                    self._runs.handle(client, header)
+                case "sender":
+                    self._senders.handle(client, header)
+                case _:
+                    if header is not None:
+                        self.recorder.complete()
+        except MessageError as error:
+            client.refuse(error)
 
     def _check(self) -> None:
         self._workers.check()

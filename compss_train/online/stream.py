@@ -10,6 +10,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
 from typing import TypeAlias
 from urllib.parse import urlsplit
 
@@ -188,10 +189,7 @@ class Stream(Closable):
         return min(missing, default=0)
 
     def _first_missing(self, worker: int) -> int:
-        number = self._offsets[worker]
-        while self._worker_of(number) != worker:
-            number += 1
-        return number
+        return next(number for number in count(self._offsets[worker]) if self._worker_of(number) == worker)
 
     def skip(self, number: int) -> None:
         """Skip the next ``number`` samples, which must have been delivered before."""
@@ -205,11 +203,8 @@ class Stream(Closable):
     def go_on(self, sent: int) -> int:
         """Continue after the first ``sent`` samples; return how many of them no worker has."""
         self.sent = sent
-        return sum(number >= self._offsets[self._worker_of(number)] for number in range(self._first_lost, sent))
-
-    @property
-    def _first_lost(self) -> int:
-        return min(self._offsets.values(), default=0)
+        first = min(self._offsets.values(), default=0)
+        return sum(number >= self._offsets[self._worker_of(number)] for number in range(first, sent))
 
     def send(self, sample: Sample, step: int | None) -> None:
         """Send the next sample to its worker; blocks while that worker's buffer is full."""

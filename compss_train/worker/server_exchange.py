@@ -23,24 +23,13 @@ from compss_train.parameter_server import ParameterServer
 
 @dataclass(frozen=True)
 class Layer:
-    """One module's parameters by name: those that changes are added to, and those with a row for each worker."""
+    """The parameters of one module under a key of the server, by name."""
 
-    name: str
-    added: tuple[str, ...]
-    by_worker: tuple[str, ...]
+    key: str
+    names: tuple[str, ...]
     priority: int
-    stepped: bool
+    stepped: bool = False
     """Whether the server's optimizer steps with the changes instead of adding them."""
-
-    @property
-    def weights(self) -> str:
-        """The key of the parameters that changes are added to."""
-        return f"{self.name}: weights"
-
-    @property
-    def rows(self) -> str:
-        """The key of the rows: the workers' shares, then one array a name."""
-        return f"{self.name}: rows"
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +39,10 @@ class Exchange:
     The first layers have the highest priority, as the next forward pass starts with them.
     """
 
-    layers: tuple[Layer, ...]
+    weights: tuple[Layer, ...]
+    """The parameters that changes are added to."""
+    rows: tuple[Layer, ...]
+    """Those with a row for each worker; the first array of a key has the workers' shares."""
     dtypes: dict[str, np.dtype[Any]]
     """The dtypes of all parameters, in state_dict order."""
     num_workers: int
@@ -74,18 +66,16 @@ class Exchange:
                 frozen = stepped and name in added and name not in names.weights
                 module = name.rpartition(".")[0]
                 modules.setdefault(f"{module}: frozen" if frozen else module, []).append(name)
-        layers = [
-            Layer(
-                name=module,
-                added=tuple(member for member in members if member in added),
-                by_worker=tuple(member for member in members if member not in added),
-                priority=len(modules) - number,
-                stepped=stepped and any(member in names.weights for member in members),
-            )
-            for number, (module, members) in enumerate(modules.items())
-        ]
+        weights, rows = list[Layer](), list[Layer]()
+        for number, (module, members) in enumerate(modules.items()):
+            priority = len(modules) - number
+            if own := tuple(name for name in members if name in added):
+                steps = stepped and any(name in names.weights for name in own)
+                weights.append(Layer(f"{module}: weights", own, priority, steps))
+            if others := tuple(name for name in members if name not in added):
+                rows.append(Layer(f"{module}: rows", others, priority))
         dtypes = {name: array.dtype for name, array in parameters.items()}
-        return cls(tuple(layers), dtypes, num_workers, dict(names.aliases))
+        return cls(tuple(weights), tuple(rows), dtypes, num_workers, dict(names.aliases))
 
     def publish(
         self, server: ParameterServer, parameters: Parameters, saved: Mapping[str, Any] | None = None
@@ -95,26 +85,18 @@ class Exchange:
         With what ``save`` returned it continues from that, in double precision and with the optimizer's state.
         """
         if saved is not None:
-            for key, optimized in self._keys.items():
-                server.load(key, saved[key], optimized=optimized)
+            for layer in (*self.weights, *self.rows):
+                server.load(layer.key, saved[layer.key], optimized=layer.stepped)
             return
-        for layer in self.layers:
-            if layer.added:
-                weights = [_wide(parameters[name]) for name in layer.added]
-                server.init(layer.weights, weights, optimized=layer.stepped)
-            if layer.by_worker:
-                rows = [np.repeat(_wide(parameters[name])[None], self.num_workers, 0) for name in layer.by_worker]
-                server.init(layer.rows, [np.zeros(self.num_workers), *rows], optimized=False)
-
-    @property
-    def _keys(self) -> dict[str, bool]:
-        """The keys on the server, each with whether its optimizer steps it."""
-        weights = {layer.weights: layer.stepped for layer in self.layers if layer.added}
-        return weights | {layer.rows: False for layer in self.layers if layer.by_worker}
+        for layer in self.weights:
+            server.init(layer.key, [_wide(parameters[name]) for name in layer.names], optimized=layer.stepped)
+        for layer in self.rows:
+            rows = [np.repeat(_wide(parameters[name])[None], self.num_workers, 0) for name in layer.names]
+            server.init(layer.key, [np.zeros(self.num_workers), *rows], optimized=False)
 
     def save(self, server: ParameterServer) -> dict[str, Any]:
         """Return what the server holds by key; consistent if no worker pushes meanwhile."""
-        return {key: server.save(key) for key in self._keys}
+        return {layer.key: server.save(layer.key) for layer in (*self.weights, *self.rows)}
 
     def push_change(
         self, server: ParameterServer, worker: int, base: Parameters, trained: Parameters, share: float
@@ -126,33 +108,30 @@ class Exchange:
         """
         if not share:
             return
-        for layer in self.layers:
-            if layer.added:
-                before, after = (trained, base) if layer.stepped else (base, trained)
-                changes = [np.asarray(share * (_wide(after[name]) - _wide(before[name]))) for name in layer.added]
-                server.push(layer.weights, changes, layer.priority)
-        for layer in self.layers:
-            if layer.by_worker:
-                rows = [np.asarray(array) for array in server.pull(layer.rows, priority=layer.priority)]
-                own = [np.array(share), *(_wide(trained[name]) for name in layer.by_worker)]
-                changes = [np.zeros_like(array) for array in rows]
-                for change, old, new in zip(changes, rows, own, strict=True):
-                    change[worker] = new - old[worker]
-                server.push(layer.rows, changes, layer.priority)
+        for layer in self.weights:
+            before, after = (trained, base) if layer.stepped else (base, trained)
+            changes = [np.asarray(share * (_wide(after[name]) - _wide(before[name]))) for name in layer.names]
+            server.push(layer.key, changes, layer.priority)
+        for layer in self.rows:
+            rows = [np.asarray(array) for array in server.pull(layer.key, priority=layer.priority)]
+            own = [np.array(share), *(_wide(trained[name]) for name in layer.names)]
+            changes = [np.zeros_like(array) for array in rows]
+            for change, old, new in zip(changes, rows, own, strict=True):
+                change[worker] = new - old[worker]
+            server.push(layer.key, changes, layer.priority)
 
     def pull(self, server: ParameterServer) -> Parameters:
         """Return the current global parameters; raise ``DivergedError`` if steps made them NaN or infinite."""
         pulled: Parameters = {}
-        for layer in self.layers:
-            if layer.added:
-                weights = server.pull(layer.weights, priority=layer.priority)
-                pulled |= zip(layer.added, map(np.asarray, weights), strict=True)
-            if layer.by_worker:
-                shares, *rows = map(np.asarray, server.pull(layer.rows, priority=layer.priority))
-                for name, array in zip(layer.by_worker, rows, strict=True):
-                    pulled[name] = _merged(shares, array, self.dtypes[name])
+        for layer in self.weights:
+            weights = server.pull(layer.key, priority=layer.priority)
+            pulled |= zip(layer.names, map(np.asarray, weights), strict=True)
+        for layer in self.rows:
+            shares, *rows = map(np.asarray, server.pull(layer.key, priority=layer.priority))
+            for name, array in zip(layer.names, rows, strict=True):
+                pulled[name] = _merged(shares, array, self.dtypes[name])
         pulled |= {name: pulled[own] for name, own in self.aliases.items()}
-        stepped = any(layer.stepped for layer in self.layers)
+        stepped = any(layer.stepped for layer in self.weights)
         with np.errstate(over="ignore" if stepped else "warn"):  # the error says more than the warning
             narrow = {name: pulled[name].astype(dtype) for name, dtype in self.dtypes.items()}
         if stepped:
