@@ -54,7 +54,7 @@ class BufferSpec:
             similar = suggestion(self.kind, _KINDS) if isinstance(self.kind, str) else ""
             raise ValueError(f"kind={self.kind!r}: choose one of {', '.join(_KINDS)}{similar}")
         object.__setattr__(self, "kind", names[self.kind.lower()])
-        check_count("capacity", self.capacity)
+        check_count("capacity", self.capacity, least=2 if self.pairs else 1)
         options = signature(_KINDS[self.kind]).parameters
         least_of = {"threshold": 0, "sweep_size": 1, "nb_time_steps": 2, "passes": 1, "max_repeats": 1}
         for name, least in least_of.items():

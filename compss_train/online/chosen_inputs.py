@@ -80,14 +80,14 @@ class ChosenInputs(Inputs):
             "copies": self._predictor.copies,
         }
 
-    def resume(self, saved: dict[str, Any]) -> list[tuple[int, Any]]:
+    def resume(self, saved: dict[str, Any]) -> None:
         """Iterate over the inputs that were drawn; ``next`` draws others then."""
         self._sampler.load_state_dict(saved["sampler"])
         self._table.load_state_dict(saved["table"])
         for row, worker, *values in saved["parts"].tolist():
             self._parts.setdefault(int(row), {})[int(worker)] = np.array(values)
         self._predictor.copies = saved["copies"]
-        return super().resume(saved)
+        super().resume(saved)
 
 
 class Predictor:

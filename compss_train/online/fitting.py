@@ -62,8 +62,6 @@ class OnlineFit(Fit):
     merge: Merge = field(init=False)
     inputs: Inputs = field(init=False)
     """None if a sampler chooses them."""
-    again: list[tuple[int, Any]] = field(default_factory=list, init=False)
-    """The simulations of an earlier program that are to run again."""
     study: saves.SavedStudy | None = field(default=None, init=False)
     """The save from which it goes on, if any."""
     loop: EventLoop | None = field(default=None, init=False)
@@ -123,7 +121,7 @@ class OnlineFit(Fit):
         setting = resuming.setting_of(session)
         resuming.check_trainer(checkpoint, session, setting)
         if not study.is_complete and sampler is None:
-            self.again = self.inputs.resume(study.simulations)
+            self.inputs.resume(study.simulations)
         resuming.warn_of_differences(checkpoint, setting, fit="the fit goes on")
         resuming.load(checkpoint[1], session)
         self.callbacks.saved = checkpoint[1].callbacks
@@ -229,12 +227,13 @@ class EventLoop:
         self._workers = workers.Workers(session, job, reports, folder, () if study is None else study.workers)
         self._router = workers.StreamRouter(self._workers.all, job.key, paired=job.paired)
         self._router.next_number = simulations.first_sender(options.buffer)
-        self._inputs, again = fit.inputs, fit.again
+        self._inputs = fit.inputs
         if sampler is not None:
             predictor = Predictor(model.built.training_spec, self.pull)
             self._inputs = chosen = ChosenInputs(sampler, predictor, reports.add_drawn)
             self._workers.on_losses = chosen.report
-            again = [] if study is None else chosen.resume(study.simulations)
+            if study is not None:
+                chosen.resume(study.simulations)
         self._runs = sources.SimulationRuns(simulations, self._inputs, engine, self._router, job)
         if simulations.lockstep:
             self._runs.may_begin = self._workers.are_settled
@@ -242,7 +241,7 @@ class EventLoop:
         if study is not None:
             reports.load_state_dict(study.reports)
             self._router.next_number = study.streams
-            self._runs.resume(again, dict(study.simulations["failures"]))
+            self._runs.resume(dict(study.simulations["failures"]))
             self._senders.resume(study.senders)
 
     def _reserve(self, simulations: Simulations, validation: DataSource | None) -> None:

@@ -28,6 +28,8 @@ class Inputs:
         self._iterator = iter(inputs)
         self.done = self.failed = 0
         """How many simulations are complete, and how many were given up."""
+        self.again: list[tuple[int, Any]] = []
+        """The simulations of an earlier program that are to run again, with their inputs."""
         self.lost: list[str] = []
         """What messages call the first simulations that were given up, at most ``SHOWN``."""
         self.samples, self._hashes = array("q"), array("q")
@@ -61,12 +63,11 @@ class Inputs:
         samples[list(incomplete)] = BEGUN
         return {"samples": samples, "hashes": np.array(self._hashes)}
 
-    def resume(self, saved: dict[str, Any]) -> list[tuple[int, Any]]:
+    def resume(self, saved: dict[str, Any]) -> None:
         """Iterate over the inputs of the simulations that have begun, which ``state_dict`` describes.
 
-        Return the simulation and the input of each that has to run again. Raises ``ValueError`` for other inputs.
+        Raises ``ValueError`` for other inputs.
         """
-        again: list[tuple[int, Any]] = []
         for samples, known in zip(saved["samples"], saved["hashes"], strict=True):
             try:
                 simulation, value = self.next()
@@ -84,8 +85,7 @@ class Inputs:
             if samples == FAILED:
                 self.give_up(simulation, value)
             if samples == BEGUN:
-                again.append((simulation, value))
-        return again
+                self.again.append((simulation, value))
 
 
 def hash_of(value: Any) -> int:

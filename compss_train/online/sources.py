@@ -136,6 +136,11 @@ class SimulationRuns:
         try:
             number, value = self._inputs.next()
         except StopIteration:
+            if not self._inputs.samples:
+                raise ValueError(
+                    "inputs= has no item: give at least one, and a new iterator to each fit, as one is used up by "
+                    "the first"
+                ) from None
             self._exhausted = True
             return None
         buffer = self._job.options.buffer if self._options.senders else None
@@ -154,9 +159,9 @@ class SimulationRuns:
         failures = [[number, each.failures] for number, each in self._known.items() if each.failures]
         return {**self._inputs.state_dict(self._known), "failures": failures}
 
-    def resume(self, again: Sequence[tuple[int, Any]], failures: Mapping[int, int]) -> None:
-        """Run these simulations first: number and input of each. They send what the buffers lack."""
-        for number, value in again:
+    def resume(self, failures: Mapping[int, int]) -> None:
+        """Run simulations of an earlier program first, which had so many failures: they send what buffers lack."""
+        for number, value in self._inputs.again:
             simulation = Simulation(number=number, value=value, failures=failures.get(number, 0))
             self._known[number] = simulation
             self._repeated.append(simulation)

@@ -134,6 +134,7 @@ def test_each_seen_sample_is_equally_likely_to_be_evicted():
         (("reservior", 10), "did you mean Reservoir?"),
         (("simpairedreservoir", 10), "a SimPairedReservoir requires sweep_size="),
         (("simpairedreservoir", 10, 7, 3, 2), "sweep_size=3, nb_time_steps=2"),
+        (("simpairedreservoir", 1, 1, 3, 2), "capacity=1"),
         (("simpairedreservoir", 10, 5, 3), "a SimPairedReservoir requires nb_time_steps="),
         (("simpairedreservoir", 10, 5, 0, 4), "sweep_size=0"),
         (("simpairedreservoir", 10, 5, 3, 1), "nb_time_steps=1"),

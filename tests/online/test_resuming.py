@@ -276,9 +276,9 @@ def test_inputs_that_go_on_run_what_is_not_complete_and_then_the_others(values, 
         first.end(simulation, end)
     incomplete = [number for number, end in zip(range(len(values)), ends, strict=False) if end == 5]
     saved, second = first.state_dict(incomplete), Inputs(values)
-    again = second.resume(saved)
+    second.resume(saved)
     begun = min(len(values), len(ends))
-    assert again == [(n, values[n]) for n in range(begun) if ends[n] in (BEGUN, 5)]
+    assert second.again == [(n, values[n]) for n in range(begun) if ends[n] in (BEGUN, 5)]
     assert second.done == sum(0 <= end < 5 for end in ends[:begun])
     assert second.failed == sum(end == FAILED for end in ends[:begun])
     assert [second.next() for _ in values[begun:]] == [*enumerate(values)][begun:]

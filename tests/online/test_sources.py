@@ -126,6 +126,13 @@ def test_failures_warn_with_the_input_and_the_last_one_with_the_traceback():
     assert runs.runs.all_ended
 
 
+def test_an_iterator_that_an_earlier_fit_has_used_up_is_an_error(raises):
+    inputs = iter([1.0])
+    next(inputs)
+    with raises(ValueError, "inputs= has no item"):
+        Runs(inputs)
+
+
 @pytest.mark.parametrize("retries", [0, 1, 3])
 @pytest.mark.parametrize(("header", "cause"), [(OH, "where it was"), (DIED, None)])
 def test_failures_of_the_first_simulations_raise_if_no_sample_comes(retries, header, cause, clock):
