@@ -24,10 +24,12 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -272,21 +274,12 @@ class Stamp:
 # -- processes ---------------------------------------------------------------------------------------------
 
 
-@contextmanager
-def environment(**variables: str) -> Iterator[None]:
+def environment(**variables: str) -> AbstractContextManager[Any]:
     """Set environment variables, for processes that are started meanwhile."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
+    return patch.dict(os.environ, variables)
 
 
-def threads_of_children(threads: int) -> AbstractContextManager[None]:
+def threads_of_children(threads: int) -> AbstractContextManager[Any]:
     """Let processes started meanwhile use so many threads: the libraries read it when they are imported."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     return environment(**dict.fromkeys(names, str(threads)))
@@ -415,35 +408,26 @@ def _plain(peer: Exchange) -> Iterator[Method]:
     yield peer.net, lambda: None
 
 
-@contextmanager
-def _ddp(peer: Exchange) -> Iterator[Method]:
-    yield nn.parallel.DistributedDataParallel(peer.net), lambda: None
-
-
-@contextmanager
-def _fp16(peer: Exchange) -> Iterator[Method]:
-    from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
-
-    wrapped = nn.parallel.DistributedDataParallel(peer.net)
-    wrapped.register_comm_hook(None, fp16_compress_hook)
-    yield wrapped, lambda: None
-
-
 POWER_SGD_START = 10
 """Batches before PowerSGD compresses."""
 
 
 @contextmanager
-def _power_sgd(peer: Exchange) -> Iterator[Method]:
-    """With the rank that PyTorch takes by default, 1, and its error feedback.
+def _ddp(peer: Exchange, compression: str = "") -> Iterator[Method]:
+    """PowerSGD has the rank that PyTorch takes by default, 1, and its error feedback.
 
-    All gradients are in one bucket: a bucket needs three sums in a row, whose order gloo mixes up between buckets.
+    All its gradients are in one bucket: a bucket needs three sums in a row, which gloo mixes up between buckets.
     """
-    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
-    wrapped = nn.parallel.DistributedDataParallel(peer.net, bucket_cap_mb=1_000)
-    state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=POWER_SGD_START)
-    wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    wrapped = nn.parallel.DistributedDataParallel(
+        peer.net, bucket_cap_mb=1_000 if compression == POWER_SGD else None
+    )
+    if compression == POWER_SGD:
+        state = powerSGD_hook.PowerSGDState(None, start_powerSGD_iter=POWER_SGD_START)
+        wrapped.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif compression == FP16:
+        wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
     yield wrapped, lambda: None
 
 
@@ -499,8 +483,8 @@ PLAIN, DILOCO = "plain loop", "torchft DiLoCo"
 METHODS: dict[str, Callable[[Exchange], AbstractContextManager[Method]]] = {
     PLAIN: _plain,
     DDP: _ddp,
-    FP16: _fp16,
-    POWER_SGD: _power_sgd,
+    FP16: partial(_ddp, compression=FP16),
+    POWER_SGD: partial(_ddp, compression=POWER_SGD),
     AVERAGER: _averager,
     DILOCO: _diloco,
 }

@@ -95,9 +95,6 @@ def report_kills(options: argparse.Namespace) -> None:
 
 def repeatable(engine: str, folder: str, samples: int, epochs: int) -> dict[str, Any]:
     """Fit with a checkpoint each round, from the last one if there is any; return the bits, and rounds' seconds."""
-    from compss_train import DistributedTrainer
-    from compss_train.callbacks import Checkpoint
-
     options = {"resume": folder} if any(Path(folder).iterdir()) else {}
     with DistributedTrainer(WORKERS, engine=engine, seed=0, threads=1) as trainer:
         trainer.build(common.network("MLP", 0), common.SGD, "cross_entropy")

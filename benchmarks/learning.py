@@ -83,8 +83,6 @@ class Case:
     seed: int = 0
     epochs: int = 8
     samples: int = 60_000
-    choose: bool = False
-    """Train without the last twelfth of the training images, and measure the accuracy on it."""
     schedule: str = "constant"
     engine: str = "serial"
     contestant: str = OURS
@@ -104,19 +102,15 @@ class Case:
         return f"{who}, {self.network}, {rate}, {self.workers} workers, {self.setting}, seed {self.seed}"
 
     def images(self) -> Images:
-        """Return the images; where settings are chosen, the last training images are those for testing."""
-        return _images(self.samples, self.choose)
+        """Return the images."""
+        return _images(self.samples)
 
     def rate_of(self) -> Callable[[int], float] | None:
         """Return the factor of the learning rate by epoch: a cosine falls from 1 to nearly 0."""
         return partial(cosine, epochs=self.epochs) if self.schedule == "cosine" else None
 
 
-@lru_cache(maxsize=2)
-def _images(samples: int, choose: bool) -> Images:
-    images = common.load_images(samples)
-    kept = samples - max(1, samples // 12)
-    return Images(images.x[:kept], images.y[:kept], images.x[kept:], images.y[kept:]) if choose else images
+_images = lru_cache(maxsize=2)(common.load_images)
 
 
 def cosine(epoch: int, *, epochs: int) -> float:
@@ -207,7 +201,7 @@ def append(path: Path, case: Case, result: Result) -> None:
 
 def base_cases(options: argparse.Namespace) -> Iterator[Case]:
     """Yield the baseline, one worker with batches of 100, seed by seed for each network."""
-    names = ("epochs", "samples", "choose", "engine", "schedule")
+    names = ("epochs", "samples", "engine", "schedule")
     given = {name: getattr(options, name) for name in names}
     for seed, network in product(range(options.repetitions), options.networks):
         yield Case(network=network, workers=1, setting="mean", options=SETTINGS["mean"], seed=seed, **given)
@@ -269,7 +263,7 @@ def cost_cases(options: argparse.Namespace) -> Iterator[Case]:
         for setting in ("mean", "auto"):
             yield with_setting(timed, setting, 32, epochs=3)
         if one.network == options.networks[0]:
-            plain = replace(timed, contestant=MERGES, network="10M", workers=2, samples=4, choose=False)
+            plain = replace(timed, contestant=MERGES, network="10M", workers=2, samples=4)
             plain = replace(plain, epochs=3 if options.quick else 40, options={"batch_size": 2})
             yield plain
             yield replace(plain, setting="outer", options={**plain.options, "outer_optimizer": NESTEROV})
@@ -410,11 +404,10 @@ def accuracies(results: dict[int, Result]) -> str:
 
 
 def in_groups(rows: Sequence[Row]) -> Iterator[tuple[str, list[Row]]]:
-    """Yield the rows of a network, optimizer and kind of test images, under a title."""
+    """Yield the rows of a network, optimizer and schedule, under a title."""
     groups: dict[str, list[Row]] = {}
     for case, results in rows:
-        held_out = "held-out training images" if case.choose else "test images"
-        title = f"{case.network}, {case.optimizer['optimizer']}, {case.schedule} rate, {held_out}"
+        title = f"{case.network}, {case.optimizer['optimizer']}, {case.schedule} rate"
         groups.setdefault(title, []).append((case, results))
     yield from groups.items()
 
@@ -536,7 +529,6 @@ def parsed() -> argparse.Namespace:
     add = options_parser.add_argument
     add("--results", type=Path, default=Path("build/learning.jsonl"), help="file that results are appended to")
     add("--part", default="0/1", help="which part of the fits, of how many, this process runs")
-    add("--choose", action="store_true", help="hold out training images and leave the test images alone")
     add("--networks", nargs="+", choices=NETWORKS, default=list(NETWORKS))
     add("--workers", nargs="+", type=int, default=[2, 8, 32, 64])
     add("--optimizers", nargs="+", choices=OPTIMIZERS, default=["sgd"], help="of the groups workers and custom")

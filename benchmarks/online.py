@@ -91,17 +91,19 @@ def receive_ours(address: str | None, size: int, samples: int, _: int) -> float:
     return (samples - first) / took
 
 
-def report_transport(size: int, samples: int, repetitions: int) -> None:
-    contestants: dict[str, Callable[[int], float]] = {
-        BARE: partial(receive_bare, size, samples),
-        "stream and FIFO, socket file": partial(receive_ours, None, size, samples),
-        "stream and FIFO, TCP": partial(receive_ours, "tcp://127.0.0.1:*", size, samples),
-    }
-    rates = common.in_turn(contestants, repetitions)
-    megabytes = (size + 6) * 4 / 1e6
-    common.print_rates(f"Samples of 6 + {size:,} float32, {1000 * megabytes:.1f} kB each", rates, BARE)
-    for label, values in rates.items():
-        print(f"{label}: {np.median(values) * megabytes:,.0f} MB/s")
+def report_transport(options: argparse.Namespace) -> None:
+    for size, many in ((16, 20_000), (4096, 10_000), (250_000, 500)):
+        samples = many // 20 if options.quick else many
+        contestants: dict[str, Callable[[int], float]] = {
+            BARE: partial(receive_bare, size, samples),
+            "stream and FIFO, socket file": partial(receive_ours, None, size, samples),
+            "stream and FIFO, TCP": partial(receive_ours, "tcp://127.0.0.1:*", size, samples),
+        }
+        rates = common.in_turn(contestants, options.repetitions)
+        megabytes = (size + 6) * 4 / 1e6
+        common.print_rates(f"Samples of 6 + {size:,} float32, {1000 * megabytes:.1f} kB each", rates, BARE)
+        for label, values in rates.items():
+            print(f"{label}: {np.median(values) * megabytes:,.0f} MB/s")
 
 
 # -- training ----------------------------------------------------------------------------------------------
@@ -235,7 +237,7 @@ def received(trainer: DistributedTrainer, simulate: Any, samples: int, size: int
     return float((samples - first["received"]) / (last["ended"] - first["ended"]))
 
 
-def report_solver(size: int, samples: int, repetitions: int) -> None:
+def report_solvers(options: argparse.Namespace) -> None:
     """A solver in C with two ranks against a generator, both with arrays that are ready."""
     if shutil.which("mpicc") is None or shutil.which("mpirun") is None:
         print("no solver: mpicc and mpirun are missing (Debian: libopenmpi-dev, openmpi-bin)")
@@ -245,28 +247,21 @@ def report_solver(size: int, samples: int, repetitions: int) -> None:
         subprocess.run(["mpicc", "-O2", f"-I{HEADERS}", "-o", program, source], check=True)
         as_root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
         command = ["mpirun", "--oversubscribe", "--bind-to", "none", "-n", "2", program, "{0}", "{1}"]
-        contestants: dict[str, Callable[[int], float]] = {
-            label: partial(received, trainer, simulate, samples, size)
-            for label, simulate in ((GENERATOR, ready), (SOLVER, Solver(command, as_sent, environment=as_root)))
-        }
-        for contestant in contestants.values():
-            contestant(0)
-        rates = common.in_turn(contestants, repetitions)
-    common.print_rates(f"Samples of {size:,} float64 that are ready, one worker", rates, GENERATOR)
-
-
-def report_transports(options: argparse.Namespace) -> None:
-    for size, samples in ((16, 20_000), (4096, 10_000), (250_000, 500)):
-        report_transport(size, samples // 20 if options.quick else samples, options.repetitions)
-
-
-def report_solvers(options: argparse.Namespace) -> None:
-    for size, samples in ((16, 100_000), (4096, 40_000)):
-        report_solver(size, samples // 10 if options.quick else samples, options.repetitions)
+        simulations = {GENERATOR: ready, SOLVER: Solver(command, as_sent, environment=as_root)}
+        for size, many in ((16, 100_000), (4096, 40_000)):
+            samples = many // 10 if options.quick else many
+            contestants: dict[str, Callable[[int], float]] = {
+                label: partial(received, trainer, simulate, samples, size)
+                for label, simulate in simulations.items()
+            }
+            for contestant in contestants.values():
+                contestant(0)
+            rates = common.in_turn(contestants, options.repetitions)
+            common.print_rates(f"Samples of {size:,} float64 that are ready, one worker", rates, GENERATOR)
 
 
 PARTS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "transport": report_transports,
+    "transport": report_transport,
     "training": lambda options: report_training(4096, 300 if options.quick else 1500, options.repetitions),
     "numbers": lambda options: report_numbers(16, 300 if options.quick else 3000, options.repetitions),
     "solvers": report_solvers,

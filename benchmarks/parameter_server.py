@@ -154,9 +154,7 @@ def report_small(few: int, many: int, count: int, repetitions: int) -> None:
 
 
 def main() -> None:
-    options = common.parsed(
-        common.parser(__doc__, repetitions=9, epochs=3, samples=60_000), epochs=1, samples=6_000
-    )
+    options = common.parsed(common.parser(__doc__, repetitions=9))
     megabytes, count = (8, 500) if options.quick else (100, 10_000)
     for keys in (1, 25):
         report_large(megabytes, keys, options.repetitions)

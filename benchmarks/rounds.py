@@ -225,20 +225,6 @@ def coordinate(workers: int, rounds: int, shuffle: Any, slots: int, _: int) -> t
     return 1e6 * each, engine.tasks / (workers * rounds), watch.growth()
 
 
-def bare_average(workers: int) -> float:
-    """Return microseconds a worker of averaging as many parameter dicts in a plain loop."""
-    versions = [{"weight": np.ones((2, 4), np.float32), "bias": np.ones(2, np.float32)} for _ in range(workers)]
-
-    def average() -> None:
-        total = {name: np.zeros(array.shape) for name, array in versions[0].items()}
-        for version in versions:
-            for name, array in version.items():
-                total[name] += SAMPLES_A_BLOCK * array
-        _ = {name: (array / (SAMPLES_A_BLOCK * workers)).astype(np.float32) for name, array in total.items()}
-
-    return 1e6 * common.seconds_of(average, time.process_time) / workers
-
-
 def report_coordinator(options: argparse.Namespace) -> None:
     many, rounds = options.many, max(3, 2 * options.epochs)
     contestants: dict[str, Callable[[int], tuple[float, float, float]]] = {
@@ -252,7 +238,6 @@ def report_coordinator(options: argparse.Namespace) -> None:
     for name, runs in found.items():
         times, tasks, growth = zip(*runs, strict=True)
         rows.append([name, spread(times, ".1f"), spread(tasks, ".3f"), spread(growth, ".1f")])
-    print(f"\nbare averaging in a loop: {bare_average(many):.1f} us a worker")
     headers = ["a worker and round", f"us (goal {GOAL})", "tasks", "growth, kB a round"]
     common.print_table(f"The coordinator of {many} workers, {rounds} rounds, Linear(4, 2)", headers, rows)
 

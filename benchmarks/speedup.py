@@ -107,7 +107,7 @@ def main() -> None:
     add("--rates", nargs="+", type=float, default=[1_000.0, 10_000.0], help="Mbit/s")
     add("--results", type=Path, default=Path("build/speedup.jsonl"), help="file that accuracies are appended to")
     add("--points", type=float, default=0.5, help="percent below one worker's accuracy at the end")
-    options_parser.set_defaults(choose=False, engine="serial", schedule="constant")
+    options_parser.set_defaults(engine="serial", schedule="constant")
     options = common.parsed(options_parser, epochs=2, samples=3_000, nodes=[1, 2, 8], networks=["MLP"])
     print(f"{common.image_source()}; {options.samples} of them, {options.epochs} epochs")
     torch.set_num_threads(1)
