@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from compss_train.buffers import BufferDrainedError, BufferFullError, ReceptionOverError
+from compss_train.buffers import BufferDrainedError, ReceptionOverError
 from tests.buffers.kinds import ALL, PLAIN, drain, make, numbers, put_some, sample, samples
 
 operations = st.lists(st.tuples(st.sampled_from(["put", "get"]), st.integers(1, 6)), max_size=40)
@@ -111,19 +111,6 @@ def test_each_sample_is_got_and_unseen_ones_are_never_evicted(kind, capacity, ro
         buffer.put_many(samples(buffer, [next_number, next_number + 1]))
     assert raised.value.stored == 0
     check_drain(buffer, model, sizes)
-
-
-@pytest.mark.parametrize("kind", PLAIN)
-def test_a_put_without_room_reports_how_many_were_stored(kind):
-    buffer = make(kind, 3)
-    buffer.put(sample(buffer, 0))
-    for options in ({"block": False}, {"timeout": 0}, {"timeout": 0.001}):
-        held = len(buffer)
-        with pytest.raises(queue.Full, match="3 samples had no room in time") as raised:
-            buffer.put_many(samples(buffer, [1, 2, 3, 4]), **options)
-        assert isinstance(raised.value, BufferFullError)
-        assert raised.value.stored == 3 - held
-    assert len(buffer) == 3
 
 
 @pytest.mark.parametrize("kind", [*PLAIN, "SimPairedReservoir"])

@@ -7,8 +7,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from compss_train.buffers import BufferDrainedError, ReceptionOverError
 from tests.buffers.kinds import (
@@ -170,22 +168,3 @@ def test_every_sample_is_got_and_no_thread_stays_blocked(kind):
             assert got == put
         expected = np.bincount([times[number] for number in put], minlength=1)
         np.testing.assert_array_equal(np.trim_zeros(buffer.repetitions(), "b"), np.trim_zeros(expected, "b"))
-
-
-CALLS = st.sampled_from(["put", "get"])
-
-
-def called(queue_like, name, number):
-    """Call a method without waiting; return its result, or the type of what it raises."""
-    try:
-        return getattr(queue_like, name)(*([number] if name == "put" else []), block=False)
-    except (queue.Empty, queue.Full) as error:
-        return next(kind for kind in (queue.Empty, queue.Full) if isinstance(error, kind))
-
-
-@given(capacity=st.integers(1, 4), calls=st.lists(CALLS, max_size=40))
-def test_a_fifo_is_a_queue(capacity, calls):
-    ours, theirs = make("FIFO", capacity), queue.Queue(capacity)
-    for number, name in enumerate(calls):
-        assert called(ours, name, number) == called(theirs, name, number)
-        assert len(ours) == theirs.qsize()

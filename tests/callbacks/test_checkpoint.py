@@ -149,28 +149,6 @@ def test_damage_to_the_newest_history_leaves_a_good_checkpoint(tmp_path):
     assert content["history"] == trainer.history[:19]
 
 
-@pytest.mark.parametrize("keep", [1, 2, 3])
-def test_checkpoints_share_the_history(tmp_path, keep):
-    there = {}
-
-    class Looks(Checkpoint):
-        def on_round_end(self, trainer, record):
-            super().on_round_end(trainer, record)
-            there[record["round"]] = {
-                file.stat().st_ino: file.stat().st_size for file in self.path.glob("history-*")
-            }
-
-    trainer = ScriptedTrainer()
-    trainer.run(Looks(tmp_path, keep=keep), [0.5] * 128)
-    written = [
-        sum(size for inode, size in there[number].items() if inode not in there[number - min(keep, 2)])
-        for number in range(64, 128)
-    ]
-    most = {1: 1 + 7 / 2, 2: 2 + 7, 3: 2 + 7}[keep] + 1  # new records, and log2(128) / 2 merges of each
-    assert sum(written) / len(written) < most * len(line_of(trainer.history[-1]))
-    assert sum(there[127].values()) > 120 * len(line_of(trainer.history[0]))
-
-
 class AsksAtStart(Callback):
     """Notes how much space a checkpoint needs, before there is one."""
 

@@ -166,16 +166,3 @@ def test_every_rank_gets_every_file_first_about_as_often():
         firsts = [[row_ranges[0].file for row_ranges in partition([4] * 6, 3, 0, epoch)] for epoch in range(epochs)]
         for rank in range(3):
             assert chance_of(np.bincount([row[rank] for row in firsts], minlength=6)) > 0.001
-
-
-@given(**cases, shuffle=st.booleans())
-def test_ranks_get_as_many_rows_and_few_twice(sizes, number, seed, epoch, shuffle):
-    of_ranks = partition_for_ranks(sizes, number, seed, epoch, shuffle=shuffle)
-    assert all(0 <= each.start < each.stop <= sizes[each.file] for row_ranges in of_ranks for each in row_ranges)
-    partitions = [rows_in(row_ranges) for row_ranges in of_ranks]
-    assert {len(row_ranges) for row_ranges in partitions} == {-(-sum(sizes) // number)}
-    times = Counter(row for row_ranges in partitions for row in row_ranges)
-    assert sorted(times) == all_rows(sizes)
-    assert times.total() - len(times) <= number - 1
-    assert all(len(set(row_ranges)) == len(row_ranges) for row_ranges in partitions)
-    assert max(times.values()) - min(times.values()) <= 1  # however few rows there are

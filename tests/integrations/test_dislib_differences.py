@@ -18,7 +18,7 @@ from compss_train.integrations.dislib import (
 from compss_train.integrations.dislib.eddl import EDDL_LOSSES, OPTIMIZER_DEFAULTS
 from compss_train.model.optimizers import in_torch
 from tests.helpers.cases import each_value
-from tests.helpers.models import FITS, assert_same_bits, awkward_net, mlp, state_arrays
+from tests.helpers.models import FITS, assert_same_bits, awkward_net, mlp
 from tests.helpers.small_fits import numbers_of
 from tests.helpers.tolerances import sum_error
 from tests.integrations.dislib_tensors import Tensor, tensors, whole
@@ -83,7 +83,12 @@ OF_THE_TRAINER = (
     "history, evaluation, prediction, seed",
 )
 """Rows of what ``DistributedTrainer`` does, which its own tests hold: both classes train as it does."""
-HELD.extend(OF_THE_TRAINER)
+OF_OTHER_TESTS = (
+    *("`scheduler`", "images of a batch, gradients", "training curves every n epochs"),  # test_dislib_versions.py
+    "shapes of the result",  # test_dislib_scripts.py
+    "adagrad, adamax, adadelta, nadam",  # test_optimizers_have_the_numbers_of_dislib
+)
+HELD.extend((*OF_THE_TRAINER, *OF_OTHER_TESTS))
 
 
 @pytest.mark.parametrize(("fit", "made"), each_value(FITS, [pytorch, eddl]))
@@ -160,35 +165,6 @@ def test_a_network_that_diverges_is_an_error(made):
     going_on = pytorch(gradients=Gradients(on_nan="ignore"))
     going_on.fit_synchronous_with_GPU(bad, Y, 3, 1, progress=False)
     assert all(np.isnan(array).all() for array in going_on.trainer.get_parameters().values())
-
-
-@row("`scheduler`")
-def test_a_scheduler_moves_the_rate_of_all_workers():
-    made = pytorch(num_workers=2, scheduler=optim.lr_scheduler.CosineAnnealingLR, T_max=2)
-    made.fit_synchronous_with_GPU(X, Y, 3, 3, progress=False)
-    assert [record["lr"] for record in made.trainer.history] == pytest.approx([0.05, 0.025, 0.0])
-
-
-@row("images of a batch, gradients")
-def test_programs_bring_their_own_augmentation_and_clipping():
-    seen = []
-    options = {
-        "train_transform": lambda x: seen.append("x") or x,
-        "gradient_clipping": lambda model: seen.append(model),
-    }
-    made = pytorch(**options)
-    made.fit_synchronous_with_GPU(X, Y, 3, 1, progress=False)
-    assert len(seen) == 24
-    assert all(isinstance(each, nn.Module) for each in seen[1::2])
-    assert seen[::2] == ["x"] * 12
-
-
-@row("training curves every n epochs")
-def test_curves_have_a_number_for_each_merge():
-    made = pytorch(num_workers=2)
-    fit = made.fit_synchronous_every_n_epochs_with_GPU
-    curves = fit(X, Y, 3, 5, 2, x_test=X, y_test=Y, return_loss=True, progress=False)[1:]
-    assert [len(each) for each in curves] == [3] * 4
 
 
 @row("targets (n,) of outputs (n, 1)")
@@ -338,15 +314,6 @@ def test_rmsprop_keeps_a_running_mean():
     np.testing.assert_allclose(ours, [[expected] * 2], rtol=sum_error(np.float32, 3 * 10))  # ten roundings a step
 
 
-@row("adagrad, adamax, adadelta, nadam")
-@pytest.mark.parametrize("optimizer", ["adagrad", "adamax", "adadelta", "nadam"])
-def test_these_optimizers_train(optimizer):
-    before = state_arrays(softmax(mlp()))
-    for lr, changed in ((0.5, True), (0.0, False)):
-        trained = fitted(built({"optimizer": optimizer, "lr": lr}))
-        assert all((trained[name] != before[name]).any() == changed for name in before)
-
-
 @row("gradient of `mean_squared_error`")
 @row("gradient of `binary_cross_entropy`")
 @pytest.mark.parametrize("loss", ["mse", "bce"])
@@ -368,14 +335,6 @@ def test_a_learning_rate_gives_the_gradients_of_eddl(loss):
     change = 0.1 * (x / 255).abs().mean(dim=0).max().item()
     rounding = sum_error(np.float32, 1, expected.abs().max().item()) + sum_error(np.float32, 60 + 7 + 13, change)
     np.testing.assert_allclose(made.model_parameters[0][0], expected, rtol=0, atol=rounding)
-
-
-@row("shapes of the result")
-def test_results_have_the_shapes_of_torch():
-    made = built(SGD)
-    made.fit_synchronous_with_GPU(X, Y, 3, 1, progress=False)
-    shapes = [[array.shape for array in layer] for layer in made.get_parameters()]
-    assert shapes == [[(16, 6), (16,)], [], [(3, 16), (3,)], []]
 
 
 def test_each_row_of_the_tables_has_a_test():

@@ -38,22 +38,6 @@ def test_a_fifo_is_a_queue(capacity, calls):
         assert (ours.maxsize, ours.unfinished_tasks) == (theirs.maxsize, theirs.unfinished_tasks)
 
 
-@pytest.mark.parametrize("made", [queue.Queue, melissa.FIFO, melissa.make_buffer])
-def test_puts_and_gets_wait_as_they_are_told(made):
-    held = made(1)
-    for waiting in ({"block": False}, {"timeout": 0.0}, {"timeout": 0.001}):
-        with pytest.raises(queue.Empty):
-            held.get(**waiting)
-    held.put(item="a")
-    for waiting in ({"block": False}, {"timeout": 0.0}, {"timeout": 0.001}):
-        with pytest.raises(queue.Full):
-            held.put("b", **waiting)
-    for call in (held.get, lambda **waiting: held.put("b", **waiting)):
-        with pytest.raises(ValueError, match="timeout"):
-            call(timeout=-1)
-    assert held.get(True, 1.0) == "a"
-
-
 @pytest.mark.parametrize("kind", ALL)
 def test_words_of_a_queue_count_samples(kind):
     made = make(kind, 4, batch_size=2)
@@ -191,21 +175,6 @@ def test_one_thread_may_report_what_others_got(kind):
         made.task_done()
         assert made.unfinished_tasks
     made.task_done()
-    Thread(made.join).result()
-
-
-@pytest.mark.parametrize("kind", ALL)
-def test_a_consumer_that_gets_ahead_ends_a_join(kind):
-    made = make(kind, 8, seed=2)
-    made.put_many(samples(made, range(8)))
-    made.get()
-    for _ in range(100 if "Reservoir" in kind else 7):
-        if not len(made):
-            break
-        made.get()
-        made.task_done()
-    if "Reservoir" not in kind:
-        made.task_done()
     Thread(made.join).result()
 
 

@@ -81,18 +81,6 @@ def test_a_simulation_that_dies_runs_again(shared_ray, tmp_path):
     assert simulate.flag.exists()
 
 
-@pytest.mark.slow  # another process imports torch
-def test_a_killed_worker_goes_on_from_its_save(shared_ray, tmp_path):
-    fault = Fault(35, kill_process, tmp_path)
-    options = {"workers": 2, "checkpoint_every": 0.001, "buffer": BufferSpec("FIFO", 8)}
-    trainer, trained = fit_and_count(
-        shared_ray, CountingNet(60, fault), OneHotSimulation(60), split_range(60, 10), **options
-    )
-    assert fault.count == 1
-    assert min(trained) >= 1
-    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 6, "failed": 0}
-
-
 @dataclass(frozen=True)
 class NoteNode:
     """Creates a file with the name of the node that it runs on."""
@@ -130,15 +118,6 @@ def test_the_loss_of_a_node_with_a_worker_loses_no_sample(ray_cluster, shared_ra
     assert (tmp_path / "lost").exists()
     assert min(trained) >= 1
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 8, "failed": 0}
-
-
-@pytest.mark.slow  # two fits, whose processes import torch
-def test_a_study_is_resumed(shared_ray, tmp_path):
-    options = {"workers": 2, "count": 2}
-    assert not run_life(shared_ray, tmp_path, stop=StopAt(50), **options)[1]
-    trainer, ended = run_life(shared_ray, tmp_path, **options)
-    assert ended
-    assert sample_counts(trainer.get_parameters(), 2) == [1] * SAMPLES
 
 
 @pytest.mark.slow  # two fits, whose processes import torch

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader
 from compss_train.data.files import FileDataset
 from compss_train.data.order import block_order
 from compss_train.samplers import PartialShuffleSampler
-from tests.helpers.tolerances import chance_of
 from tests.samplers import numbered_files as numbered
 from tests.samplers.numbered_files import cases
 
@@ -76,13 +75,6 @@ def test_an_epoch_is_the_same_whatever_was_iterated_before(sizes, options, file_
         assert numbered.samples(sampler) == fresh[epoch]
 
 
-def test_all_orders_of_files_are_as_likely():
-    sampler = numbered.sampler_of([1, 1, 1, 1], file_buffer=1, shuffle_buffer=1)
-    counts = Counter(tuple(numbered.flat(numbered.epoch_of(sampler, epoch))) for epoch in range(720))
-    assert len(counts) == 24
-    assert chance_of(list(counts.values())) > 0.001
-
-
 def readers_of_ranks(sizes, num_replicas, epoch=0, **options):
     """Return the files that each rank read in an epoch."""
     for rank in range(num_replicas):
@@ -128,18 +120,6 @@ def test_a_data_loader_returns_tensors(tmp_path):
             assert all(isinstance(rows, torch.Tensor) for rows in batch.values())
             np.testing.assert_array_equal(batch["x"].numpy(), arrays["x"], strict=True)
             np.testing.assert_array_equal(batch["y"].numpy(), arrays["y"], strict=True)
-
-
-def test_tensors_come_as_tensors_and_only_keys_asked_for(tmp_path):
-    names = [str(tmp_path / f"{number}.pt") for number in range(3)]
-    for number, name in enumerate(names):
-        x = torch.arange(4) + 4 * number
-        torch.save({"x": x, "z": x.bfloat16()[:, None], "other": x}, name)
-    batches = list(PartialShuffleSampler(FileDataset(names, keys=["z", "x"]), batch_size=5))
-    assert sorted(torch.cat([batch["x"] for batch in batches]).tolist()) == list(range(12))
-    for batch in batches:
-        assert list(batch) == ["z", "x"]
-        assert torch.equal(batch["z"], batch["x"].bfloat16()[:, None])
 
 
 def columns_of(start, stop):

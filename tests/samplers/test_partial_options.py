@@ -1,12 +1,9 @@
 """Options of the partial shuffle, and files that differ."""
 
-from math import ceil
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DistributedSampler
 
 from compss_train.data.files import FileDataset
 from compss_train.data.readers import NpzReader
@@ -18,8 +15,6 @@ from compss_train.samplers import (
 )
 from tests.samplers import numbered_files as numbered
 from tests.samplers.numbered_files import (
-    REPLICAS,
-    sampler_of,
     until_error,
 )
 
@@ -167,17 +162,3 @@ def test_a_file_unlike_the_first_stops_its_ranks_only(sizes, num_replicas, epoch
 
 
 KINDS = [DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2]
-
-
-@given(samples=st.integers(1, 40), num_replicas=REPLICAS, drop_last=st.booleans(), rank=st.integers(0, 4))
-def test_lengths_are_those_of_torch(samples, num_replicas, drop_last, rank):
-    if rank >= num_replicas or (drop_last and samples < num_replicas):
-        return
-    place = {"num_replicas": num_replicas, "rank": rank, "shuffle": True, "seed": 3, "drop_last": drop_last}
-    theirs = DistributedSampler(range(samples), **place)
-    for kind in KINDS:
-        ours = sampler_of([samples], kind, **place)
-        assert len(ours) == ours.num_samples == len(theirs) == theirs.num_samples == len(list(theirs))
-    batches = sampler_of([samples], PartialShuffleSampler, batch_size=4, **place)
-    assert batches.num_samples == len(theirs)
-    assert len(batches) == batches.num_batches == ceil(len(theirs) / 4)

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from compss_train.data.files import FileDataset
-from compss_train.samplers import DistributedSamplerViaLocallyShuffle, PartialShuffleSampler
+from compss_train.samplers import PartialShuffleSampler
 from tests.samplers import numbered_files as numbered
 from tests.samplers.numbered_files import cases
 
@@ -155,12 +155,6 @@ def test_skipped_batches_that_a_loader_fetches_ahead_are_counted():
     sampler = numbered.sampler_of(SIZES, **options)
     steps = [(batch["x"][0].item(), sampler.state_dict()["step"]) for batch in loader_of(sampler, num_workers=2)]
     assert steps == [(2 * (step - 1), step) for step in range(1, 16) if step not in (5, 6, 7, 8)]
-
-
-def test_the_original_samplers_keep_their_place_too():
-    sampler = numbered.sampler_of(SIZES, DistributedSamplerViaLocallyShuffle, batch_size=3)
-    for count, _batch in enumerate(loader_of(sampler, num_workers=2), 1):
-        assert sampler.state_dict()["step"] == count
 
 
 class Wrapped:

@@ -333,27 +333,6 @@ def test_a_script_without_a_main_guard_trains_and_ctrl_c_ends_all_of_it(start, t
     assert leftovers(process.pid) == []
 
 
-@pytest.mark.slow  # a program and its worker import torch, for seconds
-def test_ctrl_c_while_the_workers_start_is_no_different(start):
-    process = start()
-    wait_until(lambda: leftovers(process.pid), 60)
-    os.killpg(process.pid, signal.SIGINT)
-    wait_until(lambda: process.poll() is not None and not session(process.pid), 60)  # the fit takes half an hour
-    out, err = process.communicate()
-    # Of one process: where it was handling an exception, that is shown before.
-    assert (re.findall(r"^KeyboardInterrupt$", err, re.MULTILINE), out) == (["KeyboardInterrupt"], "")
-    assert leftovers(process.pid) == []
-
-
-@pytest.mark.slow  # test_killed_three_times sees the same without importing torch twice
-def test_workers_and_files_go_when_the_coordinator_is_killed(start, tmp_path):
-    process = start()
-    wait_until((tmp_path / "training").exists, 60)
-    process.kill()
-    process.communicate()
-    wait_until(lambda: not session(process.pid) and not leftovers(process.pid), 20)
-
-
 def test_killed_three_times_on_processes_and_without(tmp_path):
     times, rounds = result_of_process(kill_fits, tmp_path, 1, 99, 3, 0.02)
     assert times == 3

@@ -19,10 +19,10 @@ from compss_train import (
 )
 from tests.helpers.cases import slow
 from tests.helpers.file_fits import BOUNDS, POOLS, SIZES, fitted, rows, write_files
-from tests.helpers.models import MODES, assert_close, assert_same_bits, awkward_net, classification, mlp
+from tests.helpers.models import MODES, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
 from tests.helpers.small_fits import STILL, combined, trainer_of
-from tests.helpers.tolerances import average, largest, loss_error, output_error, sum_error
+from tests.helpers.tolerances import loss_error, output_error
 
 
 @pytest.fixture(scope="module")
@@ -267,21 +267,6 @@ def test_records_count_given_samples_however_often_they_were_trained_on(own_file
         given = sum(SIZES) - sum(SIZES[number] for number in bad)
         assert [record["samples"] for record in history] == [given] * 2
         assert (trained == [given] * 2) == (buffer is None)
-
-
-@pytest.mark.filterwarnings("ignore:skipped")
-@pytest.mark.parametrize("bad", [{0}, {8}, set(range(1, 9)), *slow({4}, {0, 8}, set(range(8)))], ids=str)
-def test_workers_without_samples_have_no_vote_in_a_tree(engine, tmp_path, bad):
-    files = write_alike(tmp_path, 9)
-    dataset = FileDataset(files, on_bad_file="skip")
-    alone = [fitted("serial", 1, FileDataset([file]), mlp, **AS_THEY_ARE)[0] for file in files]
-    for number in bad:
-        spoil(files[number])
-    ours, history = fitted(engine, 9, dataset, mlp, **AS_THEY_ARE)
-    good = [version for number, version in enumerate(alone) if number not in bad]
-    assert_close(ours, average(good, [10] * len(good)), sum_error(np.float32, 1, largest(*good)))
-    assert all(np.isfinite(array).all() for array in ours.values())
-    assert history[0]["samples"] == 10 * len(good)
 
 
 def test_evaluate_tells_of_skipped_files_and_predict_raises(own_files, samples):

@@ -294,15 +294,6 @@ def test_changes_in_place_do_not_reach_the_blocks(engine, shuffle):
     assert_same_bits(*results)
 
 
-def test_a_loss_has_one_element(engine):
-    def reshaped(output, target):
-        return nn.functional.cross_entropy(output, target).reshape(1)
-
-    fit(built(engine, loss=reshaped, metric=None))
-    with pytest.raises(ValueError, match=r"loss must be one number a batch .*not a tensor of shape \(6,\)"):
-        fit(built(engine, 1, loss=nn.CrossEntropyLoss(reduction="none"), metric=None), blocks=1)
-
-
 def test_a_summary_says_what_is_trained():
     net = awkward_net()
     net[4].weight = nn.Parameter(net[4].weight.detach(), requires_grad=False)

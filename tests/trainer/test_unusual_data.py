@@ -123,6 +123,7 @@ NO_GRADIENT = "the loss has no gradient"
         (lambda loss: (loss, loss), ValueError, NO_TENSOR),
         (torch.Tensor.detach, ValueError, NO_GRADIENT),
         (lambda loss: (loss > 0).sum(), ValueError, NO_GRADIENT),
+        (lambda loss: loss.expand(6), ValueError, r"one number a batch .*not a tensor of shape \(6,\)"),
     ],
 )
 def test_losses_that_cannot_be_trained_on(change, error, message):
@@ -130,6 +131,11 @@ def test_losses_that_cannot_be_trained_on(change, error, message):
     for method in (trainer.fit, trainer.check_fit):
         with pytest.raises(error, match=f"(?s){message}"):
             method(*blocked(X, Y, 2), **GOOD)
+
+
+def test_a_loss_may_have_a_dimension():
+    losses = Loss(lambda loss: loss.reshape(1)), "cross_entropy"
+    assert_same_bits(*(fit(built(mlp(), loss)) for loss in losses))
 
 
 def reduced(output, target, reduction="mean"):

@@ -22,10 +22,9 @@ from compss_train import (
 )
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints import list_checkpoints
-from tests.helpers.callbacks import InterruptAt
 from tests.helpers.cases import each_value, slow
 from tests.helpers.models import MODES, SGD, Smoothed, assert_same_bits, mlp
-from tests.helpers.small_fits import X, Y, assert_alike, combined, contents, fit, trainer_of
+from tests.helpers.small_fits import X, Y, assert_alike, combined, fit, trainer_of
 from tests.model.lr_schedules.schedulers import SCHEDULERS
 from tests.model.test_train_transform import mixup, noisy
 from tests.trainer.test_dataset_fits import Noisy, Stream
@@ -187,22 +186,6 @@ def test_files_that_cannot_be_read_are_left_out_again(tmp_path, files):
     with pytest.warns(UserWarning, match="skipped"):
         whole = every_round_resumed(tmp_path / "folder", trainer_of, data=(bad,), shuffle=None, **BLOCKS)
     assert len(whole.history[-1]["skipped"]) == 2
-
-
-@pytest.mark.parametrize("mode", [MODES[0], *slow(BLOCKS)], ids=str)
-def test_interrupted_after_any_round_and_resumed_from_the_folder(tmp_path, mode):
-    whole = trainer_of()
-    fit(whole, Checkpoint(tmp_path / "whole", keep=99), **mode)
-    rounds = len(whole.history)
-    for k in range(1, rounds):
-        folder = tmp_path / str(k)
-        first, second = trainer_of(), trainer_of()
-        with pytest.raises(KeyboardInterrupt):
-            fit(first, Checkpoint(folder, keep=99), InterruptAt(k), resume=True, **mode)
-        assert list(list_checkpoints(folder)) == list(range(k))
-        fit(second, Checkpoint(folder, keep=99), resume=True, **mode)
-        assert_alike(second, whole)
-        assert_same(contents(folder), contents(tmp_path / "whole"))
 
 
 def test_a_resumed_fit_that_had_ended_trains_nothing(tmp_path):

@@ -20,8 +20,7 @@ from compss_train.model import saved_state
 from compss_train.training import checkpoints as storage
 from compss_train.training import resuming
 from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, mlp
-from tests.helpers.small_fits import RefusingTransform, X, Y, assert_alike, fit, numbers_of, trainer_of
-from tests.training.checkpoints.trees import assert_same
+from tests.helpers.small_fits import RefusingTransform, X, Y, assert_alike, fit, trainer_of
 
 pytestmark = pytest.mark.filterwarnings(
     r"ignore:.*transform was None, and is tests\.helpers\.small_fits\.RefusingTransform"
@@ -381,34 +380,6 @@ def raising(error):
         raise error
 
     return fail
-
-
-class Full(Callback):
-    """Fills the disk after a round."""
-
-    def __init__(self, monkeypatch, call, number):
-        self.monkeypatch, self.call, self.number = monkeypatch, call, number
-
-    def on_round_end(self, trainer, record):
-        if record["round"] == self.number:
-            self.monkeypatch.setattr(self.call, raising(OSError(errno.ENOSPC, "No space left on device")))
-
-
-@pytest.mark.parametrize("call", ["compss_train.model.saved_state.save_file", "os.fsync"])
-def test_a_disk_that_fills_up_during_a_fit(tmp_path, monkeypatch, call):
-    trainer, first, whole = trainer_of(), trainer_of(), trainer_of()
-    with pytest.raises(OSError, match="No space left") as caught:
-        fit(trainer, Checkpoint(tmp_path), Full(monkeypatch, call, 1))
-    assert caught.value.__notes__ == ["Raised in the callback Checkpoint, by its on_round_end."]
-    monkeypatch.undo()
-    assert os.listdir(tmp_path) == ["round-000000"]
-    fit(first, num_epochs=2)
-    assert_same_bits(trainer.get_parameters(), first.get_parameters())
-    assert_same(numbers_of(list(trainer.history)), numbers_of(list(first.history)))
-    fit(whole)
-    again = trainer_of()
-    fit(again, Checkpoint(tmp_path), resume=True)
-    assert_alike(again, whole)
 
 
 def test_what_would_change_the_trainer_is_refused_during_a_fit(folder):

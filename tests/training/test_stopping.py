@@ -162,21 +162,6 @@ def test_a_fit_ends_before_its_program_is_ended(max_time, time_left, stops):
     assert stopping.urgent
 
 
-@pytest.mark.parametrize(("durations", "rounds"), [([10] * 6, 3), ([1, 20, *[1] * 4], 2), *slow(([40], 1))])
-def test_a_fit_stops_before_a_round_that_takes_too_long(tmp_path, durations, rounds):
-    clock = Clock()
-    stopped, whole = trainer_of(clock=clock), trainer_of()
-    fit(stopped, Passing(clock, durations), Checkpoint(tmp_path, 4), max_time=timedelta(seconds=35), num_epochs=6)
-    assert len(stopped.history) == rounds
-    assert stopped.stopped == "max_time"
-    assert max(list_checkpoints(tmp_path)) == rounds - 1
-    fit(whole, num_epochs=6)
-    for _ in range(6 // rounds):
-        again = trainer_of(clock=clock)
-        fit(again, Passing(clock, [10] * 6), Checkpoint(tmp_path, 4), resume=True, max_time=35, num_epochs=6)
-    assert_alike(again, whole)
-
-
 @pytest.mark.parametrize("at", [0, *slow(1), 3])
 def test_a_round_without_time_left_is_given_up(tmp_path, at):
     engine, clock = LookaheadEngine(), Clock()

@@ -1,7 +1,6 @@
-"""Kill processes with SIGKILL while they write checkpoints, check the files, and count how many were killed."""
+"""Kill processes with SIGKILL at each system call while they write checkpoints, and check the files."""
 
 import os
-import random
 import signal
 import sys
 from collections.abc import Callable
@@ -20,20 +19,20 @@ from compss_train.training.checkpoints import (
 from compss_train.training.shared_history import SharedHistory
 
 
-def content(number: int, size: int = 1000) -> dict[str, Any]:
+def content(number: int) -> dict[str, Any]:
     history = [{"round": each, "ended": number // 100 + each / 128} for each in range(number % 100 + 1)]
-    values = {"values": torch.full((size,), float(number)), "more": torch.arange(number)}
+    values = {"values": torch.full((1000,), float(number)), "more": torch.arange(number)}
     return {"round": number, "history": history, **values}
 
 
-def check(folder: Path, numbers: set[int], size: int = 1000) -> None:
+def check(folder: Path, numbers: set[int]) -> None:
     """Check that every checkpoint is complete, and that those of these rounds exist."""
     found = list_checkpoints(folder)
     assert numbers <= set(found), (numbers, found)
     for number, path in found.items():
         saved = read_checkpoint(path)
         assert saved["round"] in (number, number + 100), path
-        assert torch.equal(saved["values"], content(saved["round"], size)["values"]), path
+        assert torch.equal(saved["values"], content(saved["round"])["values"]), path
         assert saved["history"] == content(saved["round"])["history"], path
     prune_checkpoints(folder, set(found))
     assert set(os.listdir(folder)) == {path.name for path in found.values()}
@@ -74,26 +73,8 @@ def at_every_call(folder: Path, action: Callable[[], None], kept: set[int]) -> i
     return call - 1
 
 
-def at_random(folder: Path, times: int) -> int:
-    """Kill a process that writes one checkpoint after another, at random times."""
-    size, draw = 300_000, random.Random(0)
-    write_checkpoint(checkpoint_path(folder, 0), content(0, size))
-    for _ in range(times):
-        run, seconds = draw.choice([0, 100]), draw.uniform(1e-6, 0.05)
-        if not (child := os.fork()):
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)  # which ends a process as SIGKILL does
-            signal.setitimer(signal.ITIMER_REAL, seconds)
-            number, shared = 0, SharedHistory()
-            while True:
-                number = (number + 1) % 50
-                write_checkpoint(checkpoint_path(folder, number), content(number + run, size), shared=shared)
-                prune_checkpoints(folder, {0, number - 1, number})
-        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGALRM
-        check(folder, set(), size)
-    return times
-
-
-def killed_writes(folder: Path, times: int) -> tuple[int, int]:
+def killed_writes(folder: Path) -> int:
+    """Return how many system calls there were."""
     shared = SharedHistory()
 
     def write(number: int) -> None:
@@ -104,6 +85,4 @@ def killed_writes(folder: Path, times: int) -> tuple[int, int]:
     calls = at_every_call(folder, lambda: write(5), {1, 2, 3, 4})  # which shares a file and has one of its own
     # A checkpoint that is being replaced may be missing for a moment, but is never read in part.
     calls += at_every_call(folder, lambda: write(105), {1, 2, 3, 4})
-    calls += at_every_call(folder, lambda: prune_checkpoints(folder, {1, 2}), {1, 2})
-    (folder / "random").mkdir()
-    return calls, at_random(folder / "random", times)
+    return calls + at_every_call(folder, lambda: prune_checkpoints(folder, {1, 2}), {1, 2})

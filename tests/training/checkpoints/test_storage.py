@@ -193,11 +193,4 @@ def test_leftovers_of_a_process_with_the_same_id_are_replaced(good):
 
 
 def test_a_kill_at_any_system_call_leaves_no_partial_checkpoint(tmp_path):
-    calls, times = result_of_process(killed_writes, tmp_path, 5)
-    assert calls > 30
-    assert times == 5
-
-
-@pytest.mark.slow
-def test_a_kill_at_any_time_leaves_no_partial_checkpoint(tmp_path):
-    assert result_of_process(killed_writes, tmp_path, 500)[1] == 500
+    assert result_of_process(killed_writes, tmp_path) > 30

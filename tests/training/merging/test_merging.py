@@ -10,32 +10,10 @@ from compss_train import Merge, SerialEngine
 from compss_train.model.training_spec import TensorNames
 from compss_train.training.merging.synchronous import sum_by_tree
 from compss_train.worker.merge import MergeRule, merge_results
-from tests.engines import tasks
 from tests.helpers.cases import slow
 from tests.helpers.models import ADAM, SGD, assert_close, assert_same_bits, blocked, classification, mlp
-from tests.helpers.small_fits import PLAIN_SGD, STILL, combined, fitted, trainer_of
+from tests.helpers.small_fits import STILL, combined, fitted, trainer_of
 from tests.helpers.tolerances import average, largest, sum_error, weighted
-
-
-def test_commutative_workers_do_not_wait_for_each_other(shared_local, tmp_path):
-    """One worker ends all its rounds while the other is held in its first."""
-    gate = tmp_path / "gate"
-    x = np.zeros((8, 6), np.float32)
-    x[1::2] = 1  # the second worker's blocks
-
-    def hold_second(batch):
-        if batch[0, 0] == 1:
-            tasks.wait_for(gate, None)
-        else:
-            tasks.note("first", tmp_path / "order")
-            if len((tmp_path / "order").read_text().split()) == 4:
-                gate.touch()
-        return batch
-
-    trainer = trainer_of(shared_local, 2, net=mlp, optimizer=PLAIN_SGD, transform=hold_second)
-    y = np.zeros(8, np.int64)
-    trainer.fit(*blocked(x, y, 8), num_epochs=4, batch_size=1, merge=Merge("commutative", every=1), **STILL)
-    assert gate.exists()
 
 
 def test_halving_is_dislibs_rule(engine):
