@@ -238,23 +238,23 @@ def frame_as_array(value: Any, name: str, floats: str | None) -> FrameArray:
             coding: Coding = {columns_of(name): tuple(names)}
         else:
             series, coding = {str(getattr(value, "name", None) or name): value}, {}
-        columns = [_frame_column(each, own) for each, own in series.items()]
+        read = {each: _frame_column(each, own) for each, own in series.items()}
     except FileContentError as error:
         raise ValueError(f"{name} is a {type(value).__name__} that {error}") from None
+    columns = [column for column, _ in read.values()]
     dtype = float_dtype(np.result_type(*columns), floats)
     array = np.stack(columns, axis=1, dtype=dtype) if hasattr(value, "columns") else columns[0].astype(dtype)
     is_changed = any(column.dtype.kind == "f" and column.dtype != dtype for column in columns)
     notes, remarks = [conversion_note("float64", str(dtype))] if is_changed else [], list[str]()
     if dtype.kind == "f":
-        widened = [each for each, column in zip(series, columns, strict=True) if column.dtype.kind in "iu"]
-        codes = [each for each in widened if _is_category(series[each])]
-        integers = [each for each in widened if each not in codes]
+        widened = {each: categories for each, (column, categories) in read.items() if column.dtype.kind in "iu"}
+        codes = [each for each, categories in widened.items() if categories is not None]
+        integers = [each for each, categories in widened.items() if categories is None]
         notes += [codes_note(codes, name, dtype)] if codes else []
         remarks = [integers_remark(integers, name, dtype)] if integers else []
-    for each, own in series.items():
-        if _is_category(own):
-            values = own.cat.categories if hasattr(own.cat, "categories") else own.cat.get_categories()
-            coding[classes_of(name, each if coding else None)] = tuple(values)
+    for each, (_, categories) in read.items():
+        if categories is not None:
+            coding[classes_of(name, each if coding else None)] = categories
     return FrameArray(array, notes, remarks, coding)
 
 
@@ -268,24 +268,34 @@ def classes_of(name: str, column: str | None = None) -> str:
     return f"the classes of {name}" if column is None else f"the classes of {column!r} in {name}"
 
 
-def _is_category(series: Any) -> bool:
-    return str(series.dtype).lower().startswith(("category", "categorical", "enum"))
+def _coded(name: str, series: Any) -> tuple[NDArray[np.int64], tuple[Any, ...]]:
+    """Return the codes of a series of categories, and the categories.
+
+    Those of polars' ``Categorical`` belong to the whole program, and codes depend on what it has read before: here
+    they are the values that occur, in ascending order.
+    """
+    if hasattr(series.cat, "categories"):  # of pandas
+        return np.asarray(series.cat.codes, np.int64), tuple(series.cat.categories)
+    _, rows, places = np.unique(series.to_physical().to_numpy(), return_index=True, return_inverse=True)
+    values = [series[row] for row in rows.tolist()]
+    is_enum = str(series.dtype).startswith("Enum")
+    categories = tuple(series.dtype.categories if is_enum else sorted(values))
+    return class_codes(name, values, places, categories), categories
 
 
-def _frame_column(name: str, series: Any) -> NDArray[Any]:
-    """Return a column as numbers; categories as codes."""
+def _frame_column(name: str, series: Any) -> tuple[NDArray[Any], tuple[Any, ...] | None]:
+    """Return a column as numbers, and the categories whose codes these are, if it has any."""
     check_complete(name, np.asarray(series.isna() if hasattr(series, "isna") else series.is_null()))
-    kind = str(series.dtype)
-    if _is_category(series):
-        codes = series.cat.codes if hasattr(series.cat, "codes") else series.to_physical()
-        return np.asarray(codes.to_numpy(), np.int64)
+    kind = str(series.dtype).lower()
+    if kind.startswith(("category", "categorical", "enum")):
+        return _coded(name, series)
     first: Any = next(iter(series), None)
     if np.ndim(first) and not isinstance(first, str):
         raise FileContentError(
             f"holds {type(first).__name__} values in {name!r}: give them apart, np.stack(list(frame[{name!r}])), "
             "or list(...) if lengths differ; beside other columns as in x={'arrays': ..., 'numbers': ...}"
         )
-    if kind.lower().startswith(("object", "str", "utf8", "large_string")):
+    if kind.startswith(("object", "str", "utf8", "large_string")):
         raise FileContentError(
             f"holds {type(first).__name__} values in {name!r}, which are no numbers: make "
             f"them categories, frame[{name!r}].astype('category'), whose codes are trained on, or convert them, or "
@@ -295,7 +305,7 @@ def _frame_column(name: str, series: Any) -> NDArray[Any]:
     if values.dtype == object and hasattr(series.dtype, "numpy_dtype"):  # pandas's types that can lack values
         values = series.to_numpy(dtype=series.dtype.numpy_dtype)
     check_numbers(name, values.dtype)
-    return np.asarray(values)
+    return np.asarray(values), None
 
 
 def import_pyarrow(module: str = "pyarrow") -> Any:

@@ -92,6 +92,16 @@ def test_frames_of_polars_are_those_of_pandas():
     )
     np.testing.assert_array_equal(array_of(frame), array_of(FRAME))
     np.testing.assert_array_equal(array_of(frame["kind"]), [1, 0, 1])
+    for values in (
+        ["x", "y"],
+        ["b", "a", "b"],
+    ):  # polars counts on from what it has read before
+        kinds = polars.Series("kind", values, dtype=polars.Categorical)
+        read = tables.frame_as_array(kinds, "y", None)
+        assert (read.array.tolist(), read.coding) == (
+            [sorted({*values}).index(value) for value in values],
+            {"the classes of y": tuple(sorted({*values}))},
+        )
     with pytest.raises(ValueError, match="lacks a value in 'a'"):
         array_of(polars.DataFrame({"a": [1.0, None]}))
     with pytest.raises(ValueError, match="holds str values in 'a'"):
