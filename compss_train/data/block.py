@@ -198,15 +198,16 @@ class Ragged:
         return len(self.offsets) - 1
 
     def __getitem__(self, key: Any) -> Any:
-        """Return a sequence as a tensor or a slice of sequences, both sharing this memory; or copies, by number."""
-        if isinstance(key, slice):
+        """Return a sequence as a tensor, or several by a slice, numbers or a mask.
+
+        A sequence, and a slice without a step, share this memory; others are copies.
+        """
+        if isinstance(key, slice) and key.step in (None, 1):
             start, stop, _ = key.indices(len(self))
             return Ragged.of(self.values, self.offsets[start : max(start, stop) + 1], self.bucket_by_length)
-        if isinstance(key, np.ndarray | torch.Tensor):
-            return self.index_select(0, torch.as_tensor(key))
-        if not -len(self) <= key < len(self):
-            raise IndexError(key)
-        number = key % len(self)
+        if isinstance(key, slice | list | np.ndarray | torch.Tensor):
+            return self.index_select(0, torch.from_numpy(np.arange(len(self))[key].copy()))
+        number = range(len(self))[key]
         return self.values[self.offsets[number] : self.offsets[number + 1]]
 
     def index_select(self, dimension: int, rows: torch.Tensor) -> "Ragged":
@@ -412,8 +413,10 @@ def gather(samples: NDArray[Any], starts: Sequence[int], blocks: Sequence[Block]
     places = np.empty_like(order)
     places[order] = np.arange(len(order))
     if isinstance(blocks[0], Ragged):
-        parts = [block[ordered[low:high] - start] for block, start, low, high in used]
-        return join(parts)[places]  # type: ignore[no-any-return]
+        parts = [
+            block.index_select(0, torch.from_numpy(ordered[low:high] - start)) for block, start, low, high in used
+        ]
+        return join(parts).index_select(0, torch.from_numpy(places))  # type: ignore[return-value]
     collected = np.empty((len(samples), rows_of_bytes(blocks[0]).shape[1]), np.uint8)
     for block, start, low, high in used:
         np.take(rows_of_bytes(block), ordered[low:high] - start, axis=0, out=collected[low:high], mode="clip")

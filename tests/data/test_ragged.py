@@ -219,6 +219,24 @@ def test_check_fit_tells_whether_predictions_can_be_collated(tmp_path):
     assert trainer.predict(files).shape == (9, 9, 3)
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        *(slice(None, None, 2), slice(None, None, -1), slice(5, 30, 7), slice(30, 5), slice(-3, None)),
+        *(
+            [3, -1, 3],
+            np.array([3, -1], np.int32),
+            torch.tensor([-41, 0]),
+            LENGTHS > 6,
+            torch.from_numpy(LENGTHS > 6),
+        ),
+    ],
+)
+def test_sequences_are_selected_as_rows_of_an_array_are(key):
+    selected, expected = Ragged(TOKENS)[key], np.arange(41)[key]
+    assert [each.tolist() for each in selected] == [TOKENS[number].tolist() for number in expected]
+
+
 def test_sequences_are_cut_selected_and_pickled_without_the_others():
     ragged, rows = Ragged(TOKENS), np.array([5, 3, 40, 3])
     for found in (
