@@ -6,7 +6,7 @@ task to task without going through the coordinator. Also here: the resources of 
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -221,9 +221,13 @@ class Engine(ABC):
         """
         self._check_open()
         with self._lock:
-            own, others = self._scope, [*self._scopes - {self._scope}]
-            self._reserve([*(task for scope in others for task in scope.reserved), *tasks])
+            own = self._scope
+            self._reserve([*self._reserved(self._scopes - {own}), *tasks])
             own.reserved = tasks
+
+    def _reserved(self, scopes: Collection[Scope]) -> list[Resources]:
+        """Return the tasks that these scopes have reserved."""
+        return [task for scope in scopes for task in scope.reserved]
 
     @abstractmethod
     def _reserve(self, tasks: Sequence[Resources]) -> None:

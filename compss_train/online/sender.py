@@ -46,7 +46,7 @@ class SampleSender(Closable):
 
     def __init__(self, address: str, token: str, name: str | None = None, *, timeout: float = 60.0) -> None:
         self._address, self._greeting = Address(address, token), {"role": "sender", "name": name}
-        self._stream = open_stream(self._address, self._greeting, timeout)
+        self._stream = open_stream(self._address, self._greeting, validation.check_non_negative("timeout", timeout))
         self._closed = False
 
     @property

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import torch
 
-from compss_train._utils.validation import check_count
+from compss_train._utils.validation import check_count, check_seconds
 from compss_train.data.block import Block, as_tensor
 from compss_train.model.saved_state import decode_value, encode_value
 from compss_train.net import Address, check_token
@@ -95,9 +95,10 @@ def connect(
 
     Raises ``TimeoutError`` if the server does not answer for ``timeout`` seconds, and ``PermissionError`` for a
     wrong token, both here and in calls of the client. Raises ``ValueError`` for an invalid address, a name that is
-    not a string or is empty, an empty token, and a negative generation.
+    not a string or is empty, an empty token, a timeout that is not above 0, and a negative generation.
     """
     check_token(token)
+    check_seconds("timeout", timeout)
     check_count("generation", generation, least=0)
     if name is not None and not (isinstance(name, str) and name):
         raise ValueError(f"name={name!r}: give a string that is not empty, or None")

@@ -299,6 +299,20 @@ def test_an_engine_grows_and_shrinks_while_tasks_run(tmp_path, forked_processes)
             engine.resize(0)
 
 
+def test_an_engine_does_not_shrink_below_what_has_to_run_at_the_same_time(forked_processes):
+    with LocalEngine(processes=4) as engine:
+        with engine.scope():
+            engine.reserve([ONE_CPU, Resources(cpus=2)])
+            for processes in (2, 1):  # too few CPUs, and too few processes
+                with pytest.raises(
+                    ValueError, match=rf"processes={processes} have .* 2 tasks, .* and need 3; give"
+                ):
+                    engine.resize(processes)
+            engine.resize(3)
+        engine.resize(1)
+        assert engine.processes == 1
+
+
 def test_processes_that_are_removed_leave_nothing_but_their_samples(tmp_path, forked_processes):
     def state():
         gc.collect()

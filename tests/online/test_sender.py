@@ -85,3 +85,9 @@ def test_a_sender_waits_until_its_name_is_free(how):
 def test_invalid_addresses_raise(address):
     with pytest.raises(ValueError, match=r"address=.*: give tcp://HOST:PORT"):
         SampleSender(address, TOKEN)
+
+
+@pytest.mark.parametrize("timeout", [-1, "60"])
+def test_invalid_timeouts_raise(timeout):
+    with pytest.raises(ValueError, match=r"timeout=.*: give a number of at least 0"):
+        SampleSender("tcp://localhost:5555", TOKEN, timeout=timeout)

@@ -331,6 +331,7 @@ WRONG = [
     *((lambda bad=bad: connect(**OPEN | {"name": bad}), f"name={bad!r}") for bad in ("", 3)),
     *((lambda bad=bad: connect(bad, "t"), f"address={bad!r}") for bad in ("foo", 3)),
     (lambda: connect(**OPEN, generation=-1), "generation=-1"),
+    *((lambda bad=bad: connect(**OPEN | {"timeout": bad}), f"timeout={bad!r}") for bad in (0, "60")),
 ]
 
 

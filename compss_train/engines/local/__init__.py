@@ -43,12 +43,10 @@ class LocalEngine(GraphEngine):
     traits: ClassVar[Traits] = Traits(starts_processes=True, shared_memory=True)
 
     def __init__(self, processes: int, threads: int = 1, preload: Sequence[str] = ()) -> None:
-        if processes < 1 or threads < 1:
-            raise ValueError(f"LocalEngine needs at least 1 process and thread, got {processes} and {threads}")
+        check_count("processes", processes)
         super().__init__()
-        self.processes = 0
-        self.threads = threads
-        self.cpus = 0
+        self.processes = self.cpus = 0
+        self.threads = check_count("threads", threads)
         self._widest = 1
         """The most CPUs that a task has asked for."""
         self._processes: list[WorkerProcess] = []
@@ -83,8 +81,8 @@ class LocalEngine(GraphEngine):
         """Run tasks on this number of processes from now on; callbacks may call it. The bits stay the same.
 
         New processes take tasks as soon as they have started. Surplus processes end after their current tasks, the
-        slowest idle ones first. Raises ``ValueError`` for fewer than one process, and for fewer
-        CPUs than a task has asked for.
+        slowest idle ones first. Raises ``ValueError`` for fewer than one process, for fewer CPUs than a task has
+        asked for, and if tasks that have to run at the same time, as those of an online fit, need more.
         """
         self._check_open()
         with self._lock:
@@ -92,6 +90,12 @@ class LocalEngine(GraphEngine):
             cpus = self.cpus + added * self.threads
             if cpus < self._widest:
                 raise ValueError(f"processes={processes} have {cpus} CPUs, and a task needs {self._widest}")
+            reserved = [task.cpus for task in self._reserved(self._scopes)]
+            if processes < len(reserved) or cpus < sum(reserved):
+                raise ValueError(
+                    f"processes={processes} have {cpus} CPUs; {len(reserved)} tasks, as those of an online fit, "
+                    f"run at the same time and need {sum(reserved)}; give more until it has ended"
+                )
             if added > 0:
                 self._grow(added, cpus - self.cpus)
             elif added < 0:
