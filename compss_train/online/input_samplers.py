@@ -161,7 +161,15 @@ class BoxSampler(InputSampler):
         return len(self._low)
 
     def next(self, table: SimulationTable) -> Any:
-        """Return the next input; ``None`` after ``number`` of them."""
+        """Return the next input; ``None`` after ``number`` of them.
+
+        Raises ``ValueError`` for the table of another study than that of the earlier inputs.
+        """
+        if self.drawn != len(table):
+            raise ValueError(
+                f"{type(self).__name__} has drawn {self.drawn} inputs, and {len(table)} simulations of this study "
+                "have begun: make a new sampler for each fit"
+            )
         if self.drawn == self.number:
             return None
         (value,) = self.values(self.choose(table)[None])

@@ -58,6 +58,15 @@ def test_inputs_are_inside_their_bounds_and_go_on_from_a_state(seed, number, los
     np.testing.assert_array_equal([*begun, *draw(second, table, lambda value: loss)], whole)
 
 
+@pytest.mark.parametrize("earlier", [3, 15, 20])
+def test_a_sampler_that_has_drawn_for_another_study_is_an_error(earlier, raises):
+    sampler, table = SpacedInputs(BOUNDS, 20, rows), table_of(np.tanh)
+    for _ in range(earlier):
+        table.begin(sampler.next(table))
+    with raises(ValueError, f"SpacedInputs has drawn {earlier} inputs, and 0 simulations"):
+        sampler.next(table_of(np.tanh))
+
+
 def test_named_parameters_make_dicts_with_the_same_values():
     named = SpacedInputs(dict(zip("ab", BOUNDS, strict=True)), 30, rows, seed=3)
     dicts = draw(named, table_of(np.sin), lambda value: value["a"] + 2)
