@@ -63,6 +63,8 @@ class SampleSender(Closable):
 
     def send(self, x: Any, y: Any = None, *, step: int | None = None) -> None:
         """Send a sample of arrays, tensors or numbers; paired buffers need its time step ``step``."""
+        if self._closed:
+            raise ValueError("this sender was closed, and its stream is complete; make another one to send more")
         sample = as_sample((x,) if y is None else (x, y))
         self._persist(lambda: self._stream.send(sample, step))
 

@@ -55,6 +55,15 @@ def test_rejected_senders_get_the_reason():
         assert running.workers[0].drain() == [1]
 
 
+def test_a_closed_sender_says_so():
+    with no_open_connections(), stub_fit() as running:
+        with connect_sender(running) as sender:
+            sender.send(1.0)
+        with pytest.raises(ValueError, match="this sender was closed, and its stream is complete"):
+            sender.send(2.0)
+        assert running.coordinator.wait_for("finished") == [1]
+
+
 def test_late_senders_are_rejected():
     with no_open_connections(), stub_fit() as running:
         running.coordinator.senders.closed = True
