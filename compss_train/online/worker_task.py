@@ -170,15 +170,23 @@ def _local_host(coordinator: Address) -> str:
     return nodes.LOOPBACK if parts.hostname is None else nodes.own_address(parts.hostname, parts.port or 1)
 
 
-def train_online(training_spec: TrainingSpec, states: GroupState, job: OnlineJob, number: int, device: str) -> None:
+def train_online(
+    training_spec: TrainingSpec,
+    states: GroupState,
+    job: OnlineJob,
+    number: int,
+    device: str,
+    moments: params.Parameters | None,
+) -> None:
     """Train until all samples are used or ``max_batches`` is reached, and send the new state to the coordinator.
 
-    Resumes from the checkpoint of an earlier attempt, if any.
+    Resumes from the checkpoint of an earlier attempt, if any. ``moments`` are what an earlier fit has averaged of
+    the optimizers' states.
     """
     with CoordinatorConnection(job.coordinator, number) as coordinator, ExitStack() as stack:
         if coordinator.accepted:
             try:
-                OnlineWorker(training_spec, states[0], job, number, device, coordinator, stack).run()
+                OnlineWorker(training_spec, states[0], job, number, device, moments, coordinator, stack).run()
             except ConnectionLostError:
                 raise
             except BaseException as error:  # which ends the fit; the engine has it when this task has ended
@@ -202,6 +210,7 @@ class OnlineWorker:
         job: OnlineJob,
         number: int,
         device: str,
+        moments: params.Parameters | None,
         coordinator: CoordinatorConnection,
         stack: ExitStack,
     ) -> None:
@@ -210,7 +219,7 @@ class OnlineWorker:
         if saved:
             state = worker_from_dict(saved["worker"])
         elif job.options.merge.optimizer_state == "reset":
-            state = replace(state, optimizer=None)
+            state, moments = replace(state, optimizer=None), None
         stack.enter_context(devices.random_state(state.random, device))
         self._server = stack.enter_context(job.server_address.connect(None))
         self._exchange = job.server_address.exchange
@@ -224,7 +233,7 @@ class OnlineWorker:
             name=f"worker {number}",
         )
         state = replace(state, skipped=True)  # what is not finite is found at once: samples do not come again
-        self._learner = learner.Learner(self._training, self._base, state, self._work)
+        self._learner = learner.Learner(self._training, self._base, state, self._work, moments)
         if unmerged := saved.get("unmerged"):
             self._base = unmerged["base"]
             params.load_into(self._learner.net, unmerged["own"])

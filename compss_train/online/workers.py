@@ -132,9 +132,12 @@ class Workers:
         self._waits_since: float | None = None
         resources = replace(session.resources, own_process=True)
         spec = session.engine.publish(session.model.built.training_spec.weightless)
+        moments = session.merge_state.moments
+        if not isinstance(moments, Ref):
+            moments = session.engine.publish(moments)
         self.all: list[Worker] = []
         for number, state in enumerate(session.states):
-            args = train_online, spec, state, job, number, session.device(number)
+            args = train_online, spec, state, job, number, session.device(number), moments
             submit = partial(session.engine.submit, *args, resources=resources)
             self.all.append(Worker(number, job, session.engine, submit))
         for worker, part in zip(self.all, parts, strict=False):

@@ -28,6 +28,7 @@ from compss_train.online.fitting import EventLoop
 from compss_train.online.inputs import Inputs
 from compss_train.online.options import OnlineOptions, online_merge
 from compss_train.parameter_server import connect, serve
+from compss_train.training.session import NOTHING_KEPT
 from tests.buffers.kinds import DEADLINE, Thread, make
 from tests.helpers.waiting import wait_until
 from tests.net.fuzzing import Fuzzer, FuzzingClient
@@ -233,6 +234,7 @@ class FitOfNobody(EventLoop):
             regroup=lambda groups: None,
             model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=None))),
             states=[(), ()],
+            merge_state=NOTHING_KEPT,
             device=lambda worker: "cpu",
             resources=Resources(),
         )

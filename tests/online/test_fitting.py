@@ -259,6 +259,15 @@ def test_fits_continue_from_each_other(local):
     assert sum(record["samples"] for record in trainer.history) == 84
 
 
+def test_a_fit_continues_with_the_averaged_state_of_the_optimizers_of_the_last_one(local):
+    x, y = classification(samples=42)
+    trainer = build_trainer(local, 1, mlp(), ADAM)
+    in_order = {"batch_size": 7, "shuffle": None, "shuffle_block_data": False}
+    trainer.fit(x[:21], y[:21], num_epochs=1, merge=Merge(optimizer_state="average"), **in_order)
+    ours = fit_online(trainer, simulate_rows, [(x[21:], y[21:])])
+    assert_same_bits(ours, plain_loop(mlp(), PLAIN["adam"][1], batches_of(7, x, y)))
+
+
 def test_a_reset_optimizer_starts_without_state(local):
     x, y = classification(samples=42)
     trainer = build_trainer(local, 1, mlp())

@@ -13,6 +13,7 @@ from compss_train.model.saved_state import decode_value, encode_value
 from compss_train.net.messages import pack, unpack
 from compss_train.online.events import RECONNECT_SECONDS, ConnectedTask
 from compss_train.online.workers import Workers
+from compss_train.training.session import NOTHING_KEPT
 
 
 def bytes_of(*values):
@@ -38,6 +39,7 @@ def workers_of(submitted, folder):
         regroup=lambda groups: None,
         model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=None))),
         states=[(), ()],
+        merge_state=NOTHING_KEPT,
         device=lambda worker: "cuda",
         resources=Resources(cpus=3, gpus=1),
     )
