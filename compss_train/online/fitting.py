@@ -377,9 +377,15 @@ class EventLoop:
         elif stops and self._saves_before_stop():
             self.recorder.drop_save()
             self._runs.remembers = True
-            self._workers.ask(urgent=self._stopping.urgent)
+            self._ask(urgent=self._stopping.urgent)
         elif self._is_due and not stops and self.recorder.is_idle:
-            self._workers.ask()
+            self._ask()
+
+    def _ask(self, *, urgent: bool = False) -> None:
+        """Ask for a save, if none is being made."""
+        if self._workers.asked is None:
+            self._runs.begin_save()
+        self._workers.ask(urgent=urgent)
 
     @property
     def _is_due(self) -> bool:

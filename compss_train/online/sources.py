@@ -77,6 +77,7 @@ class SimulationRuns:
         self._simulate: Ref = engine.publish(codec.pickled(simulations.simulate))
         self._repeated: deque[Simulation] = deque()
         self._known: dict[int, Simulation] = {}  # those that may have to be repeated; others are only counted
+        self._given_up: list[int] = []  # of these, those that were given up since a save began
         self.any_samples = any(samples > 0 for samples in inputs.samples)
         """Whether one has sent samples, as far as it has ended."""
         self._first: list[Simulation] = []
@@ -179,6 +180,14 @@ class SimulationRuns:
             del self._known[simulation.number]
         return [simulation.number for simulation in safe]
 
+    def begin_save(self) -> None:
+        """Forget simulations that were given up: all their samples will be in the save.
+
+        Those that are given up while workers save are incomplete in it, as workers may have taken part before.
+        """
+        while self._given_up:
+            del self._known[self._given_up.pop()]
+
     def _lacks(self, worker: Worker, simulation: Simulation) -> bool:
         return worker.lacks_samples(simulation.number, self._inputs.samples[simulation.number])
 
@@ -276,7 +285,7 @@ class SimulationRuns:
         self.failure = self.failure or simulation.failure
         self._failed_since = time.monotonic()
         self._inputs.give_up(simulation.number, simulation.value)
-        del self._known[simulation.number]
+        self._given_up.append(simulation.number)
         return False
 
     def check(self, received: int) -> None:

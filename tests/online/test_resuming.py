@@ -6,6 +6,7 @@ import signal
 import warnings
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -36,11 +37,13 @@ from tests.online.simulations import (
     COUNTING_SGD,
     CallAll,
     CountingNet,
+    Fault,
     OneHotSimulation,
     TouchFile,
     free_port,
     increment,
     one_hot,
+    raise_error,
     sample_counts,
     sum_loss,
     wait_for_file,
@@ -446,24 +449,36 @@ def touching(path, handle, key):
     return touch
 
 
-def test_a_simulation_that_ends_while_workers_save_is_not_complete(local, tmp_path):
-    """Without other saves, too: here one worker has taken part before the last sample that it got."""
+@pytest.mark.parametrize("outcome", ["finished", "failed"])
+def test_a_simulation_that_ends_while_workers_save_is_not_complete(local, tmp_path, outcome):
+    """Without other saves, too: here one worker has taken part before the last sample that it got.
+
+    One that is given up then runs again, as its samples would be lost, and is given up after them.
+    """
     trains, saved, ended = (tmp_path / name for name in ("trains", "saved", "ended"))
-    simulate = OneHotSimulation(4, CallAll((TouchFile(2, until=trains), TouchFile(2, until=saved))))
+    fails = Fault(4, raise_error, tmp_path, times=9 if outcome == "failed" else 0)
+    simulate = OneHotSimulation(6, CallAll((TouchFile(2, until=trains), TouchFile(2, until=saved), fails)))
 
     def life():
-        net = CountingNet(4, TouchFile(1, trains, until=ended))
+        net = CountingNet(6, TouchFile(1, trains, until=ended))
         trainer = build_trainer(local, 2, net, COUNTING_SGD, sum_loss, seed=0)
         given = {"batch_size": 1, "checkpoint_every": None, "callbacks": [Checkpoint(tmp_path / "saves")]}
         stopping = Thread(lambda: ended.exists() or (wait_for_file(trains), trainer.stop("enough")))
-        online(trainer, simulate, [[0, 1, 2, 3]], resume=True, progress=False, every=1, **given)
+        inputs = [[0, 1, 2, 3, 4], [5]]
+        online(trainer, simulate, inputs, resume=True, progress=False, every=1, retries=0, **given)
         stopping.result()
         return trainer
 
     note_save = patch.object(Workers, "handle", touching(saved, Workers.handle, "part"))
-    with note_save, patch.object(SimulationRuns, "handle", touching(ended, SimulationRuns.handle, "finished")):
+    note_end = patch.object(SimulationRuns, "handle", touching(ended, SimulationRuns.handle, outcome))
+    failed = r"simulation 0 of input \[0, 1, 2, 3, 4\] failed: ArithmeticError"
+    warns = partial(pytest.warns, UserWarning, match=failed) if fails.times else nullcontext
+    with note_save, note_end, warns():
         assert life().stopped == "enough"
-    assert sample_counts(life().get_parameters(), 2) == [1] * 4
+    with warns():
+        trainer = life()
+    assert sample_counts(trainer.get_parameters(), 2) == [1, 1, 1, 1, outcome == "finished", 1]
+    assert trainer.history[-1]["simulations"]["failed"] == (outcome == "failed")
 
 
 def test_other_bounds_of_a_sampler_are_refused(local, tmp_path, raises):

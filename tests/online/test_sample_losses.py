@@ -1,10 +1,14 @@
 """What workers know of the losses of samples: the newest of each, whatever the reports between."""
 
+import queue
+from contextlib import suppress
+
 import numpy as np
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from compss_train.buffers import Reservoir
 from compss_train.model.saved_state import decode_value, encode_value
 from compss_train.online.sample_losses import SampleLosses
 
@@ -79,3 +83,28 @@ def test_a_pair_counts_once():
     known = SampleLosses()
     known.add(torch.tensor([1.0, 3.0]), np.array([[7, 7], [7, 7]]), np.array([[0, 2], [1, 2]]))
     assert known.report().tolist() == [[7, 2, 2, 4, 1]]
+
+
+@given(st.data())
+def test_a_sample_that_leaves_the_buffer_while_its_batch_is_trained_counts_once(data):
+    """Puts evict samples of a reservoir between any two steps of the worker: draw, train, sum up."""
+    buffer, known, losses = Reservoir(4, 0, seed=0), SampleLosses(), {}
+    sent = iter(range(60))
+
+    def put(most):
+        for _ in range(data.draw(st.integers(0, most))):
+            with suppress(queue.Full):
+                buffer.put({"numbers": np.array([0, next(sent)])}, block=False)
+
+    buffer.put({"numbers": np.array([0, next(sent)])})
+    for number in range(data.draw(st.integers(1, 8))):
+        drawn = buffer.get_batch(3)["numbers"]
+        put(2)
+        loss = torch.arange(3.0) + number
+        known.add(loss, *drawn.T)
+        losses |= dict(zip(drawn[:, 1].tolist(), loss.tolist(), strict=True))
+        put(2)
+        if data.draw(st.booleans()):
+            known.settle(buffer.keys("numbers"))
+    [[_, _, samples, total, _]] = known.report()
+    assert (samples, total) == (len(losses), sum(losses.values()))
