@@ -27,21 +27,23 @@ _SET_PARENT_DEATH_SIGNAL, _SET_NAME, _SET_CHILD_SUBREAPER = 1, 15, 36
 """Options of prctl: a child is sent a signal when the thread that made it ends; orphans become children."""
 
 
-def parents() -> dict[int, tuple[str, int]]:
-    """Return the name and the parent of each process; on systems other than Linux nothing."""
+def processes() -> dict[int, tuple[str, int, int]]:
+    """Return name, parent and session of each process that has not ended; nothing on systems other than Linux."""
     found = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):  # the process has ended meanwhile
             start, _, end = stat.read_text(errors="replace").rpartition(")")
-            found[int(stat.parent.name)] = start.partition("(")[2], int(end.split()[1])
+            state, parent, _, session, *_ = end.split()
+            if state != "Z":
+                found[int(stat.parent.name)] = start.partition("(")[2], int(parent), int(session)
     return found
 
 
 def descendants(process: int) -> list[int]:
     """Return the ids of all descendants of a process, without guards and what they run."""
-    known, found = parents(), [process]
+    known, found = processes(), [process]
     for each in found:  # grows while it is iterated over
-        found += [child for child, (name, parent) in known.items() if parent == each and name != NAME]
+        found += [child for child, (name, parent, _) in known.items() if parent == each and name != NAME]
     return found[1:]
 
 

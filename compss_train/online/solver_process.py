@@ -54,8 +54,12 @@ class SolverProcess(Closable):
         self._input, self.output, self._error = pipes
         self._tail = b""
         copied = {self._error: 2} | ({} if piped else {self.output: 1})
-        self._thread = threading.Thread(target=self._copy, args=(copied,), name="solver's output", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._copy, args=(copied,), name="solver's output", daemon=True),
+            threading.Thread(target=self._end_rest, name="solver's end", daemon=True),
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def _copy(self, copied: Mapping[Any, int]) -> None:
         """Copy what the program writes until it ends, and keep the last of it."""
@@ -70,6 +74,14 @@ class SolverProcess(Closable):
                             os.write(key.data, text)
                     else:
                         selector.unregister(key.fileobj)
+
+    def _end_rest(self) -> None:
+        """End what is left when the guard has ended: if it was killed, it could not."""
+        self._process.wait()
+        while left := [pid for pid, (*_, leader) in guard.processes().items() if leader == self._process.pid]:
+            for pid in left:
+                with suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
 
     def status(self, timeout: float | None = 0.0) -> int | None:
         """Return the exit status, negative for a signal, waiting so many seconds; ``None`` if it has not ended."""
@@ -91,6 +103,7 @@ class SolverProcess(Closable):
         """End the program with all its processes, unless it has ended; wait for that."""
         self._input.close()
         self._process.wait()
-        self._thread.join()
+        for thread in self._threads:
+            thread.join()
         self.output.close()
         self._error.close()

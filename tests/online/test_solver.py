@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -263,21 +264,23 @@ def test_a_run_that_is_given_up_ends_with_all_its_processes(tmp_path):
     assert solvers_running() == []
 
 
-@pytest.mark.parametrize("ranks", [None, 2])
-def test_a_solver_ends_with_its_guard(tmp_path, ranks):
+@pytest.mark.parametrize("started_by", ["guard", "mpirun", "shell"])
+def test_a_solver_ends_with_its_guard(tmp_path, started_by):
     """Which is killed alone, and cannot end anything."""
-    if ranks is None:
-        command = [compiled("gcc", "faulty.c")]
-    else:
-        command = mpirun(ranks, compiled("mpicc", "faulty.c", flags=("-DWITH_MPI",)))
-    samples = solver([*command, "hangs", "{}"])(tmp_path / "flag")
+    command = [compiled("gcc", "faulty.c"), "hangs", str(tmp_path / "flag")]
+    if started_by == "mpirun":
+        command = [*mpirun(2, compiled("mpicc", "faulty.c", flags=("-DWITH_MPI",))), *command[1:]]
+    elif started_by == "shell":
+        command = ["sh", "-c", f"{shlex.join(command)} & wait"]
+    samples = solver(command)(None)
     assert [next(samples)[0] for _ in range(3)] == [0, 1, 2]
     wait_until((tmp_path / "flag").exists)
-    [guard] = [each.pid for each in psutil.Process().children() if each.name() == NAME]
-    os.kill(guard, signal.SIGKILL)
+    [guard] = [each for each in psutil.Process().children() if each.name() == NAME]
+    started = guard.children(recursive=True)
+    guard.kill()
     with pytest.raises(ChildProcessError, match=r"has disconnected|ended by SIGKILL"):
         next(samples)
-    wait_until(lambda: not solvers_running())
+    wait_until(lambda: not any(each.is_running() for each in started))
 
 
 def test_a_solver_ends_with_the_process_that_runs_it(tmp_path):

@@ -14,6 +14,7 @@ import ray
 
 from compss_train import BufferSpec
 from compss_train.callbacks import Callback
+from compss_train.training.checkpoints import read_latest_checkpoint
 from tests.online.fits import build_trainer, fit_and_count, fit_online, split_range
 from tests.online.simulations import (
     COUNTING_SGD,
@@ -27,7 +28,7 @@ from tests.online.simulations import (
     sum_loss,
 )
 from tests.online.solvers.compiled import compiled, mpirun, solver
-from tests.online.test_resuming import SAMPLES, StopAt, run_life
+from tests.online.test_resuming import SAMPLES, Noted, StopAt, begun_of_complete_ones, run_life
 
 
 def test_queues_of_two_workers_train_each_sample_once(shared_ray):
@@ -130,4 +131,37 @@ def test_a_worker_that_is_killed_in_a_resumed_study_goes_on(shared_ray, tmp_path
     assert ended
     assert fault.count == 1
     assert min(sample_counts(trainer.get_parameters(), 2)) >= 1
+    assert trainer.history[-1]["simulations"] == {"running": 0, "done": 12, "failed": 0}
+
+
+@pytest.mark.slow  # nodes that start and die take minutes on a busy machine
+def test_the_loss_of_a_node_in_a_resumed_study_loses_no_sample(ray_cluster, shared_ray, third_node, tmp_path):
+    """What the save has is neither simulated nor trained again. The last simulation waits for the loss."""
+    notes = tmp_path / "nodes"
+    notes.mkdir()
+    options = {
+        "workers": 3,
+        "buffer": BufferSpec("FIRO", 16, threshold=4),
+        "net": CountingNet(SAMPLES, NoteNode(notes)),
+    }
+    assert not run_life(shared_ray, tmp_path, stop=StopAt(60), **options)[1]
+    begun = begun_of_complete_ones(tmp_path)
+    before = sample_counts(read_latest_checkpoint(tmp_path / "saves")[1]["parameters"], 3)
+    assert begun
+    assert any(before)
+    for note in notes.iterdir():
+        note.unlink()
+    trainer, ended = run_life(
+        shared_ray,
+        tmp_path,
+        stop=Lose(ray_cluster, third_node, notes),
+        simulate=Noted(tmp_path, TouchFile(115, until=notes / "lost")),
+        **options,
+    )
+    assert ended
+    assert (notes / "lost").exists()
+    counts = sample_counts(trainer.get_parameters(), 3)
+    assert min(counts) >= 1
+    assert {now for now, then in zip(counts, before, strict=True) if then} == {1}
+    assert begun.items() <= begun_of_complete_ones(tmp_path).items()
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 12, "failed": 0}
