@@ -177,7 +177,7 @@ class FitOfEpochs(Fit):
             self._regroup()
             data = self._published = PublishedData(session.engine, self.data)
             validation, merger = self._validation, self._merger
-            self._states, self._merge_state = session.states, merger.state
+            self._states, self._merge_state = [*session.states], merger.state
             self._began, self._last_end = time.time(), self.stopping.clock()
             self.running = True
             try:

@@ -380,7 +380,8 @@ class Session:
         self.worker_timeout = None if worker_timeout is None else check_seconds("worker_timeout", worker_timeout)
         self.groups: list[range] = []
         """The groups of workers."""
-        self._states: list[GroupState | Ref] = []
+        self.states: list[GroupState | Ref] = []
+        """The states of each group, after the tasks that were submitted."""
         self.merge_state = NOTHING_KEPT
         """What merges keep besides the parameters."""
 
@@ -488,45 +489,30 @@ class Session:
     def regroup(self, groups: Sequence[range]) -> None:
         """Make the states of each group one value; waits for the states if workers were grouped differently."""
         if list(groups) != self.groups:
-            states = fetch_states(self.engine, self._states)
+            states = fetch_states(self.engine, self.states)
             self.groups = [*groups]
-            self._states = [tuple(states[worker] for worker in group) for group in groups]
-
-    def submit(
-        self, group: int, task: Callable[..., Any], job: Ref, parameters: Ref, *args: Any, returns: int
-    ) -> list[Ref]:
-        """Submit a task that trains a group, and keep the states that it returns; return its other results."""
-        given = job, parameters, self._states[group], *args
-        result, self._states[group], *others = self.engine.submit(
-            task, *given, returns=returns, resources=self.resources
-        )
-        return [result, *others]
-
-    @property
-    def states(self) -> States:
-        """The states of each group, after the tasks that were submitted."""
-        return (*self._states,)
+            self.states = [tuple(states[worker] for worker in group) for group in groups]
 
     def keep(self, states: States, merge_state: MergeState[Any]) -> None:
         """Keep these states of the groups, and of their merges, for the next fit."""
-        self._states, self.merge_state = [*states], merge_state
+        self.states, self.merge_state = [*states], merge_state
 
     def state(self) -> TrainingState:
         """Return what workers and merges keep from fit to fit, waiting for the tasks that compute it."""
         if self._engine is None:  # these are values, as nothing was trained
-            workers = [each for states in self._states if not isinstance(states, Ref) for each in states]
+            workers = [each for states in self.states if not isinstance(states, Ref) for each in states]
             return TrainingState(tuple(workers), self.merge_state)
-        return TrainingState(tuple(fetch_states(self.engine, self._states)), self.merge_state.fetched(self.engine))
+        return TrainingState(tuple(fetch_states(self.engine, self.states)), self.merge_state.fetched(self.engine))
 
     def set_state(self, state: TrainingState) -> None:
         """Continue from this state, in the same engine; workers without one in it start fresh."""
         if self._engine is not None:
             with suppress(EngineClosedError):
-                self._engine.free([*state_refs(self._states), *self.merge_state.refs()])
+                self._engine.free([*state_refs(self.states), *self.merge_state.refs()])
         self.groups = singles(range(self.num_workers))
         seeds = [worker_seed(self.model.seed, worker) for worker in range(self.num_workers)]
         new = [WorkerState(None, seed) for seed in seeds[len(state.workers) :]]
-        self._states = [(each,) for each in (*state.workers[: self.num_workers], *new)]
+        self.states = [(each,) for each in (*state.workers[: self.num_workers], *new)]
         self.merge_state = state.merge
 
     def trained_samples(self) -> int | None:
@@ -535,7 +521,7 @@ class Session:
 
     def end(self, *, kill: bool) -> None:
         """Drop what the engine holds, and end the engine unless the caller made it."""
-        if state_refs(self._states) or [*self.merge_state.refs()]:
+        if state_refs(self.states) or [*self.merge_state.refs()]:
             self.set_state(TrainingState())
         if self._engine is not self._given and self._engine is not None:
             self._engine.shutdown(kill=kill)

@@ -20,6 +20,7 @@ from compss_train.training.merge import Merge
 from compss_train.training.merging.synchronous import Merger, RoundWorkers, SubmittedRound
 from compss_train.training.session import Session
 from compss_train.worker.server_exchange import Exchange, ServerAddress, read_parameters
+from compss_train.worker.train import train_worker
 
 
 class ArrivalMerger(Merger):
@@ -65,7 +66,7 @@ class CommutativeMerger(ArrivalMerger):
         self.parameters = self.engine.publish(initial)
 
     def _train(self, workers: RoundWorkers, worker: int, base: Ref, total: int) -> Ref:
-        trained, measured = workers.submit_worker(worker, base, self._moments)
+        trained, measured = workers.submit(worker, train_worker, base, self._moments)
         count = measured if workers.data.source.may_skip else workers.round.counts[worker]
         update: tuple[Any, ...] = params.apply_delta, base, trained, count, total, self._buffers
         if self._rule == "halving":
@@ -144,7 +145,8 @@ class ServerMerger(ArrivalMerger):
             raise
 
     def _train(self, workers: RoundWorkers, worker: int, base: Ref, total: int) -> Ref:
-        self.bases[worker], measured = workers.submit_worker(worker, base, self._moments, self._address, total)
+        args = base, self._moments, self._address, total
+        self.bases[worker], measured = workers.submit(worker, train_worker, *args)
         return measured
 
     def submit(self, workers: RoundWorkers) -> SubmittedRound:

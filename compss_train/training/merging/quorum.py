@@ -19,6 +19,7 @@ from compss_train.training.merge import Merge
 from compss_train.training.merging.synchronous import RoundWorkers, SubmittedRound, SynchronousMerger
 from compss_train.training.session import Session
 from compss_train.worker.merge import rebased
+from compss_train.worker.train import train_group
 
 SHARE = 0.75
 """The default of ``Merge(quorum=...)``."""
@@ -122,7 +123,7 @@ class QuorumMerger(SynchronousMerger):
         while waiting and worker not in self._running:
             workers, submitted = waiting.popleft()
             if workers.round.counts[worker]:
-                trained, measured = workers.submit_group(worker, *self._start(), measured_apart=True)
+                trained, measured = workers.submit(worker, train_group, *self._start(), True)
                 submitted.tasks.append([worker])
                 submitted.measured["workers"].append(measured)
                 began, last = time.monotonic(), self._seconds.get(worker, 0.0)

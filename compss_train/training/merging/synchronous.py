@@ -5,7 +5,7 @@ The latter is a weighted average by a tree of tasks. Mergers work on references,
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
@@ -57,42 +57,23 @@ class RoundWorkers:
         """Return the workers of a group that have samples in the round."""
         return [worker for worker in self.session.groups[group] if self.round.counts[worker]]
 
-    def submit_group(
-        self,
-        group: int,
-        parameters: Ref,
-        moments: Ref | None,
-        averaged: Ref | None,
-        *,
-        measured_apart: bool = False,
-    ) -> Sequence[Ref]:
-        """Submit the training of a group; return the sum of its results, and with ``measured_apart`` measurements.
+    def submit(
+        self, group: int, task: Callable[..., Any], parameters: Ref, *args: Any, returns: int = 3
+    ) -> list[Ref]:
+        """Submit ``train_group`` or ``train_worker`` for a group, with the rest of the task's ``args``.
 
-        ``moments`` are the optimizer moments that a worker without a state starts from, and ``averaged`` the
-        average of parameters that workers continue by steps.
+        The session keeps the states that it returns, and its other results are returned here.
         """
-        args = self.job, parameters, *self._inputs(group), moments, averaged, measured_apart
-        return self.session.submit(group, train_group, *args, returns=3 if measured_apart else 2)
-
-    def submit_worker(
-        self, group: int, parameters: Ref, moments: Ref | None, server_address: Ref | None = None, samples: int = 0
-    ) -> Sequence[Ref]:
-        """Submit the training of a group's only active worker; return its result and its measurements."""
-        args = self.job, parameters, *self._inputs(group), moments, server_address, samples
-        return self.session.submit(group, train_worker, *args, returns=3)
-
-    def _inputs(self, group: int) -> tuple[list[Ref], list[Work]]:
-        """Return the samples of a group, as values of the engine, and the works of its active workers on them."""
-        samples, first = self._samples(group), self.session.groups[group].start
-        files = self.data.source.files_of(samples.blocks)
-        return samples.values, [
+        session, samples = self.session, self._samples(group)
+        files, first = self.data.source.files_of(samples.blocks), session.groups[group].start
+        works = [
             Work(
                 block_passes=samples.assignments[worker - first],
                 round=self.round.number,
                 worker=worker,
                 name=f"round {self.round.number} on worker {worker}",
                 index_in_group=worker - first,
-                device=self.session.device(worker),
+                device=session.device(worker),
                 blocks=samples.blocks,
                 starts=samples.starts,
                 files=files,
@@ -103,6 +84,10 @@ class RoundWorkers:
             )
             for worker in self.active(group)
         ]
+        given = self.job, parameters, session.states[group], samples.values, works, *args
+        refs = session.engine.submit(task, *given, returns=returns, resources=session.resources)
+        result, session.states[group], *others = refs
+        return [result, *others]
 
     def _hyperparameters(self, worker: int, schedule: LrSchedule) -> dict[int, TimedHyperparameters]:
         """Return the hyperparameters of a worker by epoch."""
@@ -245,15 +230,15 @@ class SynchronousMerger(Merger):
 
     def submit(self, workers: RoundWorkers) -> SubmittedRound:
         """Train from the global parameters and average; a worker without samples does not count."""
-        active = {group: workers.active(group) for group in range(len(self.session.groups))}
-        tasks = {group: members for group, members in active.items() if members}
-        start = self._start()
+        groups, start = self.session.groups, self._start()
+        tasks = {group: members for group in range(len(groups)) if (members := workers.active(group))}
         merged: Mapping[str, Ref]
         if sum(map(len, tasks.values())) == 1 and self._rule.is_mean:
-            trained, measured = workers.submit_worker(next(iter(tasks)), *start[:2])
-            merged = {"parameters": trained, "measured": measured}
+            results = workers.submit(next(iter(tasks)), train_worker, *start[:2])
+            merged = dict(zip(("parameters", "measured"), results, strict=True))
         else:
-            merged = self._merge({self.session.groups[g].start: workers.submit_group(g, *start)[0] for g in tasks})
+            trained = {groups[g].start: workers.submit(g, train_group, *start, returns=2)[0] for g in tasks}
+            merged = self._merge(trained)
         self._continue_from(merged)
         return SubmittedRound(
             round=workers.round,
