@@ -140,7 +140,8 @@ class CopyTemplate(pickle.Pickler):
         self.dispatch_table = {**copyreg.dispatch_table, MethodType: _reduce_method}
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
         self._value, self._unset, self._pickle = value, unset, b""
-        self._kept: dict[int, Any] = {}
+        self._shared: dict[int, Any] = {}
+        self._arrays: dict[int, Any] = {}
         """What is not pickled, by its ``id``."""
         with suppress(Exception):
             self.dump(value)
@@ -152,19 +153,15 @@ class CopyTemplate(pickle.Pickler):
         memo: dict[int, Any] = {id(tensor): _unset(tensor, device) for tensor in self._unset}
         if not self._pickle:
             return copy.deepcopy(self._value, memo)
-        kept, unpickler = self._kept, pickle.Unpickler(io.BytesIO(self._pickle))
-
-        def load(number: int) -> Any:
-            own = kept[number]
-            return copy.deepcopy(own, memo) if isinstance(own, _ARRAYS) else own
-
-        unpickler.persistent_load = load  # type: ignore[method-assign]
+        copied = {number: copy.deepcopy(array, memo) for number, array in self._arrays.items()}
+        unpickler = pickle.Unpickler(io.BytesIO(self._pickle))
+        unpickler.persistent_load = {**self._shared, **copied}.__getitem__  # type: ignore[method-assign,assignment]
         return unpickler.load()
 
     def persistent_id(self, obj: Any) -> int | None:
         """Keep what is shared, and what deepcopy copies."""
         if isinstance(obj, (*_SHARED, *_ARRAYS)):
-            self._kept[id(obj)] = obj
+            (self._arrays if isinstance(obj, _ARRAYS) else self._shared)[id(obj)] = obj
             return id(obj)
         if hasattr(type(obj), "__deepcopy__"):
             raise pickle.PicklingError("it decides itself what a copy shares with it")

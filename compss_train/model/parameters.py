@@ -62,6 +62,7 @@ def _checked(name: str, tensor: object) -> torch.Tensor:
     return (tensor.float() if tensor.dtype in _WITHOUT_NUMPY_TYPE else tensor).contiguous()
 
 
+@torch.no_grad()
 def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None:
     """Copy the arrays into the tensors of the module, keeping their device and layout.
 
@@ -72,24 +73,20 @@ def load_into(module: nn.Module, parameters: Mapping[str, NDArray[Any]]) -> None
     tensors = module.state_dict()
     if wrong := sorted(tensors.keys() ^ parameters.keys()):
         raise ValueError(f"{wrong} are missing in the parameters, or are not in the network: it has {[*tensors]}")
-    with torch.no_grad():
-        for name, tensor in tensors.items():
-            _copy_array(name, tensor, parameters[name])
+    for name, tensor in tensors.items():
+        array = parameters[name]
+        if tuple(tensor.shape) != array.shape:
+            raise ValueError(f"{name!r} has shape {array.shape}, but {tuple(tensor.shape)} in the network")
+        if array.dtype.kind not in "biufc":
+            raise ValueError(f"{name!r} has dtype {array.dtype}; give numbers")
+        values = torch.from_numpy(array if array.flags.carray else np.array(array, order="C"))
+        if not torch.can_cast(values.dtype, tensor.dtype):  # not even up to rounding
+            own = str(tensor.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"{name!r} has dtype {array.dtype}, but {own} in the network, which cannot hold its values"
+            )
+        devices.copy_into(tensor, values)
     copies.normalize_spectral_vectors(module)
-
-
-def _copy_array(name: str, tensor: torch.Tensor, array: NDArray[Any]) -> None:
-    if tuple(tensor.shape) != array.shape:
-        raise ValueError(f"{name!r} has shape {array.shape}, but {tuple(tensor.shape)} in the network")
-    if array.dtype.kind not in "biufc":
-        raise ValueError(f"{name!r} has dtype {array.dtype}; give numbers")
-    values = torch.from_numpy(array if array.flags.carray else np.array(array, order="C"))
-    if not torch.can_cast(values.dtype, tensor.dtype):  # not even up to rounding
-        own = str(tensor.dtype).removeprefix("torch.")
-        raise ValueError(
-            f"{name!r} has dtype {array.dtype}, but {own} in the network, which cannot hold its values"
-        )
-    devices.copy_into(tensor, values)
 
 
 def as_parameters(values: Mapping[str, Any]) -> Parameters:

@@ -138,18 +138,13 @@ class TrainingSpec:
         copied = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "compile"}
         return copies.CopyTemplate(copied, copies.own_entries(self.net))  # not of this object: it would be a cycle
 
-    @cached_property
-    def weightless(self) -> Self:
-        """A copy for tasks, which receive the parameters separately: its network has neither values nor memory."""
-        return self._copy("meta")
-
-    def _copy(self, device: str) -> Self:
-        """Return a copy with the network on a device, its values not set."""
+    def weightless(self, device: str = "meta") -> Self:
+        """Return a copy without values, for tasks, which receive them apart; on ``"meta"`` without memory, too."""
         return type(self)(**self._template.copy(device), compile=self.compile)  # what is compiled is shared
 
     def copied(self, parameters: params.Parameters, device: str, training: bool) -> Self:
         """Return a copy with these parameters on a device, which shares nothing with this object."""
-        own = self._copy(device)
+        own = self.weightless(device)
         augment = own.train_transform and own.train_transform.function
         metrics = own.measures.metrics.values()
         measured = (each.metric if isinstance(each, TorchMetric) else each for each in metrics)

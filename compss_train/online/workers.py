@@ -131,7 +131,7 @@ class Workers:
         self._saves, self._urgent = 0, False
         self._waits_since: float | None = None
         resources = replace(session.resources, own_process=True)
-        spec = session.engine.publish(session.model.built.training_spec.weightless)
+        spec = session.engine.publish(session.model.built.training_spec.weightless())
         moments = session.merge_state.moments
         if not isinstance(moments, Ref):
             moments = session.engine.publish(moments)

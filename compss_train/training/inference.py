@@ -70,7 +70,7 @@ class Inference:
         self._seconds = session.sample_seconds * source.number_samples / 3
         """Rough estimate of the time, in seconds, that a core needs to evaluate all samples."""
         size = batch_size or batch_size_for(source)
-        structure, spec = replace(source.structure, bucketed=False), session.model.built.training_spec.weightless
+        structure, spec = replace(source.structure, bucketed=False), session.model.built.training_spec.weightless()
         job = Job(spec=spec, reader=source.reader, batching=Batching(size=size), structure=structure)
         self._job, self._name = session.publish(job), name
         self._tasks: dict[int, list[tuple[Any, ...]]] = {}

@@ -249,7 +249,7 @@ class FitOfEpochs(Fit):
         mixing = options.shuffle if isinstance(options.shuffle, PartialShuffle) else None
         share, last = self.session.resources.gpus, self.epochs.stop - 1
         job = Job(
-            spec=self.built.training_spec.weightless,
+            spec=self.built.training_spec.weightless(),
             reader=data.reader,
             batching=options.batching,
             row_seed=seed if options.shuffle_block_data and mixing is None else None,

@@ -232,7 +232,7 @@ class FitOfNobody(EventLoop):
             engine=engine,
             num_workers=2,
             regroup=lambda groups: None,
-            model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=None))),
+            model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=str))),
             states=[(), ()],
             merge_state=NOTHING_KEPT,
             device=lambda worker: "cpu",

@@ -37,7 +37,7 @@ def workers_of(submitted, folder):
     session = SimpleNamespace(
         engine=engine_of(submitted),
         regroup=lambda groups: None,
-        model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=None))),
+        model=SimpleNamespace(built=SimpleNamespace(training_spec=SimpleNamespace(weightless=str))),
         states=[(), ()],
         merge_state=NOTHING_KEPT,
         device=lambda worker: "cuda",
