@@ -384,13 +384,6 @@ def copy_block(block: Block) -> Block:
     return copy
 
 
-def contiguous(block: Block) -> Block:
-    """Return the block, or a copy of one that is read-only or whose numbers are in another order in memory."""
-    if isinstance(block, np.ndarray):
-        return block if block.flags.c_contiguous and block.flags.writeable else copy_block(block)
-    return block if isinstance(block, Ragged) else block.resolve_conj().resolve_neg().contiguous()
-
-
 def concatenate(blocks: Sequence[Block]) -> Block:
     """Return the blocks concatenated along the first dimension; the first block determines its kind."""
     if isinstance(blocks[0], Ragged):

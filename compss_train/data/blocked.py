@@ -249,7 +249,7 @@ def as_blocked(value: object, blocks: int | BlockedTensor, name: str = "x") -> B
 
     Accepts a ``BlockedTensor``, anything with a grid of blocks in ``.tensors``, such as dislib's Tensor, and an
     array or tensor, which is cut into the blocks of another blocked tensor, or into a number of blocks (at most one
-    for each sample). The blocks of a contiguous array share its memory.
+    for each sample). The blocks of a contiguous array share its memory, unless it is read-only.
     """
     if hasattr(value, "tensors"):
         return BlockedTensor.from_dislib(value)  # a grid of its own, where engines replace blocks by views
@@ -258,7 +258,11 @@ def as_blocked(value: object, blocks: int | BlockedTensor, name: str = "x") -> B
             f"{name} is a ds.array of dislib, whose samples have no shape; give dislib's tensor of it, "
             "dislib.data.tensor.from_ds_array(array, shape), or array.collect()"
         )
-    rows = blocks_.contiguous(as_block(value))
+    rows = as_block(value)
+    if isinstance(rows, np.ndarray):
+        rows = rows if rows.flags.c_contiguous and rows.flags.writeable else blocks_.copy_block(rows)
+    elif not isinstance(rows, Ragged):
+        rows = rows.resolve_conj().resolve_neg().contiguous()
     if isinstance(blocks, int):
         if len(rows) == 0:
             raise ValueError("the array has no samples")

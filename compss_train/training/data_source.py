@@ -179,16 +179,6 @@ class DataSource:
         """Return the number of blocks, files or samples to distribute: only this number of workers get any."""
         return self.number_samples if shuffle == "partial" else len(self.sizes)
 
-    def warn_of_idle_workers(self, num_workers: int, shuffle: Shuffle) -> None:
-        """Warn if there are more workers than blocks, files or samples to distribute."""
-        parts = self.shares(shuffle)
-        unit = "samples" if shuffle == "partial" else "blocks" if self.dataset is None else "files"
-        if num_workers > parts:
-            warn_user(
-                f"{num_workers} workers share {parts} {unit}, so some have nothing to train; cut the data into at "
-                f"least {num_workers} {unit}, or use {parts} workers"
-            )
-
 
 def as_data_source(
     x: Any, y: Any, blocks: int, *, targets: bool = True, floats: Callable[[], str | None] = lambda: None
@@ -227,11 +217,12 @@ def as_data_source(
         if holds_targets(value):
             raise TypeError(f"a {type(value).__name__} holds samples and targets; give it as x, without y")
         if tables.is_frame(value):
-            indexes[name] = getattr(value, "index", None)  # pandas's
             frame = tables.frame_as_array(value, name, floats())
             columns[name] = frame.array
             notes, remarks, coding = notes + frame.notes, remarks + frame.remarks, coding | frame.coding
-    notes += _other_orders(indexes)
+            if (index := getattr(value, "index", None)) is not None:  # pandas's
+                indexes[name] = index
+                notes += _other_order(*next(iter(indexes.items())), name, index)
     blocked = _in_same_blocks(columns, blocks)
     ragged = [block for each in blocked.values() if isinstance(block := next(each.blocks()), Ragged)]
     bucketed = any(block.bucket_by_length for block in ragged)
@@ -245,18 +236,16 @@ def as_data_source(
     )
 
 
-def _other_orders(indexes: Mapping[str, Any]) -> list[str]:
-    """Return a note on the first frame whose index has the labels of another's in another order."""
-    (first, index), *others = [(name, each) for name, each in indexes.items() if each is not None] or [("", None)]
-    for name, other in others:
-        if len(index) != len(other) or index.equals(other) or not (index.is_unique and other.is_unique):
-            continue
-        if len(index.difference(other, sort=False)) == 0:
-            return [
-                f"{first} and {name} have the same index in another order, and rows are paired by their positions; "
-                f"{name}.loc[{first}.index] pairs them by the index"
-            ]
-    return []
+def _other_order(first: str, index: Any, name: str, other: Any) -> list[str]:
+    """Return a note on two frames if the index of one has the labels of the other's in another order."""
+    if len(index) != len(other) or index.equals(other) or not (index.is_unique and other.is_unique):
+        return []
+    if len(index.difference(other, sort=False)):
+        return []
+    return [
+        f"{first} and {name} have the same index in another order, and rows are paired by their positions; "
+        f"{name}.loc[{first}.index] pairs them by the index"
+    ]
 
 
 def columns_of(value: Any, name: str) -> tuple[Any, dict[str, Any]]:

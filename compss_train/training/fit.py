@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any, Literal, Self, TypeAlias
 
-from compss_train._utils.validation import check_choice, check_count
+from compss_train._utils.validation import check_choice, check_count, warn_user
 from compss_train.buffers import BufferSpec
 from compss_train.data import FileDataset, partitioning
 from compss_train.data.partitioning import Batching
@@ -196,7 +196,8 @@ class FitOptions:
         """Raise ``ValueError`` for options that these samples do not support.
 
         The buffer may never return batches of this size, blocks may have too few samples, files too many threads.
-        ``schedule_steps`` is the number of steps of the learning-rate schedule in an epoch.
+        ``schedule_steps`` is the number of steps of the learning-rate schedule in an epoch. Warns if there are more
+        workers than blocks, files or samples to distribute.
         """
         in_parts = self.merge.unit != "epochs" or self.num_batches_per_worker is not None or schedule_steps > 1
         if in_parts and not source.counted:
@@ -238,3 +239,9 @@ class FitOptions:
             )
             most_blocks = -(-len(sizes) // num_workers)
             self.buffer.check_samples(sum(sorted(sizes)[-most_blocks:]))
+        if num_workers > (parts := source.shares(self.order)):
+            unit = "samples" if self.order == "partial" else "blocks" if dataset is None else "files"
+            warn_user(
+                f"{num_workers} workers share {parts} {unit}, so some have nothing to train; cut the data into at "
+                f"least {num_workers} {unit}, or use {parts} workers"
+            )

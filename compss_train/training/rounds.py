@@ -508,7 +508,6 @@ def prepare_fit(
         fit = replace(fit, epochs=epochs, reached=resumed.reached, skipped=skipped)
     chosen.check_epochs(fit.epochs, blocks=len(data.sizes))
     params.check_finite(model.parameters if checkpoint is None else checkpoint[1].parameters)
-    data.warn_of_idle_workers(workers, chosen.order)
     for note in data.notes:
         warn_once(note)
     return fit
