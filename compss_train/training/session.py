@@ -452,28 +452,23 @@ class Session:
         is wrong, and end before these do. Afterwards, the tasks of a fit that was stopped at once are ended, and
         after SIGTERM the process.
         """
-        with ExitStack() as begun:
-            begun.enter_context(self._called(fit, samples))
-            with self.working(fitting=True), begun.pop_all():
-                yield
-
-    @contextmanager
-    def _called(self, fit: Fit, samples: int | None) -> Iterator[None]:
         model = self.model
         model.stopped, model.fit = None, fit
-        try:
-            with fit.stopping.on_sigterm():
-                with fit.callbacks.fit(samples):
-                    yield
-                if fit.stopping.reason == SIGTERM:  # the end of the block raises ``SystemExit``
-                    _report_end(SIGTERM, model)
-                elif fit.stopping.urgent:
-                    self._end_tasks()
-        except KeyboardInterrupt:
-            _report_end("Ctrl-C", model)
-            raise
-        finally:
-            model.last_fit, model.fit = fit.described, None
+        with ExitStack() as work:
+            try:
+                with fit.stopping.on_sigterm():
+                    with fit.callbacks.fit(samples):
+                        work.enter_context(self.working(fitting=True))
+                        yield
+                    if fit.stopping.reason == SIGTERM:  # the end of the block raises ``SystemExit``
+                        _report_end(SIGTERM, model)
+                    elif fit.stopping.urgent:
+                        self._end_tasks()
+            except KeyboardInterrupt:
+                _report_end("Ctrl-C", model)
+                raise
+            finally:
+                model.last_fit, model.fit = fit.described, None
 
     def publish(self, job: Job) -> Ref:
         """Publish what the tasks of a fit or an evaluation have in common.
