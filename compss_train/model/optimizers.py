@@ -396,20 +396,13 @@ def make_optimizer(factory: NetOptimizer, net: nn.Module) -> torch.optim.Optimiz
     if isinstance(factory, _OfModule):
         return factory.of_module(net)
     named: Any = trainable(net)
-    return factory(named if _takes_names(factory) else [parameter for _, parameter in named])
-
-
-def _takes_names(factory: Callable[..., Any]) -> bool:
-    """Return whether a function of the user's takes ``named_parameters``.
-
-    Inspecting the signature of torch's own optimizers would take a tenth of the time of a small task.
-    """
     made = factory.func if isinstance(factory, partial) else factory
-    if isinstance(made, type) and made.__module__.startswith("torch.optim."):
-        return False
-    with suppress(TypeError, ValueError):  # of a callable that is not written in Python
-        return "named_parameters" in inspect.signature(factory).parameters
-    return False
+    takes_names = False
+    # To inspect the signature of torch's own optimizers would take a tenth of the time of a small task.
+    if not (isinstance(made, type) and made.__module__.startswith("torch.optim.")):
+        with suppress(TypeError, ValueError):  # of a callable that is not written in Python
+            takes_names = "named_parameters" in inspect.signature(factory).parameters
+    return factory(named if takes_names else [parameter for _, parameter in named])
 
 
 def net_optimizer(spec: OptimizerSpec | Mapping[str, OptimizerSpec], net: nn.Module) -> NetOptimizer:
