@@ -6,7 +6,7 @@ import os
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from compss_train.data import layout as layouts
@@ -149,26 +149,20 @@ class FilePart:
         return self.cache.entry(name, stamp, self.reader_id, block.rows, self.layout)
 
     def read(self, row_range: RowRange) -> Arrays:
-        """Return rows of a file.
-
-        Raises ``BadFileError`` if the file has an unexpected number of rows, or a layout that differs from the
-        reference file's, if that is known.
-        """
-        return self._read(row_range, row_by_row=False)[0]
+        """Return rows of a file; none is skipped."""
+        return replace(self, skip=False).read_good(row_range)[0]
 
     def read_good(self, row_range: RowRange) -> tuple[Arrays, Mapping[int, BadFileError]]:
-        """Return what ``read`` does, and the errors of rows that are skipped, by their place in the range.
+        """Return rows of a file, and the errors of rows that are skipped, by their place in the range.
 
-        Their values mean nothing; if these are all rows, arrays may be missing.
+        Their values mean nothing; if these are all rows, arrays may be missing. Raises ``BadFileError`` if the file
+        has an unexpected number of rows, or a layout that differs from the reference file's, if that is known.
         """
-        return self._read(row_range, row_by_row=True)
-
-    def _read(self, row_range: RowRange, *, row_by_row: bool) -> tuple[Arrays, Mapping[int, BadFileError]]:
         block = self.blocks[row_range.file]
         reader, rows = self._reader_of(block), (block.first + row_range.start, block.first + row_range.stop)
         try:
             with bad_file_errors(block.path):
-                if row_by_row:
+                if self.skip:
                     arrays, number, bad = reader.read_good(block.path, *rows, self.keys, self.layout)
                 else:
                     arrays, number = reader.read(block.path, *rows, self.keys)

@@ -155,7 +155,7 @@ class CopyTemplate(pickle.Pickler):
             return copy.deepcopy(self._value, memo)
         copied = {number: copy.deepcopy(array, memo) for number, array in self._arrays.items()}
         unpickler = pickle.Unpickler(io.BytesIO(self._pickle))
-        unpickler.persistent_load = {**self._shared, **copied}.__getitem__  # type: ignore[method-assign,assignment]
+        unpickler.persistent_load = {**self._shared, **copied}.__getitem__  # type: ignore[method-assign]
         return unpickler.load()
 
     def persistent_id(self, obj: Any) -> int | None:

@@ -41,9 +41,8 @@ def is_gpu(device: str) -> bool:
     return not device.startswith(CPU)
 
 
-def pins(device: str) -> bool:
-    """Return whether copies to a device start from pinned memory; the memory of MPS is the CPU's."""
-    return is_gpu(device) and not device.startswith("mps")
+_IN_MEMORY = (CPU, "mps")
+"""Types of devices whose memory is the CPU's; copies to others start from pinned memory."""
 
 
 def to_device(columns: Sequence[torch.Tensor], device: str) -> tuple[torch.Tensor, ...]:
@@ -51,17 +50,17 @@ def to_device(columns: Sequence[torch.Tensor], device: str) -> tuple[torch.Tenso
 
     torch's allocators reuse the pinned memory when a copy has ended, and the GPU's when its use has ended.
     """
-    if not pins(device):
+    if device.startswith(_IN_MEMORY):
         return tuple(part.to(device) for part in columns)
     return tuple(part.pin_memory().to(device, non_blocking=True) for part in columns)
 
 
 def copy_into(tensor: torch.Tensor, values: torch.Tensor) -> None:
     """Copy values of the CPU into a tensor of its shape; a copy to a GPU continues after the return."""
-    if pins(tensor.device.type):
-        tensor.copy_(values.to(tensor.dtype).pin_memory(), non_blocking=True)
-    else:
+    if tensor.device.type in _IN_MEMORY:
         tensor.copy_(values)
+    else:
+        tensor.copy_(values.to(tensor.dtype).pin_memory(), non_blocking=True)
 
 
 def to_host(tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:

@@ -126,11 +126,9 @@ class FileLoader:
             return None, False
 
     def _read(self, item: RowRange) -> FileRows | None:
-        if not self._part.skip:
-            return FileRows(self._part.read(item))
         arrays, bad = self._part.read_good(item)
         self.skipped |= {error.file: error.reason for error in bad.values()}
-        return FileRows(arrays, np.fromiter(bad, np.intp)) if len(bad) < len(item) else None
+        return FileRows(arrays, np.fromiter(bad, np.intp)) if not bad or len(bad) < len(item) else None
 
 
 def check_threads(threads: int, file_buffer: int) -> None:
