@@ -21,7 +21,7 @@ from compss_train.data import FileDataset, locations, readers, reading
 from compss_train.data.readers.base import select_keys
 from compss_train.data.tables import import_pyarrow
 from compss_train.exceptions import BadFileError
-from compss_train.model import parameters, saved_state
+from compss_train.model import losses, parameters, saved_state
 from compss_train.trainer import DistributedTrainer
 from compss_train.training import checkpoints
 
@@ -58,6 +58,11 @@ def predict(options: argparse.Namespace) -> int:
             ids = options.ids, _ids(samples, options.ids)
         with _rejected_samples("predicted"):
             output = trainer.predict(samples)
+    if not isinstance(output, np.ndarray):
+        raise ValueError(
+            f"the outputs are {losses.kind_of(output)}, and a file holds one array: let the network return that, or "
+            f"predict in Python, compss_train.load({str(options.run)!r})(x)"
+        )
     if options.classes:
         if output.shape[1:2] in ((), (1,)):
             raise ValueError(

@@ -187,6 +187,17 @@ def test_outputs_are_named_by_classes_that_are_numbers(fitted, command, suffix):
     assert header == ["sample", "3", "5", "8"]
 
 
+def test_outputs_that_are_no_array_are_not_written(run_file, command):
+    named = 'import = "tests.cli.user_objects:Named"\nin_features = 6\nout_features = 3'
+    text = run_file.read_text().replace('import = "tests.helpers.models:mlp"', named)
+    run_file.write_text(text.replace('metric = "accuracy"', ""))
+    command("fit", run_file)
+    np.save("x.npy", data(4)[0])
+    printed = command("predict", "runs/small", "--input", "x.npy", "--output", "out.npy", code=2).err
+    assert "the outputs are a dict of 'logits'" in printed
+    assert not Path("out.npy").exists()
+
+
 def test_a_single_output_is_no_class(run_file, command):
     linear = 'import = "torch.nn:Linear"\nin_features = 6\nout_features = 1'
     text = run_file.read_text().replace('import = "tests.helpers.models:mlp"', linear)

@@ -52,6 +52,13 @@ def pets():
     return nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
 
 
+class Named(nn.Linear):
+    """A network whose outputs have names, as those of Hugging Face."""
+
+    def forward(self, x):
+        return {"logits": super().forward(x)}
+
+
 class Broken(nn.Module):
     def __init__(self):
         super().__init__()
