@@ -60,7 +60,7 @@ def predict(options: argparse.Namespace) -> int:
             output = trainer.predict(samples)
     if not isinstance(output, np.ndarray):
         raise ValueError(
-            f"the outputs are {losses.kind_of(output)}, and a file holds one array: let the network return that, or "
+            f"the outputs are {losses.kind_of(output)}, and a file holds one array: let the network return one, or "
             f"predict in Python, compss_train.load({str(options.run)!r})(x)"
         )
     if options.classes:

@@ -159,10 +159,8 @@ def _run(history: Sequence[Record]) -> dict[str, Any]:
     intervals = timeline.worker_intervals(history)
     shares = timeline.activity_shares(intervals)
     rows = timeline.round_rows(history, intervals)
-    times = zip(curves.training_seconds(history), curves.training_speeds(history), strict=True)
-    rows = [
-        row | dict(zip(("seconds", curves.SPEED), each, strict=True)) for row, each in zip(rows, times, strict=True)
-    ]
+    times = zip(rows, curves.training_seconds(history), curves.training_speeds(history), strict=True)
+    rows = [row | {"seconds": seconds, curves.SPEED: mean} for row, seconds, mean in times]
     same = [name for name in _SAID_ONCE if len({row.get(name) for row in rows}) == 1 and name in rows[0]]
     notes = [f"{name.replace('_', ' ')}: {_column_format(name, ())(rows[0][name])}" for name in same]
     rows = [{name: value for name, value in row.items() if name not in same} for row in rows]
@@ -189,10 +187,8 @@ def _worker_rows(history: Sequence[Record], intervals: list[timeline.Interval]) 
         own.update({name: cells[name] for name in ("samples", "batches", *timeline.KINDS) if name in cells})
         own["rounds"] += cells["samples"] > 0
     for worker, own in sorted(sums.items()):
-        row: Row = {
-            "worker": worker,
-            **{name: own[name] for name in ("rounds", "samples", "batches") if name in own},
-        }
+        counts = {name: own[name] for name in ("rounds", "samples", "batches") if name in own}
+        row: Row = {"worker": worker, **counts}
         if own["training"]:
             row["samples/s in training"] = own["samples"] / own["training"]
         seconds: dict[str, float] = {kind: own[kind] for kind in timeline.KINDS if kind in own}

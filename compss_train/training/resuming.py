@@ -206,11 +206,11 @@ def check_trainer(checkpoint: Checkpoint, session: Session, setting: Mapping[str
     """Raise ``ValueError`` for another network, optimizer or seed; ``setting`` is the session's."""
     (path, snapshot), seed = checkpoint, session.model.given_seed
     saved = snapshot.setting
-    layouts = [_layout(snapshot.parameters), _layout(session.model.parameters)]
+    before, now = _layout(snapshot.parameters), _layout(session.model.parameters)
     differences = [
-        *(f"it has no {name!r}" for name in layouts[1] if name not in layouts[0]),
-        *(f"it has {name!r}, which the network lacks" for name in layouts[0] if name not in layouts[1]),
-        *_differences(*layouts),
+        *(f"it has no {name!r}" for name in now if name not in before),
+        *(f"it has {name!r}, which the network lacks" for name in before if name not in now),
+        *(f"{name} was {each}, and is {now[name]}" for name, each in before.items() if each != now.get(name, each)),
     ]
     if differences:
         raise ValueError(f"{path} is the checkpoint of another network: {_join_first(differences)}")
@@ -300,14 +300,6 @@ def _data_differences(saved: Sequence[int], current: Sequence[int]) -> list[str]
 
 def _layout(parameters: params.Parameters) -> dict[str, str]:
     return {name: f"{array.dtype} {array.shape}" for name, array in parameters.items()}
-
-
-def _differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[str]:
-    return [
-        f"{name} was {value}, and is {current[name]}"
-        for name, value in saved.items()
-        if name in current and current[name] != value
-    ]
 
 
 def _option_differences(

@@ -398,18 +398,14 @@ def _whole(values: Any, name: str) -> torch.Tensor:
 
 
 def _with_labels(_: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return outputs and targets of a cross entropy, with targets of any form that dislib's programs have."""
-    output, target, *others = arguments
-    return output, _labels(output, target), *others
+    """Return outputs and targets of a cross entropy, with targets of any form that dislib's programs have.
 
-
-def _labels(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return one-hot or soft targets in the dtype of the outputs, class numbers as integers and without a column.
-
-    Raises ``ValueError`` for floating-point numbers that are not class numbers.
+    One-hot or soft targets get the dtype of the outputs; class numbers are integers, without a column. Raises
+    ``ValueError`` for floating-point numbers that are not class numbers.
     """
+    output, target, *others = arguments
     if target.shape == output.shape:
-        return target.to(output.dtype)
+        return output, target.to(output.dtype), *others
     if target.dim() == output.dim() and target.shape[1:2] == (1,):
         target = target.squeeze(1)
     classes = target.long()
@@ -418,7 +414,7 @@ def _labels(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
             f"targets of {target.dtype} {tuple(target.shape)} hold other numbers than classes, 0, 1, 2 and so on; "
             f"give those, or one-hot targets of the outputs' shape, {tuple(output.shape)}"
         )
-    return classes
+    return output, classes, *others
 
 
 class _BeforeSteps(WorkerCallback):
