@@ -83,12 +83,6 @@ def test_nothing_is_left_behind(run, tmp_path):
     check(sizes(run, tmp_path, 16, 30, seconds=100), slack=12)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_64_workers_leave_nothing_behind_in_100_rounds(run, tmp_path):
-    check(sizes(run, tmp_path, 64, 100, seconds=580), slack=60)
-
-
 @pytest.mark.timeout(200)
 def test_killed_and_terminated_fits_resume_bit_for_bit(run, tmp_path):
     killed = run("resumed.py", tmp_path, 2, signal.SIGKILL.value, seconds=60)

@@ -1,7 +1,5 @@
 """What no tensor can hold is refused, by name, in every way in."""
 
-from typing import ClassVar
-
 import numpy as np
 import pytest
 import torch
@@ -99,19 +97,6 @@ ITERATORS = {
 def test_an_iterator_is_named(kind, way, tmp_path):
     with pytest.raises(TypeError, match=f"is a \\w*{kind}, which can be read only once; give a list or an array"):
         WAYS[way](ITERATORS[kind](), tmp_path)
-
-
-class Matrix:
-    """Looks like a ``ds.array`` of dislib."""
-
-    _blocks: ClassVar = [[np.ones((8, 2))]]
-    _reg_shape = (8, 2)
-    shape = (8, 2)
-
-
-def test_a_ds_array_is_named_with_what_makes_a_tensor_of_it():
-    with pytest.raises(TypeError, match=r"x is a ds.array of dislib.*from_ds_array\(array, shape\)"):
-        fit(Matrix(), Y)
 
 
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["array", "tensor"])

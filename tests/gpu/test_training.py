@@ -14,7 +14,19 @@ from compss_train.worker.batches import cut_batches
 from compss_train.worker.batches import prepared as prepared_batches
 from compss_train.worker.source import source_of
 from compss_train.worker.work import Residency
-from tests.helpers.models import ADAM, assert_close, awkward_net, blocked, classification, mlp, state_arrays
+from tests.helpers.models import (
+    ADAM,
+    SGD,
+    assert_close,
+    awkward_net,
+    blocked,
+    classification,
+    mlp,
+    noisy,
+    noisy_by_numpy,
+    state_arrays,
+)
+from tests.helpers.small_fits import fit, trainer_of
 from tests.helpers.tolerances import adam_error
 from tests.worker.assignments import job_of, whole
 
@@ -28,20 +40,36 @@ def double_data():
     return x.astype(np.float64), y
 
 
+def without_dropout():
+    """The generators of CPU and GPU differ."""
+    net = awkward_net().double()
+    net[3].p = 0.0
+    return net
+
+
+def fitted(gpus, *callbacks, engine="serial", data=None, build=None, look=None, **options):
+    """Return the parameters after a fit, whose trainer is looked at before it is closed."""
+    build = {"net": awkward_net().double(), "num_gpu": gpus, **(build or {})}
+    with trainer_of(engine, 2, **build) as trainer:
+        given = {"num_epochs": 2, "batch_size": 5, **options}
+        parameters = fit(trainer, *callbacks, data=blocked(*(data or double_data()), 4), **given)
+        if look is not None:
+            look(trainer)
+        return parameters
+
+
 @pytest.mark.parametrize("merge", ["synchronous", "commutative"])
 def test_gpus_train_what_cpus_train(engine, merge):
     x, y = double_data()
-    results = []
-    for gpus in (0, 1):
-        with DistributedTrainer(2, engine=engine, seed=0, threads=1) as trainer:
-            net = awkward_net().double()
-            net[3].p = 0.0  # the generators of CPU and GPU differ
-            trainer.build(net, ADAM, "cross_entropy", "accuracy", num_gpu=gpus)
-            results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, merge=Merge(merge, every=0)))
-            assert all(isinstance(array, np.ndarray) for array in results[-1].values())
-            assert next(trainer.model().parameters()).device.type == "cpu"
-            assert trainer.predict(x).shape == (60, 3)
-            assert set(trainer.evaluate(x, y)) == {"loss", "accuracy"}
+
+    def look(trainer):
+        assert next(trainer.model().parameters()).device.type == "cpu"
+        assert trainer.predict(x).shape == (60, 3)
+        assert set(trainer.evaluate(x, y)) == {"loss", "accuracy"}
+
+    given = {"build": {"net": without_dropout}, "engine": engine, "look": look, "merge": Merge(merge, every=0)}
+    results = [fitted(gpus, **given) for gpus in (0, 1)]
+    assert all(isinstance(array, np.ndarray) for array in results[-1].values())
     assert_close(*results, ROUNDING)
 
 
@@ -70,42 +98,22 @@ def test_the_numbers_of_samples_stay_on_the_host():
 def test_steps_on_a_gpu_are_those_on_a_cpu():
     x, y = double_data()
     x[17] = np.nan
-    results = []
-    for gpus in (0, 1):
-        with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
-            net = awkward_net().double()
-            net[3].p = 0.0
-            options = {
-                "schedule": lambda epoch: 0.5**epoch,
-                "gradients": Gradients(clip_norm=0.5, accumulate=2, on_nan="skip"),
-            }
-            trainer.build(net, ADAM, "cross_entropy", num_gpu=gpus, **options)
-            results.append(trainer.fit(*blocked(x, y, 4), num_epochs=3, batch_size=5))
-            assert [record["skipped_batches"] for record in trainer.history] == [1, 1, 1]
-    assert_close(*results, ROUNDING)
+    gradients = Gradients(clip_norm=0.5, accumulate=2, on_nan="skip")
 
+    def look(trainer):
+        assert [record["skipped_batches"] for record in trainer.history] == [1, 1, 1]
 
-def test_dropout_on_a_gpu_is_reproducible(shared_local):
-    x, y = double_data()
-    results = []
-    for _ in range(2):
-        with DistributedTrainer(2, engine=shared_local, seed=0, threads=1) as trainer:
-            trainer.build(awkward_net().double(), ADAM, "cross_entropy", num_gpu=torch.cuda.device_count())
-            results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, merge=Merge(unit="blocks")))
-    assert_close(*results, ROUNDING)
+    build = {"net": without_dropout, "schedule": lambda epoch: 0.5**epoch, "gradients": gradients}
+    given = {"data": (x, y), "build": build, "look": look, "num_epochs": 3}
+    assert_close(*(fitted(gpus, **given) for gpus in (0, 1)), ROUNDING)
 
 
 @pytest.mark.filterwarnings("ignore:.*num_gpu was 1, and is 0")
 def test_a_fit_is_resumed_on_a_gpu_and_a_cpu(tmp_path):
     """Generators, too: the network has Dropout. On a CPU it goes on without the GPU's generator."""
-    x, y = double_data()
-    options = {"num_epochs": 2, "batch_size": 5, "merge": Merge(unit="blocks"), "progress": False}
-    results = []
-    for gpus, resume in ((1, False), (1, tmp_path / "round-000001"), (0, tmp_path / "round-000001")):
-        with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
-            trainer.build(awkward_net().double(), ADAM, "cross_entropy", num_gpu=gpus)
-            callbacks = [] if resume else [Checkpoint(tmp_path, keep=9)]
-            results.append(trainer.fit(*blocked(x, y, 4), callbacks=callbacks, resume=resume, **options))
+    blocks, saved = Merge(unit="blocks"), tmp_path / "round-000001"
+    results = [fitted(1, Checkpoint(tmp_path, keep=9), merge=blocks)]
+    results += [fitted(gpus, merge=blocks, resume=saved) for gpus in (1, 0)]
     assert_close(*results[:2], ROUNDING)
     assert all(np.isfinite(array).all() for array in results[2].values())
 
@@ -116,9 +124,8 @@ def test_states_of_metrics_come_from_gpus(engine):
 
     x, y = double_data()
     metrics = ["accuracy", MulticlassConfusionMatrix(num_classes=3), MulticlassAUROC(num_classes=3)]
-    with DistributedTrainer(2, engine=engine, seed=0, threads=1) as trainer:
-        trainer.build(awkward_net().double(), ADAM, "cross_entropy", metrics, num_gpu=1)
-        trainer.fit(*blocked(x, y, 4), num_epochs=1, batch_size=15)
+    with trainer_of(engine, 2, net=awkward_net().double(), metric=metrics, num_gpu=1) as trainer:
+        fit(trainer, data=blocked(x, y, 4), num_epochs=1, batch_size=15)
         assert np.sum(trainer.history[0]["multiclass_confusion_matrix"]) == 60
         table = np.array(trainer.evaluate(x, y)["multiclass_confusion_matrix"])
         right = trainer.predict(x).argmax(axis=1) == y
@@ -126,24 +133,8 @@ def test_states_of_metrics_come_from_gpus(engine):
 
 
 def test_weights_go_to_gpus():
-    x, y = double_data()
-    results = []
-    for gpus in (0, 1):
-        with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
-            net = awkward_net().double()
-            net[3].p = 0.0
-            trainer.build(net, ADAM, "cross_entropy", num_gpu=gpus, class_weight=[1, 2, 3])
-            weight = np.linspace(0, 2, 60)
-            results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=15, sample_weight=weight))
-    assert_close(*results, ROUNDING)
-
-
-def noisy(x):
-    return x + 0.1 * torch.randn_like(x)
-
-
-def noisy_by_numpy(x):
-    return x + torch.from_numpy(np.random.normal(0, 0.1, x.shape)).to(x)
+    given = {"build": {"net": without_dropout, "class_weight": [1, 2, 3]}, "batch_size": 15}
+    assert_close(*(fitted(gpus, sample_weight=np.linspace(0, 2, 60), **given) for gpus in (0, 1)), ROUNDING)
 
 
 def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
@@ -160,17 +151,6 @@ def prepared(x, transform, size, device, use=lambda batch: batch.cpu()):
 def no_room(monkeypatch):
     """A GPU on which no block has room, so that each batch is copied there."""
     monkeypatch.setattr(gpu_rows, "_has_room", lambda rows, device, share: False)
-
-
-@pytest.mark.parametrize("fixtures", [[], ["no_room"]])
-@pytest.mark.parametrize("transform", [None, lambda x: x * 2])
-def test_batches_on_a_gpu_are_those_on_a_cpu(transform, fixtures, request):
-    for fixture in fixtures:
-        request.getfixturevalue(fixture)
-    for x, size in ((torch.rand(5000, 6), 7), (torch.rand(60, 2**18), 9)):
-        on_gpu, on_cpu = (prepared(x, transform, size, device) for device in ("cuda:0", "cpu"))
-        assert [place for place, _ in on_gpu] == [place for place, _ in on_cpu]
-        assert all(torch.equal(ours, theirs) for (_, ours), (_, theirs) in zip(on_gpu, on_cpu, strict=True))
 
 
 @pytest.mark.usefixtures("no_room")
@@ -208,57 +188,32 @@ def test_transforms_on_a_gpu_are_seeded_by_place(transform):
 
 
 def test_random_transforms_and_buffers_are_reproducible_on_a_gpu(shared_local):
-    x, y = double_data()
-    results = []
-    for _ in range(2):
-        with DistributedTrainer(2, engine=shared_local, seed=0, threads=1) as trainer:
-            trainer.build(awkward_net().double(), ADAM, "cross_entropy", num_gpu=1, transform=noisy)
-            data = blocked(x, y, 4)
-            results.append(
-                trainer.fit(*data, num_epochs=2, batch_size=5, buffer=BufferSpec("FIRO", 24, threshold=9))
-            )
-    assert_close(*results, ROUNDING)
+    given = {"engine": shared_local, "build": {"transform": noisy}, "buffer": BufferSpec("FIRO", 24, threshold=9)}
+    assert_close(*(fitted(1, **given) for _ in range(2)), ROUNDING)
 
 
 def test_fp16_on_a_gpu_resumes_with_its_scale(tmp_path):
     x, y = classification(samples=60)
-    options = {"num_epochs": 2, "batch_size": 5, "merge": Merge(unit="blocks"), "progress": False}
-    results = []
-    for resume in (False, tmp_path / "round-000001"):
-        with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
-            optimizer = {"optimizer": "sgd", "lr": 0.05, "momentum": 0.9, "fused": True}
-            trainer.build(mlp(), optimizer, "cross_entropy", num_gpu=1, precision="fp16")
-            callbacks = [] if resume else [Checkpoint(tmp_path, keep=9)]
-            # So large that the first gradients overflow.
-            results.append(trainer.fit(*blocked(30 * x, y, 4), callbacks=callbacks, resume=resume, **options))
-            assert all(0 < state.scaler["scale"] < 65536 for state in trainer.snapshot().workers)
-            assert trainer.predict(x).dtype == np.float32
-    assert_close(*results, 0.0)
+
+    def look(trainer):
+        assert all(0 < state.scaler["scale"] < 65536 for state in trainer.snapshot().workers)
+        assert trainer.predict(x).dtype == np.float32
+
+    given = {"build": {"net": mlp, "optimizer": {**SGD, "fused": True}, "precision": "fp16"}, "look": look}
+    given |= {"merge": Merge(unit="blocks"), "data": (30 * x, y)}  # so large that the first gradients overflow
+    whole = fitted(1, Checkpoint(tmp_path, keep=9), **given)
+    assert_close(whole, fitted(1, resume=tmp_path / "round-000001", **given), 0.0)
 
 
 @pytest.mark.hardware
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_a_compiled_network_trains_on_a_gpu():
     pytest.importorskip("triton")
-    x, y = double_data()
-    results = []
-    for value in (False, True):
-        with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
-            trainer.build(mlp().double(), ADAM, "cross_entropy", num_gpu=1, compile=value)
-            results.append(trainer.fit(*blocked(x, y, 4), num_epochs=2, batch_size=5, progress=False))
+    results = (fitted(1, build={"net": mlp().double(), "compile": value}) for value in (False, True))
     assert_close(*results, ROUNDING)
 
 
 @pytest.mark.hardware
 def test_a_trace_of_a_gpu_has_its_kernels(tmp_path):
-    x, y = classification(samples=60)
-    with DistributedTrainer(2, engine="serial", seed=0, threads=1) as trainer:
-        trainer.build(mlp(), ADAM, "cross_entropy", num_gpu=1)
-        trainer.fit(
-            *blocked(x, y, 4),
-            num_epochs=2,
-            batch_size=5,
-            progress=False,
-            callbacks=[Profile(tmp_path / "trace.json")],
-        )
+    fitted(1, Profile(tmp_path / "trace.json"), build={"net": mlp}, data=classification(samples=60))
     assert '"cat": "kernel"' in (tmp_path / "trace.json").read_text()

@@ -97,3 +97,11 @@ def state_arrays(net: nn.Module):
 def named(value: object) -> str:
     """Return a value as text for a test's name, without addresses, which differ from process to process."""
     return re.sub(r" at 0x[0-9a-f]+", "", str(value))
+
+
+def noisy(x):
+    return x + 0.1 * torch.randn_like(x)
+
+
+def noisy_by_numpy(x):
+    return x + torch.from_numpy(np.random.normal(0, 0.1, tuple(x.shape))).to(x)

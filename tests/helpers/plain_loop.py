@@ -35,6 +35,16 @@ def plain_loop(net, make_optimizer, x, y, blocks, batches, epochs, seed, accumul
     return plain_steps(net, make_optimizer, steps * epochs, seed, accumulate=accumulate, **options)
 
 
+def transformed_batches(transform, x, y, blocks, batches, epochs):
+    """Yield what ``transform`` makes of each batch and its place: epoch, block, and the first sample's in that."""
+    for epoch in range(epochs):
+        position = 0
+        for number, (batch_x, batch_y) in enumerate(cut(x, y, blocks, batches)):
+            position *= number % batches > 0
+            yield transform(tensor(batch_x), tensor(batch_y), (epoch, number // batches, position))
+            position += len(batch_x)
+
+
 def tensor(rows):
     """Return rows of their own."""
     return rows.clone() if isinstance(rows, torch.Tensor) else torch.from_numpy(np.array(rows))

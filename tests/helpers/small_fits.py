@@ -4,6 +4,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from compss_train import DistributedTrainer, Merge
 from compss_train.training.checkpoints import list_checkpoints, read_checkpoint
 from tests.helpers.models import ADAM, assert_same_bits, awkward_net, blocked, classification, mlp
@@ -29,7 +31,7 @@ def trainer_of(
 ):
     trainer = DistributedTrainer(workers, engine=engine, seed=seed, threads=threads)
     trainer.clock = clock
-    trainer.build(net(), optimizer, loss, metric, **options)
+    trainer.build(net if isinstance(net, nn.Module) else net(), optimizer, loss, metric, **options)
     return trainer
 
 

@@ -7,21 +7,13 @@ from torch import nn
 
 from compss_train import DistributedTrainer, Gradients, TrainTransform
 from compss_train.data.order import transform_seed
-from compss_train.engines.calls import intra_op_threads
 from compss_train.model.devices import random_state
-from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, state_arrays
+from tests.helpers.models import SGD, assert_same_bits, awkward_net, blocked, classification, noisy, noisy_by_numpy
+from tests.helpers.plain_loop import OPTIMIZERS, plain_steps, transformed_batches
 from tests.helpers.small_fits import fit, trainer_of
 
 X, Y = classification(samples=62)
 STILL = {"num_epochs": 2, "num_batches_per_worker": 3, "shuffle": None, "shuffle_block_data": False}
-
-
-def noisy(x):
-    return x + 0.1 * torch.randn(x.shape)
-
-
-def noisy_by_numpy(x):
-    return x + torch.from_numpy(np.random.normal(0, 0.1, tuple(x.shape))).float()
 
 
 def mixup(x, y):
@@ -35,37 +27,17 @@ def relabelled(x, y):
     return x * torch.rand(()), torch.where(torch.rand(()) < 0.1, 0, y)
 
 
-def zipped(x, y, parts):
-    return zip(np.array_split(x, parts), np.array_split(y, parts), strict=True)
-
-
-def transformed(function, x, y, seed, place, by_sample):
-    epoch, block, position = place
-    if not by_sample:
-        with random_state(transform_seed(seed, *place), "cpu"):
-            return function(x, y)
-    samples = []
-    for number in range(len(x)):
-        with random_state(transform_seed(seed, epoch, block, position + number), "cpu"):
-            samples.append(function(x[number], y[number]))
-    return torch.stack([x for x, _ in samples]), torch.stack([y for _, y in samples])
-
-
 def plain_loop(function, by_sample, seed):
-    net = awkward_net()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
-    with intra_op_threads(1), random_state(seed, "cpu"):
-        for epoch in range(2):
-            for block, (block_x, block_y) in enumerate(zipped(X, Y, 4)):
-                position = 0
-                for bx, by in zipped(block_x, block_y, 3):
-                    x, y = torch.from_numpy(bx.copy()), torch.from_numpy(by.copy())
-                    x, y = transformed(function, x, y, seed, (epoch, block, position), by_sample)
-                    position += len(bx)
-                    optimizer.zero_grad()
-                    nn.functional.cross_entropy(net(x / 3), y).backward()
-                    optimizer.step()
-    return state_arrays(net)
+    def transformed(x, y, place):
+        made, (epoch, block, position) = [], place
+        for number, each in enumerate(zip(x, y, strict=True) if by_sample else [(x, y)]):
+            with random_state(transform_seed(seed, epoch, block, position + number), "cpu"):
+                made.append(function(*each))
+        x, y = (torch.stack(parts) if by_sample else parts[0] for parts in zip(*made, strict=True))
+        return x / 3, y
+
+    batches = transformed_batches(transformed, X, Y, 4, 3, 2)
+    return plain_steps(awkward_net(), OPTIMIZERS[0][1], batches, seed)
 
 
 CASES = [

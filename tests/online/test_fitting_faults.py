@@ -1,11 +1,6 @@
 """fit_online: exceptions, failing senders, Ctrl-C."""
 
 import itertools
-import os
-import signal
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -14,8 +9,7 @@ from compss_train import DivergedError, Simulations
 from compss_train.callbacks import Callback
 from compss_train.exceptions import WorkerTraceback
 from tests.helpers.models import SGD, classification, mlp
-from tests.helpers.processes import leftovers, session
-from tests.helpers.waiting import settled, wait_until
+from tests.helpers.waiting import settled
 from tests.online.fits import FIFO, fit_and_count, run_fit, split_range
 from tests.online.simulations import (
     CountingNet,
@@ -95,65 +89,3 @@ def test_a_simulation_that_continues_after_training_is_ended(local, tmp_path):
     assert trained == [1] * 10 + [0] * 10
     _, trained = fit_and_count(local, CountingNet(20), OneHotSimulation(20), split_range(20, 5), count=3)
     assert trained == [1] * 20
-
-
-SCRIPT = textwrap.dedent(
-    """
-    import pathlib, sys, threading
-    import numpy as np
-    from torch import nn
-    from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations
-
-    class Net(nn.Linear):
-        def forward(self, x):
-            (folder / "training").touch()
-            return super().forward(x)
-
-    def simulate(_):
-        for step in range(20):
-            yield np.ones(4, np.float32), np.float32(0)
-        (folder / "hanging").touch()
-        threading.Event().wait()
-
-    folder = pathlib.Path(sys.argv[1])
-    trainer = DistributedTrainer(1, engine="local", seed=0)
-    trainer.build(Net(4, 1), {"optimizer": "adam", "lr": 0.01}, lambda output, target: output.mean())
-    trainer.fit_online(
-        Simulations(simulate, range(2)), buffer=BufferSpec("Reservoir", 50, threshold=5), batch_size=4,
-        merge=Merge(every=5), checkpoint_every=0.1,
-    )
-    """
-)
-
-
-@pytest.fixture
-def script(tmp_path):
-    """Start a program that trains, in a session of its own."""
-    (tmp_path / "script.py").write_text(SCRIPT)
-    process = subprocess.Popen(
-        [sys.executable, str(tmp_path / "script.py"), str(tmp_path)],
-        start_new_session=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TMPDIR": str(tmp_path)},
-    )
-    wait_until(lambda: (tmp_path / "training").exists() and (tmp_path / "hanging").exists(), 60)
-    wait_until(lambda: list(tmp_path.glob("compss_train-*/0.checkpoint")), 20)
-    yield process
-    if session(process.pid):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.communicate()
-
-
-@pytest.mark.slow  # a program and its workers import torch, for seconds
-def test_ctrl_c_ends_everything(script, tmp_path):
-    os.killpg(script.pid, signal.SIGINT)  # as a terminal does
-    wait_until(lambda: script.poll() is not None and not session(script.pid), 20)
-    out, err = script.communicate()
-    assert script.returncode in (130, -signal.SIGINT)
-    assert err.count("Traceback") == 1, err
-    assert err.rstrip().endswith("KeyboardInterrupt")
-    assert out == ""
-    assert leftovers(script.pid) == []
-    assert list(tmp_path.glob("compss_train-*")) == []

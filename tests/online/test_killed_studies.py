@@ -2,7 +2,6 @@
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -16,9 +15,7 @@ from compss_train.training.checkpoints import list_checkpoints
 from tests.helpers.processes import ROOT, session
 from tests.helpers.waiting import wait_until
 from tests.online.study_program import SAMPLES, SIMULATIONS
-from tests.online.test_resuming import complete_ones
 
-KILLS = 5
 pytestmark = [pytest.mark.timeout(300), pytest.mark.slow]
 
 
@@ -66,34 +63,6 @@ def test_a_job_that_is_warned_saves_is_queued_again_and_goes_on(tmp_path):
     assert start_job(SLURM_RESTART_COUNT="1").wait(120) == 0
     assert json.loads(ended.read_text())["counts"] == [1] * SAMPLES
     assert (tmp_path / "requeued").read_text() == "requeue 7\n"
-
-
-def begun(folder, numbers):
-    return {number: (folder / f"begun-{number}").stat().st_size for number in numbers}
-
-
-@pytest.mark.parametrize("kind", ["FIFO", "FIRO", "Reservoir", "BatchReservoir"])
-def test_a_program_that_is_killed_and_told_to_end_trains_each_sample(tmp_path, kind):
-    draw, saves, ended = random.Random(kind), tmp_path / "saves", tmp_path / "ended.json"
-    for number in range(KILLS + 1):
-        until = max(list_checkpoints(saves), default=0) + draw.randint(1, 4)
-        program = start(tmp_path, kind)
-        wait_until(lambda until=until: ended.exists() or max(list_checkpoints(saves), default=0) >= until, 60)
-        if number < KILLS:
-            kill(program)
-        else:  # as SLURM does before the end of a job's time
-            os.kill(program.pid, signal.SIGTERM)
-            assert program.wait(30) in (143, 0)
-        complete = complete_ones(saves)
-        before = begun(tmp_path, complete)
-        wait_until(lambda pid=program.pid: not session(pid), 30)
-    if not ended.exists():
-        assert start(tmp_path, kind).wait(120) == 0
-    assert begun(tmp_path, complete) == before
-    counts = json.loads(ended.read_text())["counts"]
-    assert len(counts) == SAMPLES
-    assert min(counts) >= 1
-    assert max(counts) == 1 or "Reservoir" in kind
 
 
 def test_a_program_in_lockstep_that_is_killed_has_the_inputs_and_the_bits_of_an_undisturbed_one(tmp_path):

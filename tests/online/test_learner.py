@@ -10,19 +10,15 @@ import torch
 from compss_train import DistributedTrainer, Gradients
 from compss_train.data.order import transform_seed
 from compss_train.model.devices import random_state
-from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp
+from tests.helpers.models import SGD, assert_same_bits, awkward_net, classification, mlp, noisy, noisy_by_numpy
 from tests.online.fits import batches_of, fit_online, plain_loop
 from tests.online.simulations import simulate_rows, slow_copy
 
 X, Y = classification(samples=60)
 
 
-def noisy(x):
-    return slow_copy(x) + 0.1 * torch.randn(x.shape)
-
-
-def noisy_by_numpy(x):
-    return x + torch.from_numpy(np.random.normal(0, 0.1, x.shape)).float()
+def slow_noisy(x):
+    return noisy(slow_copy(x))
 
 
 def built(engine, net, **options):
@@ -45,7 +41,7 @@ def test_a_batch_with_nan_is_skipped_and_counted(local, merge_every):
     assert sum(record["samples"] for record in trainer.history) == 53
 
 
-@pytest.mark.parametrize(("transform", "max_batches"), [(noisy, None), (noisy_by_numpy, 5)])
+@pytest.mark.parametrize(("transform", "max_batches"), [(slow_noisy, None), (noisy_by_numpy, 5)])
 def test_a_transform_runs_beside_the_steps_with_seeds_of_its_own(local, transform, max_batches):
     """The network has Dropout, whose draws are as if the transform drew nothing."""
 

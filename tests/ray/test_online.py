@@ -3,8 +3,6 @@
 Workers merge through the parameter server in the coordinator, from other nodes, too.
 """
 
-import os
-import signal
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,30 +54,6 @@ def test_a_solver_with_two_ranks_of_which_one_is_killed_loses_no_sample(shared_r
     with pytest.warns(UserWarning, match="ChildProcessError: mpirun"):
         _, trained = fit_and_count(shared_ray, CountingNet(18), solver(command, sample), range(3))
     assert trained == [1] * 18
-
-
-class DyingOnce(OneHotSimulation):
-    """Its process is killed once, in the middle of a simulation."""
-
-    def __init__(self, samples, flag):
-        super().__init__(samples)
-        self.flag = flag
-
-    def __call__(self, numbers):
-        for number, sample in zip(numbers, super().__call__(numbers), strict=True):
-            if number == 12 and not self.flag.exists():
-                self.flag.touch()
-                os.kill(os.getpid(), signal.SIGKILL)
-            yield sample
-
-
-@pytest.mark.slow  # another process imports torch
-def test_a_simulation_that_dies_runs_again(shared_ray, tmp_path):
-    simulate = DyingOnce(20, tmp_path / "died")
-    with pytest.warns(UserWarning, match="its process died; retry 1 of 2"):
-        _, trained = fit_and_count(shared_ray, CountingNet(20), simulate, split_range(20, 5), count=2)
-    assert trained == [1] * 20
-    assert simulate.flag.exists()
 
 
 @dataclass(frozen=True)

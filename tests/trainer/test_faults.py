@@ -337,9 +337,3 @@ def test_killed_three_times_on_processes_and_without(tmp_path):
     times, rounds = result_of_process(kill_fits, tmp_path, 1, 99, 3, 0.02)
     assert times == 3
     assert rounds > 1
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("every", "kills", "seconds"), [(1, 30, 0.04), (99, 60, 0.02)])
-def test_killed_dozens_of_times(tmp_path, every, kills, seconds):
-    assert result_of_process(kill_fits, tmp_path, 2, every, kills, seconds)[0] == kills

@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from torch.optim.lr_scheduler import LambdaLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from compss_train import (
     BufferSpec,
@@ -18,15 +18,14 @@ from compss_train import (
     Samples,
     Schedule,
     SerialEngine,
-    TrainTransform,
 )
 from compss_train.callbacks import Checkpoint
 from compss_train.training.checkpoints import list_checkpoints
-from tests.helpers.cases import each_value, slow
+from tests.helpers.cases import each_value
 from tests.helpers.models import MODES, SGD, Smoothed, assert_same_bits, mlp
 from tests.helpers.small_fits import X, Y, assert_alike, combined, fit, trainer_of
 from tests.model.lr_schedules.schedulers import SCHEDULERS
-from tests.model.test_train_transform import mixup, noisy
+from tests.model.test_train_transform import mixup
 from tests.trainer.test_dataset_fits import Noisy, Stream
 from tests.training.checkpoints.trees import assert_same
 from tests.worker.test_plain_loop import WOLFE
@@ -86,46 +85,25 @@ EVERYTHING = {"merge": Merge(outer_optimizer=NESTEROV, optimizer_state="average"
 BY_STEPS = Merge(averaging=0.9, averaging_unit="steps")
 PLATEAU = partial(ReduceLROnPlateau, factor=0.5, patience=0, threshold=9.0)  # which every epoch is
 VARIANTS = {
-    "one worker": ({"workers": 1}, combined(BLOCKS, merge=Merge(every=2))),
     "five workers": ({"workers": 5}, BLOCKS),
-    "nine workers": ({"workers": 9}, {"merge": Merge(every=1)}),  # whose sums are added up in a tree
-    "an outer optimizer": ({"workers": 2}, combined(BLOCKS, EVERYTHING)),
-    "Adam outside": ({"workers": 1}, {"merge": Merge(outer_optimizer={"optimizer": "adam", "lr": 0.01})}),
-    "int8 merges": ({"workers": 2}, combined(BLOCKS, merge=Merge(dtype="int8"))),
-    "bf16 merges": ({"workers": 1}, combined(BATCHES, merge=Merge(optimizer_state="average", dtype="bf16"))),
-    "a schedule": ({"schedule": lambda epoch: 0.5**epoch}, BLOCKS),
-    "a scheduler": ({"schedule": partial(LambdaLR, lr_lambda=lambda epoch: 0.5**epoch)}, {}),
-    "steps inside epochs": ({"schedule": Schedule(lambda epoch: 0.5**epoch, steps=4)}, BATCHES),
-    "steps inside blocks": ({"schedule": Schedule(lambda epoch: 0.5**epoch, steps=4)}, BLOCKS),
-    "a plateau": ({"schedule": PLATEAU}, {"num_epochs": 5}),
     "a plateau by blocks": ({"schedule": PLATEAU, "gradients": Gradients(accumulate=2)}, BLOCKS),
     "one cycle": ({"schedule": SCHEDULERS["one cycle"]}, {**MODES[1], "num_epochs": 5}),
     "several batches a step": ({"gradients": Gradients(clip_norm=0.5, accumulate=3)}, BLOCKS),
     "momentum reset": ({"optimizer": SGD}, combined(BLOCKS, merge=Merge(optimizer_state="reset"))),
-    "rows in order": ({}, {"shuffle_block_data": False, "shuffle": None}),
-    "FIFO": ({}, {"buffer": BufferSpec("FIFO", 16), **BLOCKS}),
-    "FIRO": ({}, {"buffer": BufferSpec("FIRO", 24, threshold=9), **BLOCKS}),
     "passes in a total shuffle": (
         {},
         {"buffer": BufferSpec("FIRO", 57, threshold=9, passes=2), "shuffle": "total"},
     ),
     "pools": ({}, {**BLOCKS, "shuffle": PartialShuffle(11, pools=2)}),
-    "merges by batches from a FIFO": ({"workers": 2}, {"buffer": BufferSpec("FIFO", 16), **BATCHES}),
     "all at once": (
         {"workers": 2, "optimizer": SGD, "schedule": Schedule(lambda epoch: 0.5**epoch, steps=3)},
         combined(
             IN_BUFFERS, merge=Merge(outer_optimizer={"optimizer": "sgd", "lr": 0.7}, optimizer_state="average")
         ),
     ),
-    "merges by batches in a total shuffle": ({}, {**BATCHES, "shuffle": "total"}),
     "rarer merges": ({}, {"merge": Merge(every=lambda epoch: 1 + epoch, unit="batches"), "num_epochs": 2}),
     "merges after 1, 2 and 1 epochs": ({}, {"merge": Merge(every=lambda epoch: 1 + epoch % 2), "num_epochs": 4}),
     "validation": ({}, {"validation_data": (X[:20], Y[:20]), **BLOCKS}),
-    "a torch optimizer outside": (
-        {},
-        {"merge": Merge(every=lambda epoch: 1 + epoch, unit="batches", outer_optimizer=torch.optim.Adam)},
-    ),
-    "nine workers in bf16": ({"workers": 9}, combined(EVERYTHING, merge=Merge(dtype="bf16"))),
     "averaged by steps": ({"workers": 2}, combined(BATCHES, EVERYTHING, merge=BY_STEPS)),
     "nine workers in int8": ({"workers": 9}, combined(EVERYTHING, merge=Merge(dtype="int8"))),
     "one worker by arrival": ({"workers": 1}, {"merge": Merge("commutative", outer_optimizer=NESTEROV)}),
@@ -133,32 +111,17 @@ VARIANTS = {
     "losses evaluated in steps": ({"net": mlp, "optimizer": WOLFE}, {}),
     "fp16": ({"net": mlp, "optimizer": SGD, "precision": "fp16"}, {"data": (30 * X, Y)}),
     "buffers of a worker's own": ({"net": Smoothed}, {}),
-    "random transforms": ({"transform": noisy_by_all}, {"shuffle": "total"}),
     "random transforms, merges by batches": ({"transform": noisy_by_all}, BATCHES),
     "augmentation of batches": ({"train_transform": mixup, "metric": None}, {"shuffle": "total", **BATCHES}),
-    "augmentation of samples": ({"train_transform": TrainTransform(noisy, by_sample=True)}, BATCHES),
-    "samples that draw": ({}, {"data": (Noisy(),)}),
     "samples that draw, merges by batches": ({}, {"data": (Noisy(),), **BATCHES}),
-    "a stream that draws": ({}, {"data": (Samples(Stream(noise=0.1), size=57),)}),
     "a stream that draws, merges by batches": ({}, {"data": (Samples(Stream(noise=0.1), size=57),), **BATCHES}),
     "no metric": ({"metric": None}, {}),
     "any seed": ({"seed": None}, {}),
-    "other types": ({"net": lambda: mlp().double()}, {"data": (X.astype(np.float64), Y)}),
 }
 
 
-IN_OTHERS = (
-    *("one worker", "nine workers", "an outer optimizer", "Adam outside", "a torch optimizer outside"),
-    *("int8 merges", "bf16 merges", "nine workers in bf16", "a schedule", "a scheduler", "a plateau"),
-    *("steps inside epochs", "steps inside blocks", "rows in order", "FIFO", "FIRO", "other types"),
-    *("merges by batches from a FIFO", "merges by batches in a total shuffle", "random transforms"),
-    *("augmentation of samples", "samples that draw", "a stream that draws"),
-)
-"""Variants whose state other variants have as well, together with more."""
-
-
 @pytest.mark.filterwarnings("ignore:9 workers share 7 blocks")
-@pytest.mark.parametrize("name", [*(name for name in VARIANTS if name not in IN_OTHERS), *slow(*IN_OTHERS)])
+@pytest.mark.parametrize("name", VARIANTS)
 def test_whatever_is_trained_and_how(tmp_path, shared_local, name):
     """Without a break on the serial engine, and resumed on the local one."""
     build, options = VARIANTS[name]
@@ -169,9 +132,7 @@ def test_whatever_is_trained_and_how(tmp_path, shared_local, name):
     assert_alike(again, whole)
 
 
-@pytest.mark.parametrize(
-    "options", [{"shuffle": PartialShuffle(11, pools=2)}, BATCHES, IN_BUFFERS, *slow({}, BLOCKS)], ids=str
-)
+@pytest.mark.parametrize("options", [{"shuffle": PartialShuffle(11, pools=2)}, BATCHES, IN_BUFFERS], ids=str)
 def test_files(tmp_path, files, options):
     every_round_resumed(tmp_path, trainer_of, data=(files,), **options)
 

@@ -1,7 +1,6 @@
 """Batches, with a buffer and without: every sample once a pass, the same ones whenever workers merge."""
 
 import itertools
-import threading
 import warnings
 
 import numpy as np
@@ -18,7 +17,6 @@ from tests.helpers.cases import each_value
 from tests.helpers.models import MODES, assert_same_bits, awkward_net, blocked, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_loop
 from tests.helpers.small_fits import STILL, X, Y, combined, fit, trainer_of
-from tests.helpers.waiting import wait_until
 
 BATCHES = {"merge": Merge(unit="batches")}
 FIFO, FIRO = BufferSpec("FIFO", 16), BufferSpec("FIRO", 24, threshold=9)
@@ -220,21 +218,3 @@ def test_what_a_buffer_cannot_do_is_an_error(options, error, name, raises):
     with raises(error, name):
         trainer.fit(X, Y, num_epochs=1, **options)
     assert trainer.history == []
-
-
-@pytest.mark.parametrize("kind", ["FIRO", "Reservoir"])
-@pytest.mark.parametrize("merge", ["synchronous", "commutative"])
-def test_an_exception_in_the_network_ends_the_reading(kind, merge):
-    class Failing(nn.Linear):
-        calls = 0
-
-        def forward(self, x):
-            self.calls += 1
-            if self.calls == 3:
-                raise RuntimeError("this batch is not for me")
-            return super().forward(x)
-
-    trainer = trainer_of(workers=1, net=lambda: Failing(6, 3))
-    with pytest.raises(RuntimeError, match="this batch is not for me"):
-        fit(trainer, blocks=3, num_epochs=1, batch_size=4, merge=merge, buffer=BufferSpec(kind, 16))
-    wait_until(lambda: not any(each.name.startswith(("read-ahead", "fill")) for each in threading.enumerate()))

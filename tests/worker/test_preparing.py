@@ -14,19 +14,20 @@ from compss_train.model.devices import random_state
 from compss_train.worker.inference import evaluate
 from compss_train.worker.train import train_group
 from tests.helpers.file_fits import SIZES, write_files
-from tests.helpers.models import ADAM, SGD, assert_same_bits, awkward_net, blocked, classification
-from tests.helpers.plain_loop import OPTIMIZERS, cut, plain_steps
-from tests.helpers.small_fits import fit, trainer_of
+from tests.helpers.models import (
+    ADAM,
+    SGD,
+    assert_same_bits,
+    awkward_net,
+    blocked,
+    classification,
+    noisy,
+    noisy_by_numpy,
+)
+from tests.helpers.plain_loop import OPTIMIZERS, plain_steps, transformed_batches
+from tests.helpers.small_fits import STILL, fit, trainer_of
 
 X, Y = classification(samples=62)
-
-
-def noisy(x):
-    return x + 0.1 * torch.randn(x.shape)
-
-
-def noisy_by_numpy(x):
-    return x + torch.from_numpy(np.random.normal(0, 0.1, x.shape)).float()
 
 
 def flipped(x):
@@ -50,31 +51,18 @@ def scaled(x):
 RANDOM = [noisy_by_all, noisy_by_a_seed_of_its_own]
 
 
-def plain_loop(transform, epochs, blocks, batches_of_block, seed):
-    """A plain loop, with the transform between two steps."""
-
-    def batches():
-        for epoch in range(epochs):
-            position = 0
-            for number, (x, y) in enumerate(cut(X, Y, blocks, batches_of_block)):
-                block, first = divmod(number, batches_of_block)
-                position *= first > 0
-                with random_state(transform_seed(seed, epoch, block, position), "cpu"):
-                    transformed = transform(torch.from_numpy(x.copy()))
-                yield transformed, y
-                position += len(x)
-
-    return plain_steps(awkward_net(), OPTIMIZERS[0][1], batches(), seed)
-
-
 @pytest.mark.parametrize("transform", [scaled, *RANDOM])
 def test_one_worker_is_the_loop_with_a_seed_a_batch(engine, transform):
     """The network has Dropout, whose draws are as if the transform drew nothing."""
     trainer = trainer_of(engine, 1, seed=3, optimizer=SGD, transform=transform)
-    ours = trainer.fit(
-        *blocked(X, Y, 4), num_epochs=2, num_batches_per_worker=3, shuffle=None, shuffle_block_data=False
-    )
-    assert_same_bits(ours, plain_loop(transform, 2, 4, 3, seed=3))
+    ours = fit(trainer, data=blocked(X, Y, 4), num_epochs=2, num_batches_per_worker=3, **STILL)
+
+    def transformed(x, y, place):
+        with random_state(transform_seed(3, *place), "cpu"):
+            return transform(x), y
+
+    batches = transformed_batches(transformed, X, Y, 4, 3, 2)
+    assert_same_bits(ours, plain_steps(awkward_net(), OPTIMIZERS[0][1], batches, seed=3))
 
 
 def test_an_error_of_the_transform_comes_with_its_batch():
