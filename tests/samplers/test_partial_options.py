@@ -8,15 +8,9 @@ from hypothesis import strategies as st
 from compss_train.data.files import FileDataset
 from compss_train.data.readers import NpzReader
 from compss_train.exceptions import BadFileError
-from compss_train.samplers import (
-    DistributedSamplerViaLocallyShuffle,
-    DistributedSamplerViaLocallyShuffleV2,
-    PartialShuffleSampler,
-)
+from compss_train.samplers import PartialShuffleSampler
 from tests.samplers import numbered_files as numbered
-from tests.samplers.numbered_files import (
-    until_error,
-)
+from tests.samplers.numbered_files import until_error
 
 
 class Listing:
@@ -159,6 +153,3 @@ def test_a_file_unlike_the_first_stops_its_ranks_only(sizes, num_replicas, epoch
         _, error = until_error(sampler)
         assert error.file == odd
         assert f"but {names[0]} " in error.reason
-
-
-KINDS = [DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2]
