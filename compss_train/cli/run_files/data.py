@@ -5,12 +5,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from compss_train._utils.nested import rebuilt
 from compss_train._utils.validation import check_fraction
 from compss_train.cli.run_files import Errors, RunFile, TomlTable, unknown_name
 from compss_train.cli.run_files.objects import CALL, NONE, call_object, keywords_of, parameters_of
-from compss_train.data import BlockedTensor, FileDataset, Samples, block, readers, reading, samples
+from compss_train.data import BlockedTensor, FileDataset, Samples, readers, reading, samples
+from compss_train.data.block import as_block
+from compss_train.data.blocked import as_blocked
 from compss_train.data.locations import suffix_of
-from compss_train.training.data_source import as_data_source
+from compss_train.data.tables import is_frame
+from compss_train.training.data_source import as_data_source, columns_of
 
 FORMS = 'give files = "train/*.npz", or x = "x.npy" and y = "y.npy", or import = "module:function"'
 FRACTION = "fraction"
@@ -144,12 +148,13 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
     if isinstance(dataset.x, FileDataset):
         training_files, validation_files = dataset.x.split(fraction, seed=seed)
         return Dataset(training_files), Dataset(validation_files)
-    parts = {name: _as_indexed(part) for name, part in dataset._asdict().items() if part is not None}
-    lengths = {name: len(part.dataset if isinstance(part, Samples) else part) for name, part in parts.items()}
+    parts = {role: _in_rows(part, role) for role, part in dataset._asdict().items() if part is not None}
+    columns = {name: column for _, own in parts.values() for name, column in own.items()}
+    lengths = {name: len(each.dataset if isinstance(each, Samples) else each) for name, each in columns.items()}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise ValueError(f"x, y and weights have different lengths: {listed}")
-    number = lengths["x"]
+    number = next(iter(lengths.values()))
     count = round(number * fraction)
     if not 0 < count < number:
         raise ValueError(f"fraction = {fraction} of {number} samples is {count}; give another fraction")
@@ -158,8 +163,8 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
     def selected(rows: NDArray[np.intp]) -> Dataset:
         rows = np.sort(rows)
         chosen = {
-            name: part.select(rows.tolist()) if isinstance(part, Samples) else part[rows]
-            for name, part in parts.items()
+            role: rebuilt(structure, [_selected(column, rows) for column in own.values()])
+            for role, (structure, own) in parts.items()
         }
         return Dataset(**chosen)
 
@@ -167,11 +172,22 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
     return (_in_grid(training, dataset.x.shape) if isinstance(dataset.x, BlockedTensor) else training), validation
 
 
-def _as_indexed(part: Any) -> Any:
-    """Return samples that can be selected by their numbers, or an array."""
-    if isinstance(part, BlockedTensor):
-        return part.collect()
+def _in_rows(part: Any, role: str) -> tuple[Any, dict[str, Any]]:
+    """Return the structure of samples and their columns: what ``_selected`` takes."""
     by_number = samples.as_samples(part)
-    if by_number is not None and by_number.is_stream:
+    if by_number is None:
+        structure, columns = columns_of(part, role)
+        blocked = {name: as_blocked(each, 1) for name, each in columns.items() if hasattr(each, "tensors")}
+        return structure, columns | {name: each.collect() for name, each in blocked.items()}
+    if by_number.is_stream:
         raise ValueError(f"{FRACTION}: samples of streams have no numbers; name others, as in [data]")
-    return block.as_block(part) if by_number is None else by_number
+    return None, {role: by_number}
+
+
+def _selected(column: Any, rows: NDArray[np.intp]) -> Any:
+    """Return some samples of a data set, a frame or an array, by number."""
+    if isinstance(column, Samples):
+        return column.select(rows.tolist())
+    if is_frame(column):
+        return column.iloc[rows] if hasattr(column, "iloc") else column[rows]
+    return as_block(column)[rows]

@@ -160,6 +160,31 @@ def test_the_seed_chooses_validation_samples_and_blocks_stay_as_many():
     assert sorted([*training.x.collect(), *validation.x]) == list(range(40))
 
 
+def frame():
+    pandas = pytest.importorskip("pandas")
+    return pandas.DataFrame({"n": np.arange(20.0), "kind": pandas.Categorical(["a", "b"] * 10)})
+
+
+@pytest.mark.parametrize(
+    ("make", "number_of"),
+    [
+        (frame, lambda x: x["n"]),
+        (lambda: {"p": np.arange(20), "q": frame()}, lambda x: x["q"]["n"]),
+        (lambda: (BlockedTensor.from_array(Y, 4), X), lambda x: x[0]),
+        (lambda: [[float(n)] * (1 + n % 3) for n in range(20)], lambda x: [each[0] for each in x]),
+    ],
+    ids=["frame", "dict", "tuple", "sequences"],
+)
+def test_a_split_keeps_what_a_fit_takes(make, number_of):
+    """Frames with their columns and categories, several inputs, and sequences that differ in length."""
+    training, validation = split_validation(Dataset(make(), Y), 0.25, 0)
+    whole = as_data_source(make(), Y, 2)
+    for part, size in ((training, 15), (validation, 5)):
+        assert [int(each) for each in number_of(part.x)] == part.y.tolist()
+        source = as_data_source(part.x, part.y, 2)
+        assert (source.number_samples, source.structure, source.coding) == (size, whole.structure, whole.coding)
+
+
 class Pairs(torch.utils.data.Dataset):
     def __len__(self):
         return 10
