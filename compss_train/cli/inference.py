@@ -74,7 +74,8 @@ def predict(options: argparse.Namespace) -> int:
         if target.suffix in TABLE_SUFFIXES:
             section = file.section("data")
             classes = section.get("classes", {}).get(str(section.get("y", "y")), ())
-            _write_table(path, ids, output, classes, parquet=target.suffix == ".parquet")
+            is_parquet = target.suffix == ".parquet"
+            _write_table(path, ids, output, classes, labelled=options.classes, parquet=is_parquet)
         elif target.suffix == ".npy":
             np.save(path, output)
         else:
@@ -98,14 +99,21 @@ def _ids(samples: FileDataset, name: str) -> list[Any]:
 
 
 def _write_table(
-    path: Path, ids: tuple[str, list[Any]], output: np.ndarray[Any, Any], classes: Sequence[str], *, parquet: bool
+    path: Path,
+    ids: tuple[str, list[Any]],
+    output: np.ndarray[Any, Any],
+    classes: Sequence[Any],
+    *,
+    labelled: bool,
+    parquet: bool,
 ) -> None:
-    """Write a row for each sample: what identifies it, and its outputs, or its class if these are numbers."""
+    """Write a row for each sample: what identifies it, and its outputs, or the class if these are ``labelled``."""
     (name, of_samples), rows = ids, output.reshape(len(output), -1)
     named = classes if len(classes) == rows.shape[1] else [f"output {n}" for n in range(rows.shape[1])]
     header = list(map(str, named))
-    if output.ndim == 1 and classes:
-        header, rows = ["class"], np.take(classes, rows)
+    if labelled and output.ndim == 1 and classes:
+        others = [f"output {n}" for n in range(len(classes), int(rows.max()) + 1)]
+        header, rows = ["class"], np.take([*classes, *others], rows)
     if name in header:
         raise ValueError(f"--ids {name}: a column of the outputs has this name; name another column, or write .npy")
     if parquet:

@@ -187,6 +187,29 @@ def test_outputs_are_named_by_classes_that_are_numbers(fitted, command, suffix):
     assert header == ["sample", "3", "5", "8"]
 
 
+def test_only_classes_are_named(run_file, command):
+    """Not the outputs of a network with a single one, and not those that are more than the classes."""
+    text = run_file.read_text().replace("helpers.models:mlp", "cli.user_objects:single")
+    run_file.write_text(text.replace('"cross_entropy"', '"mse"').replace('"accuracy"', '"mae"'))
+    command("fit", run_file)
+    np.save("x.npy", data(4)[0])
+    given = ("predict", "runs/small", "--input", "x.npy", "--output")
+    command(*given, "out.npy")
+    command(*given, "out.csv", settings=["data.classes={y=['no', 'yes']}"])
+    (header, *rows) = csv.reader(Path("out.csv").read_text().splitlines())
+    assert (header, [np.float32(row[1]) for row in rows]) == (["sample", "output 0"], np.load("out.npy").tolist())
+
+
+def test_outputs_without_a_class_have_their_number(fitted, command):
+    np.save("x.npy", data(40)[0])
+    given = ("predict", fitted, "--input", "x.npy", "--classes", "--output")
+    command(*given, "out.npy")
+    command(*given, "out.csv", settings=["data.classes={y=['no', 'yes']}"])
+    rows = list(csv.reader(Path("out.csv").read_text().splitlines()))[1:]
+    assert [row[1] for row in rows] == [["no", "yes", "output 2"][number] for number in np.load("out.npy")]
+    assert "output 2" in {row[1] for row in rows}
+
+
 def test_outputs_that_are_no_array_are_not_written(run_file, command):
     named = 'import = "tests.cli.user_objects:Named"\nin_features = 6\nout_features = 3'
     text = run_file.read_text().replace('import = "tests.helpers.models:mlp"', named)

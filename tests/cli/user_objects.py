@@ -52,6 +52,10 @@ def pets():
     return nn.Sequential(nn.Flatten(), nn.Linear(6, 3))
 
 
+def single():
+    return nn.Sequential(nn.Linear(6, 1), nn.Flatten(0))
+
+
 class Named(nn.Linear):
     """A network whose outputs have names, as those of Hugging Face."""
 
