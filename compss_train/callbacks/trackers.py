@@ -1,5 +1,6 @@
 """Callbacks that log the rounds of a fit to trackers of experiments: MLflow, W&B and TensorBoard."""
 
+import re
 import tempfile
 from abc import abstractmethod
 from collections.abc import Callable
@@ -272,5 +273,6 @@ class TensorBoard(_Tracker):
 
 
 def _tagged(values: dict[str, Any]) -> dict[str, Any]:
-    """Return the values by names that all trackers accept: ``recall/0`` for ``recall[0]``."""
-    return {name.replace("[", "/").replace("]", ""): value for name, value in values.items()}
+    """Return the values by names that all trackers accept: ``recall/0`` for ``recall[0]``, ``_`` for symbols."""
+    tags = {name: name.replace("[", "/").replace("]", "") for name in values}
+    return {re.sub(r"[^\w/. :-]", "_", tag): values[name] for name, tag in tags.items()}

@@ -3,6 +3,7 @@
 import copy
 import sys
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -31,9 +32,12 @@ def own_folder(tmp_path, monkeypatch):
 
 @pytest.fixture(scope="module")
 def mlflow_store(tmp_path_factory):
+    """A database, or files where only MLflow's small package is installed."""
     pytest.importorskip("mlflow")
-    pytest.importorskip("sqlalchemy")
-    return f"sqlite:///{tmp_path_factory.mktemp('mlflow')}/mlflow.db"
+    folder = tmp_path_factory.mktemp("mlflow")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+        yield f"sqlite:///{folder}/mlflow.db" if find_spec("sqlalchemy") else f"file://{folder}"
 
 
 def mlflow_run(store, tracker):
@@ -74,6 +78,18 @@ def test_mlflow_has_all_of_many_and_of_long_settings(mlflow_store):
     tracker.on_fit_start(SimpleNamespace(configuration=configuration, history=[]), None)
     assert mlflow_run(mlflow_store, tracker)[0].data.params == {**settings, "net": text[:MAX_VALUE]}
     assert artifact(mlflow_store, tracker, "settings/net.txt").read_text() == text
+
+
+def test_mlflow_gets_names_of_other_characters(mlflow_store):
+    sgd = {**SGD, "groups": {"*.bias": {"lr": 0.01}}}
+    trainer, tracker = (
+        trainer_of(optimizer=sgd, metric={"top-1 (%)": "accuracy"}),
+        MLflow(tracking_uri=mlflow_store),
+    )
+    fit(trainer, tracker, num_epochs=1)
+    data = mlflow_run(mlflow_store, tracker)[0].data
+    assert {"0.01"} == {value for name, value in data.params.items() if name.endswith("groups._.bias.lr")}
+    assert data.metrics["top-1 ___"] == trainer.history[-1]["top-1 (%)"]
 
 
 def test_mlflow_logs_to_the_active_run_and_leaves_it_open(mlflow_store, monkeypatch):
