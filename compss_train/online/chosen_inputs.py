@@ -42,7 +42,9 @@ class ChosenInputs(Inputs):
             return self._table.inputs[begun]
         self._predictor.renew()
         name = type(self._sampler).__name__
-        if (value := self._sampler.next(self._table)) is None:
+        with calls.intra_op_threads(1):  # workers train on the other cores
+            value = self._sampler.next(self._table)
+        if value is None:
             if not begun:
                 raise ValueError(f"{name} returned no input at all: make a new one for each fit")
             raise StopIteration
@@ -116,8 +118,7 @@ class Predictor:
         replica = ModelReplica(self._spec, copy, CPU, training=False)
         samples = len(leaves(x)[0])
         batches = (map_leaves(partial(_rows, start=start), x) for start in range(0, samples, _BATCH))
-        with calls.intra_op_threads(1):  # workers train on the other cores
-            outputs = [replica.predict(replica.transformed(each)) for each in batches]
+        outputs = [replica.predict(replica.transformed(each)) for each in batches]
         if not all(isinstance(each, torch.Tensor) for each in outputs):
             raise TypeError("table.predict needs a network whose output is one tensor")
         return torch.cat(outputs).numpy()

@@ -272,10 +272,10 @@ class SpacedInputs(BoxSampler):
             self._rows.append(np.asarray(self._network_inputs(value)))
         rows = [np.asarray(self._network_inputs(value)) for value in self.values(candidates)]
         (outputs,) = table.predict(np.concatenate([*rows, *self._rows]), copies=1)
-        outputs = outputs.reshape(len(rows) + len(begun), -1)
-        new, old = np.split(outputs - outputs.mean(0), [len(rows)])
-        squares = (new**2).sum(1)[:, None] + (old**2).sum(1) - 2 * new @ old.T
-        nearest, distances = squares.argmin(1), np.maximum(squares.min(1), 0)
+        new, old = torch.from_numpy(outputs).reshape(len(rows) + len(begun), -1).split([len(rows), len(begun)])
+        apart = torch.cdist(new, old, compute_mode="donot_use_mm_for_euclid_dist")  # exact for small distances
+        smallest, nearest = (each.numpy() for each in apart.min(1))
+        distances = smallest**2
         known = table.loss > 0  # not before it was trained
         self.origin = "far"
         if self._power and known.sum() >= _LEAST:
