@@ -7,16 +7,24 @@ from __future__ import annotations
 
 import json
 import sys
+import time
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import _common as common
 import numpy as np
+
+from compss_train import BufferSpec, DistributedTrainer, InputSampler, Merge, Simulations
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "apps"))
 import active_surrogate as app  # type: ignore[import-not-found]
 
 MORE = (2.0, 3.0)
 """Times as many simulations, of uniform inputs and with as many batches in all."""
+FEW = 20
+"""Simulations where only the rate counts."""
 WORST = "99th percentile"
 NUMBERS = ("median", "mean", WORST, "seconds", "mean square")
 STUDIES = Path("runs/active-inputs.jsonl")
@@ -80,11 +88,58 @@ def draw_errors(path: Path, repetitions: int) -> None:
     figure.savefig(path, dpi=110)
 
 
+class Numbers(InputSampler):
+    """The numbers of some simulations, with the losses of samples or without."""
+
+    def __init__(self, *, needs_losses: bool) -> None:
+        self.needs_losses = needs_losses
+
+    def next(self, table: Any) -> int | None:
+        """Return the next number."""
+        return len(table) if len(table) < FEW else None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
+def lasting(problem: app.Problem, seconds: float, number: int) -> Iterator[Any]:
+    """Yield the samples of a simulation; the last one ends after so many seconds, in which samples are repeated."""
+    yield from app.samples(problem, list(app.inputs("uniform", problem, FEW, 0))[number])
+    if number == FEW - 1:
+        time.sleep(seconds)
+
+
+def rate(name: str, seconds: float, needs_losses: bool, _: int) -> float:
+    """Return samples per second, from the first record of a fit to the last one."""
+    problem = app.PROBLEMS[name]
+    with DistributedTrainer(1, engine="local", seed=0, threads=1) as trainer:
+        trainer.build(app.network(problem, 0), {"optimizer": "adam", "lr": 0.001}, "mse")
+        trainer.fit_online(
+            Simulations(partial(lasting, problem, seconds), Numbers(needs_losses=needs_losses)),
+            buffer=BufferSpec("Reservoir", FEW * app.STEPS, threshold=FEW * app.STEPS),
+            batch_size=app.BATCH,
+            merge=Merge(every=50),
+            record_every=0.2,
+            progress=False,
+        )
+        first, *rest = [each for each in trainer.history if each["samples"]]
+        return float(sum(each["samples"] for each in rest) / (rest[-1]["ended"] - first["ended"]))
+
+
 def main() -> None:
-    options = common.parsed(common.parser(__doc__, repetitions=5, parts=("heat", "ks", "picture")))
+    options = common.parsed(common.parser(__doc__, repetitions=5, parts=("heat", "ks", "picture", "rate")))
     STUDIES.parent.mkdir(exist_ok=True)
     for part in options.parts:
-        if part == "picture":
+        if part == "rate":
+            seconds = 2 if options.quick else 8
+            rates = {f"losses by sample: {each}": partial(rate, "ks", seconds, each) for each in (False, True)}
+            measured = common.in_turn(rates, 2 * options.repetitions)
+            common.print_rates("Samples per second, one worker", measured, next(iter(rates)))
+        elif part == "picture":
             draw_errors(STUDIES.with_name("active.png"), options.repetitions)
         else:
             report_errors(part, options.repetitions)

@@ -272,7 +272,8 @@ class SpacedInputs(BoxSampler):
             self._rows.append(np.asarray(self._network_inputs(value)))
         rows = [np.asarray(self._network_inputs(value)) for value in self.values(candidates)]
         (outputs,) = table.predict(np.concatenate([*rows, *self._rows]), copies=1)
-        new, old = torch.from_numpy(outputs).reshape(len(rows) + len(begun), -1).split([len(rows), len(begun)])
+        outputs = torch.from_numpy(outputs).reshape(len(rows) + len(begun), -1)
+        new, old = outputs[: len(rows)], outputs[len(rows) :]
         apart = torch.cdist(new, old, compute_mode="donot_use_mm_for_euclid_dist")  # exact for small distances
         smallest, nearest = (each.numpy() for each in apart.min(1))
         distances = smallest**2

@@ -75,8 +75,7 @@ class SampleLosses:
         losses, *numbers = zip(*self._new, strict=True)
         self._new = []
         values = torch.cat([each.double() for each in losses]).cpu().numpy()
-        batches = np.split(values, np.cumsum([len(each) for each in losses])[:-1])
-        excess = np.concatenate([_excess(batch) for batch in batches])
+        excess = _excess(values, np.array([len(each) for each in losses]))
         simulations, steps = map(np.concatenate, numbers)
         for simulation, place in _groups(simulations):
             self._trained[simulation] = self._trained.get(simulation, 0) + len(place)
@@ -102,10 +101,15 @@ class SampleLosses:
         }
 
 
-def _excess(losses: NDArray[np.float64]) -> NDArray[np.float64]:
-    counted = losses[np.isfinite(losses)]
-    spread = counted.std() if len(counted) else 0.0
-    return np.maximum(0.0, (losses - counted.mean()) / spread) if spread > 0 else np.zeros_like(losses)
+def _excess(losses: NDArray[np.float64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return the excess of each loss; batches of these sizes follow one another."""
+    counted, starts = np.isfinite(losses), np.cumsum(sizes) - sizes
+    numbers = np.maximum(np.add.reduceat(counted, starts, dtype=np.float64), 1)
+    means = np.add.reduceat(np.where(counted, losses, 0), starts) / numbers
+    above = np.where(counted, losses - np.repeat(means, sizes), 0)
+    spreads = np.repeat(np.sqrt(np.add.reduceat(above**2, starts) / numbers), sizes)
+    excess = np.divide(above, spreads, out=np.zeros_like(losses), where=spreads > 0)
+    return np.asarray(np.maximum(0.0, excess))
 
 
 def _groups(simulations: NDArray[np.int64]) -> list[tuple[int, NDArray[np.int64]]]:
