@@ -113,7 +113,7 @@ def tensor_of(value: Any) -> torch.Tensor:
     try:
         is_read_only = isinstance(value, np.ndarray) and not value.flags.writeable
         return torch.as_tensor(np.asarray(_Writable(value)) if is_read_only else value)
-    except (ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError) as error:  # of text, for example
         raise ValueError(
             f"no tensor can hold this {type(value).__name__}: {error}; give numbers, and integers below 2**63"
         ) from error

@@ -58,6 +58,7 @@ def raise_after_two(error):
         (lambda _: [(1, 2, 3, 4)], 0, "TypeError: the simulation yielded a tuple of 4; a sample is"),
         (lambda _: [1.0, ()], 1, "TypeError: the simulation yielded a tuple of 0; a sample is"),
         (lambda _: [1.0, object()], 1, "ValueError: no tensor can hold this object"),
+        (lambda _: [1.0, "text"], 1, "ValueError: no tensor can hold this str: .*; give numbers"),
         (
             lambda _: [1.0, torch.zeros(1, dtype=torch.float8_e5m2)],
             1,
@@ -85,6 +86,7 @@ def raise_after_two(error):
             "four",
             "empty",
             "object",
+            "text",
             "float8",
             "ragged",
         ),
