@@ -240,8 +240,7 @@ class SlotPartition:
 
     def at(self, positions: Slots) -> Slots:
         """Return the slots at these positions."""
-        slots: Slots = self._order[positions]
-        return slots
+        return self._order.take(positions)
 
     def all(self) -> Slots:
         """Return all held slots, the unseen ones first."""

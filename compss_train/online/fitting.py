@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Sized
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +125,8 @@ class OnlineFit(Fit):
         resuming.warn_of_differences(checkpoint, setting, fit="the fit goes on")
         resuming.load(checkpoint[1], session)
         self.callbacks.saved = checkpoint[1].callbacks
-        self.study = saves.with_states(study, session.state().workers)
+        workers = zip(study.workers, session.state().workers, strict=True)  # options of optimizers may have changed
+        self.study = replace(study, workers=[replace(each, state=state) for each, state in workers])
 
     def _train(self) -> None:
         """Run the event loop; set the model's parameters and history, and the reason why the fit stopped."""

@@ -108,8 +108,8 @@ class SimulationTable:
 class InputSampler(ABC):
     """Chooses the inputs of simulations one by one, while the network learns: ``Simulations(simulate, sampler)``.
 
-    It runs in the coordinator, in one thread. Its inputs, and the values of its state, are numbers, text, arrays,
-    and lists, tuples and dicts of them.
+    It runs in the coordinator, in one thread, and serves one study. Its inputs, and the values of its state, are
+    numbers, text, arrays, and lists, tuples and dicts of them.
     """
 
     needs_losses: bool = True

@@ -6,7 +6,7 @@ workers lack samples.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -132,9 +132,3 @@ def check_same_study(
             "begin a new study with its parameters by trainer.restore"
         )
     return SavedStudy.of(snapshot.study, snapshot.workers, snapshot.files)
-
-
-def with_states(study: SavedStudy, states: Sequence[WorkerState]) -> SavedStudy:
-    """Return a study whose workers go on with these states, as the options of the optimizer may have changed."""
-    workers = [replace(each, state=state) for each, state in zip(study.workers, states, strict=True)]
-    return replace(study, workers=workers)
