@@ -65,10 +65,10 @@ class Smoothed(nn.Module):
         return output + self.mean + 0.1 * self.inner.calls.sqrt() * torch.tensor([1.0, 0.0, 0.0])
 
 
-def classification(samples: int = 60, inputs: int = 6, classes: int = 3, seed: int = 5):
-    random = np.random.default_rng(seed)
-    y = random.integers(0, classes, samples)
-    centres = random.normal(size=(classes, inputs)) * 2
+def classification(samples: int = 60, inputs: int = 6):
+    random = np.random.default_rng(5)
+    y = random.integers(0, 3, samples)
+    centres = random.normal(size=(3, inputs)) * 2
     x = centres[y] + random.normal(size=(samples, inputs))
     return x.astype(np.float32), y
 

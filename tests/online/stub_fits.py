@@ -140,13 +140,13 @@ class StubFit:
 
 
 @contextmanager
-def stub_fit(workers=1, *, senders=1, paired=False, capacity=200, address=None):
+def stub_fit(workers=1, *, senders=1, paired=False, capacity=200):
     """Give a fit whose workers are all connected."""
     kind = "SimPairedReservoir" if paired else "FIFO"
     with no_threads_left(), ExitStack() as stack:
         coordinator = StubCoordinator(workers, senders=senders, paired=paired)
         stack.callback(coordinator.close)
-        stubs = [StubWorker(make(kind, capacity), paired=paired, address=address) for _ in range(workers)]
+        stubs = [StubWorker(make(kind, capacity), paired=paired) for _ in range(workers)]
         stack.callback(lambda: [stub.close() for stub in stubs])
         for worker, stub in enumerate(stubs):
             coordinator.set_url(worker, stub.url)

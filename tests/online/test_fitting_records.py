@@ -158,22 +158,15 @@ def test_records_are_made_during_training(local, tmp_path):
     assert len(trainer.history) >= 2
 
 
-# Invalid options raise before anything starts
-
-
-def assert_rejected(engine, error, match, simulate=simulate_rows, inputs=(0,), net=mlp, **options):
-    trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1)
-    if net is not None:
-        trainer.build(net(), SGD, "cross_entropy")
-    with pytest.raises(error, match=match):
-        fit_online(trainer, simulate, inputs, **options)
-    assert trainer.history == []
-
-
-def test_invalid_options_raise_before_anything_starts(local):
-    assert_rejected(local, ValueError, "17 samples cannot come from a FIFO of capacity 16", batch_size=17)
-    assert_rejected(local, NotBuiltError, "call build", net=None)
-
-
-def test_the_serial_engine_is_rejected(recwarn):
-    assert_rejected("serial", ValueError, "use engine='local'")
+def test_invalid_options_raise_before_anything_starts(local, recwarn):
+    for engine, error, match, options in (
+        (local, NotBuiltError, "call build", {}),
+        (local, ValueError, "17 samples cannot come from a FIFO of capacity 16", {"batch_size": 17}),
+        ("serial", ValueError, "use engine='local'", {}),
+    ):
+        trainer = DistributedTrainer(1, engine=engine, seed=0, threads=1)
+        if error is not NotBuiltError:
+            trainer.build(mlp(), SGD, "cross_entropy")
+        with pytest.raises(error, match=match):
+            fit_online(trainer, simulate_rows, [0], **options)
+        assert trainer.history == []

@@ -28,8 +28,8 @@ OPTIONS = st.fixed_dictionaries(
 )
 
 
-def by_file(sampler, epoch=0):
-    sampler.set_epoch(epoch)
+def by_file(sampler):
+    sampler.set_epoch(0)
     return [[(name, part["x"].tolist()) for part, name in zip(b[0], b[2], strict=True)] for b in sampler]
 
 

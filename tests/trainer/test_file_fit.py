@@ -17,6 +17,7 @@ from compss_train import (
     PartialShuffleSampler,
     SerialEngine,
 )
+from compss_train.data import writing
 from tests.helpers.file_fits import BOUNDS, POOLS, SIZES, fitted, rows, write_files
 from tests.helpers.models import MODES, assert_same_bits, awkward_net, classification, mlp
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
@@ -178,16 +179,6 @@ def test_a_corrupt_file_is_an_error_or_left_out(engine, own_files, options, merg
     assert all(np.isfinite(array).all() for array in ours.values())
 
 
-def write_alike(folder, files=8, rows_of_each=10):
-    """Write files of one size, so that where some are missing others come in their place."""
-    folder.mkdir(exist_ok=True)
-    x, y = classification(samples=files * rows_of_each)
-    for number in range(files):
-        chosen = slice(number * rows_of_each, (number + 1) * rows_of_each)
-        np.savez(folder / f"{number}.npz", x=x[chosen], y=y[chosen])
-    return sorted(folder.glob("*.npz"))
-
-
 AS_THEY_ARE = {"shuffle": None, "shuffle_block_data": False, "num_epochs": 1}
 BY_BLOCKS = {"merge": Merge(every=1, unit="blocks")}
 
@@ -206,7 +197,9 @@ BY_BLOCKS = {"merge": Merge(every=1, unit="blocks")}
     ids=str,
 )
 def test_a_round_of_only_bad_files_changes_nothing(engine, tmp_path, workers, merge, bad):
-    files = write_alike(tmp_path)
+    """Files have one size, so that where some are missing others come in their place."""
+    x, y = classification(samples=80)
+    files = [Path(name) for name in writing.write_files(tmp_path, {"x": x, "y": y}, rows=10)]
     dataset = FileDataset(files, on_bad_file="skip")
     good = FileDataset([file for number, file in enumerate(files) if number not in bad])
     for number in bad:

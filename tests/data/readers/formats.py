@@ -98,12 +98,11 @@ def read_file(path, function=None, **options):
     return part.read(RowRange(0, 0, dataset.sizes[0]))
 
 
-def with_header(path, shape, data, descr="<f8", version=(1, 0)):
+def with_header(path, shape, data):
     """Write an array's file, or a .npz of one, with an arbitrary header."""
-    header = f"{{'descr': {descr!r}, 'fortran_order': False, 'shape': {shape}, }}".encode()
-    size = struct.Struct("<H" if version == (1, 0) else "<I")
-    header += b" " * (-(8 + size.size + len(header) + 1) % 64) + b"\n"
-    content = b"\x93NUMPY" + bytes(version) + size.pack(len(header)) + header + data
+    header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".encode()
+    header += b" " * (-(len(header) + 11) % 64) + b"\n"
+    content = b"\x93NUMPY\1\0" + struct.pack("<H", len(header)) + header + data
     if not str(path).endswith(".npz"):
         path.write_bytes(content)
         return

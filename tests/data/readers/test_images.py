@@ -4,6 +4,7 @@ import struct
 import zipfile
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -100,14 +101,6 @@ def test_the_error_of_different_sizes_says_how_to_resize(folder):
         folder, r"which has the size .*, unlike others .*: resize them with reader=ImageFolderReader\(size="
     ):
         read_all(FileDataset(folder, ImageFolderReader()))
-
-
-@pytest.mark.parametrize("damage", [lambda content: content[:40], lambda content: b"no image"])
-def test_a_damaged_image_is_an_error_that_names_it(folder, damage):
-    damaged = folder / "dog" / "1.png"
-    damaged.write_bytes(damage(damaged.read_bytes()))
-    with names(folder, r"holds dog/1\.png, which cannot be read as an image"):
-        read_all(FileDataset(folder, ImageFolderReader((4, 6))))
 
 
 @pytest.mark.parametrize("given", [0, (3,), (3, 4, 5), (3, 0), (2.5, 3), "ab"])
@@ -308,32 +301,16 @@ def test_frames_that_are_no_samples_are_counted_once(folder):
         FileDataset(f"{folder}/cat/*.gif")
 
 
-class Exploding:
-    """An image of Pillow's whose decoder fails with an exception of any kind."""
-
-    def __init__(self, error):
-        self.error = error
-
-    def __call__(self, file):
-        raise self.error
-
-
-ERRORS = [
-    Image.DecompressionBombError("too large"),
-    SyntaxError("broken PNG file"),
-    ValueError("bad"),
-    OverflowError("bad"),
-    struct.error("bad"),
-    IndexError("bad"),
-    OSError("image file is truncated"),
-    EOFError("bad"),
-]
-
-
-@pytest.mark.parametrize("error", ERRORS, ids=repr)
+@pytest.mark.parametrize(
+    "error",
+    [
+        *(Image.DecompressionBombError, SyntaxError, ValueError, OverflowError),
+        *(struct.error, IndexError, OSError, EOFError),
+    ],
+)
 def test_every_error_in_reading_an_image_names_it(folder, error, monkeypatch):
     dataset = FileDataset(folder, ImageFolderReader((4, 6)))
-    monkeypatch.setattr(Image, "open", Exploding(error))
+    monkeypatch.setattr(Image, "open", Mock(side_effect=error("bad")))
     with names(folder, r"holds \w+/\d\.png, which cannot be read as an image: "):
         read_all(dataset)
 

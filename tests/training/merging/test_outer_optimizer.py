@@ -44,9 +44,9 @@ class EveryRound(Callback):
         self.parameters.append(trainer.get_parameters())
 
 
-def rounds_of(workers=3, optimizer=ADAM, net=awkward_net, **options):
+def rounds_of(workers=3, **options):
     """Return a trainer after a fit, and its parameters after every round."""
-    trainer, rounds = trainer_of(workers=workers, optimizer=optimizer, net=net), EveryRound()
+    trainer, rounds = trainer_of(workers=workers, optimizer=ADAM, net=awkward_net), EveryRound()
     fit(trainer, rounds, **options)
     return trainer, rounds.parameters
 
