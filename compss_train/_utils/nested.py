@@ -5,7 +5,6 @@ devices by itself, as torch's ``PackedSequence`` does.
 """
 
 from collections.abc import Callable, Iterable
-from itertools import repeat
 from typing import Any
 
 _SEQUENCES = (tuple, list)  # a tuple of types: isinstance takes several times as long with a union
@@ -53,4 +52,4 @@ def places(value: Any, name: str) -> list[str]:
 
 def template_of(value: Any) -> Any:
     """Return the tuples, lists and dicts of a value, with ``None`` for its leaves."""
-    return rebuilt(value, repeat(None))
+    return map_leaves(lambda _: None, value)

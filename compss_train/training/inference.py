@@ -138,7 +138,7 @@ def one_batch(spec: TrainingSpec, source: DataSource) -> Job:
     """
     reader = source.reader
     with suppress(Exception):  # a data set that stays in this process
-        reader = SerializedValue.of(reader).load()
+        reader = reader and SerializedValue.of(reader).load()
     return Job(spec=spec, reader=reader, batching=Batching(1), structure=source.structure)
 
 
