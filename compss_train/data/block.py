@@ -71,7 +71,10 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
         raise TypeError(f"torch cannot hold dtype {dtype}; make it numbers in native byte order{hint}") from error
 
 
-_SIGNED = {"uint16": "int32", "uint32": "int64", "uint64": "int64"}
+_SIGNED: dict[Any, Any] = {
+    **{torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64},
+    **{np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64},
+}
 """Dtypes whose rows torch cannot select, and those that hold their values."""
 
 
@@ -81,11 +84,10 @@ def signed(array: _Array) -> _Array:
     Raises ``ValueError`` for integers of 2**63 and more, which would become negative.
     """
     own: Any = array
-    name = str(own.dtype).removeprefix("torch.")
-    if name not in _SIGNED:
+    if own.dtype not in _SIGNED:
         return array
-    wider: Any = own.astype(_SIGNED[name]) if isinstance(own, np.ndarray) else own.to(getattr(torch, _SIGNED[name]))
-    if name == "uint64" and (wider < 0).any():
+    wider: Any = own.astype(_SIGNED[own.dtype]) if isinstance(own, np.ndarray) else own.to(_SIGNED[own.dtype])
+    if own.dtype in (np.uint64, torch.uint64) and (wider < 0).any():
         largest = int(wider[wider < 0].max()) + 2**64
         raise ValueError(f"holds {largest}, and the largest integer of a tensor is 2**63 - 1: make them floats")
     return wider  # type: ignore[no-any-return]

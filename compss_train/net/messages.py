@@ -21,6 +21,12 @@ _DTYPES = {
     )
 }
 """The dtypes that can be sent, by name."""
+_NAMES: dict[Any, str] = {
+    **{dtype: name for name, dtype in _DTYPES.items()},
+    **{np.dtype(name): name for name in _DTYPES if name != "bfloat16"},
+}
+"""Their names, which take 2 µs to make."""
+_ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 PIECE = 2**20
 """Maximum size of a frame in bytes, also of headers. Memory of this size is reused, larger memory is not."""
 MAX_TEXT = 2**15
@@ -68,7 +74,7 @@ def pack(header: Header, arrays: Sequence[Block] = ()) -> list[Any]:
 
 def pack_header(header: Header, descriptions: ArrayDescriptions) -> bytes:
     """Return the first frame of a message; raise ``ValueError`` if it is too large."""
-    frame = json.dumps({**header, "arrays": descriptions}, separators=(",", ":")).encode()
+    frame = _ENCODE({**header, "arrays": descriptions}).encode()
     if len(frame) > PIECE:
         raise ValueError(
             f"a message with {len(descriptions):,} arrays, whose header has {len(frame):,} bytes; the maximum is "
@@ -85,14 +91,14 @@ def pack_arrays(arrays: Sequence[Block]) -> tuple[ArrayDescriptions, list[memory
     descriptions: ArrayDescriptions = []
     frames: list[memoryview] = []
     for array in arrays:
-        name = str(array.dtype)
+        name = _NAMES.get(array.dtype) or str(array.dtype)
         if isinstance(array, np.ndarray) and array.flags.c_contiguous and name in _DTYPES:
             data = array.reshape(-1).view(np.uint8).data  # in a fifth of the time
         else:
             tensor = as_tensor(array).detach().cpu().resolve_conj().resolve_neg().contiguous()
-            name = str(tensor.dtype).removeprefix("torch.")
+            name = _NAMES.get(tensor.dtype, "")
             data = flat_bytes(tensor).numpy().data if tensor.numel() else memoryview(b"")
-            if name not in _DTYPES:
+            if not name:
                 raise TypeError(
                     f"arrays of {tensor.dtype} cannot be sent; convert them to one of {', '.join(_DTYPES)}"
                 )

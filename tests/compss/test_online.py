@@ -5,12 +5,15 @@ import signal
 
 import pytest
 
+from compss_train.training.checkpoints import read_latest_checkpoint
 from tests.helpers.waiting import wait_until
+from tests.online.simulations import read_count, sample_counts
 from tests.online.solvers.compiled import compiled
+from tests.online.test_resuming import complete_ones
 
 
-def result(run, mode, folder, **options):
-    done = run("online.py", mode, folder, folder / "result.json", seconds=110, **options)
+def result(run, mode, folder, seconds=110, **options):
+    done = run("online.py", mode, folder, folder / "result.json", seconds=seconds, **options)
     assert done.returncode == 0, done.output
     outcome = json.loads((folder / "result.json").read_text())
     assert outcome["engine"] == "compss"
@@ -54,6 +57,26 @@ def test_a_study_goes_on_in_another_application(run, tmp_path):
     assert 0 < sum(first["counts"]) < len(first["counts"])
     outcome = result(run, "resume", tmp_path)
     assert set(outcome["counts"]) == {1}
+    assert outcome["history"][-1]["simulations"] == {"running": 0, "done": 12, "failed": 0}
+
+
+@pytest.mark.slow  # two applications, and a node that COMPSs starts again
+@pytest.mark.timeout(600)
+def test_the_loss_of_a_node_in_a_resumed_study_loses_no_sample(run, tmp_path):
+    """What the save has is neither simulated nor trained again. The last simulation waits for the loss."""
+    flags = ("--nodes=2", "--units=2")
+    result(run, "begin", tmp_path, flags=flags)
+    before = sample_counts(read_latest_checkpoint(tmp_path / "saves")[1]["parameters"], 2)
+    begun = {number: read_count(tmp_path / f"begun-{number}") for number in complete_ones(tmp_path / "saves")}
+    assert begun
+    assert any(before)
+    for path in tmp_path.glob("worker-*"):
+        path.unlink()
+    outcome = result(run, "lose", tmp_path, flags=flags, seconds=400)
+    assert (tmp_path / "lost").exists()
+    assert min(outcome["counts"]) >= 1
+    assert {now for now, then in zip(outcome["counts"], before, strict=True) if then} == {1}
+    assert begun == {number: read_count(tmp_path / f"begun-{number}") for number in begun}
     assert outcome["history"][-1]["simulations"] == {"running": 0, "done": 12, "failed": 0}
 
 

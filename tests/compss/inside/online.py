@@ -2,7 +2,8 @@
 
 ``online.py MODE FOLDER OUTPUT.json``: with ``die`` a simulation and, after a checkpoint, the worker die, once
 each; ``two`` has two workers; ``wait`` simulates without end. ``solver`` runs the program SOLVER of the
-environment, of tests/online/solvers/faulty.c, on two ranks of MPI; one of them is killed once.
+environment, of tests/online/solvers/faulty.c, on two ranks of MPI; one of them is killed once. ``first`` begins a
+study, and ``resume`` goes on; so do ``begin`` and ``lose``, with two workers, of which one is lost with its node.
 """
 
 import json
@@ -15,25 +16,31 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import torch
 from torch import nn
 
 from compss_train import BufferSpec, DistributedTrainer, Merge, Simulations, Solver
 from compss_train.callbacks import Callback, Checkpoint
 from tests.helpers.waiting import hang, pause
+from tests.online.simulations import increment, wait_for_file
 
 SIMULATIONS, STEPS = 12, 10
 SAMPLES = SIMULATIONS * STEPS
+STUDIES = "first", "resume", "begin", "lose"
 
 
 def simulate(folder, mode, number):
+    increment(folder / f"begun-{number}")
+    if mode == "lose" and number == SIMULATIONS - 1:
+        wait_for_file(folder / "lost")
     for step in range(STEPS):
         if mode == "die" and (number, step) == (3, 5):
             die_once(folder / "simulation")
         x = np.zeros(SAMPLES, np.float32)
         x[number * STEPS + step] = 1
         yield x, np.zeros(1, np.float32)
-        if mode in ("first", "resume"):
+        if mode in STUDIES:
             pause(0.05)
     if mode == "wait":
         (folder / "flag").touch()
@@ -55,8 +62,10 @@ class CountingNet(nn.Linear):
         self.flag, self.fatal = flag, fatal
 
     def forward(self, x):
-        if self.training and self.fatal in x.argmax(1):
-            die_once(self.flag)
+        if self.training:
+            self.flag.with_name(f"worker-{os.getpid()}").touch()
+            if self.fatal in x.argmax(1):
+                die_once(self.flag)
         return super().forward(x)
 
 
@@ -71,6 +80,22 @@ class StopAfter(Callback):
             trainer.stop("enough")
 
 
+class LoseNode(Callback):
+    """Kills the node of a worker that has trained, once: its Java program with all that this has started."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_round_end(self, trainer, record):
+        pids = [int(path.name.partition("-")[2]) for path in self.folder.glob("worker-*")]
+        running = [psutil.Process(pid) for pid in pids if psutil.pid_exists(pid)]
+        if running and not (self.folder / "lost").exists():
+            node = next(each for each in running[0].parents() if each.name() == "java")
+            for each in [node, *node.children(recursive=True)]:
+                each.kill()
+            (self.folder / "lost").touch()
+
+
 def sum_loss(output, target):
     return output.sum()
 
@@ -83,10 +108,12 @@ def sample(number, step, fields):
 
 def main():
     mode, folder, output = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3])
-    workers = 2 if mode == "two" else 1
-    study = {"callbacks": [Checkpoint(folder / "saves")], "resume": True} if mode in ("first", "resume") else {}
-    if mode == "first":
+    workers = 2 if mode in ("two", "begin", "lose") else 1
+    study = {"callbacks": [Checkpoint(folder / "saves")], "resume": True} if mode in STUDIES else {}
+    if mode in ("first", "begin"):
         study["callbacks"].append(StopAfter(40))
+    elif mode == "lose":
+        study["callbacks"].append(LoseNode(folder))
     trainer = DistributedTrainer(workers, seed=0, threads=1)
     dies = mode == "die"
     trainer.build(CountingNet(folder / "worker", 84 if dies else -1), {"optimizer": "sgd", "lr": 1.0}, sum_loss)
