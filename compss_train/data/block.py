@@ -71,10 +71,8 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
         raise TypeError(f"torch cannot hold dtype {dtype}; make it numbers in native byte order{hint}") from error
 
 
-_SIGNED: dict[Any, Any] = {
-    **{torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64},
-    **{np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64},
-}
+_SIGNED: dict[Any, Any] = {torch.uint16: torch.int32, torch.uint32: torch.int64, torch.uint64: torch.int64}
+_SIGNED |= {np.dtype(np.uint16): np.int32, np.dtype(np.uint32): np.int64, np.dtype(np.uint64): np.int64}
 """Dtypes whose rows torch cannot select, and those that hold their values."""
 
 
