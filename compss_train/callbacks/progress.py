@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
+from compss_train.reports.formatting import counted
 from compss_train.reports.records import measured_names
 from compss_train.training.callback import AnyCallback, Callback
 
@@ -113,7 +114,8 @@ class ProgressBar(_Progress):
         super().on_fit_start(trainer, total_samples)
         self._pending = None
         self._rounds_are_epochs = trainer.configuration["fit"].get("merge", {}).get("unit") == "epochs"
-        self._bar = _Bar(f"starting {_workers(trainer)}", total_samples, self._file, trainer.trained_samples)
+        text = f"starting {counted(trainer.num_workers, 'worker')}"
+        self._bar = _Bar(text, total_samples, self._file, trainer.trained_samples)
 
     def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
         """Advance the bar by the samples of the round; print a line if an epoch has ended."""
@@ -163,7 +165,7 @@ class RoundLines(_Progress):
         """Print that workers are starting, which may take seconds."""
         super().on_fit_start(trainer, total_samples)
         if total_samples != 0:
-            self._print(f"starting {_workers(trainer)}")
+            self._print(f"starting {counted(trainer.num_workers, 'worker')}")
 
     def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
         """Print the line."""
@@ -176,10 +178,6 @@ def with_progress(callbacks: Sequence[AnyCallback]) -> Sequence[AnyCallback]:
         return callbacks
     shows_bars = _bar_class() is not tqdm or sys.stderr.isatty()
     return (*callbacks, ProgressBar() if shows_bars else RoundLines())
-
-
-def _workers(trainer: "DistributedTrainer") -> str:
-    return f"{trainer.num_workers} worker{'s' * (trainer.num_workers > 1)}"
 
 
 def _line(record: dict[str, Any]) -> str:

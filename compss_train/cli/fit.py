@@ -18,6 +18,7 @@ from compss_train import callbacks
 from compss_train.cli import run_files
 from compss_train.cli.run_files import data, objects, training, trust
 from compss_train.data import FileDataset
+from compss_train.reports.formatting import counted
 from compss_train.reports.records import measured_names
 from compss_train.trainer import DistributedTrainer
 from compss_train.training.data_source import as_data_source
@@ -138,7 +139,7 @@ def format_plan(run: training.TrainingRun, trainer: DistributedTrainer) -> str:
         "network": f"{type(net).__name__}, {parameters:,} parameters",
         "data": _format_size(trainer.num_workers, given["x"], given["y"]),
         "validation": "none" if validation is None else _format_size(trainer.num_workers, *validation),
-        "workers": f"{trainer.num_workers} ({engine}), {_count(trainer.threads, 'thread')} each",
+        "workers": f"{trainer.num_workers} ({engine}), {counted(trainer.threads, 'thread')} each",
         "seed": str(trainer.seed),
         "build": _format_options(run.file.section("build")),
         "fit": _format_options(fitted),
@@ -152,7 +153,7 @@ def format_plan(run: training.TrainingRun, trainer: DistributedTrainer) -> str:
 
 def _format_size(num_workers: int, x: Any, y: Any) -> str:
     source, part = as_data_source(x, y, num_workers), "file" if isinstance(x, FileDataset) else "block"
-    return f"{_count(source.number_samples, 'sample')} in {_count(len(source.sizes), part)}"
+    return f"{counted(source.number_samples, 'sample')} in {counted(len(source.sizes), part)}"
 
 
 def _format_options(options: dict[str, Any]) -> str:
@@ -164,7 +165,7 @@ def _format_result(trainer: DistributedTrainer, folder: run_files.RunFolder) -> 
     lines = []
     if history := trainer.history:
         counts = [(history[-1]["epoch"], "epoch"), (len(history), "round"), (trainer.num_workers, "worker")]
-        epochs, rounds, workers = (_count(*each) for each in counts)
+        epochs, rounds, workers = (counted(*each) for each in counts)
         seconds = sum(record["seconds"] for record in history)
         lines.append(f"{epochs} in {rounds}, {workers}, {seconds:,.1f} s: {format_metrics(history[-1])}")
     if (reason := trainer.stopped) is not None:
@@ -189,10 +190,6 @@ def format_metrics(record: dict[str, Any]) -> str:
     """Return the losses and metrics of a record that are single numbers."""
     numbers = {name: record[name] for name in measured_names(record) if isinstance(record[name], int | float)}
     return ", ".join(f"{name.replace('_', ' ')} {value:.4f}" for name, value in numbers.items())
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
 
 
 def _relative(path: Path) -> str:

@@ -10,19 +10,16 @@ from typing import Any
 import numpy as np
 import torch
 
-_FLAGS = {
-    path: attrgetter(path)
-    for path in (
-        *("fp32_precision", "cudnn.fp32_precision", "mkldnn.fp32_precision"),
-        *("cuda.matmul.allow_tf32", "cudnn.allow_tf32"),
-        *("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
-        *("mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
-        *("cudnn.enabled", "cudnn.benchmark", "cudnn.deterministic", "mkldnn.enabled", "mkldnn.deterministic"),
-        "cuda.matmul.allow_fp16_reduced_precision_reduction",
-        "cuda.matmul.allow_bf16_reduced_precision_reduction",
-        "cuda.matmul.allow_fp16_accumulation",
-    )
-}
+_FLAGS = (
+    *("fp32_precision", "cudnn.fp32_precision", "mkldnn.fp32_precision"),
+    *("cuda.matmul.allow_tf32", "cudnn.allow_tf32"),
+    *("cuda.matmul.fp32_precision", "cudnn.conv.fp32_precision", "cudnn.rnn.fp32_precision"),
+    *("mkldnn.matmul.fp32_precision", "mkldnn.conv.fp32_precision", "mkldnn.rnn.fp32_precision"),
+    *("cudnn.enabled", "cudnn.benchmark", "cudnn.deterministic", "mkldnn.enabled", "mkldnn.deterministic"),
+    "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "cuda.matmul.allow_fp16_accumulation",
+)
 """Flags below ``torch.backends``: those of all operations before those of single ones, which they also set."""
 
 _NOT_TRAVELLING = ("call", "log")
@@ -99,7 +96,7 @@ def _flags(*paths: str) -> dict[str, Any]:
     found = {}
     for path in paths or _FLAGS:
         with suppress(AttributeError, RuntimeError):  # another release has it; or it was set in two ways
-            found[path] = _FLAGS[path](torch.backends)
+            found[path] = attrgetter(path)(torch.backends)
     return found
 
 

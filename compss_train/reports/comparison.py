@@ -10,7 +10,7 @@ from typing import Any
 
 from compss_train.reports import curves
 from compss_train.reports.formatting import duration, number, speed
-from compss_train.reports.records import Axis, Record, best_value, epochs_of, flatten, measured_numbers
+from compss_train.reports.records import Axis, Record, best_value, epochs_of, flatten, measured_in, measured_numbers
 
 MISSING = "-"
 """What tables show for a setting that a run does not have."""
@@ -48,8 +48,7 @@ class ComparedRun:
     @cached_property
     def measured(self) -> list[str]:
         """The names of its numeric losses and metrics; those on validation data if there are any."""
-        names = dict.fromkeys(name for record in self.history for name in measured_numbers(record))
-        single = [name for name in names if name != curves.LEARNING_RATE and "[" not in name]
+        single = [name for name in measured_in(self.history) if "[" not in name]
         return [name for name in single if name.startswith("val_")] or single
 
 
@@ -94,9 +93,8 @@ def comparison_panels(groups: Sequence[SeedGroup], against: Axis = "round") -> l
     A group of several seeds has its median, in a band from the lowest to the highest values.
     """
     runs = [run for group in groups for run in group.runs]
-    names = dict.fromkeys(name for run in runs for record in run.history for name in measured_numbers(record))
-    titles = {name: name.replace("_", " ") for name in names if name != curves.LEARNING_RATE}
-    titles[curves.SPEED] = "samples/s"
+    names = measured_in(record for run in runs for record in run.history)
+    titles = {name: name.replace("_", " ") for name in names} | {curves.SPEED: "samples/s"}
     return curves.drawable(
         curves.Panel(
             title,

@@ -154,9 +154,8 @@ def panels(
     """
     xs = positions(history, against)
     measured = [measured_numbers(record) for record in history]
-    names = dict.fromkeys(name for each in measured for name in each if name != LEARNING_RATE)
     by_title: dict[str, list[str]] = {}
-    for name in names:
+    for name in dict.fromkeys(chain.from_iterable(measured)):
         by_title.setdefault(title_of(name), []).append(name)
     speeds = training_speeds(history)
     rows = [{**flatten(record), SPEED: speed} for record, speed in zip(history, speeds, strict=True)]

@@ -81,6 +81,11 @@ def tick(value: float) -> str:
     return f"{value:g}"
 
 
+def counted(number: int, name: str) -> str:
+    """Return a number of things, ``1 worker`` or ``2 workers``."""
+    return f"{number:,} {name}{'s' * (number != 1)}"
+
+
 def speed(value: float) -> str:
     """Return samples per second, millions with two decimals."""
     return f"{value / 1e6:,.2f}M" if value >= 1e6 else f"{value:,.0f}" if value >= 100 else number(value)

@@ -43,7 +43,7 @@ class History(list[Record]):
     def __repr__(self) -> str:
         last = {**epoch_of(self[-1]), **measured_numbers(self[-1])} if self else {}
         measures = ", ".join(f"{name} {formatting.number(value)}" for name, value in last.items())
-        return f"history of {len(self)} round{'s' * (len(self) != 1)}" + (f": {measures}" if measures else "")
+        return f"history of {formatting.counted(len(self), 'round')}" + (f": {measures}" if measures else "")
 
     def _repr_html_(self) -> str:
         shown = [(record, measured_numbers(record)) for record in self[-SHOWN_ROUNDS:]]

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 
 from compss_train._utils import files, imports
 from compss_train.reports import comparison, curves, timeline
-from compss_train.reports.formatting import duration, number, percent, speed, timestamp, uniform_format
-from compss_train.reports.records import Axis, Record, Row, best_value, epochs_of, measured_numbers
+from compss_train.reports.formatting import counted, duration, number, percent, speed, timestamp, uniform_format
+from compss_train.reports.records import Axis, Record, Row, best_value, epochs_of, measured_in, measured_numbers
 
 REFRESH_SECONDS = 5
 """Seconds after which browsers reload the report of a running fit."""
@@ -168,14 +168,13 @@ def _run(history: Sequence[Record]) -> dict[str, Any]:
     rows = [row for index, row in enumerate(rows) if index % step == 0 or index == len(rows) - 1]
     notes += [f"every {step}th of {len(history):,} rounds"] * (step > 1)
     notes += ["seconds are without start-up"] * any(timeline.startup_seconds(history))
-    measured = dict.fromkeys(name for record in history for name in measured_numbers(record))
     return {
         "key_figures": list(_key_figures(history, shares if intervals else {})),
         "charts": [chart_of(panel) for panel in curves.panels(history, intervals=intervals)],
         "timeline": timeline_chart(history, intervals),
         "timeline_legend": [(f"{kind} {percent(share)}", kind) for kind, share in shares.items()],
         "workers": _table(_worker_rows(history, intervals)),
-        "rounds": _table(rows, " · ".join(notes) or None, first=["round", "epoch", *measured]),
+        "rounds": _table(rows, " · ".join(notes) or None, first=["round", "epoch", *measured_in(history)]),
     }
 
 
@@ -232,12 +231,11 @@ def _key_figures(history: Sequence[Record], shares: Mapping[str, float]) -> Iter
     samples, seconds = sum(record["samples"] for record in history), sum(curves.training_seconds(history))
     best, startup = max(curves.training_speeds(history)), sum(timeline.startup_seconds(history))
     epochs = epochs_of(history)
-    yield "rounds", f"{len(history):,}", f"{epochs:,} epoch{'s' * (epochs > 1)}" if epochs else None, None
+    yield "rounds", f"{len(history):,}", counted(epochs, "epoch") if epochs else None, None
     yield "time", duration(seconds), f"after {duration(startup)} of start-up" if startup else None, None
     mean = speed(samples / seconds) if seconds else ""
     yield "samples/s", mean, f"best round {speed(best)}, {samples:,} samples", None
-    names = dict.fromkeys(name for record in history for name in measured_numbers(record))
-    for name in [name for name in names if name != curves.LEARNING_RATE and "[" not in name][:MAX_MEASURED]:
+    for name in [each for each in measured_in(history) if "[" not in each][:MAX_MEASURED]:
         values = [each[name] for record in history if name in (each := measured_numbers(record))]
         first = next((value for value in values if not math.isnan(value)), math.nan)
         extreme, at = best_value(name, history) or (math.nan, 0)

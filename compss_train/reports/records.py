@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, Literal, TypeAlias, TypeGuard
 
@@ -84,6 +84,11 @@ def measured_numbers(record: Record) -> dict[str, float]:
     """Return the losses and metrics of a record, or of a worker in a record, that are numbers."""
     measured = {name: record[name] for name in measured_names(record)}
     return {name: float(value) for name, value in flatten(measured).items() if _is_number(value)}
+
+
+def measured_in(history: Iterable[Record]) -> list[str]:
+    """Return the names of the numbers that records of a history have measured, in the order of their first ones."""
+    return list(dict.fromkeys(name for record in history for name in measured_numbers(record)))
 
 
 def best_value(name: str, history: Sequence[Record]) -> tuple[float, int] | None:
