@@ -73,7 +73,7 @@ def predict(options: argparse.Namespace) -> int:
     with atomic_path(target) as path:
         if target.suffix in TABLE_SUFFIXES:
             section = file.section("data")
-            classes = section.get("classes", {}).get(str(section.get("y", "y")), ())
+            classes = data.classes_of(section).get(str(section.get("y", "y")), ())
             is_parquet = target.suffix == ".parquet"
             _write_table(path, ids, output, classes, labelled=options.classes, parquet=is_parquet)
         elif target.suffix == ".npy":
@@ -246,6 +246,12 @@ def read_samples(
     if not targets:  # the files need not have them
         named["y"] = objects.NONE
     dataset = FileDataset(**objects.keywords_of({"files": files, **named}, data.FILES))
+    coded = [name for name in dataset.classes if name not in named.get("classes", {})]
+    if coded and isinstance(dataset.reader, readers.TableReader):
+        raise ValueError(
+            f"{files[0]} holds strings in {coded[0]!r}, and the run does not say which classes these were in "
+            f"training: --set \"data.classes={{{coded[0]}=['a', 'b']}}\" names them in the order of their codes"
+        )
     arrays = list(dataset.layout or ())
     if len(arrays) == 1 and not x and not (targets and dataset.y):
         dataset.x = arrays[0]

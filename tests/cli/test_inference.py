@@ -187,6 +187,31 @@ def test_outputs_are_named_by_classes_that_are_numbers(fitted, command, suffix):
     assert header == ["sample", "3", "5", "8"]
 
 
+def test_strings_of_a_table_have_the_codes_of_training_or_are_an_error(fitted, command):
+    """The run's data are made by a function, and its file says nothing of what their numbers mean."""
+    x = data(4)[0]
+    rows = [",".join([*map(str, row[:5]), kind]) for row, kind in zip(x.tolist(), "bccb", strict=True)]
+    Path("new.csv").write_text("\n".join(["c0,c1,c2,c3,c4,kind", *rows]))
+    given = ("predict", fitted, "--input", "new.csv", "--x", "c0,c1,c2,c3,c4,kind", "--output", "out.npy")
+    assert "'kind'" in command(*given, code=2).err
+    command(*given, settings=["data.classes={kind=['a', 'b', 'c']}"])
+    np.save("x.npy", np.column_stack([x[:, :5], [1, 2, 2, 1]]).astype(np.float32))
+    coded = np.load("out.npy")
+    command("predict", fitted, "--input", "x.npy", "--output", "out.npy")
+    np.testing.assert_array_equal(coded, np.load("out.npy"))
+
+
+def test_an_argument_of_a_function_may_be_called_classes(run_file, command):
+    import_ = 'import = "tests.cli.user_objects:data"'
+    run_file.write_text(
+        run_file.read_text().replace(import_, 'import = "tests.cli.user_objects:labelled"\nclasses = 3')
+    )
+    command("fit", run_file)
+    np.save("x.npy", data(4)[0])
+    command("predict", "runs/small", "--input", "x.npy", "--output", "out.csv")
+    assert Path("out.csv").read_text().startswith("sample,output 0,output 1,output 2\n")
+
+
 def test_only_classes_are_named(run_file, command):
     """Not the outputs of a network with a single one, and not those that are more than the classes."""
     text = run_file.read_text().replace("helpers.models:mlp", "cli.user_objects:single")

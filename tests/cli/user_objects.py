@@ -24,6 +24,11 @@ def data(samples: int = 60, double: bool = False):
     return (x.astype(np.float64) if double else x), y
 
 
+def labelled(classes):
+    x, y = data()
+    return x, y % classes
+
+
 def weighted():
     x, y = data()
     return x, y, np.linspace(0, 2, len(x))

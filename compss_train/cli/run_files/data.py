@@ -101,14 +101,20 @@ def read_validation(run_file: RunFile, classes: Any = None) -> Dataset:
 
 def array_names(section: TomlTable, file: str) -> TomlTable:
     """Return how ``[data]`` names and reads the arrays in files; ``file`` is the first of those to read."""
-    if "files" not in section:
-        tables = {role: section[role] for role in ("x", "y") if isinstance(section.get(role), dict)}
-        names = {role: table["key"] for role, table in tables.items() if "file" in table and "key" in table}
-        return names | ({"y": NONE} if "x" in section and section.get("y", NONE) == NONE else {})
     reader = readers.READERS.get(suffix_of(file), readers.TableReader)
-    no_classes = not issubclass(reader, readers.TableReader)  # arrays have none
-    used = ("x", "y", "reader") if no_classes else ("x", "y", "classes", "reader")
-    return {key: section[key] for key in used if key in section}
+    classes = classes_of(section) if issubclass(reader, readers.TableReader) else {}  # arrays have none
+    named = {"classes": classes} if classes else {}
+    if "files" in section:
+        return named | {key: section[key] for key in ("x", "y", "reader") if key in section}
+    tables = {role: section[role] for role in ("x", "y") if isinstance(section.get(role), dict)}
+    named |= {role: table["key"] for role, table in tables.items() if "file" in table and "key" in table}
+    return named | ({"y": NONE} if "x" in section and section.get("y", NONE) == NONE else {})
+
+
+def classes_of(section: TomlTable) -> TomlTable:
+    """Return the classes by column in ``[data]``; of a function, ``classes`` may be an argument of its own."""
+    classes = section.get("classes")
+    return classes if isinstance(classes, dict) else {}
 
 
 def load_array(value: Any, role: str) -> Any:
