@@ -74,8 +74,7 @@ def predict(options: argparse.Namespace) -> int:
         if target.suffix in TABLE_SUFFIXES:
             section = file.section("data")
             classes = data.classes_of(section).get(str(section.get("y", "y")), ())
-            is_parquet = target.suffix == ".parquet"
-            _write_table(path, ids, output, classes, labelled=options.classes, parquet=is_parquet)
+            _write_table(path, ids, output, classes, labelled=options.classes)
         elif target.suffix == ".npy":
             np.save(path, output)
         else:
@@ -99,13 +98,7 @@ def _ids(samples: FileDataset, name: str) -> list[Any]:
 
 
 def _write_table(
-    path: Path,
-    ids: tuple[str, list[Any]],
-    output: np.ndarray[Any, Any],
-    classes: Sequence[Any],
-    *,
-    labelled: bool,
-    parquet: bool,
+    path: Path, ids: tuple[str, list[Any]], output: np.ndarray[Any, Any], classes: Sequence[Any], *, labelled: bool
 ) -> None:
     """Write a row for each sample: what identifies it, and its outputs, or the class if these are ``labelled``."""
     (name, of_samples), rows = ids, output.reshape(len(output), -1)
@@ -116,7 +109,7 @@ def _write_table(
         header, rows = ["class"], np.take([*classes, *others], rows)
     if name in header:
         raise ValueError(f"--ids {name}: a column of the outputs has this name; name another column, or write .npy")
-    if parquet:
+    if path.suffix == ".parquet":
         columns = import_pyarrow().table([of_samples, *rows.T], names=[name, *header])
         import_pyarrow("pyarrow.parquet").write_table(columns, path)
         return

@@ -227,7 +227,7 @@ class GroupedOptimizer:
             )
         made = [
             {"params": own, **({"name": "+".join(each.strip("*.") or each for each in key)} if key else {})}
-            | self._options(key)
+            | {option: value for pattern in key for option, value in self.groups[pattern].items()}
             for key, own in members.items()
             if own
         ]
@@ -237,9 +237,6 @@ class GroupedOptimizer:
                 known = ", ".join(optimizer.defaults)
                 raise ValueError(f"groups has the option {option!r}; {type(optimizer).__name__} has {known}")
         return optimizer
-
-    def _options(self, patterns: Iterable[str]) -> dict[str, Any]:
-        return {name: value for pattern in patterns for name, value in self.groups[pattern].items()}
 
 
 def matches(name: str, pattern: str) -> bool:
