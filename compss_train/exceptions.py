@@ -13,6 +13,9 @@ class NotBuiltError(RuntimeError):
 class DivergedError(ArithmeticError):
     """A loss or parameter became NaN or infinite; lower the learning rate or check the data."""
 
+    sample: tuple[int, int, str] | None = None
+    """The first one with NaN or infinity that an online fit got: simulation, step, and ``"x"`` or ``"y"``."""
+
 
 class WorkerLostError(RuntimeError):
     """The process of a task died in every attempt, most often because it ran out of memory."""

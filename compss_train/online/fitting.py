@@ -323,7 +323,14 @@ class EventLoop:
             match client.greeting["role"]:
                 case "worker":
                     worker = self._workers.of(client)
-                    outcome = self._workers.handle(worker, client, header, arrays)
+                    try:
+                        outcome = self._workers.handle(worker, client, header, arrays)
+                    except DivergedError as error:
+                        if error.sample is not None:
+                            stream, step, name = error.sample
+                            source = self._senders.named(stream) or self._runs.named(stream)
+                            error.add_note(f"{name} of time step {step} of {source} has NaN or infinite values.")
+                        raise
                     if outcome == "died":
                         self._senders.warn_lost_samples(worker)
                     elif outcome == "restarted":

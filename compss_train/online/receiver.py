@@ -76,6 +76,8 @@ class Receiver(Closable):
         self._offsets = dict(offsets or {})
         self.failed: Exception | None = None
         """An error that no sample has caused, such as one that has ended the thread."""
+        self.not_finite: tuple[int, int, str] | None = None
+        """Simulation and step of the first sample that has NaN or infinite values, and ``"x"`` or ``"y"``."""
         self._putting, self._turn = threading.Lock(), threading.Lock()
         self._senders: dict[Client, _Sender] = {}
         self._ahead = 1  # until the size of a sample is known
@@ -232,6 +234,12 @@ class Receiver(Closable):
         columns = tuple(stacked(column) for column in zip(*(arrays for _, arrays in messages), strict=True))
         steps = np.array([header["step"] for header, _ in messages], np.int64)
         simulations = np.full_like(steps, stream)
+        for name, column in zip("xy", columns, strict=False) if self.not_finite is None else ():
+            # Not an error: it may stand for what is missing. The sum of finite values may be infinite.
+            if column.is_floating_point() and not column.sum().isfinite():
+                finite = column.isfinite().reshape(len(column), -1).all(1).tolist()
+                if False in finite:
+                    self.not_finite = stream, int(steps[finite.index(False)]), name
         if self._paired:
             return TimeStep(simulations, steps, columns)
         return {NUMBERS: np.stack([simulations, steps], 1), **dict(zip("xy", columns, strict=False))}

@@ -195,6 +195,10 @@ class SimulationRuns:
         self._inputs.end(simulation.number, BEGUN)
         self._repeated.append(simulation)
 
+    def named(self, number: int) -> str:
+        """Return what messages call a simulation, with its input if that may still have to be repeated."""
+        return str(self._known.get(number, f"simulation {number}"))
+
     # What becomes of their tasks
 
     def handle(self, client: Client, header: Header | None) -> None:
@@ -338,6 +342,10 @@ class ExternalSenders:
     def counts(self) -> dict[str, int]:
         """Return the numbers of connected, completed and failed senders, by the names of simulations' counts."""
         return {"running": len(self._active), "done": len(self._completed) - self._failed, "failed": self._failed}
+
+    def named(self, stream: int) -> str | None:
+        """Return what messages call a sender that has a name."""
+        return next((f"sender {name!r}" for name, number in self._streams.items() if number == stream), None)
 
     def handle(self, client: Client, header: Header | None) -> None:
         """Process a message of a sender; raise ``MessageError`` if it is malformed."""

@@ -266,9 +266,13 @@ class OnlineWorker:
     def run(self) -> None:
         """Train, and stay connected until the coordinator ends the fit."""
         self._coordinator.listen(self._receiver, self._local_host)
-        self._learner.learn_all(batches.prepared(self._drawn_batches(), self._learner, self._training))
-        self._receiver.discard()
-        self._merge()
+        try:
+            self._learner.learn_all(batches.prepared(self._drawn_batches(), self._learner, self._training))
+            self._receiver.discard()
+            self._merge()
+        except DivergedError as error:
+            error.sample = self._receiver.not_finite
+            raise
         self._report()
         repetitions = self._buffer.repetitions().tolist()
         state = saved_state.encode_value(worker_to_dict(self._learner.state()))

@@ -1,13 +1,16 @@
 """fit_online: exceptions, failing senders, Ctrl-C."""
 
 import itertools
+from contextlib import suppress
 
 import numpy as np
 import pytest
+from torch import nn
 
-from compss_train import DivergedError, Simulations
+from compss_train import DivergedError, SampleSender, Simulations
 from compss_train.callbacks import Callback
-from compss_train.exceptions import WorkerTraceback
+from compss_train.exceptions import TrainingEndedError, WorkerTraceback
+from tests.buffers.kinds import Thread
 from tests.helpers.models import SGD, classification, mlp
 from tests.helpers.waiting import settled
 from tests.online.fits import FIFO, fit_and_count, run_fit, split_range
@@ -15,6 +18,7 @@ from tests.online.simulations import (
     CountingNet,
     OneHotSimulation,
     TouchFile,
+    free_port,
     increment,
     read_count,
     sample_counts,
@@ -52,7 +56,25 @@ def test_a_nan_loss_raises(local, merge_every, record_every, bad):
     trainer, error = run_fit(local, mlp(), simulate_rows, [(x, y)], loss="cross_entropy", optimizer=SGD, **options)
     assert isinstance(error, DivergedError)
     assert "became nan" in str(error).lower()
+    said = f"x of time step {bad} of simulation 0 of input (array([["
+    assert any(note.startswith(said) and note.endswith(" has NaN or infinite values.") for note in error.__notes__)
+    assert error.sample == (0, bad, "x")
     assert all(np.isfinite(array).all() for array in trainer.get_parameters().values())
+
+
+def test_a_nan_of_a_sender_has_its_name(local):
+    given = {"senders": 1, "address": f"tcp://127.0.0.1:{free_port()}", "token": "ours alone"}
+
+    def send():
+        with suppress(TrainingEndedError), SampleSender(given["address"], given["token"], "solver 1") as sender:
+            for step in range(5):
+                sender.send(np.float32([0, step]), np.float32([np.inf if step == 3 else step]), step=2 * step)
+
+    sending = Thread(send)
+    _, error = run_fit(local, nn.Linear(2, 1), None, (), loss="mse", optimizer=SGD, **given)
+    sending.result()
+    assert isinstance(error, DivergedError)
+    assert "y of time step 6 of sender 'solver 1' has NaN or infinite values." in error.__notes__
 
 
 class FailingCallback(Callback):
