@@ -21,7 +21,7 @@ GRACE_SECONDS = 2.0
 """How long a command may take to end after SIGTERM, as launchers of MPI do, which end ranks on other nodes."""
 NOT_STARTED = 127
 """Its status if the command cannot be started, as in shells."""
-_TICK = 0.005
+TICK = 0.005
 """Seconds between looks at processes that are to end."""
 _SET_PARENT_DEATH_SIGNAL, _SET_NAME, _SET_CHILD_SUBREAPER = 1, 15, 36
 """Options of prctl: a child is sent a signal when the thread that made it ends; orphans become children."""
@@ -79,7 +79,7 @@ def main(command: list[str]) -> None:
             with suppress(OSError):
                 os.kill(process, signal.SIGKILL)
         _status_of(child)
-        time.sleep(_TICK)
+        time.sleep(TICK)
     _end_as(signal.SIGKILL if status is None else status)
 
 
@@ -110,7 +110,7 @@ def _terminate(child: int) -> int | None:
         os.killpg(child, signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS
     while (status := _status_of(child)) is None and time.monotonic() < deadline:
-        time.sleep(_TICK)
+        time.sleep(TICK)
     if status is None:
         os.killpg(child, signal.SIGKILL)
     return status

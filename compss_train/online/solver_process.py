@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any
@@ -82,6 +83,7 @@ class SolverProcess(Closable):
             for pid in left:
                 with suppress(OSError):
                     os.kill(pid, signal.SIGKILL)
+            time.sleep(guard.TICK)
 
     def status(self, timeout: float | None = 0.0) -> int | None:
         """Return the exit status, negative for a signal, waiting so many seconds; ``None`` if it has not ended."""
