@@ -376,7 +376,8 @@ def check_same_coding(training: tables.Coding, data: DataSource, name: str) -> N
             advice = (
                 "give both data sets the same x=, y= and classes=, as in FileDataset(..., classes=train.classes)"
                 if data.dataset is not None
-                else "give both the same columns and dtypes, frame[train.columns].astype(train.dtypes)"
+                else "give both the same columns and dtypes, frame[train.columns].astype(train.dtypes), or in "
+                "polars frame.cast(train.schema) with a polars.Enum of all classes in place of Categorical"
             )
             raise ValueError(f"{what} are {list(values)} in {name}, but {list(own)} in the training data; {advice}")
 

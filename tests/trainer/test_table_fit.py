@@ -193,6 +193,19 @@ def test_frames_whose_numbers_mean_other_things_are_an_error(change):
     trainer.fit(other, labels, **FIT)
 
 
+@pytest.mark.filterwarnings(NOTE, "ignore:'kind' in x are class codes")
+def test_parts_of_frames_of_polars_have_all_classes_of_an_enum():
+    polars = pytest.importorskip("polars")
+    frame = polars.DataFrame({"a": X[:, 0], "b": X[:, 1], "kind": polars.Series(KINDS, dtype=polars.Categorical)})
+    labels, trainer = np.unique(KINDS, return_inverse=True)[1], trainer_of()
+    trainer.fit(frame, labels, **FIT)
+    with pytest.raises(ValueError, match=r"the classes of 'kind' in x are .* with a polars\.Enum of all classes"):
+        trainer.predict(frame[:1])
+    frame = frame.cast({"kind": polars.Enum(sorted({*KINDS}))})
+    trainer.fit(frame, labels, **FIT)
+    assert trainer.predict(frame[:1]).shape == (1, 3)
+
+
 @pytest.mark.filterwarnings(NOTE)
 @pytest.mark.parametrize("first", ["frame", "files"])
 @pytest.mark.parametrize("second", ["frame", "files"])

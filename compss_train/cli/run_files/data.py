@@ -183,8 +183,10 @@ def _in_rows(part: Any, role: str) -> tuple[Any, dict[str, Any]]:
     by_number = samples.as_samples(part)
     if by_number is None:
         structure, columns = columns_of(part, role)
-        blocked = {name: as_blocked(each, 1) for name, each in columns.items() if hasattr(each, "tensors")}
-        return structure, columns | {name: each.collect() for name, each in blocked.items()}
+        for name, each in columns.items():
+            if not is_frame(each):
+                columns[name] = as_blocked(each, 1).collect() if hasattr(each, "tensors") else as_block(each)
+        return structure, columns
     if by_number.is_stream:
         raise ValueError(f"{FRACTION}: samples of streams have no numbers; name others, as in [data]")
     return None, {role: by_number}
@@ -194,6 +196,4 @@ def _selected(column: Any, rows: NDArray[np.intp]) -> Any:
     """Return some samples of a data set, a frame or an array, by number."""
     if isinstance(column, Samples):
         return column.select(rows.tolist())
-    if is_frame(column):
-        return column.iloc[rows] if hasattr(column, "iloc") else column[rows]
-    return as_block(column)[rows]
+    return column.iloc[rows] if hasattr(column, "iloc") else column[rows]

@@ -160,6 +160,12 @@ def test_the_seed_chooses_validation_samples_and_blocks_stay_as_many():
     assert sorted([*training.x.collect(), *validation.x]) == list(range(40))
 
 
+@pytest.mark.parametrize("y", [3, np.array(3), iter(range(20))], ids=["number", "array", "iterator"])
+def test_a_split_names_what_has_no_samples(y):
+    with pytest.raises((TypeError, ValueError), match=r"this value is a scalar|iterator"):
+        split_validation(Dataset(X, y), 0.25, 0)
+
+
 def frame():
     pandas = pytest.importorskip("pandas")
     return pandas.DataFrame({"n": np.arange(20.0), "kind": pandas.Categorical(["a", "b"] * 10)})
