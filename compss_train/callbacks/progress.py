@@ -55,7 +55,9 @@ class _Bar:
         self, text: str, total: int | None, file: TextIO | None, reported: Callable[[], int | None]
     ) -> None:
         self.lock = threading.Lock()
-        self.tqdm = _bar_class()(total=total, desc=text, unit=" samples", unit_scale=True, file=file)
+        self.tqdm = _bar_class()(
+            total=total, desc=text, unit=" samples", unit_scale=True, file=file, dynamic_ncols=True
+        )
         self._reported = reported
         self._first = reported() or 0
         self._completed = 0

@@ -2,8 +2,11 @@
 
 import io
 import logging
+import os
+import pty
 import re
 import sys
+import termios
 from importlib.util import find_spec
 
 import numpy as np
@@ -51,6 +54,24 @@ def test_a_line_for_each_epoch_stays_above_the_bar(monkeypatch, merges):
     for line, record in zip(lines, last_of.values(), strict=True):
         assert line.startswith(f"epoch {record['epoch']}, loss {record['loss']:.4f}, accuracy ")
         assert line.endswith(" samples/s")
+
+
+def test_the_bar_has_the_width_that_the_window_has_now(monkeypatch):
+    """A widget takes this as 100%; else it does not shrink, and in narrow notebooks only its text is seen."""
+    ours, theirs = pty.openpty()
+    with open(theirs, "w") as terminal:
+        widen = [
+            CallAt(hook, lambda _, columns=columns: termios.tcsetwinsize(theirs, (24, columns)), number=number)
+            for hook, number, columns in (("fit_start", 0, 60), ("round_end", 1, 120))
+        ]
+        termios.tcsetwinsize(theirs, (24, 60))
+        monkeypatch.setattr(sys, "stderr", terminal)
+        fit(trainer_of(), *widen, progress=True)
+        monkeypatch.undo()
+        bars = [len(bar) for bar in re.split("[\r\n]+", os.read(ours, 1 << 16).decode()) if "%|" in bar]
+    os.close(ours)
+    assert max(bars) > 100
+    assert bars[0] <= 60
 
 
 def test_engines_report_the_samples_that_were_trained(engine):
