@@ -17,7 +17,7 @@ from torch import nn
 from compss_train._utils.validation import check_choice, check_count, check_keywords, entry_point
 from compss_train.buffers import BufferSpec
 from compss_train.callbacks import Callback
-from compss_train.callbacks.progress import with_progress
+from compss_train.callbacks.progress import show_remarks, with_progress
 from compss_train.data import FileDataset
 from compss_train.data.locations import is_remote
 from compss_train.engines import Engine
@@ -321,14 +321,14 @@ class DistributedTrainer(NamedFits[params.Parameters]):
     def check_fit(self, x: Any, y: Any = None, *, num_epochs: int, **options: Any) -> None:
         """Check the arguments of a fit without running it: everything that ``fit`` checks, and one batch.
 
-        Takes the arguments of ``fit``, and raises the same errors and warnings. The first batch is trained in this
-        process, which also finds a network that does not match the data and a loss that is NaN. With ``num_gpu``
-        this uses the first GPU, or the CPU if this process has none; its errors are then warnings, because some
-        operations need a GPU. No worker is started, no file is written, and the trainer is unchanged.
+        Takes the arguments of ``fit``, with the same errors, warnings and first lines. The first batch is trained
+        here, on the first GPU with ``num_gpu``, or the CPU if this process has none; its errors are then warnings,
+        because some operations need a GPU. No worker starts, no file is written, and the trainer is unchanged.
         """
         check_keywords(self.fit, options)
         options["merge"] = Merge.of(options.get("merge", "synchronous"))
-        first_batch.try_fit(self._prepared("check_fit", x, y, FitOptions(num_epochs=num_epochs, **options)))
+        first_batch.try_fit(fit := self._prepared("check_fit", x, y, FitOptions(num_epochs=num_epochs, **options)))
+        show_remarks(fit.callbacks.callbacks, fit.remarks)
 
     def _prepared(self, method: str, x: Any, y: Any, options: FitOptions) -> rounds.FitOfEpochs:
         """Return the fit with these options, which ``method`` needs, after all checks that need no task."""

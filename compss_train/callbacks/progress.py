@@ -35,7 +35,12 @@ class _Progress(Callback):
         if trainer.resumed_from is not None:
             left = "; nothing is left to train: raise num_epochs to continue" if total_samples == 0 else ""
             self._print(f"resumed from {trainer.resumed_from}{left}")
-        for remark in trainer.remarks if total_samples != 0 else ():
+        if total_samples != 0:
+            self.show(trainer.remarks)
+
+    def show(self, remarks: Sequence[str]) -> None:
+        """Print what is worth a line at the start, a line each."""
+        for remark in remarks:
             self._print(remark)
 
     def on_fit_end(self, trainer: "DistributedTrainer") -> None:
@@ -172,6 +177,13 @@ class RoundLines(_Progress):
     def on_round_end(self, trainer: "DistributedTrainer", record: dict[str, Any]) -> None:
         """Print the line."""
         self._print(f"round {record['round']}, {_line(record)}")
+
+
+def show_remarks(callbacks: Sequence[AnyCallback], remarks: Sequence[str]) -> None:
+    """Print what is worth a line at the start of a fit, if these callbacks show its progress."""
+    for callback in callbacks:
+        if isinstance(callback, _Progress):
+            callback.show(remarks)
 
 
 def with_progress(callbacks: Sequence[AnyCallback]) -> Sequence[AnyCallback]:

@@ -18,6 +18,7 @@ from typing import Any, ClassVar, TypeAlias, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn.utils.rnn import PackedSequence
 
 from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import check_choice, check_dense
@@ -41,13 +42,19 @@ def check_values(name: str, value: object) -> None:
         )
     elif is_grouped(value):
         raise TypeError(
-            f"{name} is a {type(value).__name__}, which holds groups of rows: give the frame itself, or a row for "
-            "each group, as of groups.mean()"
+            f"{name} is a {type(value).__name__}, which holds groups of rows: give the frame itself, a row for "
+            "each group, as of groups.mean(), or sequences, [group[columns] for _, group in groups]"
         )
     elif hasattr(value, "lazy") and callable(getattr(value, "collect", None)):
         raise TypeError(
             f"{name} is a {type(value).__name__}, whose rows are not read yet: give frame.collect(), or files "
             "larger than memory as FileDataset('data.parquet', x=..., y=...)"
+        )
+    elif isinstance(value, PackedSequence):
+        raise TypeError(
+            f"{name} is a PackedSequence, whose rows are steps of several samples: give "
+            "Ragged(torch.nn.utils.rnn.unpack_sequence(packed)), or the list of sequences itself, and pack batches "
+            "in build(collate=) or in the network"
         )
     elif isinstance(value, Iterator):
         raise TypeError(

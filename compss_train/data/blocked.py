@@ -37,13 +37,9 @@ class BlockedTensor:
             raise ValueError("a blocked tensor needs at least one block, but the grid is empty")
         if len({len(row) for row in self.tensors}) > 1:
             raise ValueError(f"the grid is ragged: its rows have {[len(row) for row in self.tensors]} blocks")
-        self.shape = len(self.tensors), len(self.tensors[0])
-        """Rows and columns of the grid."""
-        self.sizes = tuple(len(block) for block in self.blocks())
-        """Number of samples in each block, in the order of ``blocks``."""
         first = self.tensors[0][0]
         for number, block in enumerate(self.blocks()):
-            if not self.sizes[number]:
+            if not len(block):
                 raise ValueError(f"block {number} has no samples; use fewer blocks or remove it")
             if block.dtype != first.dtype or block.shape[1:] != first.shape[1:]:
                 raise ValueError(
@@ -140,6 +136,16 @@ class BlockedTensor:
         """Iterate over the blocks in row-major order, the order of block numbers."""
         for row in self.tensors:
             yield from row
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns of the grid."""
+        return len(self.tensors), len(self.tensors[0])
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of samples in each block, in the order of ``blocks``."""
+        return tuple(map(len, self.blocks()))
 
     @property
     def number_samples(self) -> int:

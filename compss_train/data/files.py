@@ -149,6 +149,9 @@ class FileDataset:
         """Columns of integers beside other columns of an array."""
         if found:
             self.reader = self.reader.with_columns({}, (), self.classes)
+        layout = next(iter(described.values())).layout
+        if layout is not None and isinstance(self.reader, TableReader):
+            self.reader, layout = self.reader.with_integers(layout, {*self.integers, *self.classes})
         self.blocks: dict[str, FileBlock] = {}
         for name, each in described.items():
             sizes = each.blocks or (each.rows,)
@@ -164,7 +167,7 @@ class FileDataset:
         self.files = list(self.blocks)
         self.files_len = {name: block.rows for name, block in self.blocks.items()}
         self.reference = self.files[0]
-        if (layout := next(iter(described.values())).layout) is not None:
+        if layout is not None:
             self.layout = layout
         for file, reason in self.skipped.items():
             warn_user(f"skipped {file} {reason}")

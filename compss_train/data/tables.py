@@ -184,20 +184,28 @@ def conversion_note(dtype: str, floats: str) -> str:
     )
 
 
-def codes_note(codes: Sequence[str], name: str, dtype: object) -> str:
-    """Return the note for users when the class codes in these columns of ``name`` become floats of ``dtype``."""
+def codes_note(codes: Sequence[str], name: str, dtype: object, of: str = "") -> str:
+    """Return the note for users when the class codes in these columns of ``name`` become floats of ``dtype``.
+
+    ``of`` is what the columns are taken from: ``"frame"``, or nothing for files, to which their names are given.
+    """
     return (
         f"{quote_values(codes)} in {name} are class codes, and become {dtype} like the numbers beside them; for an "
-        "nn.Embedding give the codes apart, as in x={'numbers': ..., 'codes': ...}, which stay integers"
+        f"nn.Embedding give the codes apart, as in {_apart(codes, of)}, which stay integers"
     )
 
 
-def integers_remark(integers: Sequence[str], name: str, dtype: object) -> str:
+def integers_remark(integers: Sequence[str], name: str, dtype: object, of: str = "") -> str:
     """Return the line for users when the integers in these columns of ``name`` become floats of ``dtype``."""
     return (
-        f"the integers of {quote_values(integers)} in {name} become {dtype}, as there are floats beside them; if "
-        "they are codes, give them apart, as in x={'numbers': ..., 'codes': ...}"
+        f"the integers of {quote_values(integers)} in {name} become {dtype}, like the numbers beside them; if they "
+        f"are codes, give them apart, as in {_apart(integers, of)}"
     )
+
+
+def _apart(columns: Sequence[str], of: str) -> str:
+    names = f"[{quote_values(columns)}]"
+    return f"x={{'numbers': ..., 'codes': {f'{of}[{names}]' if of else names}}}"
 
 
 def is_frame(value: Any) -> bool:
@@ -250,8 +258,8 @@ def frame_as_array(value: Any, name: str, floats: str | None) -> FrameArray:
         widened = {each: categories for each, (column, categories) in read.items() if column.dtype.kind in "iu"}
         codes = [each for each, categories in widened.items() if categories is not None]
         integers = [each for each, categories in widened.items() if categories is None]
-        notes += [codes_note(codes, name, dtype)] if codes else []
-        remarks = [integers_remark(integers, name, dtype)] if integers else []
+        notes += [codes_note(codes, name, dtype, "frame")] if codes else []
+        remarks = [integers_remark(integers, name, dtype, "frame")] if integers else []
     for each, (_, categories) in read.items():
         if categories is not None:
             coding[classes_of(name, each if coding else None)] = categories

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from torch.nn.utils.rnn import PackedSequence
 
 from compss_train._utils.nested import leaves, places, template_of
 from compss_train._utils.validation import warn_user
@@ -21,6 +22,7 @@ from compss_train.data.block import (
     RemoteBlock,
     as_block,
     as_tensor,
+    check_values,
     is_ragged,
     load_block,
 )
@@ -257,6 +259,10 @@ def columns_of(value: Any, name: str) -> tuple[Any, dict[str, Any]]:
     arrays of one dtype and shape is one array with a sample for each, as in numpy, and a list of sequences that
     differ in length is ``Ragged``. Raises ``ValueError`` for empty data.
     """
+    if isinstance(value, PackedSequence):  # which is a tuple
+        check_values(name, value)
+    if isinstance(value, list) and all(map(tables.is_frame, value)) and len({*map(len, value)}) > 1:
+        value = [each.to_numpy() for each in value]  # a sequence each, as of a groupby
     if isinstance(value, Mapping):
         parts = {key: columns_of(item, f"{name}[{key!r}]") for key, item in value.items()}
     elif isinstance(value, tuple | list) and _are_columns(value):

@@ -340,6 +340,14 @@ def test_a_dry_run_warns_as_fit_does(run_file, command):
     assert "No errors found" in output.out
 
 
+def test_a_dry_run_shows_the_lines_of_a_fit(run_file, command):
+    large = {"settings": ["fit.batch_size=50", "fit.num_batches_per_worker=none", "fit.progress=true"]}
+    line = "batches have 12 samples at most, not batch_size=50: there are no more in any of 4 blocks"
+    assert command("fit", run_file, "--dry-run", **large).err.strip() == line
+    assert command("fit", run_file, "--dry-run", settings=[*large["settings"], "fit.progress=false"]).err == ""
+    assert command("fit", run_file, **large).err.startswith(line)
+
+
 def test_the_errors_of_all_sections_are_printed_at_once(run_file, command):
     settings = ["fit.epochs=1", "network.import=no:thing", "validation.fraction=7", "build.losss=mse", "fti.a=1"]
     output = command("fit", run_file, code=2, settings=settings).err

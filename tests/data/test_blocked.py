@@ -115,6 +115,12 @@ class Elsewhere(RemoteBlock):
         return self.block
 
 
+def test_the_grid_is_that_of_the_blocks_that_are_there_now():
+    tensor = BlockedTensor.from_array(np.ones((6, 2)), (2, 1))
+    tensor.tensors = [[np.ones((4, 2)), np.ones((3, 2))]]
+    assert (tensor.sizes, tensor.shape, tensor.number_samples) == ((4, 3), (1, 2), 7)
+
+
 def test_remote_blocks_are_known_without_being_loaded():
     blocks = [Elsewhere(np.arange(6.0).reshape(3, 2)), Elsewhere(np.ones((2, 2)))]
     tensor = BlockedTensor([[block] for block in blocks])

@@ -4,6 +4,7 @@ import pickle
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from compss_train import BlockedTensor, BufferSpec, FileDataset, Merge, PartialS
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.data.block import gather, join
 from compss_train.engines.calls import intra_op_threads
+from compss_train.training.data_source import as_data_source
 from tests.helpers import small_fits
 from tests.helpers.models import SGD, assert_same_bits, state_arrays
 from tests.helpers.plain_loop import OPTIMIZERS, plain_steps
@@ -131,6 +133,17 @@ def test_packed_sequences_are_one_input(engine, dtype):
             optimizer.step()
     assert_same_bits(ours, state_arrays(net))
     assert trainer.predict(vectors, batch_size=10).shape == (41, 2)
+
+
+def test_the_groups_of_a_frame_are_sequences():
+    frame = pd.DataFrame(np.concatenate(VECTORS), columns=["a", "b", "c"][: VECTORS[0].shape[1]])
+    frame["group"] = np.repeat(np.arange(len(VECTORS)), [len(each) for each in VECTORS])
+    groups = [group.drop(columns="group") for _, group in frame.groupby("group")]
+    source, expected = (as_data_source(each, None, 1).columns["x"].collect() for each in (groups, VECTORS))
+    assert torch.equal(source.values, expected.values)
+    assert torch.equal(source.offsets, expected.offsets)
+    alone = [group["a"] for group in groups]
+    assert as_data_source(alone, None, 1).columns["x"].collect().values.tolist() == frame["a"].tolist()
 
 
 def test_a_step_gets_packed_sequences_as_they_were_made():

@@ -51,7 +51,8 @@ def test_a_frame_is_a_matrix_in_the_networks_dtype(frame, floats):
     assert all(note.startswith("float64 becomes float32, the dtype of the network's") for note in converted)
     assert codes.startswith(f"'kind' in x are class codes, and become {array.dtype} like the numbers beside them")
     (integers,) = remarks
-    assert integers.startswith(f"the integers of 'age' in x become {array.dtype}, as there are floats beside them")
+    assert integers.startswith(f"the integers of 'age' in x become {array.dtype}, like the numbers beside them")
+    assert integers.endswith("as in x={'numbers': ..., 'codes': frame[['age']]}")
     assert tables.frame_as_array(frame[["age", "kind"]], "x", floats)[1:3] == ([], [])
 
 

@@ -99,6 +99,22 @@ def test_an_iterator_is_named(kind, way, tmp_path):
         WAYS[way](ITERATORS[kind](), tmp_path)
 
 
+SEQUENCES = [torch.ones(length, 2) for length in (3, 2, 2, 1, 1, 1, 1, 1)]
+
+
+@pytest.mark.parametrize("is_sorted", [True, False])
+def test_packed_sequences_are_named_with_what_takes_them(is_sorted):
+    packed = nn.utils.rnn.pack_sequence(SEQUENCES, enforce_sorted=is_sorted)
+    advice = r"is a PackedSequence, .* Ragged\(torch.nn.utils.rnn.unpack_sequence\(packed\)\)"
+    for x in (packed, [packed], {"x": packed}, (packed, GOOD)):
+        with pytest.raises(TypeError, match=advice):
+            fit(x, Y)
+    with pytest.raises(TypeError, match=advice):
+        trainer().predict(packed)
+    unpacked = Ragged(nn.utils.rnn.unpack_sequence(packed))
+    assert all(map(torch.equal, unpacked, SEQUENCES))
+
+
 @pytest.mark.parametrize("make", [np.asarray, torch.from_numpy], ids=["array", "tensor"])
 @pytest.mark.parametrize(("dtype", "wider"), [("u1", "u1"), ("u2", "i4"), ("u4", "i8"), ("u8", "i8"), ("f4", "f4")])
 def test_unsigned_integers_keep_their_values(make, dtype, wider):

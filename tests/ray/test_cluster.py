@@ -13,6 +13,7 @@ from unittest.mock import MagicMock
 import psutil
 import pytest
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from compss_train import DistributedTrainer, EngineClosedError
 from compss_train.cli import main
@@ -22,7 +23,7 @@ from compss_train.engines.nodes import Node
 from compss_train.engines.ray import cluster, submitter
 from compss_train.engines.ray.submitter import Submitter
 from tests.engines import tasks
-from tests.helpers.models import mlp
+from tests.helpers.models import SGD, classification, mlp
 from tests.helpers.processes import ROOT, python_blocks
 from tests.helpers.ray_cluster import started_by_hand
 from tests.helpers.waiting import wait_until
@@ -56,6 +57,44 @@ def test_tasks_of_150_seconds_run_once_on_nodes_started_by_hand(options, tmp_pat
     assert (done.returncode, done.stdout) == (0, "[1, 2]\n"), done.stderr
     assert sorted((tmp_path / "notes").read_text().split()) == ["1", "2"]
     assert "too_many_pings" not in done.stderr
+
+
+@ray.remote(num_cpus=0)
+class Trial:
+    """A program of Ray Tune's, whose tasks get what is reserved for it."""
+
+    def run(self):
+        """Train two rounds; the second would place the workers where their states are."""
+        with DistributedTrainer(2, engine="ray", seed=0, threads=1) as trainer:
+            trainer.build(mlp(), SGD, "cross_entropy")
+            trainer.fit(*classification(), num_epochs=2, batch_size=20, progress=False)
+            return len(trainer.history)
+
+
+@pytest.mark.slow  # agents and tasks in processes of their own
+def test_a_program_that_has_all_cpus_reserved_trains_on_them(shared_ray):
+    """What is outside the group would wait for ever."""
+    cpus = shared_ray.slots(Resources())
+    group = ray.util.placement_group([{"CPU": 1}] * cpus)
+    inside = PlacementGroupSchedulingStrategy(group, placement_group_capture_child_tasks=True)
+    try:
+        ray.get(group.ready(), timeout=60)
+        trial = Trial.options(scheduling_strategy=inside).remote()
+        assert ray.get(trial.run.remote(), timeout=100) == 2
+    finally:
+        ray.util.remove_placement_group(group)
+
+
+def test_a_trial_without_cpus_for_workers_says_how_to_give_them(shared_ray, monkeypatch):
+    def refuse(*_, **__):
+        raise RuntimeError("No trial resources are available")
+
+    monkeypatch.setattr(ray.remote_function.RemoteFunction, "_remote", refuse)
+    with pytest.raises(RuntimeError, match="No trial resources are available") as caught:
+        shared_ray.fetch([shared_ray.submit(tasks.add, 1, 2)])
+    assert "tune.PlacementGroupFactory([{}] + [{'CPU': 1}] * num_workers)" in caught.value.__notes__[0]
+    monkeypatch.undo()
+    assert shared_ray.fetch([shared_ray.submit(tasks.add, 1, 2)]) == [3]
 
 
 def ray_variables():

@@ -162,7 +162,7 @@ MISTAKES = {
         *(Wrapped(lambda logits: logits[:, 0]), lambda output, y: (output - y).abs().mean(), X, ONE[:, None]),
         *(ValueError, r"and sub compares them element by element: .* y\[:, 0\]"),
     ),
-    "groups": (mlp(), "cross_entropy", FRAME.groupby("y"), None, TypeError, "holds groups of rows: give the frame"),
+    "groups": (mlp(), "cross_entropy", FRAME.groupby("y"), None, TypeError, r"sequences, \[group\[columns\] for"),
     "samples of a frame": (mlp(), "cross_entropy", lambda: Samples(FRAME), None, TypeError, "give x=frame"),
     "a lazy frame": (mlp(), "cross_entropy", Lazy(), Y, TypeError, r"not read yet: give frame.collect\(\)"),
     "DataParallel": (nn.DataParallel(mlp()), "cross_entropy", X, Y, ValueError, "DataParallel, .* give net.module"),
@@ -211,6 +211,19 @@ def test_common_mistakes_say_how_to_fix_them(name, method):
     with pytest.raises(error) as caught:
         getattr(trainer_of(net, loss), method)(x() if callable(x) else x, y, **FIT)
     assert re.search(message, "\n".join([str(caught.value), *getattr(caught.value, "__notes__", ())]), re.DOTALL)
+
+
+def test_a_step_that_calls_backward_is_told_that_the_trainer_does():
+    def step(model, batch, context):
+        loss = nn.functional.cross_entropy(model(batch[0]), batch[1])
+        loss.backward()
+        return loss
+
+    trainer = DistributedTrainer(2, engine="serial", seed=0, threads=1)
+    trainer.build(mlp(), SGD, training_step=step)
+    with pytest.raises(RuntimeError, match="a second time") as caught:
+        trainer.fit(X, Y, **FIT)
+    assert "The trainer calls backward() itself: leave it out of the training step." in caught.value.__notes__
 
 
 def squared(output, y):

@@ -1,5 +1,6 @@
 """Several inputs and targets from files: dicts, tuples and lists, each part with its own dtype."""
 
+import ast
 import warnings
 
 import numpy as np
@@ -11,7 +12,7 @@ from compss_train import BlockedTensor, DistributedTrainer, FileDataset, Partial
 from compss_train.data.readers import CsvReader
 from compss_train.training.data_source import as_data_source
 from tests.data.readers.formats import in_every
-from tests.data.readers.table_files import TABLES, TYPED
+from tests.data.readers.table_files import TABLES
 from tests.helpers.file_fits import POOLS
 from tests.helpers.models import ADAM, assert_same_bits
 
@@ -46,11 +47,13 @@ def in_blocks(files, *arrays):
     return [BlockedTensor([[part] for part in np.split(array, cuts)]) for array in arrays]
 
 
-@in_every(TYPED)
+@pytest.mark.filterwarnings("ignore:float64 becomes float32")
+@in_every(TABLES)
 def test_codes_beside_numbers_train_to_the_bits_of_arrays(tmp_path, form):
     path = form.saved(tmp_path, **COLUMNS)
     files = FileDataset(path, x={"numbers": ["a", "b"], "codes": ["c", "d"]}, y="y")
-    assert [str(field) for field in files.layout.values()] == ["float32 (2,)", "int64 (2,)", "int64 ()"]
+    floats = "float32" if form.typed else "float64"
+    assert [str(field) for field in files.layout.values()] == [f"{floats} (2,)", "int64 (2,)", "int64 ()"]
     numbers, codes, y = in_blocks(files, NUMBERS, CODES, COLUMNS["y"])
     x = {"numbers": numbers, "codes": codes}
     from_files, from_memory = fitted(files), fitted(x, y)
@@ -59,6 +62,25 @@ def test_codes_beside_numbers_train_to_the_bits_of_arrays(tmp_path, form):
     assert from_files.evaluate(files) == from_memory.evaluate(x, y)
     in_pools = fitted(files, **POOLS), fitted(FileDataset(path, x=(["a", "b"], ["c", "d"])), **POOLS)
     assert_same_bits(*(trainer.get_parameters() for trainer in in_pools))
+
+
+@pytest.mark.filterwarnings("ignore:float64 becomes float32")
+@in_every(TABLES)
+def test_the_line_about_integers_says_what_to_write(tmp_path, form):
+    """In CSV files, too, which do not say what integers are; one file has no decimals among its numbers."""
+    kinds = {"kind": np.array(["ant", "bee"], object)[CODES[:, 0] % 2]}
+    paths = [form.saved(tmp_path, str(number), **COLUMNS, **kinds) for number in range(2)]
+    mixed = as_data_source(FileDataset(paths, x=["a", "b", "c", "d"], y="y"), None, 1)
+    (line,) = mixed.remarks
+    numbers, codes = ["a", "b"], ast.literal_eval(line.partition("'codes': ")[2].removesuffix("}"))
+    files = FileDataset(paths, x={"numbers": numbers, "codes": codes})
+    assert as_data_source(files, None, 1, floats=lambda: "float32").remarks == ()
+    assert fitted(files).predict(files).shape == (2 * ROWS, 3)
+    if form is TABLES["csv"]:
+        paths.append(form.saved(tmp_path, "whole", **COLUMNS | kinds | {"a": CODES[:, 1], "b": CODES[:, 1]}))
+    files = FileDataset(paths, x={"numbers": numbers, "codes": ["c", "kind"]})
+    assert [files.layout[f"x['{part}']"].dtype.rstrip("3264") for part in ("numbers", "codes")] == ["float", "int"]
+    assert fitted(files).predict(files).shape == (len(paths) * ROWS, 3)
 
 
 class TwoOutputs(Net):

@@ -94,6 +94,18 @@ class TableReader(Reader):
         converted = {key: replace(field, dtype=dtypes.get(key, field.dtype)) for key, field in layout.items()}
         return (self, layout) if converted == layout else (self._with(floats=floats), converted)
 
+    def with_integers(self, layout: Layout, names: Collection[str]) -> tuple[Self, Layout]:
+        """Return a reader that keeps the integers of these columns, and its layout.
+
+        That is in arrays of no other columns that are one of several inputs or targets. What is x or y as a whole,
+        such as pixels in CSV files, becomes floats.
+        """
+        parts = [key for key, group in self.groups.items() if key not in ("x", "y") and {*group} <= {*names}]
+        kept = [key for key in parts if np.dtype(layout[key].dtype).kind == "f"]
+        dtypes = {name: "int64" for name in self._columns(kept) if name not in self.classes}
+        own = {key: replace(layout[key], dtype="int64") for key in kept}
+        return self._with(dtypes={**dtypes, **self.dtypes}), {**layout, **own}
+
     def describe(self, path: str, keys: Collection[str] | None = None) -> Description:
         """Return the layout of the table, its rows by block, and the classes of columns of strings."""
         with self.open(path, None if keys is None else self._columns(keys)) as table:
@@ -317,7 +329,7 @@ class CsvReader(TableReader):
     dtypes:
         The dtypes of columns by name, as numpy calls them (``{"id": "int32"}``); other dtypes are inferred from the
         values: integers, floats or strings. Columns that form one array become floats, unless all of them are
-        classes or have dtypes here.
+        classes or have dtypes here, or it is one of several inputs or targets and all files have integers there.
     names:
         Names of the columns, for files without a header line.
     decimal:

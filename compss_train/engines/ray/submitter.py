@@ -99,6 +99,8 @@ class Submitter(GraphThread):
         """The nodes that are there, by their ids."""
         self.here: str = ray.get_runtime_context().get_node_id()
         """The id of the coordinator's node."""
+        self._is_grouped = ray.util.get_current_placement_group() is not None
+        """Whether tasks may only use what is reserved for this program, as in a trial of Ray Tune."""
         self._next_look = 0.0
         self._running: dict[Task, Any] = {}
         """The last result of each running task: its node, or a failure."""
@@ -225,11 +227,16 @@ class Submitter(GraphThread):
         else:
             run = self._run_task
             options |= {"num_cpus": resources.cpus, "num_gpus": resources.gpus, "max_retries": calls.MAX_RUNS - 1}
-            if states := [each for each in inputs if each.by_worker]:
+            states = [each for each in inputs if each.by_worker]
+            if states and not self._is_grouped:  # a node of its own would be outside the group
                 # A worker stays on its node, where its state and blocks are, unless that node is busy.
                 near = self._node_near(states)
                 options["scheduling_strategy"] = NodeAffinity(near, soft=True, _spill_on_unavailable=True)
-        *results, status = run.options(**options).remote(*sent)
+        try:
+            *results, status = run.options(**options).remote(*sent)
+        except RuntimeError as error:
+            self.graph.fail(task, _refusal(error))
+            return
         self._running[task] = status
         status.future().add_done_callback(lambda done: self.post(self._finish, task, results, lineage, done))
 
@@ -250,6 +257,15 @@ class Submitter(GraphThread):
             for value in self._wanted.intersection(task.outputs):
                 self._keep(value)
             self._wanted.difference_update(task.outputs)
+
+
+def _refusal(error: RuntimeError) -> RuntimeError:
+    """Return the error for a task that Ray takes from no program, or Ray Tune not from this trial."""
+    error.add_note(
+        "Give each trial a CPU for every worker, tune.with_resources(trial, tune.PlacementGroupFactory([{}] + "
+        "[{'CPU': 1}] * num_workers)); or use engine='local' or 'serial' in trials."
+    )
+    return error
 
 
 def lost_error(what: str, error: BaseException) -> WorkerLostError:
