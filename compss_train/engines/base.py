@@ -371,7 +371,10 @@ class Engine(ABC):
 
     def __reduce__(self) -> NoReturn:
         """Raise ``TypeError``: an engine belongs to its process."""
-        raise TypeError(f"a {type(self).__name__} cannot be pickled; name the engine instead: {self.name!r}")
+        raise TypeError(
+            f"a {type(self).__name__} cannot be pickled; name the engine instead: {self.name!r}; of a trainer keep "
+            "the network, trainer.save('net.safetensors') or torch.save(trainer.model(), ...)"
+        )
 
     def __enter__(self) -> Self:
         return self

@@ -119,7 +119,9 @@ def test_fits_use_worker_processes_and_keep_none(shared_local):
     serial = classifier(num_epochs=3).fit(*data)
     np.testing.assert_array_equal(alike.predict_proba(data[0]), serial.predict_proba(data[0]))
     assert not any(isinstance(value, DistributedTrainer) for value in vars(alike).values())
-    with pytest.raises(TypeError, match="cannot be pickled; name the engine instead: 'local'"):
+    with pytest.raises(
+        TypeError, match="cannot be pickled; name the engine instead: 'local'; of a trainer keep the network"
+    ):
         pickle.dumps(alike)
 
 
