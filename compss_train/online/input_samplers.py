@@ -18,6 +18,8 @@ _COLUMNS = [("complete", "?"), ("trained", "i8"), ("loss", "f8"), ("excess", "f8
 _LEAST = 10
 """Inputs that are drawn, and losses that are known, before outputs and losses decide."""
 _RIDGE = 0.1
+_INPUTS = 0.5
+"""Root mean square of uniform inputs in distances, where that of their predicted outputs is 1."""
 
 
 class SimulationTable:
@@ -208,14 +210,14 @@ class BoxSampler(InputSampler):
 
 
 class SpacedInputs(BoxSampler):
-    """Inputs whose outputs are far from those of earlier inputs, less far where the loss is high.
+    """Inputs that are far from earlier ones in what the network makes of them, less far where the loss is high.
 
-    The outputs of an input are what the network predicts for some samples of its simulation. Each simulation that
-    has begun has a cluster: those of some uniform candidates whose outputs are nearest to its own. The next input
-    is, in the cluster with the largest sum of squared distances, the candidate that is farthest away. Distances
-    are multiplied by a power of the loss expected at the candidate, a quadratic function of the input, which ridge
-    regression fits to the logarithms of the losses of the simulations. The first ten inputs are a scrambled Sobol
-    sequence.
+    The place of an input is what the network predicts for some samples of its simulation, and with half the weight
+    the input itself. Each simulation that has begun has a cluster: those of some uniform candidates whose places
+    are nearest to its own. The next input is, in the cluster with the largest sum of squared distances, the
+    candidate that is farthest away. Distances are multiplied by a power of the loss expected at the candidate, a
+    quadratic function of the input, which ridge regression fits to the logarithms of the losses of the simulations.
+    The first ten inputs are a scrambled Sobol sequence.
 
     Parameters
     ----------
@@ -273,7 +275,11 @@ class SpacedInputs(BoxSampler):
         rows = [np.asarray(self._network_inputs(value)) for value in self.values(candidates)]
         (outputs,) = table.predict(np.concatenate([*rows, *self._rows]), copies=1)
         outputs = torch.from_numpy(outputs).reshape(len(rows) + len(begun), -1)
-        new, old = outputs[: len(rows)], outputs[len(rows) :]
+        centred = outputs - outputs.mean(0)
+        size = centred.square().sum(1).mean().sqrt().clamp_min(torch.finfo(outputs.dtype).tiny)
+        box = torch.from_numpy(np.concatenate([candidates, begun])) * (_INPUTS * (12 / self.parameters) ** 0.5)
+        places = torch.cat([centred / size, box], 1)
+        new, old = places[: len(rows)], places[len(rows) :]
         apart = torch.cdist(new, old, compute_mode="donot_use_mm_for_euclid_dist")  # exact for small distances
         smallest, nearest = (each.numpy() for each in apart.min(1))
         distances = smallest**2
