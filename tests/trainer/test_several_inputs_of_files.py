@@ -79,6 +79,10 @@ def test_the_line_about_integers_says_what_to_write(tmp_path, form):
     if form is TABLES["csv"]:
         paths.append(form.saved(tmp_path, "whole", **COLUMNS | kinds | {"a": CODES[:, 1], "b": CODES[:, 1]}))
     files = FileDataset(paths, x={"numbers": numbers, "codes": ["c", "kind"]})
+    one = FileDataset(
+        paths, keys=["x['numbers']"], x={"numbers": numbers, "codes": ["kind"]}, classes=files.classes
+    )
+    assert list(one.layout) == ["x['numbers']"]
     assert [files.layout[f"x['{part}']"].dtype.rstrip("3264") for part in ("numbers", "codes")] == ["float", "int"]
     assert fitted(files).predict(files).shape == (len(paths) * ROWS, 3)
 

@@ -100,8 +100,9 @@ class TableReader(Reader):
         That is in arrays of no other columns that are one of several inputs or targets. What is x or y as a whole,
         such as pixels in CSV files, becomes floats.
         """
-        parts = [key for key, group in self.groups.items() if key not in ("x", "y") and {*group} <= {*names}]
-        kept = [key for key in parts if np.dtype(layout[key].dtype).kind == "f"]
+        parts = [key for key in self.groups if key in layout and key not in ("x", "y")]
+        whole = [key for key in parts if {*self.groups[key]} <= {*names}]
+        kept = [key for key in whole if np.dtype(layout[key].dtype).kind == "f"]
         dtypes = {name: "int64" for name in self._columns(kept) if name not in self.classes}
         own = {key: replace(layout[key], dtype="int64") for key in kept}
         return self._with(dtypes={**dtypes, **self.dtypes}), {**layout, **own}
