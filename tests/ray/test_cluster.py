@@ -180,6 +180,7 @@ class WithoutCluster(Submitter):
 
     def look(self):
         self._look_for_nodes()
+        return self._check()
 
 
 def test_nodes_have_agents_before_other_threads_see_them(monkeypatch):
@@ -218,6 +219,12 @@ def test_every_node_has_an_agent_of_its_own_that_watches(ray_cluster, monkeypatc
     finally:
         made.stop()
         made.ask_agents("close", 5.0)
+
+
+def test_a_process_that_stands_still_between_two_looks_at_the_clock_goes_on(monkeypatch):
+    monkeypatch.setattr(submitter, "NODES_SECONDS", -1.0)  # the next look is due before the thread waits for it
+    monkeypatch.setattr(cluster, "nodes_by_id", dict)
+    assert WithoutCluster(MagicMock()).look() == 0
 
 
 def test_a_node_that_is_lost_is_named(monkeypatch, capsys):

@@ -9,10 +9,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy as NodeAffinity
 
 from compss_train import BufferSpec
 from compss_train.callbacks import Callback
 from compss_train.training.checkpoints import read_latest_checkpoint
+from tests.helpers.waiting import wait_until
 from tests.online.fits import build_trainer, fit_and_count, fit_online, split_range
 from tests.online.simulations import (
     COUNTING_SGD,
@@ -66,15 +68,22 @@ class NoteNode:
         (self.folder / ray.get_runtime_context().get_node_id()).touch()
 
 
-class Lose(Callback):
-    """Ends a node when a worker has trained there."""
+@ray.remote(num_cpus=1)
+class Occupant:
+    """Takes a core."""
 
-    def __init__(self, cluster, node, folder):
-        self.cluster, self.node, self.folder = cluster, node, folder
+
+class Lose(Callback):
+    """Ends a node when a worker has trained there, and then what has kept tasks from others."""
+
+    def __init__(self, cluster, node, folder, occupants=()):
+        self.cluster, self.node, self.folder, self.occupants = cluster, node, folder, occupants
 
     def on_round_end(self, trainer, record):
         if (self.folder / self.node.node_id).exists() and not (self.folder / "lost").exists():
             self.cluster.remove_node(self.node, allow_graceful=False)
+            for occupant in self.occupants:
+                ray.kill(occupant)
             (self.folder / "lost").touch()
 
 
@@ -118,17 +127,20 @@ def test_the_loss_of_a_node_in_a_resumed_study_loses_no_sample(ray_cluster, shar
         "buffer": BufferSpec("FIRO", 16, threshold=4),
         "net": CountingNet(SAMPLES, NoteNode(notes)),
     }
-    assert not run_life(shared_ray, tmp_path, stop=StopAt(60), **options)[1]
+    assert not run_life(shared_ray, tmp_path, stop=StopAt(60, "stop"), **options)[1]
     begun = begun_of_complete_ones(tmp_path)
     before = sample_counts(read_latest_checkpoint(tmp_path / "saves")[1]["parameters"], 3)
     assert begun
     assert any(before)
     for note in notes.iterdir():
         note.unlink()
+    others = [node["NodeID"] for node in ray.nodes() if node["Alive"] and node["NodeID"] != third_node.node_id]
+    occupants = [Occupant.options(scheduling_strategy=NodeAffinity(node, soft=False)).remote() for node in others]
+    wait_until(lambda: ray.available_resources().get("CPU") == 4, 60)  # all for this study
     trainer, ended = run_life(
         shared_ray,
         tmp_path,
-        stop=Lose(ray_cluster, third_node, notes),
+        stop=Lose(ray_cluster, third_node, notes, occupants),
         simulate=Noted(tmp_path, TouchFile(115, until=notes / "lost")),
         **options,
     )

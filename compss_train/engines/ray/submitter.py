@@ -172,7 +172,7 @@ class Submitter(GraphThread):
     def _check(self) -> float | None:
         if self._next_look <= time.monotonic():
             self._look_for_nodes()
-        return self._next_look - time.monotonic()
+        return max(0.0, self._next_look - time.monotonic())
 
     def _look_for_nodes(self) -> None:
         """Let every node have an agent, before other threads see the node."""
