@@ -275,6 +275,7 @@ class EventLoop:
         if done:
             self._workers.finish()
             if self._keeps_saves and self.stopped is None and failure is None:
+                self._runs.forget_given_up()
                 self._last_save = self._cut(self.pull())
             self.recorder.finish(self._counts(), self._workers.repetitions(), self._last_save)
         elif self._last_save is not None:
@@ -378,6 +379,8 @@ class EventLoop:
     def _save_if_due(self) -> None:
         """Ask for a save if one is due; let the workers go on, or stop, when all of them have taken part in it."""
         stops = self.stopped is not None
+        if self._workers.asked is None:
+            self._runs.forget_given_up()
         if self._last_save is not None or self._gave_up:
             return
         if self._workers.all_saved:
@@ -385,15 +388,9 @@ class EventLoop:
         elif stops and self._saves_before_stop():
             self.recorder.drop_save()
             self._runs.remembers = True
-            self._ask(urgent=self._stopping.urgent)
+            self._workers.ask(urgent=self._stopping.urgent)
         elif self._is_due and not stops and self.recorder.is_idle:
-            self._ask()
-
-    def _ask(self, *, urgent: bool = False) -> None:
-        """Ask for a save, if none is being made."""
-        if self._workers.asked is None:
-            self._runs.begin_save()
-        self._workers.ask(urgent=urgent)
+            self._workers.ask()
 
     @property
     def _is_due(self) -> bool:

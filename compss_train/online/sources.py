@@ -77,7 +77,7 @@ class SimulationRuns:
         self._simulate: Ref = engine.publish(codec.pickled(simulations.simulate))
         self._repeated: deque[Simulation] = deque()
         self._known: dict[int, Simulation] = {}  # those that may have to be repeated; others are only counted
-        self._given_up: list[int] = []  # of these, those that were given up since a save began
+        self._given_up: list[int] = []  # of these, those that have been given up since ``forget_given_up``
         self.any_samples = any(samples > 0 for samples in inputs.samples)
         """Whether one has sent samples, as far as it has ended."""
         self._first: list[Simulation] = []
@@ -180,8 +180,8 @@ class SimulationRuns:
             del self._known[simulation.number]
         return [simulation.number for simulation in safe]
 
-    def begin_save(self) -> None:
-        """Forget simulations that were given up: all their samples will be in the save.
+    def forget_given_up(self) -> None:
+        """Forget simulations that were given up, while no save is being made: the next has all their samples.
 
         Those that are given up while workers save are incomplete in it, as workers may have taken part before.
         """

@@ -513,6 +513,23 @@ def test_other_bounds_of_a_sampler_are_refused(local, tmp_path, raises):
     assert life((0, 1), (0, 1)).history[-1]["simulations"]["done"] == 10
 
 
+def test_the_end_of_a_study_tells_how_many_simulations_were_given_up(local, tmp_path):
+    simulate = OneHotSimulation(6, Fault(2, raise_error, tmp_path, times=9))
+
+    def life():
+        trainer = build_trainer(local, 1, CountingNet(6), COUNTING_SGD, sum_loss, seed=0)
+        given = {"retries": 0, "resume": True, "callbacks": [Checkpoint(tmp_path / "saves")], "progress": False}
+        online(trainer, simulate, split_range(6, 2), **given)
+
+    with (
+        pytest.warns(UserWarning, match="skipped after 1 failures"),
+        pytest.warns(UserWarning, match="1 of 3 simulations were given up"),
+    ):
+        life()
+    with pytest.warns(UserWarning, match="nothing is left to train; 1 of its simulations were given up"):
+        life()
+
+
 def test_a_study_goes_on_from_an_object_store(local, tmp_path, store):
     """Its saves are uploaded with the buffers; one whose upload was cut is not used."""
     system, path = locations.file_system(store)
