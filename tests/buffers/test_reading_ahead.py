@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from compss_train.buffers import FIFO, FIRO, Reservoir
 from compss_train.buffers.reading_ahead import ReadAhead, batches_through
-from tests.buffers.kinds import assert_threads_end
+from tests.buffers.kinds import assert_threads_end, until_waiting
 
 
 @given(
@@ -105,8 +105,9 @@ def test_an_exception_of_the_chunks_surfaces_in_the_training_loop():
 
 
 def test_a_training_loop_that_is_left_ends_the_filling():
-    endless = ReadAhead(iter(lambda: [1, 2, 3], None), lambda chunk: chunk)
-    batches = batches_through(FIFO(6), endless, 2)
+    buffer, endless = FIFO(6), ReadAhead(iter(lambda: [1, 2, 3], None), lambda chunk: chunk)
+    batches = batches_through(buffer, endless, 2)
     assert next(batches) == [1, 2]
+    until_waiting(buffer)  # for room
     batches.close()
     assert_threads_end()

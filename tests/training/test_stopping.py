@@ -8,7 +8,7 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -137,6 +137,7 @@ class Passing(Callback):
 
 
 @given(st.lists(st.integers(1, 10), min_size=1, max_size=8), st.integers(1, 40))
+@example([1, 3, 1, 1], 7)  # the longest, not the last
 def test_no_round_is_begun_without_time_for_it(durations, max_time):
     """A round takes as long as the longest before it, the first of which also waits for processes."""
     clock, hours = Clock(tick=0), [3600 * duration for duration in durations]
@@ -230,11 +231,13 @@ def test_tasks_that_have_no_time_left_are_ended_in_a_given_engine(shared_local):
 
 @pytest.mark.parametrize("progress", [True, False])
 def test_after_ctrl_c_one_line_tells_the_last_complete_round(capsys, progress):
+    trainer = trainer_of()
     with pytest.raises(KeyboardInterrupt):
-        fit(trainer_of(), InterruptAt(2), progress=progress)
+        fit(trainer, InterruptAt(2), progress=progress)
     *_, last = lines = capsys.readouterr().err.splitlines()
     assert last == "compss_train: fit interrupted by Ctrl-C; last complete round: 1"
     assert sum("interrupted" in line for line in lines) == 1
+    assert_same_bits(trainer.get_parameters(), fit(trainer_of(), num_epochs=2))
 
 
 @contextmanager

@@ -301,6 +301,14 @@ def test_frames_that_are_no_samples_are_counted_once(folder):
         FileDataset(f"{folder}/cat/*.gif")
 
 
+def test_an_image_that_was_cut_off_is_an_error_that_names_it(folder):
+    """Its header can be read."""
+    cut = folder / "dog" / "1.png"
+    cut.write_bytes(cut.read_bytes()[:-40])
+    with names(folder, r"holds dog/1\.png, which cannot be read as an image: .*truncated"):
+        read_all(FileDataset(folder, ImageFolderReader((4, 6))))
+
+
 @pytest.mark.parametrize(
     "error",
     [
