@@ -73,8 +73,11 @@ def check_dtype(dtype: np.dtype[Any]) -> None:
     try:
         torch.from_numpy(np.empty(0, dtype))
     except (TypeError, ValueError) as error:
-        labels = "np.unique(labels, return_inverse=True)[1] of labels"
-        hint = f"; a tokenizer makes integers of text, FileDataset(names) reads files, and {labels}" if dtype.kind in "USO" else ""
+        text = (
+            "; a tokenizer makes integers of text, FileDataset(names) reads files, and "
+            "np.unique(labels, return_inverse=True)[1] of labels"
+        )
+        hint = text if dtype.kind in "USO" else ""
         raise TypeError(f"torch cannot hold dtype {dtype}; make it numbers in native byte order{hint}") from error
 
 
