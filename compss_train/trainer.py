@@ -46,8 +46,8 @@ class DistributedTrainer(NamedFits[params.Parameters]):
     Parameters
     ----------
     num_workers:
-        Number of copies of the model, each trained on its share of the blocks; results depend on it. By default as
-        many as can run at once: physical cores, slots of the engine or units of COMPSs, divided by ``threads``.
+        Copies of the model, at most 100,000, each with a share of the blocks; results depend on it. By default
+        as many as can run at once: physical cores, slots of the engine or units of COMPSs, divided by ``threads``.
     engine:
         ``"auto"`` (default: ``COMPSS_TRAIN_ENGINE``, else ``"compss"`` in a COMPSs application, ``"ray"`` if
         ``RAY_ADDRESS`` is set, and ``"local"`` otherwise), ``"serial"`` (in this process, for debugging),

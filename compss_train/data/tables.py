@@ -262,8 +262,14 @@ def frame_as_array(value: Any, name: str, floats: str | None) -> FrameArray:
         remarks = [integers_remark(integers, name, dtype, "frame")] if integers else []
     for each, (_, categories) in read.items():
         if categories is not None:
-            coding[classes_of(name, each if coding else None)] = categories
+            coding[classes_of(name, each if coding else None)] = plain_classes(categories)
     return FrameArray(array, notes, remarks, coding)
+
+
+def plain_classes(classes: Iterable[Any]) -> tuple[str | float, ...]:
+    """Return classes as text and numbers, which a checkpoint can hold and a later program compare."""
+    values = (value.item() if isinstance(value, np.generic) else value for value in classes)
+    return tuple(value if isinstance(value, str | int | float) else str(value) for value in values)
 
 
 def columns_of(name: str) -> str:

@@ -368,12 +368,14 @@ def _coding_of_files(dataset: FileDataset, keys: Sequence[str]) -> tables.Coding
             coding[tables.columns_of(name)] = tuple(columns)
         for column in (key,) if columns is None else columns:
             if (classes := dataset.classes.get(column)) is not None:
-                coding[tables.classes_of(name, None if columns is None else column)] = tuple(classes)
+                coding[tables.classes_of(name, None if columns is None else column)] = tables.plain_classes(classes)
     return coding
 
 
-def check_same_coding(training: tables.Coding, data: DataSource, name: str) -> None:
-    """Raise ``ValueError`` if the numbers of data, called ``name``, mean other things than in training.
+def check_same_coding(
+    training: tables.Coding, data: DataSource, name: str, before: str = "the training data"
+) -> None:
+    """Raise ``ValueError`` if the numbers of data, called ``name``, mean other things than ``before``.
 
     Strings, images and categories may have other classes, and frames their columns in another order.
     """
@@ -385,7 +387,7 @@ def check_same_coding(training: tables.Coding, data: DataSource, name: str) -> N
                 else "give both the same columns and dtypes, frame[train.columns].astype(train.dtypes), or in "
                 "polars frame.cast(train.schema) with a polars.Enum of all classes in place of Categorical"
             )
-            raise ValueError(f"{what} are {list(values)} in {name}, but {list(own)} in the training data; {advice}")
+            raise ValueError(f"{what} are {list(values)} in {name}, but {list(own)} in {before}; {advice}")
 
 
 class PublishedData:

@@ -1,5 +1,6 @@
 """Resuming: the checkpoint that a fit starts from, if it matches; the state of a trainer in one and back."""
 
+import json
 import os
 import platform
 from collections import deque
@@ -14,6 +15,7 @@ import torch
 from compss_train._utils.nested import leaves
 from compss_train._utils.validation import warn_user
 from compss_train.data.partitioning import epochs_of_rounds
+from compss_train.data.tables import Coding
 from compss_train.model import parameters as params
 from compss_train.model.optimizers import make_optimizer
 from compss_train.reports.history import line_of
@@ -21,7 +23,7 @@ from compss_train.training import checkpoints, description
 from compss_train.training.build_arguments import BuildArguments
 from compss_train.training.callback import Callback
 from compss_train.training.checkpoints import Checkpoint, Progress, Snapshot
-from compss_train.training.data_source import DataSource
+from compss_train.training.data_source import DataSource, check_same_coding
 from compss_train.training.fit import FitOptions
 from compss_train.training.merge import DEFAULTS
 from compss_train.training.session import MergeState, Session, TrainedModel, TrainingState
@@ -105,11 +107,12 @@ def find_checkpoint(resume: str | os.PathLike[str] | bool, callbacks: Sequence[C
 
 
 def check(
-    checkpoint: Checkpoint, planned: Progress, options: FitOptions, session: Session
+    checkpoint: Checkpoint, planned: Progress, options: FitOptions, session: Session, data: DataSource
 ) -> tuple[Progress, tuple[str, ...]]:
     """Return the progress in a checkpoint and the files that were skipped; check that it is of the planned fit."""
     model, setting, (path, snapshot) = session.model, setting_of(session), checkpoint
     check_trainer(checkpoint, session, setting)
+    check_same_coding(_coding_in(snapshot), data, "this fit's data", f"those of {path}")
     saved = check_same_fit(checkpoint, planned, options, session.num_workers)
     warn_of_differences(checkpoint, setting, fit="the fit resumes")
     last = snapshot.history[-1] if snapshot.history else {}
@@ -124,7 +127,7 @@ def load(snapshot: Snapshot, session: Session) -> None:
     model.parameters = params.copy_of({name: snapshot.parameters[name] for name in model.parameters})
     model.epochs = snapshot.epoch
     model.history[:] = snapshot.history
-    model.seed = snapshot.setting["seed"]
+    model.seed, model.coding = snapshot.setting["seed"], _coding_in(snapshot)
     if (schedule := model.built.lr_schedule) is not None:
         schedule.load_state_dict(snapshot.schedule)
     changed = [
@@ -146,6 +149,7 @@ def setting_of(session: Session) -> dict[str, Any]:
         "optimizer": optimizer,
         "optimizer_options": [{name: _plain(value) for name, value in group.items()} for group in groups],
         "seed": model.seed,
+        "coding": json.dumps(model.coding),  # one text, as there may be many classes
         "num_workers": session.num_workers,
         "threads": session.threads,
         "num_gpu": built.num_gpu,
@@ -156,6 +160,11 @@ def setting_of(session: Session) -> dict[str, Any]:
         "torch": torch.__version__,
         "numpy": np.__version__,
     }
+
+
+def _coding_in(snapshot: Snapshot) -> Coding:
+    """Return what the numbers of the data meant; of a checkpoint that does not say it, nothing."""
+    return {what: tuple(values) for what, values in json.loads(snapshot.setting.get("coding", "{}")).items()}
 
 
 def _optimizer(model: TrainedModel) -> tuple[str, list[dict[str, Any]]]:
@@ -226,7 +235,7 @@ def check_trainer(checkpoint: Checkpoint, session: Session, setting: Mapping[str
 def warn_of_differences(checkpoint: Checkpoint, setting: Mapping[str, Any], *, fit: str) -> None:
     """Warn of settings that change results."""
     path, saved = checkpoint[0], checkpoint[1].setting
-    apart = "optimizer_options", "seed"
+    apart = "optimizer_options", "seed", "coding"
     others = {name: value for name, value in saved.items() if name not in apart}
     groups = zip(saved["optimizer_options"], setting["optimizer_options"], strict=True)
     differences = [

@@ -157,11 +157,12 @@ class FitOfEpochs(Fit):
         Raises ``ValueError`` if the schedule does not reach the end of the fit.
         """
         model = self.session.model
-        model.resumed_from, model.coding = None, self.data.coding
+        model.resumed_from = None
         if self.checkpoint is not None:
             model.resumed_from, snapshot = self.checkpoint
             resuming.load(snapshot, self.session)
             self.callbacks.saved = snapshot.callbacks
+        model.coding = self.data.coding
         if self.built.lr_schedule is not None:
             batches = self.options.batches_of_worker(self.data, self.session.num_workers)
             self.built.lr_schedule.prepare(self.epochs.stop, batches)
@@ -468,7 +469,7 @@ def prepare_fit(
     data = as_data_source(x, y, blocks, floats=spec.float_dtype)
     if options.sample_weight is not None or data.dataset is not None:
         data = data.weighted(options.sample_weight)
-    if data.coding:
+    if checkpoint is None:
         check_same_coding(model.coding, data, "this fit's data")
     if spec.collate is None and data.structure.ragged:
         inputs = data.without_targets.columns
@@ -503,7 +504,7 @@ def prepare_fit(
         checkpoint=checkpoint,
     )
     if checkpoint is not None:
-        resumed, skipped = resuming.check(checkpoint, fit.progress, chosen, session)
+        resumed, skipped = resuming.check(checkpoint, fit.progress, chosen, session, data)
         epochs = range(resumed.first_epoch, resumed.first_epoch + chosen.num_epochs)
         fit = replace(fit, epochs=epochs, reached=resumed.reached, skipped=skipped)
     chosen.check_epochs(fit.epochs, blocks=len(data.sizes))

@@ -47,6 +47,9 @@ FLOPS_PER_SECOND = 1e10
 MAX_TIME = "max_time"
 SIGTERM = "SIGTERM"
 
+MAX_WORKERS = 10**5
+"""Maximum number of workers: each has a state and a random generator, which the coordinator holds."""
+
 TICK = 0.2
 """Seconds between two checks whether a waiting fit must stop at once."""
 
@@ -376,6 +379,10 @@ class Session:
             slots = 0 if self._engine is None else self._engine.slots(Resources(fixed or 1))
             num_workers = slots or self.engine_class.default_workers(fixed or 1)
         self.num_workers = check_count("num_workers", num_workers)
+        if self.num_workers > MAX_WORKERS:
+            raise ValueError(
+                f"num_workers={num_workers}: give at most {MAX_WORKERS}, and no more than samples or processors"
+            )
         self.threads = fixed or self.engine_class.thread_share(self.num_workers)
         self.worker_timeout = None if worker_timeout is None else check_seconds("worker_timeout", worker_timeout)
         self.groups: list[range] = []

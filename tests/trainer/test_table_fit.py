@@ -9,6 +9,7 @@ from compss_train import BlockedTensor, DistributedTrainer, FileDataset
 from compss_train.callbacks import Checkpoint
 from compss_train.data.order import RowRange
 from compss_train.data.readers import ImageFolderReader
+from compss_train.training import checkpoints as storage
 from tests.data.readers.formats import in_every
 from tests.data.readers.table_files import TABLES, TYPED, lists
 from tests.helpers.file_fits import POOLS
@@ -191,6 +192,34 @@ def test_frames_whose_numbers_mean_other_things_are_an_error(change):
     trainer.predict(frame)
     trainer.build(nn.Linear(3, 3), ADAM, "cross_entropy")
     trainer.fit(other, labels, **FIT)
+
+
+@pytest.mark.filterwarnings(NOTE, "ignore:'kind' in x are class codes")
+@pytest.mark.parametrize("change", OTHER_CODINGS.values(), ids=OTHER_CODINGS)
+def test_a_checkpoint_knows_what_the_numbers_of_its_data_meant(tmp_path, change):
+    """Numbers that mean other things are an error in a later program, too, with classes of any type."""
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"a": X[:, 0], "b": X[:, 1], "kind": pandas.Categorical(KINDS)})
+    days = pandas.to_datetime(["2024-01-01", "2024-01-02", "2024-01-03"])
+    labels = pandas.Series(pandas.Categorical.from_codes(np.unique(KINDS, return_inverse=True)[1], days))
+    trainer_of().fit(frame, labels, **FIT, callbacks=[Checkpoint(tmp_path)])
+    other, resumed = change(frame), {**FIT, "resume": tmp_path, "num_epochs": 3}
+    with pytest.raises(
+        ValueError, match=r"in this fit's data, but .* in those of .*/round-.*; give both the same col"
+    ):
+        trainer_of().fit(other, labels, **resumed)
+    trainer = trainer_of()
+    trainer.restore(tmp_path)
+    for use in (lambda: trainer.predict(other), lambda: trainer.fit(other, labels, **FIT)):
+        with pytest.raises(ValueError, match="in the training data; give both the same columns"):
+            use()
+    trainer.evaluate(frame, labels)
+    trainer_of().fit(frame, labels, **resumed)
+    path, content = storage.read_latest_checkpoint(tmp_path, warn=False)
+    del content["setting"]["coding"]  # as an earlier version wrote it
+    storage.write_checkpoint(tmp_path / "older" / path.name, content)
+    trainer.restore(tmp_path / "older")
+    trainer.predict(other)
 
 
 @pytest.mark.filterwarnings(NOTE, "ignore:'kind' in x are class codes")

@@ -246,6 +246,8 @@ def test_the_default_workers_are_those_that_run_together(monkeypatch):
     assert EncapsulatedFunctionsDistributedPytorch().num_workers == 10
     with pytest.raises(ValueError, match="threads=0: give an integer"):
         DistributedTrainer(threads=0)
+    with pytest.raises(ValueError, match=f"num_workers={10**20}: give at most 100000, and no more than samples"):
+        DistributedTrainer(10**20, engine="serial")
 
 
 def test_history_says_who_trained_what(engine):

@@ -5,16 +5,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from compss_train._utils.nested import rebuilt
+from compss_train._utils.nested import leaves, rebuilt
 from compss_train._utils.validation import check_fraction
 from compss_train.cli.run_files import Errors, RunFile, TomlTable, unknown_name
 from compss_train.cli.run_files.objects import CALL, NONE, call_object, keywords_of, parameters_of
-from compss_train.data import BlockedTensor, FileDataset, Samples, readers, reading, samples
+from compss_train.data import BlockedTensor, FileDataset, Samples, readers, reading, samples, tables
 from compss_train.data.block import as_block
 from compss_train.data.blocked import as_blocked
 from compss_train.data.locations import suffix_of
 from compss_train.data.tables import is_frame
-from compss_train.training.data_source import as_data_source, columns_of
+from compss_train.training.data_source import as_data_source, columns_of, holds_targets
 
 FORMS = 'give files = "train/*.npz", or x = "x.npy" and y = "y.npy", or import = "module:function"'
 FRACTION = "fraction"
@@ -139,9 +139,33 @@ def _in_grid(dataset: Dataset, grid: Any) -> Dataset:
     """Return samples with arrays cut into the blocks of a grid; without a grid, unchanged."""
     if grid is None:
         return dataset
-    if any(isinstance(part, FileDataset | BlockedTensor) for part in dataset):
+    given = {role: part for role, part in dataset._asdict().items() if part is not None}
+    for role, part in given.items():
+        if holds_targets(part):
+            advice = "leave blocks out; Samples(dataset, blocks=...) cuts a data set"
+            raise ValueError(f"blocks={grid!r} cuts arrays, and {role} is a {type(part).__name__}: {advice}")
+    parts = {role: columns_of(part, role) for role, part in given.items()}
+    columns = {name: column for _, own in parts.values() for name, column in own.items()}
+    if any(hasattr(column, "tensors") for column in columns.values()):
         raise ValueError("these samples are in blocks or files already; leave blocks out")
-    return Dataset(*(None if part is None else BlockedTensor.from_array(part, grid) for part in dataset))
+    # The fit cuts frames into the blocks of the arrays, and knows what their numbers mean.
+    kept = [name for name, column in columns.items() if is_frame(column) and name != "weight"]
+    if {*kept} == {*columns} - {"weight"}:
+        for name in kept:
+            if tables.frame_as_array(columns[name], name, None).coding.keys() - {tables.columns_of(name)}:
+                raise ValueError(
+                    f"blocks={grid!r} cuts arrays, and {name} is a {type(columns[name]).__name__} with categories: "
+                    "leave blocks out, or give an array beside it, such as y.to_numpy(), whose blocks it takes"
+                )
+        kept = []
+    cut = {
+        role: rebuilt(
+            structure,
+            [column if name in kept else BlockedTensor.from_array(column, grid) for name, column in own.items()],
+        )
+        for role, (structure, own) in parts.items()
+    }
+    return Dataset(**cut)
 
 
 def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Dataset, Dataset]:
@@ -175,7 +199,9 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
         return Dataset(**chosen)
 
     training, validation = selected(order[count:]), selected(order[:count])
-    return (_in_grid(training, dataset.x.shape) if isinstance(dataset.x, BlockedTensor) else training), validation
+    cut = [each for each in leaves(list(dataset)) if each is not None and not is_frame(each)]
+    grid = cut[0].shape if cut and all(isinstance(each, BlockedTensor) for each in cut) else None
+    return _in_grid(training, grid), validation
 
 
 def _in_rows(part: Any, role: str) -> tuple[Any, dict[str, Any]]:

@@ -29,6 +29,33 @@ def many():
     return X, Y, Y, Y
 
 
+INPUTS = {
+    "dict": lambda pandas: ({"a": X, "b": Y}, Y),
+    "tuple": lambda pandas: ((X, Y), Y, Y / 20),
+    "nested": lambda pandas: ({"a": [X, Y], "b": Y}, {"c": Y}),
+    "frame": lambda pandas: (categories(pandas), Y),
+    "frame among inputs": lambda pandas: ({"a": X, "b": categories(pandas)}, pandas.Series(Y)),
+    "frames of numbers": lambda pandas: (pandas.DataFrame(X), pandas.Series(Y), pandas.Series(Y / 20)),
+}
+
+
+def categories(pandas):
+    return pandas.DataFrame({"a": X[:, 0], "kind": pandas.Categorical(list("ab") * 10)})
+
+
+def inputs(kind):
+    return INPUTS[kind](pytest.importorskip("pandas"))
+
+
+def only_categories():
+    frame = categories(pytest.importorskip("pandas"))
+    return frame, frame["kind"]
+
+
+def data_set():
+    return Samples([(x, y) for x, y in zip(X, Y, strict=True)])
+
+
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -63,6 +90,21 @@ def test_all_forms_of_naming_arrays_are_equivalent():
                 np.testing.assert_array_equal(part, expected)
                 np.testing.assert_array_equal(blocked.collect(), expected)
                 assert blocked.shape == (4, 1)
+
+
+@pytest.mark.parametrize("kind", INPUTS)
+def test_several_inputs_and_frames_are_cut_into_blocks(kind):
+    table = {"import": f"{__name__}:inputs", "kind": kind}
+    plain, cut = read_section(table), read_section({**table, "blocks": 4})
+    whole, source = as_data_source(plain.x, plain.y, 1), as_data_source(cut.x, cut.y, 1)
+    assert source.sizes == (5, 5, 5, 5)
+    assert source.structure == whole.structure
+    assert source.coding == (whole.coding if kind != "frames of numbers" else {})
+    for name, column in whole.columns.items():
+        np.testing.assert_array_equal(source.columns[name].collect(), column.collect())
+    parts = split_validation(cut, 0.25, seed=0)
+    assert [as_data_source(part.x, part.y, 1).number_samples for part in parts] == [15, 5]
+    assert len(as_data_source(parts[0].x, parts[0].y, 1).sizes) == 4
 
 
 def test_files_are_a_data_set_with_its_options():
@@ -119,6 +161,14 @@ def test_validation_files_are_read_as_those_of_the_data(files, more):
         ({"x": "x.npy", "blocks": 21}, "blocks=21 makes 21 blocks of 20 samples"),
         ({"x": "x.npy", "blocks": "many"}, "blocks='many': give an integer of at least 1"),
         ({"files": "x.npy", "blocks": 3}, "unknown key blocks"),
+        (
+            {"import": f"{__name__}:only_categories", "blocks": 3},
+            "blocks=3 cuts arrays, and x is a DataFrame with categories: leave blocks out, or give an array",
+        ),
+        (
+            {"import": f"{__name__}:data_set", "blocks": 3},
+            "blocks=3 cuts arrays, and x is a Samples: leave blocks out; Samples(dataset, blocks=...) cuts a data",
+        ),
         ({"files": "none/*.npz"}, "files='none/*.npz': no files found"),
         ({"files": "x.npy", "on_bad_file": "shout"}, "on_bad_file='shout': choose one of"),
         ({"import": f"{__name__}:many"}, "many returned 4 values; give x and y, x alone, or x, y and weights"),
