@@ -242,10 +242,10 @@ class DistributedTrainer(NamedFits[params.Parameters]):
         x, y:
             Blocked tensors with the same grid and block sizes (also dislib's), or arrays, which are cut into one
             block per worker, or like the other argument if that one is blocked; or a ``FileDataset`` as ``x``,
-            whose files are the blocks and which the workers read. Pass Pandas and polars frames, torch and Hugging
-            Face data sets and a ``DataLoader`` directly: docs/data.md. Without ``y``, each transformed batch is its
-            own target. Both may be tuples, lists or dicts of these, for several inputs and outputs: docs/models.md.
-            Arrays are not copied here: do not change them during the fit, for example in a callback.
+            which the workers read, whose files are the blocks, or parts of files if these are fewer than workers.
+            Pass Pandas and polars frames, torch and Hugging Face data sets and a ``DataLoader`` directly:
+            docs/data.md. Without ``y``, each transformed batch is its own target. Both may be tuples, lists or
+            dicts of these: docs/models.md. Arrays are not copied: do not change them during the fit.
         num_epochs:
             Number of passes over all samples, at most 10**9 (to train until ``max_time``).
         batch_size, num_batches_per_worker:
