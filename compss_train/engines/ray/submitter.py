@@ -235,7 +235,12 @@ class Submitter(GraphThread):
         try:
             *results, status = run.options(**options).remote(*sent)
         except RuntimeError as error:
-            self.graph.fail(task, _refusal(error))
+            error.add_note(
+                "Give each trial of Ray Tune a CPU for every worker, tune.with_resources(trial, "
+                "tune.PlacementGroupFactory([{}] + [{'CPU': 1}] * num_workers)); or use engine='local' or 'serial' "
+                "in trials."
+            )
+            self.graph.fail(task, error)
             return
         self._running[task] = status
         status.future().add_done_callback(lambda done: self.post(self._finish, task, results, lineage, done))
@@ -257,15 +262,6 @@ class Submitter(GraphThread):
             for value in self._wanted.intersection(task.outputs):
                 self._keep(value)
             self._wanted.difference_update(task.outputs)
-
-
-def _refusal(error: RuntimeError) -> RuntimeError:
-    """Return the error for a task that Ray takes from no program, or Ray Tune not from this trial."""
-    error.add_note(
-        "Give each trial a CPU for every worker, tune.with_resources(trial, tune.PlacementGroupFactory([{}] + "
-        "[{'CPU': 1}] * num_workers)); or use engine='local' or 'serial' in trials."
-    )
-    return error
 
 
 def lost_error(what: str, error: BaseException) -> WorkerLostError:
