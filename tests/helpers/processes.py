@@ -8,12 +8,16 @@ from pathlib import Path
 import psutil
 
 
-def children() -> list[psutil.Process]:
-    """Processes of this one that do work: loky's resource tracker stays as long as Python does."""
+def children(command: str = "") -> list[psutil.Process]:
+    """Processes of this one that do work: loky's resource tracker stays as long as Python does.
+
+    Only those with ``command`` in their command lines.
+    """
     working = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):  # it has ended, perhaps without anybody having waited for it yet
-            if "resource_tracker" not in " ".join(process.cmdline()):
+            line = " ".join(process.cmdline())
+            if "resource_tracker" not in line and command in line:
                 working.append(process)
     return working
 

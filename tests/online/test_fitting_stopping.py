@@ -3,6 +3,7 @@
 import itertools
 import tempfile
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.training.checkpoints import Snapshot, read_latest_checkpoint
 from tests.helpers.models import ADAM, assert_same_bits
+from tests.helpers.processes import children
 from tests.helpers.waiting import settled, wait_until
 from tests.online.fits import FIFO, build_trainer, fit_online, online
 from tests.online.simulations import COUNTING_SGD, CountingNet, EndlessSimulation, OneHotSimulation, sum_loss
@@ -103,8 +105,10 @@ def test_a_fit_leaves_nothing_behind(local, tmp_path):
 
     def state():
         me = psutil.Process()
-        processes = [p for p in me.children(recursive=True) if "resource_tracker" not in " ".join(p.cmdline())]
-        tcp = sum(len(process.net_connections("tcp")) for process in [me, *processes])
+        processes, tcp = children(), 0
+        for process in [me, *processes]:
+            with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+                tcp += len(process.net_connections("tcp"))
         files = [file for folder in local.folders for file in Path(folder).rglob("*") if file.is_file()]
         return {
             "processes": sorted(process.pid for process in processes),

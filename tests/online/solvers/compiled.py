@@ -70,7 +70,7 @@ def solver(command, sample=lambda value, step, fields: (step, dict(fields)), env
 
 def solvers_running():
     """Return the processes of faulty solvers below this one, with those that started them."""
-    return [each for each in children() if "faulty" in " ".join(each.cmdline())]
+    return children("faulty")
 
 
 def heat(value, steps, cells):
