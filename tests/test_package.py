@@ -11,7 +11,7 @@ import compss_train
 
 
 def run(program, *arguments):
-    subprocess.run([sys.executable, "-c", program, *map(str, arguments)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program, *map(str, arguments)], check=True, timeout=200)
 
 
 def test_the_command_needs_no_torch(tmp_path):

@@ -64,7 +64,7 @@ def ctrl_c_when():
     threads = []
 
     def press(condition):
-        wait_until(condition, 60)
+        wait_until(condition)
         os.kill(os.getpid(), signal.SIGINT)
 
     def start(condition):

@@ -6,13 +6,11 @@ import torch
 
 from compss_train.buffers import BufferDrainedError, BufferFullError, SimPairedReservoir, TimeStep
 from compss_train.integrations.melissa import make_buffer
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 
 PLAIN = ("FIFO", "FIRO", "Reservoir", "BatchReservoir")
 ALL = (*PLAIN, "SimPairedReservoir")
 STEPS = 8
-DEADLINE = 10.0
-"""Seconds after which a thread counts as blocked; only a failing test takes them."""
 
 
 def make(kind, capacity, threshold=0, *, seed=0, batch_size=2, steps=STEPS, pseudo_epochs=None):
@@ -89,7 +87,7 @@ class Thread(threading.Thread):
 
     def result(self):
         """Return the result or raise the exception; fail if the thread does not end."""
-        self.join(DEADLINE)
+        self.join(LIMIT)
         assert not self.is_alive(), "the thread is blocked"
         if self._raised is not None:
             raise self._raised
@@ -102,7 +100,7 @@ def reading_threads():
 
 def assert_threads_end():
     for thread in reading_threads():
-        thread.join(DEADLINE)
+        thread.join(LIMIT)
     assert not reading_threads()
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from compss_train.buffers import FIFO, FIRO, Reservoir
 from compss_train.buffers.reading_ahead import ReadAhead, batches_through
 from tests.buffers.kinds import assert_threads_end, until_waiting
+from tests.helpers.waiting import LIMIT
 
 
 @given(
@@ -37,7 +38,7 @@ def test_it_never_runs_further_ahead_than_its_depth(threads):
         return item
 
     with ReadAhead(range(40), load, threads=threads, depth=4) as loaded:
-        assert reached.wait(10)  # it does run ahead without being asked
+        assert reached.wait(LIMIT)  # it does run ahead without being asked
         for _ in range(40):
             with lock:
                 taken += 1  # before the result is taken, which lets the next one start
@@ -67,11 +68,11 @@ def test_closing_ends_waiting_threads_and_drops_what_is_read():
     def load(item):
         if item == 2:
             reading.set()
-            assert gate.wait(10)
+            assert gate.wait(LIMIT)
         return item
 
     loaded = ReadAhead(range(100), load, threads=2, depth=5)
-    assert reading.wait(10)
+    assert reading.wait(LIMIT)
     opener = threading.Timer(0.05, gate.set)  # while close waits for the read
     opener.start()
     loaded.close()

@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from threading import Thread
@@ -16,6 +15,8 @@ from compss_train.model import parameters
 from compss_train.reports.history import History
 from tests.helpers.models import assert_same_bits
 from tests.helpers.processes import ROOT, python_blocks
+from tests.helpers.waiting import LIMIT
+from tests.online.simulations import free_port
 
 PRINTED = {
     "README.md": r"'accuracy'",
@@ -115,12 +116,6 @@ def blocks(kind, document="docs/online.md"):
     return re.findall(rf"^```{kind}\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
 
 
-def free_address():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-
-
 def test_the_examples_run(run_blocks):
     loss, repetitions = map(float, run_blocks(python_blocks("docs/online.md")).split())
     assert loss < 0.3
@@ -129,7 +124,7 @@ def test_the_examples_run(run_blocks):
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
 def test_solvers_in_c_and_python_send_side_by_side(run_blocks, tmp_path):
-    address = free_address()
+    address = f"tcp://127.0.0.1:{free_port()}"
     (tmp_path / "solver.c").write_text(blocks("c")[1])
     subprocess.run(["cc", "-o", "solver", "solver.c", "-lm"], cwd=tmp_path, check=True)
     command = blocks("sh")[1].splitlines()[2].replace("compss-train", f"{sys.executable} -m compss_train")
@@ -149,8 +144,8 @@ def test_solvers_in_c_and_python_send_side_by_side(run_blocks, tmp_path):
     ended = "print(trainer.history[-1]['received'], trainer.history[-1]['repetitions'][0])"
     printed = run_blocks([begun, fit.replace("senders=1", "senders=3"), ended])
     assert printed.split() == ["2200", "0"]
-    assert (solver.wait(20), bare.wait(20)) == (0, 0)
-    sender.join(20)
+    assert (solver.wait(LIMIT), bare.wait(LIMIT)) == (0, 0)
+    sender.join(LIMIT)
     assert not sender.is_alive()
 
 

@@ -229,7 +229,7 @@ def test_a_fork_server_killed_at_its_start_or_later_is_replaced(tmp_path):
         running = [engine.submit(tasks.note_and_wait, runs, tmp_path / "gate") for _ in range(2)]
         wait_until(lambda: runs.exists() and len(runs.read_text().split()) == 2)
         kill_server()
-        wait_until(lambda: len(runs.read_text().split()) == 4, 60)
+        wait_until(lambda: len(runs.read_text().split()) == 4)
         (tmp_path / "gate").touch()
         assert sorted(engine.fetch(running)) == sorted(engine.pids)
     assert len({*runs.read_text().split()}) == 4
@@ -353,13 +353,13 @@ trainer = DistributedTrainer(1, engine=engine)
 os.kept = [trainer, *queued, sys.modules["compss_train.engines.graph_engine"]]
 
 def open_gate():
-    wait_until(lambda: concurrent.futures.thread._shutdown, 60)
+    wait_until(lambda: concurrent.futures.thread._shutdown)
     (place / "gate").touch()
 
 def let_the_scheduler_see_the_end():
-    wait_until(lambda: not engine._scheduler.alive, 60)
+    wait_until(lambda: not engine._scheduler.alive)
 
-wait_until(lambda: engine._scheduler._running, 60)
+wait_until(lambda: engine._scheduler._running)
 threading.Thread(target=open_gate, daemon=True).start()
 threading.Thread(target=let_the_scheduler_see_the_end).start()
 """

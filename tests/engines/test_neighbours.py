@@ -55,7 +55,7 @@ def ctrl_c(flag):
     """Ctrl-C as soon as there is a file."""
 
     def send():
-        wait_until(flag.exists, 60)
+        wait_until(flag.exists)
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=send)
@@ -195,7 +195,7 @@ def test_a_fit_that_fails_does_not_disturb_one_beside_it(engine, tmp_path, how):
     apart = tmp_path / "apart"
     apart.mkdir()
 
-    callbacks = [CallAt("fit_start", lambda _: wait_until(running.exists, 60))]
+    callbacks = [CallAt("fit_start", lambda _: wait_until(running.exists))]
     callbacks += [CallAt("round_end", raising(LookupError()))] if how == "callback" else []
 
     def lose(trainer):
@@ -264,7 +264,7 @@ def test_a_hanging_task_is_ended_though_a_fit_beside_it_has_ended(engine, tmp_pa
     trainer.build(awkward_net(), SGD, "cross_entropy", transform=KillOnce(stopped, 2, signal.SIGSTOP))
     with ThreadPoolExecutor(1) as thread:
         result = thread.submit(fit, trainer, num_epochs=1)
-        wait_until(stopped.exists, 60)
+        wait_until(stopped.exists)
         fit(trainer_of(engine, 1), num_epochs=1)
         assert_same_bits(result.result(60), fit(trainer_of("serial", 1, optimizer=SGD), num_epochs=1))
 
@@ -274,7 +274,7 @@ def test_a_scope_that_fails_ends_its_own_tasks_only(engine, tmp_path):
         pytest.skip("nothing runs meanwhile")
     gate, order, never = tmp_path / "gate", tmp_path / "order", tmp_path / "never"
     beside = engine.submit(tasks.note_and_wait, order, gate)
-    wait_until(order.exists, 60)
+    wait_until(order.exists)
     with pytest.raises(KeyError), engine.scope():  # noqa: PT012
         published = engine.publish(np.ones(100_000))
         running = engine.submit(tasks.note_and_wait, tmp_path / "running", never)
@@ -284,7 +284,7 @@ def test_a_scope_that_fails_ends_its_own_tasks_only(engine, tmp_path):
             inner = engine.submit(tasks.add, 1, priority=True)
             target = engine.publish(1)
         updated = engine.commute(target, tasks.plus, running)
-        wait_until((tmp_path / "running").exists, 60)
+        wait_until((tmp_path / "running").exists)
         raise KeyError
     pid = int((tmp_path / "running").read_text())
     assert not is_running(pid)

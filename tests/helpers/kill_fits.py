@@ -64,7 +64,7 @@ def kill(child: int, number: signal.Signals, seconds: float, goes_on: Callable[[
         processes.extend(each.pid for each in psutil.Process(child).children(recursive=True))
         os.kill(child, number)
 
-    wait_until(lambda: goes_on() or has_ended(child), 60, every=0.0005)
+    wait_until(lambda: goes_on() or has_ended(child), every=0.0005)
     timer = threading.Timer(seconds, strike)
     timer.start()
     os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)  # its number is not given to another process yet
@@ -73,7 +73,7 @@ def kill(child: int, number: signal.Signals, seconds: float, goes_on: Callable[[
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     assert code != 0, "it ended before it was killed as often as asked for"
     assert code in ((143, -number) if number == signal.SIGTERM else (-number,))  # before its fit it is just killed
-    wait_until(lambda: not any(map(is_running, processes)) and not leftovers(child), 20)
+    wait_until(lambda: not any(map(is_running, processes)) and not leftovers(child))
 
 
 def progress(folder: Path) -> int:

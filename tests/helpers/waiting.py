@@ -9,10 +9,13 @@ from typing import NoReturn, TypeVar
 
 T = TypeVar("T")
 
+LIMIT = 100.0
+"""Seconds after which what should come counts as never coming; only a failing test takes them."""
+
 
 def wait_until(
     condition: Callable[[], object],
-    seconds: float = 10.0,
+    seconds: float = LIMIT,
     *,
     every: float = 0.005,
     said: Callable[[], object] = lambda: "it never came to be",
@@ -25,7 +28,7 @@ def wait_until(
         sleep(every)
 
 
-def settled(look: Callable[[], T], seconds: float = 10.0, *, apart: float = 0.1) -> T:
+def settled(look: Callable[[], T], seconds: float = LIMIT, *, apart: float = 0.1) -> T:
     """Return what ``look()`` gives as soon as it gives the same twice, ``apart`` seconds from each other."""
     seen: list[T] = []
 

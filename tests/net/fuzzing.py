@@ -7,7 +7,7 @@ from contextlib import suppress
 import zmq
 
 from compss_train.net import sockets
-from tests.buffers.kinds import DEADLINE
+from tests.helpers.waiting import LIMIT
 
 DEEP = 900
 """Lists in lists that JSON can still be read with, but that are too deep for ``==`` and ``repr`` further down."""
@@ -140,7 +140,7 @@ class FuzzingClient:
         with suppress(zmq.Again):
             while not keep_answers:
                 self.socket.recv_multipart(zmq.NOBLOCK)
-        if not self.socket.poll(0 if self.connected else 1000 * DEADLINE, zmq.POLLOUT):
+        if not self.socket.poll(0 if self.connected else 1000 * LIMIT, zmq.POLLOUT):
             return False
         self.connected = True
         try:

@@ -12,8 +12,7 @@ import zmq
 from zmq.utils import z85
 
 from compss_train.net import sockets
-from tests.buffers.kinds import DEADLINE
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 
 HERE, TOKEN = "127.0.0.1", "töken"
 KEY = "kéy"
@@ -48,7 +47,7 @@ def no_open_connections():
 def raw_socket(url):
     """Return a socket that is connected to the port of an address."""
     host, port = url.removeprefix("tcp://").split(":")
-    sock = socket.create_connection((host, int(port)), DEADLINE)
+    sock = socket.create_connection((host, int(port)), LIMIT)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**16)
     return sock
 
@@ -59,7 +58,7 @@ class PlainClient:
     def __init__(self, url, token):
         self.context = zmq.Context()
         self.socket = self.context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.RCVTIMEO, int(1000 * DEADLINE))
+        self.socket.setsockopt(zmq.RCVTIMEO, int(1000 * LIMIT))
         if token is not None:
             secret = z85.encode(hmac.digest(token.encode(), b"compss-train server", "sha256"))
             self.socket.curve_serverkey = zmq.curve_public(secret)

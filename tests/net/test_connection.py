@@ -13,7 +13,8 @@ from compss_train.net.connection import Address, ConnectionLostError
 from compss_train.net.messages import PIECE
 from compss_train.net.server import MessageServer
 from compss_train.net.sockets import LOOPBACK
-from tests.buffers.kinds import DEADLINE, Thread
+from tests.buffers.kinds import Thread
+from tests.helpers.waiting import LIMIT
 from tests.net.plain_clients import no_threads_left
 from tests.net.test_attacks import received_from
 
@@ -177,7 +178,7 @@ def test_sent_messages_arrive_after_close_and_before_the_disconnect(echo):
 def test_a_lost_connection_raises_after_the_last_message(echo):
     echo.peer.send({"last": 1})
     echo.server.close()
-    assert echo.client.receive(DEADLINE) == ({"last": 1}, [])
+    assert echo.client.receive(LIMIT) == ({"last": 1}, [])
     for act in (echo.client.receive, echo.client.receive, lambda: echo.client.send({"n": 1})):
         with pytest.raises(ConnectionLostError, match="is lost"):
             act()

@@ -29,8 +29,8 @@ from compss_train.online.inputs import Inputs
 from compss_train.online.options import OnlineOptions, online_merge
 from compss_train.parameter_server import connect, serve
 from compss_train.training.session import NOTHING_KEPT
-from tests.buffers.kinds import DEADLINE, Thread, make
-from tests.helpers.waiting import wait_until
+from tests.buffers.kinds import Thread, make
+from tests.helpers.waiting import LIMIT, wait_until
 from tests.net.fuzzing import Fuzzer, FuzzingClient
 from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
 from tests.online.fits import build_trainer, online
@@ -42,8 +42,6 @@ pytestmark = pytest.mark.parametrize(
     ("seed", "messages"), [(1, 400), pytest.param(2, 20_000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
 )
 
-SECONDS = 10.0
-"""How soon a client must be served."""
 PUSH = {"call": "push", "key": "w", "priority": 0, "number": 0, "count": 0}
 X = np.ones(3, np.float32)
 
@@ -92,8 +90,8 @@ def attack(target, seed, messages):
 
 def served(target):
     serving = Thread(target.check)
-    serving.join(SECONDS)
-    assert not serving.is_alive(), f"nobody was served within {SECONDS} s"
+    serving.join(LIMIT)
+    assert not serving.is_alive(), f"nobody was served within {LIMIT} s"
     serving.result()
 
 
@@ -103,7 +101,7 @@ def test_a_parameter_server(address, seed, messages, caplog):
         client.init("w", [np.zeros(2)])
 
         def check():
-            with connect(serving.address, serving.token, timeout=SECONDS) as client:
+            with connect(serving.address, serving.token, timeout=LIMIT) as client:
                 client.pull("w")
 
         greetings = [{"client": name, "generation": 0, "timeout": 5.0} for name in ("unnamed a", "named b")]
@@ -185,7 +183,7 @@ def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages, mon
     def told():
         """Return what a sender is told of the workers."""
         with Address(address, TOKEN).connect({"role": "sender", "name": None}) as sender:
-            header, _ = sender.receive(DEADLINE)
+            header, _ = sender.receive(LIMIT)
             return header["key"], *header["workers"]
 
     def fit():
@@ -219,7 +217,7 @@ def test_the_coordinator_and_a_worker_of_a_fit(shared_local, seed, messages, mon
         stopping.told = True
         with suppress(OSError, TrainingEndedError):  # the record of this sample stops the fit, or one before it
             check()
-        fitting.join(DEADLINE)
+        fitting.join(LIMIT)
         fitting.result()
     assert trainer.stopped == "told"
 
@@ -310,7 +308,7 @@ def test_a_coordinator_with_tasks_that_it_has_accepted(tmp_path, seed, messages)
 
         def check():
             with senders.connect({"role": "sender", "name": None}) as client:
-                assert client.receive(SECONDS)[0]["accepted"]
+                assert client.receive(LIMIT)[0]["accepted"]
 
         state = [encode_value({"random": 1, "optimizer": None}).numpy()]
         part = [encode_value({"worker": {"random": 1, "optimizer": None}, "batches": 1}).numpy()]

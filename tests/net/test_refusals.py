@@ -18,8 +18,8 @@ from compss_train.net.server import MessageServer
 from compss_train.net.sockets import LOOPBACK
 from compss_train.parameter_server import connect, serve
 from compss_train.parameter_server.server_loop import CallQueue
-from tests.buffers.kinds import DEADLINE, make
-from tests.helpers.waiting import wait_until
+from tests.buffers.kinds import make
+from tests.helpers.waiting import LIMIT, wait_until
 from tests.net.fuzzing import FuzzingClient, encoded, nested
 from tests.net.plain_clients import KEY, TOKEN, raw_socket
 from tests.net.test_attacks import received_from
@@ -36,7 +36,7 @@ def answer_of(client, *all_frames):
     for frames in all_frames:
         assert client.send(frames, keep_answers=True)
     while True:
-        assert client.socket.poll(1000 * DEADLINE)
+        assert client.socket.poll(1000 * LIMIT)
         header, _ = unpack(client.socket.recv_multipart())
         if "error" in header:
             return header
@@ -49,7 +49,7 @@ def serving(request):
         client.init("w", [np.zeros(2)])
         yield serving
         client.push("w", [np.ones(2)])
-        with connect(serving.address, serving.token, timeout=DEADLINE) as other:
+        with connect(serving.address, serving.token, timeout=LIMIT) as other:
             other.pull("w")
 
 
@@ -82,7 +82,7 @@ def test_a_socket_file_outlives_what_proves_nothing(proof):
         with FuzzingClient(serving.address, serving.token) as client:
             frames = [encoded({"arrays": [], "proof": proof} | GREETING)]
             assert answer_of(client, frames) == {"error": sockets.WRONG_TOKEN}
-        with connect(serving.address, serving.token, timeout=DEADLINE) as client:
+        with connect(serving.address, serving.token, timeout=LIMIT) as client:
             client.init("w", [np.zeros(1)])
 
 
@@ -135,7 +135,7 @@ def test_a_worker_refuses_samples_without_x_and_steps_that_are_none(make_stub, f
     stub = make_stub(make("FIFO", 9))
     with Address(stub.url, KEY).connect({"stream": 0}) as connection:
         connection.send({"sample": 0} | fields, [np.zeros(2)] * arrays)
-        while "error" not in (answer := connection.receive(DEADLINE)[0]):
+        while "error" not in (answer := connection.receive(LIMIT)[0]):
             pass
         assert reason in answer["error"]
     send_stream(stub, 1, 2)
@@ -165,13 +165,13 @@ def test_a_refused_client_is_disconnected_and_another_is_not(address, caplog):
         peers[2].refuse(ValueError("é" * 10**6))
         client.send({"ignored": 1})
         assert received_from(server) == (peers[2], None, [])
-        header, _ = client.receive(DEADLINE)
+        header, _ = client.receive(LIMIT)
         assert header["error"].startswith("ValueError: éé")
         client.send({"ignored": 2})
 
         wait_until(lambda: server.receive() is None and peers[2].is_closed)
         with pytest.raises(ConnectionLostError):
-            client.receive(DEADLINE)
+            client.receive(LIMIT)
         other.send({"n": 3})
         assert received_from(server)[:2] == (peers[1], {"n": 3})
         assert other.receive(0.05) is None

@@ -51,4 +51,4 @@ def check_threads():
     """Check that all threads of the coordinator end."""
     before = set(threading.enumerate())
     yield
-    wait_until(lambda: not [t for t in threading.enumerate() if t not in before and t.name in FIT_THREADS], 5)
+    wait_until(lambda: not [t for t in threading.enumerate() if t not in before and t.name in FIT_THREADS])

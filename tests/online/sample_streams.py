@@ -7,7 +7,8 @@ from compss_train.net.connection import Address
 from compss_train.online.sender import SampleSender
 from compss_train.online.simulation_task import _interrupt
 from compss_train.online.stream import Stream, worker_of
-from tests.buffers.kinds import DEADLINE, STEPS
+from tests.buffers.kinds import STEPS
+from tests.helpers.waiting import LIMIT
 from tests.net.plain_clients import KEY, TOKEN
 
 
@@ -62,7 +63,7 @@ class SampleConnection(Closable):
     def read(self, name):
         """Return the next reply with this field, or an error."""
         while True:
-            header, _ = self.connection.receive(DEADLINE)
+            header, _ = self.connection.receive(LIMIT)
             self.credit += header.get("credit", 0)
             if {name, "error"} & header.keys():
                 return header

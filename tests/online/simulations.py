@@ -10,6 +10,7 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,7 +88,7 @@ def pairing(earlier, later):
 
 
 def wait_for_file(path: Path) -> None:
-    wait_until(path.exists, 20, said=lambda: f"{path.name} was not created")
+    wait_until(path.exists, said=lambda: f"{path.name} was not created")
 
 
 def increment(path: Path) -> int:
@@ -172,7 +173,19 @@ def kill_process() -> None:
     os.kill(os.getpid(), 9)
 
 
+@cache
+def _held() -> list[socket.socket]:
+    return []
+
+
 def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return sock.getsockname()[1]
+    """Return a port of this machine that is this program's until it ends.
+
+    It stays bound, so that no other program, nor a client that connects, gets it; nothing listens at it, so that a
+    server may, which shares the address as all servers do on Unix.
+    """
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    _held().append(sock)
+    return sock.getsockname()[1]

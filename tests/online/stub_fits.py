@@ -12,8 +12,8 @@ from compss_train.online.events import EventServer
 from compss_train.online.receiver import Receiver
 from compss_train.online.sources import ExternalSenders
 from compss_train.online.workers import StreamRouter
-from tests.buffers.kinds import DEADLINE, Thread, make, numbers
-from tests.helpers.waiting import wait_until
+from tests.buffers.kinds import Thread, make, numbers
+from tests.helpers.waiting import LIMIT, wait_until
 from tests.net.plain_clients import HERE, KEY, TOKEN, no_threads_left
 from tests.online.sample_streams import SampleConnection
 
@@ -67,7 +67,7 @@ class StubCoordinator:
             done.set()
 
         self._calls.put(run)
-        assert done.wait(DEADLINE)
+        assert done.wait(LIMIT)
         return returned[0]
 
     def set_url(self, worker, url):
@@ -97,7 +97,7 @@ class StubCoordinator:
 
     def close(self):
         self._closed.set()
-        self._thread.join(DEADLINE)
+        self._thread.join(LIMIT)
 
 
 class StubWorker:

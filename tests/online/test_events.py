@@ -5,8 +5,7 @@ import torch
 
 from compss_train.net.connection import Address
 from compss_train.online.events import EventServer
-from tests.buffers.kinds import DEADLINE
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 from tests.net.plain_clients import HERE, TOKEN, no_threads_left
 
 
@@ -31,15 +30,15 @@ def test_tokens_of_senders_never_act_as_those_of_tasks(server):
     with Address(own.url, TOKEN).connect({"role": "worker", "number": 0}) as refused:
         assert server.next(0.3) is None
         with pytest.raises(PermissionError, match="the token is not the server's"):
-            refused.receive(DEADLINE)
+            refused.receive(LIMIT)
     for address, role in [(senders, role) for role in ("worker", "simulation", "evaluation")] + [(own, "sender")]:
         with address.connect({"role": role, "number": 0}) as rejected:
             assert server.next(0.1) is None
-            assert f"role {role!r}; this address is for others" in rejected.receive(DEADLINE)[0]["error"]
+            assert f"role {role!r}; this address is for others" in rejected.receive(LIMIT)[0]["error"]
             rejected.send({"checkpoint": True}, [torch.zeros(2)])  # it gets no role by insisting
             assert server.next(0.1) is None
     with senders.connect({"role": "sender", "name": "a"}):
-        assert server.next(DEADLINE)[1]["name"] == "a"
+        assert server.next(LIMIT)[1]["name"] == "a"
     assert next_event(server)[1] is None
 
 
@@ -75,12 +74,12 @@ def test_a_replacement_is_reported_after_the_last_messages_of_the_lost(server):
         assert events[5][1] is events[5][0].greeting
         assert server.next(0.1) is None
         events[5][0].send({"accepted": True})
-        assert two.receive(DEADLINE)[0] == {"accepted": True}
+        assert two.receive(LIMIT)[0] == {"accepted": True}
 
 
 def test_events_keep_each_clients_order_and_end_with_a_disconnect(server):
     with server.address.connect({"role": "worker", "number": 3}) as one:
-        first, header, _ = server.next(DEADLINE)
+        first, header, _ = server.next(LIMIT)
         assert header is first.greeting
         assert header == {"role": "worker", "number": 3}
         for number in range(5):

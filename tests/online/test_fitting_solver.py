@@ -72,7 +72,7 @@ def test_solvers_end_with_the_fit(local):
     options = {"buffer": BufferSpec("FIFO", 16), "batch_size": 1, "max_batches": 2}
     _, error = run_fit(local, CountingNet(12), faulty(12), inputs("hangs", "", ""), **options)
     assert error is None
-    wait_until(lambda: not solvers_running(), 20)
+    wait_until(lambda: not solvers_running())
 
 
 def test_the_first_failure_of_all_is_the_error(local):

@@ -130,7 +130,6 @@ class DyingAtTheEnd(torch.optim.SGD):
         return super().state_dict()
 
 
-@pytest.mark.timeout(20)
 def test_a_worker_that_dies_after_its_training_does_not_block_the_fit(local, tmp_path):
     optimizer = partial(DyingAtTheEnd, flag=tmp_path / "died", parent=os.getpid())
     options = {"optimizer": optimizer, "checkpoint_every": None}

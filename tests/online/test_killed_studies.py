@@ -53,7 +53,7 @@ def test_a_job_that_is_warned_saves_is_queued_again_and_goes_on(tmp_path):
         )
 
     first = start_job()
-    wait_until(lambda: list_checkpoints(saves), 60)
+    wait_until(lambda: list_checkpoints(saves))
     before = max(list_checkpoints(saves))
     first.send_signal(signal.SIGTERM)
     assert first.wait(60) == 143
@@ -74,7 +74,7 @@ def test_a_program_in_lockstep_that_is_killed_has_the_inputs_and_the_bits_of_an_
     for more in (3, 5):
         until = max(list_checkpoints(saves), default=0) + more
         program = start(killed, "lockstep")
-        wait_until(lambda until=until: ended.exists() or max(list_checkpoints(saves), default=0) >= until, 60)
+        wait_until(lambda until=until: ended.exists() or max(list_checkpoints(saves), default=0) >= until)
         assert not ended.exists()
         kill(program)
     assert start(killed, "lockstep").wait(120) == 0

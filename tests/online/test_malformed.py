@@ -8,8 +8,7 @@ import torch
 
 from compss_train.model.saved_state import encode_value
 from compss_train.net import Address
-from tests.buffers.kinds import DEADLINE
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 from tests.net.fuzzing import nested
 from tests.net.plain_clients import TOKEN, no_open_connections
 from tests.net.test_fuzz import AcceptedTasks
@@ -33,7 +32,7 @@ def coordinator(tmp_path):
         coordinator = AcceptedTasks(str(tmp_path))
         yield coordinator
         with coordinator.senders.connect({"role": "sender", "name": "a"}) as sender:
-            assert sender.receive(DEADLINE)[0]["accepted"]
+            assert sender.receive(LIMIT)[0]["accepted"]
         coordinator.close()
         assert coordinator.errors == []
 
@@ -46,7 +45,7 @@ NUMBERS = ["0", "\ud800", 2, -1, 10**40, float("nan"), float("inf"), None, [], n
 def test_a_task_with_a_number_that_is_none(coordinator, role, number):
     number = 10**6 if (role, number) == ("simulation", 2) else number
     with coordinator.server.address.connect({"role": role, "number": number}) as client:
-        header, _ = client.receive(DEADLINE)
+        header, _ = client.receive(LIMIT)
         assert "error" in header or header == {"accepted": False}
 
 
@@ -86,12 +85,12 @@ FROM_SIMULATIONS = [
 )
 def test_a_task_with_a_malformed_message(coordinator, role, header, arrays):
     with coordinator.server.address.connect({"role": role, "number": 0}) as client:
-        assert client.receive(DEADLINE)[0]["accepted"]
+        assert client.receive(LIMIT)[0]["accepted"]
         client.send(header, arrays)
-        answer, _ = client.receive(DEADLINE)
+        answer, _ = client.receive(LIMIT)
         assert answer["error"].startswith("malformed message: ")
         with pytest.raises(OSError, match="is lost"):
-            client.receive(DEADLINE)
+            client.receive(LIMIT)
 
 
 @pytest.mark.parametrize("samples", [-1, 10**40, float("inf"), "\ud800", None], ids=lambda each: repr(each)[:9])
@@ -99,11 +98,11 @@ def test_a_sender_with_a_number_of_samples_that_is_none(samples):
     with stub_fit() as running:
         address = Address(running.coordinator.url, TOKEN)
         with address.connect({"role": "sender", "name": "solver"}) as sender:
-            assert sender.receive(DEADLINE)[0]["accepted"]
+            assert sender.receive(LIMIT)[0]["accepted"]
             sender.send({"finished": samples})
-            assert sender.receive(DEADLINE)[0]["error"].startswith("malformed message: ")
+            assert sender.receive(LIMIT)[0]["error"].startswith("malformed message: ")
             with pytest.raises(OSError, match="is lost"):
-                sender.receive(DEADLINE)
+                sender.receive(LIMIT)
         wait_until(lambda: running.coordinator.warnings)
         assert "sender 'solver' has failed and may reconnect" in running.coordinator.warnings[0]
         with connect_sender(running, "solver") as sender:

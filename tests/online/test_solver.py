@@ -295,7 +295,7 @@ while True:
     next(samples)
 """
     with subprocess.Popen([sys.executable, "-c", code]) as process:
-        wait_until(flag.exists, 60)
+        wait_until(flag.exists)
         shell = int((tmp_path / "pid").read_text())
         assert is_running(shell)
         process.send_signal(signal.SIGKILL)

@@ -12,7 +12,7 @@ from compss_train.model.saved_state import STATE, decode_value, encode_value
 from compss_train.net.server import MessageServer
 from compss_train.net.sockets import new_token
 from compss_train.online.worker_task import CoordinatorConnection
-from tests.buffers.kinds import DEADLINE
+from tests.helpers.waiting import LIMIT
 
 
 @pytest.mark.parametrize("answer", [{"go_on": 3}, {"stop": True}])
@@ -23,7 +23,7 @@ def test_a_worker_trains_on_when_its_save_is_complete_or_training_ends(answer):
     def save():
         with CoordinatorConnection(server.address, 0) as coordinator:
             coordinator.listen(SimpleNamespace(url="tcp://0.0.0.0:1", forget=list), "127.0.0.1")
-            coordinator.update(DEADLINE)
+            coordinator.update(LIMIT)
             assert (coordinator.asked, coordinator.urgent) == (3, True)
             coordinator.save([torch.zeros(9), torch.zeros(0)])
             events.append("trains on")
@@ -32,7 +32,7 @@ def test_a_worker_trains_on_when_its_save_is_complete_or_training_ends(answer):
         thread = Thread(target=save)
         thread.start()
         while "trains on" not in events:
-            client, header, _ = server.receive(DEADLINE)
+            client, header, _ = server.receive(LIMIT)
             if header is client.greeting:
                 client.send({"accepted": True})
                 client.send({"save": 3, "urgent": True})

@@ -10,6 +10,7 @@ import torch
 
 from compss_train.parameter_server import LocalParameterServer, ParameterServerClosedError, connect, serve
 from compss_train.parameter_server.server_loop import CallQueue
+from tests.helpers.waiting import LIMIT
 
 SGD = {"optimizer": "sgd", "lr": 0.1, "momentum": 0.9}
 
@@ -56,7 +57,7 @@ class GatedStep(torch.optim.Optimizer):
         if self.gate.first:
             self.gate.first = False
             self.gate.reached.set()
-            assert self.gate.opened.wait(20)
+            assert self.gate.opened.wait(LIMIT)
         self.gate.steps.append(float(self.parameters[0].grad.flatten()[0]))
 
 
@@ -68,7 +69,7 @@ def gated():
         for key in "abc":
             server.init(key, [torch.zeros(1)])
         server.push("a", [torch.zeros(1)])
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(LIMIT)
         try:
             yield server, gate
         finally:
@@ -112,7 +113,7 @@ def test_no_push_of_any_thread_is_lost(server):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(LIMIT)
     for number, key in enumerate(keys):
         np.testing.assert_array_equal(server.pull(key)[0], deltas[:, number::3].sum(axis=(0, 1)))
 

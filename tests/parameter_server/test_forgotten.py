@@ -8,9 +8,8 @@ import pytest
 from compss_train.net import Address, MessageServer
 from compss_train.net.sockets import LOOPBACK
 from compss_train.parameter_server import LocalParameterServer, connect, server_loop
-from tests.buffers.kinds import DEADLINE
 from tests.helpers.proxy import Proxy
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 
 TOKEN = "token"
 LATER = 1000.0
@@ -76,7 +75,7 @@ def test_many_dead_clients_leave_nothing(proxy):
             own = {"client": f"unnamed {number}", "timeout": 0.0} if number % 20 else {"client": "named task"}
             with address.connect({"generation": 0, **own}) as dying:
                 dying.send({"call": "pull", "key": "w", "priority": 0, "number": number, "count": 0})
-                assert dying.receive(DEADLINE)[0] == {"numbers": [number]}
+                assert dying.receive(LIMIT)[0] == {"numbers": [number]}
         wait_until(lambda: sum(proxy.server.clients.values()) == 1)
         assert len(proxy.server.clients) == 59
         proxy.wait()

@@ -22,7 +22,7 @@ from compss_train.parameter_server import LocalParameterServer, connect, serve, 
 from compss_train.parameter_server.server_loop import ServerLoop
 from tests.helpers.proxy import Proxy
 from tests.helpers.shared_engine import other_process
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 from tests.online.simulations import free_port
 
 
@@ -253,7 +253,7 @@ def test_a_second_client_of_a_name_takes_over_waiting_calls():
     store.init("v", [np.zeros(1)])
     entry = store.entry("v")
     update = entry.update
-    entry.update = lambda grads: (gate.wait(10), update(grads))
+    entry.update = lambda grads: (gate.wait(LIMIT), update(grads))
 
     class Opening(Proxy):
         def passed(self, data, to_server):

@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.helpers.processes import is_running
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 
 SCRIPTS = Path(__file__).parents[2] / "runcompss"
 
@@ -26,7 +26,7 @@ def script(name, *arguments, **environment):
         env=variables | environment,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         cwd=SCRIPTS.parent,
     )
 
@@ -120,11 +120,11 @@ LINGERING_RUNCOMPSS = """#!{python}
 import os, pathlib, signal, subprocess, sys
 project = next(flag for flag in sys.argv if flag.startswith("--project=")).split("=")[1]
 piper = pathlib.Path(project).parent / "workers" / "piper"
-hangs = "import signal; signal.alarm(60); signal.pause()"
+hangs = "import signal; signal.alarm(250); signal.pause()"
 child = subprocess.Popen([sys.executable, "-c", hangs, piper], start_new_session=True)
 pathlib.Path({pid!r} + "_").write_text(str(child.pid))
 os.rename({pid!r} + "_", {pid!r})
-signal.alarm(60)
+signal.alarm(250)
 signal.pause()
 """
 
@@ -135,10 +135,10 @@ def test_laptop_kills_remaining_processes(app, tmp_path):
     fake.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": str(tmp_path), "PYTHON": sys.executable}
     with subprocess.Popen(["bash", SCRIPTS / "laptop.sh", app], env=environment, stderr=subprocess.PIPE) as laptop:
-        wait_until(pid.exists, 30)
+        wait_until(pid.exists)
         laptop.terminate()
-        assert laptop.wait(30) == 130
-    wait_until(lambda: not is_running(int(pid.read_text())), 30)
+        assert laptop.wait(LIMIT) == 130
+    wait_until(lambda: not is_running(int(pid.read_text())))
 
 
 def flags_of(done):
@@ -208,7 +208,7 @@ def test_jobs_that_were_stopped_are_queued_again(tmp_path, code, restarts, reque
     if restarts:  # SLURM sets it then only
         variables["SLURM_RESTART_COUNT"] = str(restarts)
     done = subprocess.run(
-        ["bash", "-e", job], env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/", **variables}, timeout=60
+        ["bash", "-e", job], env={"PATH": f"{tmp_path}:/usr/bin:/bin", "HOME": "/", **variables}, timeout=200
     )
     assert done.returncode == code
     assert (tmp_path / "ran").exists()

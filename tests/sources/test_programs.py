@@ -16,6 +16,7 @@ from compss_train.integrations.djl import ParameterServer
 from compss_train.parameter_server import LocalParameterServer
 from compss_train.samplers import DistributedSamplerViaLocallyShuffle, DistributedSamplerViaLocallyShuffleV2
 from tests.buffers.kinds import Thread
+from tests.helpers.waiting import LIMIT
 from tests.integrations.dislib_tensors import images
 from tests.sources import interfaces
 
@@ -189,7 +190,7 @@ def test_a_loop_over_many_files(sampler, counted, tmp_path):
 
 def test_devices_that_train_with_a_parameter_server():
     """DJL: every device pulls the value, pushes its gradient, and pulls what the optimizer has made of the sum."""
-    barrier = threading.Barrier(2, timeout=10)
+    barrier = threading.Barrier(2, timeout=LIMIT)
     with ParameterServer(LocalParameterServer({"optimizer": "sgd", "lr": 0.125})) as server:
         weights = [np.full(3, 8.0), np.full(3, 8.0)]
         server.init("0_weight", weights)

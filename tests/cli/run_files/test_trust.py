@@ -115,10 +115,10 @@ def test_a_run_does_not_run_files_named_as_modules_of_torch_and_python_and_leave
         text=True,
         start_new_session=True,
     )
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=200)
     assert process.returncode == 0, said
     assert not marker.exists(), marker.read_text()
-    wait_until(lambda: not session(process.pid), 5)  # loky's resource tracker ends a moment later
+    wait_until(lambda: not session(process.pid))  # loky's resource tracker ends a moment later
     assert leftovers(process.pid) == []
 
 

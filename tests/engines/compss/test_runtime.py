@@ -113,7 +113,7 @@ sys.exit(3)
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's on_exit")
 def test_the_exit_code_stays_and_destructors_do_not_run():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=200)
     assert done.returncode == 3, done.stderr
     assert done.stdout == "python's own ran\n"
 
