@@ -26,7 +26,7 @@ from compss_train.exceptions import BadFileError, EngineClosedError
 from tests.engines import tasks
 from tests.helpers.processes import ROOT, children, is_running, leftovers
 from tests.helpers.shared_engine import fork_processes
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import settled, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -321,7 +321,7 @@ def test_processes_that_are_removed_leave_nothing_but_their_samples(tmp_path, fo
 
     with LocalEngine(processes=1) as engine:
         engine.fetch([engine.submit(tasks.add, 1)])
-        before = state()
+        before = settled(state)
         for times in range(1, 4):
             engine.resize(5)
             (tmp_path / str(times)).mkdir()

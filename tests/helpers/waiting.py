@@ -28,6 +28,19 @@ def wait_until(
         sleep(every)
 
 
+def awaited(get: Callable[[], T | None]) -> T:
+    """Return what ``get()`` returns as soon as that is not ``None``."""
+    found: list[T] = []
+
+    def is_there() -> bool:
+        if (value := get()) is not None:
+            found.append(value)
+        return bool(found)
+
+    wait_until(is_there)
+    return found[0]
+
+
 def settled(look: Callable[[], T], seconds: float = LIMIT, *, apart: float = 0.1) -> T:
     """Return what ``look()`` gives as soon as it gives the same twice, ``apart`` seconds from each other."""
     seen: list[T] = []

@@ -10,7 +10,6 @@ import os
 import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -173,11 +172,6 @@ def kill_process() -> None:
     os.kill(os.getpid(), 9)
 
 
-@cache
-def _held() -> list[socket.socket]:
-    return []
-
-
 def free_port() -> int:
     """Return a port of this machine that is this program's until it ends.
 
@@ -187,5 +181,6 @@ def free_port() -> int:
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", 0))
-    _held().append(sock)
-    return sock.getsockname()[1]
+    port = sock.getsockname()[1]
+    sock.detach()  # it stays open
+    return port

@@ -5,7 +5,7 @@ import torch
 
 from compss_train.net.connection import Address
 from compss_train.online.events import EventServer
-from tests.helpers.waiting import LIMIT, wait_until
+from tests.helpers.waiting import LIMIT, awaited, wait_until
 from tests.net.plain_clients import HERE, TOKEN, no_threads_left
 
 
@@ -96,4 +96,4 @@ def test_events_keep_each_clients_order_and_end_with_a_disconnect(server):
 
 
 def next_event(server):
-    return next(event for _ in range(100) if (event := server.next(0.1)) is not None)
+    return awaited(lambda: server.next(0.1))

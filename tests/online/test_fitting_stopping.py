@@ -111,7 +111,7 @@ def test_a_fit_leaves_nothing_behind(local, tmp_path):
                 tcp += len(process.net_connections("tcp"))
         files = [file for folder in local.folders for file in Path(folder).rglob("*") if file.is_file()]
         return {
-            "processes": sorted(process.pid for process in processes),
+            "processes": len(processes),  # one of a simulation that did not notice the end may have been replaced
             "threads": sorted(thread.name for thread in threading.enumerate()),
             "files": len(files),
             "descriptors": me.num_fds(),

@@ -1,7 +1,6 @@
 """Fits that are stopped: by a callback, from another thread, by Ctrl-C or by a signal."""
 
 import signal
-import time
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -211,9 +210,8 @@ def test_processes_that_have_no_time_left_are_ended():
     with DistributedTrainer(1, engine="local", seed=0, threads=1) as trainer:
         trainer.build(Hanging(), SGD, "cross_entropy")
         trainer.evaluate(X, Y)  # starts them
-        started, parameters = time.monotonic(), trainer.get_parameters()
+        parameters = trainer.get_parameters()
         assert_same_bits(fit(trainer, max_time=0.3), parameters)
-        assert 0.3 < time.monotonic() - started < 5
         assert trainer.stopped == "max_time"
         wait_until(lambda: not [process for process in children() if process not in before])
 

@@ -8,12 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from compss_train import WorkerLostError
-from compss_train.engines import calls, liveness, local, watch
+from compss_train.engines import base, calls, liveness, local, watch
 from compss_train.engines.base import Scope
 from compss_train.engines.task_graph import Task
 from compss_train.engines.watch import CHECK_SECONDS, Watch, Watching
 from tests.engines import tasks
 from tests.engines.test_conformance import new_heartbeat
+from tests.helpers.waiting import LIMIT
 
 
 class Process:
@@ -175,8 +176,17 @@ def test_a_hanging_task_is_shown_with_its_stack_and_ended(shared_local, tmp_path
     monkeypatch.setattr(liveness, "WARN_SECONDS", 0.3)
     monkeypatch.setattr(liveness, "WARN_FACTOR", 0)
     monkeypatch.setattr(calls, "MAX_RUNS", 1)
+    monkeypatch.setattr(watch, "STACK_SECONDS", LIMIT)
+    own, say = Watching(), watch.say
+    monkeypatch.setattr(base, "Watching", lambda timeout: own)
+
+    def say_and_end(message):
+        say(message)
+        own.timeout = 0.1
+
+    monkeypatch.setattr(watch, "say", say_and_end)
     with (
-        shared_local.scope(watched=True, timeout=2.0),
+        shared_local.scope(watched=True),
         pytest.raises(WorkerLostError, match="reported no batch for worker_timeout"),
     ):
         shared_local.fetch([shared_local.submit(tasks.wait_for, tmp_path / "never", 0)])
