@@ -120,7 +120,7 @@ def test_a_fit_leaves_nothing_behind(local, tmp_path):
         }
 
     def returns_to(before):
-        wait_until(lambda: state() == before, every=0.05, said=lambda: f"it was {before} and is {state()}")
+        wait_until(lambda: state() == before, 40, every=0.05, said=lambda: f"it was {before} and is {state()}")
 
     def unended():
         return state()["threads"].count("end of a context")
