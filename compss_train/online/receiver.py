@@ -78,6 +78,11 @@ class Receiver(Closable):
         """An error that no sample has caused, such as one that has ended the thread."""
         self.not_finite: tuple[int, int, str] | None = None
         """Simulation and step of the first sample that has NaN or infinite values, and ``"x"`` or ``"y"``."""
+        self.holds_ends = False
+        """Whether ends of streams wait for their answers: a save is being made that may lack their last samples.
+
+        Set before ``snapshot`` until all workers go on, it makes complete streams complete in the save, too.
+        """
         self._putting, self._turn = threading.Lock(), threading.Lock()
         self._senders: dict[Client, _Sender] = {}
         self._ahead = 1  # until the size of a sample is known
@@ -103,7 +108,7 @@ class Receiver(Closable):
                 self.failed.__cause__ = error
 
     def _receive_and_put(self) -> None:
-        is_idle = not any(sender.waiting for sender in self._senders.values())
+        is_idle = not any(map(self._has_turn, self._senders.values()))
         for number in range(_MESSAGES):
             received = self._server.receive(_TICK if is_idle and not number else 0.0)
             if received is None:
@@ -164,11 +169,14 @@ class Receiver(Closable):
 
     # Puts
 
+    def _has_turn(self, sender: _Sender) -> bool:
+        return bool(sender.waiting) and not (self.holds_ends and "end" in sender.waiting[0][0])
+
     def _put_waiting(self) -> None:
         """Put a burst of each sender while there is room; a sender that had its turn moves to the end."""
         for client, sender in list(self._senders.items()):
-            if not sender.waiting:
-                if sender.gone:
+            if not self._has_turn(sender):
+                if sender.gone and not sender.waiting:
                     del self._senders[client]
             elif self._put_burst(client, sender):
                 self._senders[client] = self._senders.pop(client)

@@ -17,7 +17,7 @@ from compss_train.data.block import check_parts, signed, tensor_of
 from compss_train.exceptions import TrainingEndedError
 from compss_train.net import Address, Header, shortened
 from compss_train.online.solver_process import SolverProcess
-from compss_train.online.stream import NameInUseError, Sample, Stream
+from compss_train.online.stream import FitLostError, NameInUseError, Sample, Stream
 
 _RETRY_SECONDS = 0.2
 
@@ -33,8 +33,8 @@ class SampleSender(Closable):
         The token given to ``fit_online``.
     name:
         Name of this stream of samples. If a program restarts under the same name and sends the same samples again,
-        none counts twice. If the fit ends without having stopped training, a sender with a name waits, without a
-        limit, until it is started again, and goes on. ``None`` (default) starts a new stream.
+        none counts twice. If the fit ends without having stopped training, a sender with a name warns and waits,
+        without a limit, until it is started again, and goes on. ``None`` (default) starts a new stream.
     timeout:
         Seconds to wait for a fit that has not started yet, 60 by default.
 
@@ -74,15 +74,19 @@ class SampleSender(Closable):
             try:
                 action()
                 return
-            except TrainingEndedError:
-                if self._greeting["name"] is None or not self._stream.is_orphaned:
+            except FitLostError:
+                if (name := self._greeting["name"]) is None:
                     raise
+            validation.warn_user(
+                f"the fit at {self._address.url} has failed, or was stopped or killed: sender {name!r} waits until "
+                "it is started again, and goes on; interrupt this program if it will not be"
+            )
             sent = self._stream.sent
             self._stream.close()
             self._stream = open_stream(self._address, self._greeting, math.inf)
             if lost := self._stream.go_on(sent):
                 validation.warn_user(
-                    f"{lost} of the first {sent} samples of {self._greeting['name']!r} are lost: the fit goes on "
+                    f"{lost} of the first {sent} samples of {name!r} are lost: the fit goes on "
                     "from a save that does not have them"
                 )
 
@@ -118,7 +122,6 @@ def open_stream(
     """
     deadline, persists = time.monotonic() + timeout, timeout == math.inf
     while True:
-        stream: Stream | None = None
         with ExitStack() as stack:
             try:
                 stream = stack.enter_context(Stream(address, greeting, validation.warn_user))
@@ -130,8 +133,8 @@ def open_stream(
             except NameInUseError:
                 if time.monotonic() > deadline:
                     raise
-            except TrainingEndedError:
-                if not persists or stream is None or not stream.is_orphaned:
+            except FitLostError:
+                if not persists:
                     raise
             except OSError as error:
                 if isinstance(error, PermissionError) or not (
@@ -186,8 +189,8 @@ def read_records(
 def send_records(options: argparse.Namespace, token: str, file: BinaryIO) -> str:
     """Send the records of a solver's output, or of a file, until it ends, or training does; return a summary.
 
-    Raises the errors of ``read_records``, and ``ValueError`` for another number of samples than
-    ``options.samples``: the fit does not take the stream for complete then.
+    Raises the errors of ``read_records``, ``ValueError`` for another number of samples than ``options.samples``:
+    the fit does not take the stream for complete then; and ``ConnectionError`` if the fit has failed.
     """
     layout = record_dtype(options.x, options.y, options.dtype, options.steps)
     sent, unknown = 0, "; if the solver has failed, nobody knows: give --samples N, or the solver after --"
@@ -201,6 +204,8 @@ def send_records(options: argparse.Namespace, token: str, file: BinaryIO) -> str
                     sent += 1
                 if options.samples not in (None, sent):
                     raise ValueError(f"{sent} samples in place of --samples {options.samples}")
+        except FitLostError as error:
+            raise ConnectionError(f"{error} after {sent} samples of this stream") from error
         except TrainingEndedError:
             return f"training has ended after {sent} samples of this stream"
     return f"{sent} samples sent{unknown if solver is None and options.samples is None else ''}"

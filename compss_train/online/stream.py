@@ -57,6 +57,10 @@ class NameInUseError(PermissionError):
     """Another client sends under this name, or the coordinator has not noticed yet that it disconnected."""
 
 
+class FitLostError(TrainingEndedError):
+    """The coordinator has ended without a word: the fit has failed, or may be started again."""
+
+
 @dataclass(eq=False)
 class _Route:
     """The connection of a stream to one worker."""
@@ -76,8 +80,8 @@ class Stream(Closable):
     ``on_loss`` is called with a description. For one thread; others may call ``update`` and ``notify``.
 
     Raises ``PermissionError`` with the reason if the coordinator rejects the stream, ``TrainingEndedError`` after
-    the end of training, ``ValueError`` for a sample that a worker has rejected, and ``ConnectionLostError`` for a
-    worker that cannot be reached.
+    the end of training, ``FitLostError`` if that came without a word, ``ValueError`` for a sample that a worker has
+    rejected, and ``ConnectionLostError`` for a worker that cannot be reached.
     """
 
     def __init__(self, address: Address, greeting: Header, on_loss: Callable[[str], None]) -> None:
@@ -86,8 +90,8 @@ class Stream(Closable):
         """Samples sent so far, including those that an earlier attempt delivered."""
         self.ended = threading.Event()
         """Set when training has ended."""
-        self.is_orphaned = False
-        """Whether the coordinator has ended without a word: the fit may be started again."""
+        self._is_lost = False
+        """Whether the coordinator has ended without a word."""
         self._failed: Exception | None = None
         """Why no more samples can be sent."""
         self.rejected = ""
@@ -156,7 +160,7 @@ class Stream(Closable):
                     if "stop" in message[0]:
                         self.ended.set()
             except OSError:  # the coordinator has ended
-                self.is_orphaned = True
+                self._is_lost = True
                 self.ended.set()
 
     def _disconnect(self, worker: int) -> None:
@@ -267,6 +271,10 @@ class Stream(Closable):
         return reply
 
     def _check(self) -> None:
+        if self._is_lost:
+            raise FitLostError(
+                f"the fit at {self._address.url} has failed, or was stopped or killed; no more samples are accepted"
+            )
         if self.ended.is_set():
             raise TrainingEndedError("training has ended; no more samples are accepted")
         if self._failed is not None:

@@ -148,12 +148,16 @@ class CoordinatorConnection(Closable):
             raise self._receiver.failed
 
     def save(self, part: Sequence[torch.Tensor]) -> None:
-        """Send this worker's part of a save, and wait until all workers have, or training ends."""
+        """Send this worker's part of a save, and wait until all workers have, or training ends.
+
+        After a save with which training ends streams have no end, as it may lack their last samples.
+        """
         number = self.asked
         self._connection.send({"part": number}, part, copy=False)
         while self.asked == number and not self.stopped:
             liveness.beat()
             self.update(_TICK)
+        self._receiver.holds_ends = self.asked == number
 
     def send(self, header: Header, arrays: Sequence[block.Block] = ()) -> None:
         """Send a message to the coordinator."""
@@ -369,6 +373,7 @@ class OnlineWorker:
         if self._coordinator.asked is None:
             return
         self._report(stops=self._coordinator.asked)
+        self._receiver.holds_ends = True
         buffer, offsets = self._receiver.snapshot()
         saved = {"worker": worker_to_dict(self._learner.state()), "batches": self._batches, "merged": self._merged}
         is_merged = self._merged == self._batches

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from compss_train.cli import solvers
+from tests.buffers.kinds import Thread
 from tests.helpers.waiting import wait_until
 from tests.net.plain_clients import TOKEN
 from tests.online.solvers.compiled import SOURCES, STANDARDS, heat, mpirun, needs, solver
@@ -64,7 +65,7 @@ ENDINGS = {
 def send(running, *options):
     """Return the command that sends x and y of one number each."""
     address = ("send", running.coordinator.url, "--token", TOKEN, "--x", "1", "--y", "1")
-    return [*address, "--name", "solver", *options]
+    return [*address, *options]
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -72,7 +73,7 @@ def test_send_sees_how_a_solver_ends(command, ending):
     code, said, finished = ENDINGS[ending]
     with stub_fit() as running:
         program = [sys.executable, "-c", f"{RECORDS}; {ending}"]
-        assert said in command(*send(running, "--", *program), code=code).err
+        assert said in command(*send(running, "--name", "solver", "--", *program), code=code).err
         assert running.coordinator.wait_for("finished" if finished else "failed", len(finished) or 1)
         assert running.coordinator.received("finished") == finished
         wait_until(lambda: running.workers[0].buffer.samples_put == 5)
@@ -98,3 +99,18 @@ def test_the_solver_ends_when_training_does(command):
         running.coordinator.senders.closed = True
         endless = [sys.executable, "-c", "while True: print(end='x' * 8)"]
         assert re.search("no more samples|training has ended", command(*send(running, "--", *endless)).err)
+
+
+def test_send_says_that_its_fit_has_failed(command):
+    with stub_fit() as running:
+
+        def fail():
+            wait_until(lambda: running.workers[0].buffer.samples_put)
+            running.coordinator.close()
+
+        failing = Thread(fail)
+        endless = [sys.executable, "-c", "while True: print(end='x' * 8)"]
+        said = command(*send(running, "--", *endless), code=2).err
+        failing.result()
+        lost = f"the fit at {running.coordinator.url} has failed, or was stopped or killed; no more samples are"
+        assert re.search(rf"{lost} accepted after \d+ samples of this stream", said)

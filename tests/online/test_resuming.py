@@ -7,7 +7,6 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from unittest.mock import patch
 
@@ -24,6 +23,7 @@ from compss_train import BufferSpec, Gradients, SampleSender, Simulations, Space
 from compss_train._utils import validation
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.data import locations
+from compss_train.exceptions import TrainingEndedError
 from compss_train.model.saved_state import decode_value
 from compss_train.online.inputs import BEGUN, FAILED, Inputs, hash_of
 from compss_train.online.records import Recorder
@@ -43,6 +43,7 @@ from tests.online.simulations import (
     TouchFile,
     free_port,
     increment,
+    kill_process,
     one_hot,
     raise_error,
     read_count,
@@ -361,6 +362,8 @@ def test_a_sender_with_a_name_waits_for_the_next_life_and_names_once_what_is_los
     assert set(counts) <= {0, 1}
     assert counts.count(0) == sum(lost)
     assert len(lost) <= 2
+    waits = f"the fit at {address} has failed, or was stopped or killed: sender 'solver' waits until it is started"
+    assert [text.startswith(waits) for text in warned if "lost" not in text] == [True, True]
     assert trainer.history[-1]["received"] == SAMPLES - sum(lost)
 
 
@@ -448,47 +451,81 @@ def test_a_fit_stops_although_its_save_cannot_be_stored(local, tmp_path):
 
 
 def touching(path, handle, key):
-    """Return a method that touches a file when a message with a key was handled."""
+    """Return a method that touches a file when a message with a key was handled; with ``None``, a lost client."""
 
     def touch(self, *args):
         result = handle(self, *args)
-        if any(isinstance(each, dict) and key in each for each in args):
+        if any(each is key or (isinstance(each, dict) and key in each) for each in args):
             path.touch()
         return result
 
     return touch
 
 
-@pytest.mark.parametrize("outcome", ["finished", "failed"])
-def test_a_simulation_that_ends_while_workers_save_is_not_complete(local, tmp_path, outcome):
-    """Without other saves, too: here one worker has taken part before the last sample that it got.
+@pytest.fixture
+def cut(local, tmp_path):
+    """Return a function that runs a study of 6 samples, and the files that say how far it is.
 
-    One that is given up then runs again, as its samples would be lost, and is given up after them.
+    Of the first life, worker 0 takes part in its only save before ``saved``, and worker 1 after ``ends``.
     """
-    trains, saved, ended = (tmp_path / name for name in ("trains", "saved", "ended"))
-    fails = Fault(4, raise_error, tmp_path, times=9 if outcome == "failed" else 0)
-    simulate = OneHotSimulation(6, CallAll((TouchFile(2, until=trains), TouchFile(2, until=saved), fails)))
+    trains, saved, ends = (tmp_path / name for name in ("trains", "saved", "ends"))
 
-    def life():
-        net = CountingNet(6, TouchFile(1, trains, until=ended))
+    def life(simulate, inputs, **options):
+        net = CountingNet(6, TouchFile(1, trains, until=ends))
         trainer = build_trainer(local, 2, net, COUNTING_SGD, sum_loss, seed=0)
         given = {"batch_size": 1, "checkpoint_every": None, "callbacks": [Checkpoint(tmp_path / "saves")]}
-        stopping = Thread(lambda: ended.exists() or (wait_for_file(trains), trainer.stop("enough")))
-        inputs = [[0, 1, 2, 3, 4], [5]]
-        online(trainer, simulate, inputs, resume=True, progress=False, every=1, retries=0, **given)
+        stopping = Thread(lambda: ends.exists() or (wait_for_file(trains), trainer.stop("enough")))
+        with patch.object(Workers, "handle", touching(saved, Workers.handle, "part")):
+            online(trainer, simulate, inputs, resume=True, progress=False, every=1, retries=0, **given, **options)
         stopping.result()
         return trainer
 
-    note_save = patch.object(Workers, "handle", touching(saved, Workers.handle, "part"))
-    note_end = patch.object(SimulationRuns, "handle", touching(ended, SimulationRuns.handle, outcome))
+    return life, trains, saved, ends
+
+
+@pytest.mark.parametrize("outcome", ["finished", "failed", "killed"])
+def test_a_simulation_that_ends_while_workers_save_is_not_complete(cut, tmp_path, outcome):
+    """One that is given up then runs again, as its samples would be lost, and is given up after them."""
+    life, trains, saved, ends = cut
+    action, times = {"finished": (list, 0), "failed": (raise_error, 9), "killed": (kill_process, 1)}[outcome]
+    fails = Fault(4, action, tmp_path, times=times)
+    last = TouchFile(5 if outcome == "killed" else 4, ends)
+    simulate = OneHotSimulation(6, CallAll((TouchFile(2, until=trains), TouchFile(2, until=saved), last, fails)))
+    inputs = [[0, 1, 2, 3, 4], [5]]
+    note_death = patch.object(SimulationRuns, "handle", touching(ends, SimulationRuns.handle, None))
+    with note_death if outcome == "killed" else nullcontext(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert life(simulate, inputs).stopped == "enough"
+    assert complete_ones(tmp_path / "saves") == []
     failed = r"simulation 0 of input \[0, 1, 2, 3, 4\] failed: ArithmeticError"
-    warns = partial(pytest.warns, UserWarning, match=failed) if fails.times else nullcontext
-    with note_save, note_end, warns():
-        assert life().stopped == "enough"
-    with warns():
-        trainer = life()
-    assert sample_counts(trainer.get_parameters(), 2) == [1, 1, 1, 1, outcome == "finished", 1]
+    with pytest.warns(UserWarning, match=failed) if outcome == "failed" else nullcontext():
+        trainer = life(simulate, inputs)
+    assert sample_counts(trainer.get_parameters(), 2) == [1, 1, 1, 1, outcome != "failed", 1]
     assert trainer.history[-1]["simulations"]["failed"] == (outcome == "failed")
+
+
+@pytest.mark.parametrize("name", ["solver", None])
+def test_a_sender_that_ends_while_workers_save_is_not_complete(cut, name):
+    """It waits for the save with its last samples: no other program would send those that the save lacks."""
+    life, trains, saved, ends = cut
+    given = {"senders": 1, "address": f"tcp://127.0.0.1:{free_port()}", "token": "ours alone"}
+
+    def send():
+        with suppress(TrainingEndedError), SampleSender(given["address"], "ours alone", name) as sender:
+            for number in range(6):
+                if number == 2:
+                    wait_for_file(trains)
+                    wait_for_file(saved)
+                sender.send(one_hot(number, 6), np.float32(0))
+            ends.touch()
+
+    for stopped in ("enough", None):
+        sending = Thread(send)
+        trainer = life(None, (), **given)
+        sending.result()
+        assert trainer.stopped == stopped
+    counts = sample_counts(trainer.get_parameters(), 2)
+    assert counts == [1] * 6 if name else min(counts) == 1
 
 
 def test_other_bounds_of_a_sampler_are_refused(local, tmp_path, raises):
