@@ -7,6 +7,7 @@ from typing import Any
 
 from compss_train._utils.validation import check_count
 from compss_train.data import BlockedTensor, FileDataset, layout, locations, writing
+from compss_train.reports.formatting import counted
 from compss_train.samplers import PartialShuffleSampler
 
 
@@ -37,7 +38,7 @@ def shard(options: argparse.Namespace) -> int:
         one: dict[str, Any] = {"seed": options.seed, "num_replicas": 1, "rank": 0}
         parts = PartialShuffleSampler(dataset, batch_size=rows, **mixing, **one)
         files, classes = writing.write_parts(options.output, parts, format=options.format), dataset.classes
-    print(f"{len(files)} files in {options.output.absolute()}")
+    print(f"{counted(len(files), 'file')} in {options.output.absolute()}")
     for name, values in classes.items():
         print(f"classes of {name}: {', '.join(f'{number} is {value}' for number, value in enumerate(values))}")
     return 0

@@ -26,7 +26,7 @@ def report(options: argparse.Namespace) -> int:
     output = options.output or (folder.report if own else path.with_suffix(".html"))
     html.check_name(output)
     html.write(output, history, read_configuration(path), status=folder.state())
-    print(f"{len(history)} rounds reported in {output}")
+    print(f"{formatting.counted(len(history), 'round')} reported in {output}")
     return 0
 
 
@@ -35,7 +35,7 @@ def plot(options: argparse.Namespace) -> int:
     path, history = read_history(options.run)
     output = options.output or path.with_name("plot.png")
     save_figure(history.plot(against=options.against), output)
-    print(f"{len(history)} rounds drawn in {output}")
+    print(f"{formatting.counted(len(history), 'round')} drawn in {output}")
     return 0
 
 
@@ -53,7 +53,7 @@ def compare(options: argparse.Namespace) -> int:
         from compss_train.reports.plots import draw_comparison
 
         save_figure(draw_comparison(compared, options.against), output)
-    print(f"{len(compared)} runs compared in {output}")
+    print(f"{formatting.counted(len(compared), 'run')} compared in {output}")
     return 0
 
 

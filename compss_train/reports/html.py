@@ -105,7 +105,7 @@ def comparison_page(runs: Sequence[comparison.ComparedRun], against: Axis = "rou
     if len(rows) >= len(table):  # a column for each run, unless there are many
         table = list(map(list, zip(*table, strict=True)))
     text: str = template.render(
-        title=f"{len(runs)} runs",
+        title=counted(len(runs), "run"),
         status=None,
         subtitle=" · ".join(run.name for run in runs),
         refresh_seconds=None,

@@ -187,6 +187,7 @@ def test_runs_are_listed_and_compared(run_file, fitted, command, tmp_path, monke
     assert (tmp_path / "c.html").read_text().count("<figure") >= 3
     assert "2 runs compared in c.png\n" in command("compare", fitted, fitted / "history.jsonl", "-o", "c.png").out
     assert (tmp_path / "c.png").read_bytes().startswith(b"\x89PNG")
+    assert "1 run compared in c.html" in command("compare", fitted, "-o", "c.html").out
 
 
 def test_runs_of_scripts_are_compared_by_their_settings(command, tmp_path, monkeypatch):

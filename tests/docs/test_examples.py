@@ -38,14 +38,14 @@ PRINTED = {
 """What the examples of each document print, as one script."""
 AFTER_THE_README = {
     "docs/buffers.md": r"\[ *0 +\d+",
-    "docs/watching.md": r"\n\['accuracy', 'auroc', 'confidence', 'loss'\]\n[0-9a-f]{32}\n.*COMPLETE.*",
+    "docs/watching.md": r"\n\['accuracy', 'auroc', 'confidence', 'loss'\]\n[0-9a-f]{32}\n",
 }
 """What the examples of documents print that go on from the first example of README.md."""
 ON_PROCESSES = ("README.md", "docs/start.md", "docs/files.md")
 """Examples that run on local processes, as those of users do."""
 PACKAGES = {
     "docs/data.md": ("pandas", "datasets"),
-    "docs/watching.md": ("torchmetrics", "mlflow", "sqlalchemy", "optuna"),
+    "docs/watching.md": ("torchmetrics", "mlflow", "sqlalchemy"),
 }
 
 
@@ -160,7 +160,7 @@ def test_a_solver_with_the_header_is_trained_on(run_blocks, tmp_path):
 
 
 TUTORIALS = sorted((ROOT / "docs" / "tutorials").glob("*.ipynb"))
-LONG = ("cluster", "search", "text")
+LONG = ("cluster", "text")
 """Those that import other packages for seconds, or start several engines."""
 
 
