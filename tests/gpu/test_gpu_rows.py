@@ -197,7 +197,7 @@ def test_a_fit_that_ends_early_leaves_nothing_in_other_processes(how, monkeypatc
 
 def kept_rows():
     """Keep rows of a fit that begins no other pass; return the bytes that they have; a task."""
-    resident = Residency(fit="ended", last_epoch=9, share=1.0, idle_seconds=0.3)
+    resident = Residency(fit="ended", last_epoch=9, share=1.0, idle_seconds=1.0)
     rows_on_gpus().moved(resident, GPU, RowRange(0, 0, 200), [torch.ones(200, 6)])
     return torch.cuda.memory_allocated(GPU)
 

@@ -4,17 +4,25 @@ import os
 import re
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
+from weakref import WeakSet
 
 import psutil
+
+SHARED: WeakSet[Any] = WeakSet()
+"""The engines that tests share."""
 
 
 def children(command: str = "") -> list[psutil.Process]:
     """Processes of this one that do work: loky's resource tracker stays as long as Python does.
 
-    Only those with ``command`` in their command lines.
+    Only those with ``command`` in their command lines, and none of engines that tests share, which come and go.
     """
+    shared = {pid for engine in SHARED for pid in engine.pids}
     working = []
     for process in psutil.Process().children(recursive=True):
+        if process.pid in shared:
+            continue
         with suppress(psutil.NoSuchProcess):  # it has ended, perhaps without anybody having waited for it yet
             line = " ".join(process.cmdline())
             if "resource_tracker" not in line and command in line:

@@ -65,7 +65,7 @@ def started_by_hand(*head_options: str) -> Iterator[dict[str, str]]:
             for role in (head, [f"--address={address}"]):
                 process = subprocess.Popen([*start, *role], env=environment, start_new_session=True, **pipes)
                 leaders.append(process.pid)
-                printed, _ = process.communicate(timeout=60)
+                printed, _ = process.communicate(timeout=200)
                 assert process.returncode == 0, printed
             yield {**environment, "RAY_ADDRESS": address}
         finally:

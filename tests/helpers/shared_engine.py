@@ -17,6 +17,7 @@ from compss_train import LocalEngine
 from compss_train.engines import local
 from compss_train.engines.local.starter import LostProcessError, Starter
 from compss_train.engines.local.worker_process import serve
+from tests.helpers.processes import SHARED
 
 IMPORTED = ["tests", "compss_train.trainer", "compss_train.worker", "torch._dynamo", "hypothesis", "zmq"]
 """What the process that the others are forked from has imported."""
@@ -104,6 +105,7 @@ class SharedEngine(LocalEngine):
         with pytest.MonkeyPatch.context() as patch:
             fork_processes(patch)
             super().__init__(processes)
+        SHARED.add(self)
 
     def shutdown(self, *, kill: bool = False) -> None:
         raise AssertionError("nobody but its maker is to end it")

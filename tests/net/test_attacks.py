@@ -38,7 +38,7 @@ def a_parameter_server():
         keys = itertools.count()
 
         def check():
-            with connect(serving.address, serving.token, timeout=20) as client:
+            with connect(serving.address, serving.token) as client:
                 client.init(key := f"w{next(keys)}", [np.ones(2)])
                 assert client.pull(key)[0].tolist() == [1.0, 1.0]
 
@@ -277,7 +277,7 @@ def test_without_a_folder_for_a_socket_file_it_listens_on_loopback(monkeypatch, 
 
 def test_a_stranger_cannot_take_the_place_of_a_client():
     name = "round 1 on worker 0"
-    with serve(LOOPBACK) as serving, connect(serving.address, serving.token, name=name, timeout=5) as client:
+    with serve(LOOPBACK) as serving, connect(serving.address, serving.token, name=name) as client:
         client.init("w", [np.zeros(2)])
         with PlainClient(serving.address, None) as stranger:
             stranger.send({"client": f"named {name}", "generation": 1})

@@ -132,9 +132,10 @@ def test_a_hanging_simulation_is_retried(local, tmp_path, hang, said):
             OneHotSimulation(20, fault),
             split_range(20, 10),
             timeout=3.0,  # a process that replaces one imports torch meanwhile
+            retries=9,  # of those that a slow machine makes hang
             count=2,
         )
-    assert said in str(warned[0].message)
+    assert any(said in str(each.message) for each in warned)
     assert fault.count == 1
     assert trained == [1] * 20
     assert trainer.history[-1]["simulations"] == {"running": 0, "done": 2, "failed": 0}

@@ -15,7 +15,6 @@ from compss_train import DistributedTrainer
 from compss_train.callbacks import Callback, Checkpoint
 from compss_train.training.checkpoints import Snapshot, read_latest_checkpoint
 from tests.helpers.models import ADAM, assert_same_bits
-from tests.helpers.processes import children
 from tests.helpers.waiting import settled, wait_until
 from tests.online.fits import FIFO, build_trainer, fit_online, online
 from tests.online.simulations import COUNTING_SGD, CountingNet, EndlessSimulation, OneHotSimulation, sum_loss
@@ -105,7 +104,7 @@ def test_a_fit_leaves_nothing_behind(local, tmp_path):
 
     def state():
         me = psutil.Process()
-        processes, tcp = children(), 0
+        processes, tcp = me.children(recursive=True), 0
         for process in [me, *processes]:
             with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
                 tcp += len(process.net_connections("tcp"))

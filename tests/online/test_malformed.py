@@ -19,9 +19,18 @@ pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 @pytest.fixture(autouse=True)
-def _short_grace(monkeypatch):
-    """Those who are refused read at once why."""
-    monkeypatch.setattr("compss_train.net.server._SUSPECT_SECONDS", 0.1)
+def why(monkeypatch):
+    """Read why a client is refused, which is disconnected then and no sooner."""
+    monkeypatch.setattr("compss_train.net.server._SUSPECT_SECONDS", LIMIT)
+
+    def read(client):
+        header, _ = client.receive(LIMIT)
+        monkeypatch.setattr("compss_train.net.server._SUSPECT_SECONDS", 0.1)
+        with pytest.raises(OSError, match="is lost"):
+            client.receive(LIMIT)
+        return header["error"]
+
+    return read
 
 
 @pytest.fixture
@@ -83,26 +92,21 @@ FROM_SIMULATIONS = [
     [("worker", *message) for message in FROM_WORKERS] + [("simulation", each, []) for each in FROM_SIMULATIONS],
     ids=lambda value: repr(value)[:30] if isinstance(value, dict) else "",
 )
-def test_a_task_with_a_malformed_message(coordinator, role, header, arrays):
+def test_a_task_with_a_malformed_message(coordinator, role, header, arrays, why):
     with coordinator.server.address.connect({"role": role, "number": 0}) as client:
         assert client.receive(LIMIT)[0]["accepted"]
         client.send(header, arrays)
-        answer, _ = client.receive(LIMIT)
-        assert answer["error"].startswith("malformed message: ")
-        with pytest.raises(OSError, match="is lost"):
-            client.receive(LIMIT)
+        assert why(client).startswith("malformed message: ")
 
 
 @pytest.mark.parametrize("samples", [-1, 10**40, float("inf"), "\ud800", None], ids=lambda each: repr(each)[:9])
-def test_a_sender_with_a_number_of_samples_that_is_none(samples):
+def test_a_sender_with_a_number_of_samples_that_is_none(samples, why):
     with stub_fit() as running:
         address = Address(running.coordinator.url, TOKEN)
         with address.connect({"role": "sender", "name": "solver"}) as sender:
             assert sender.receive(LIMIT)[0]["accepted"]
             sender.send({"finished": samples})
-            assert sender.receive(LIMIT)[0]["error"].startswith("malformed message: ")
-            with pytest.raises(OSError, match="is lost"):
-                sender.receive(LIMIT)
+            assert why(sender).startswith("malformed message: ")
         wait_until(lambda: running.coordinator.warnings)
         assert "sender 'solver' has failed and may reconnect" in running.coordinator.warnings[0]
         with connect_sender(running, "solver") as sender:

@@ -5,10 +5,11 @@ import os
 import signal
 import warnings
 from collections.abc import Callable
-from contextlib import nullcontext, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from unittest.mock import patch
+from uuid import uuid4
 
 import numpy as np
 import pytest
@@ -32,7 +33,7 @@ from compss_train.online.workers import Workers
 from compss_train.training.checkpoints import list_checkpoints, read_checkpoint, read_latest_checkpoint
 from tests.buffers.kinds import Thread
 from tests.helpers.models import assert_same_bits
-from tests.helpers.waiting import pause
+from tests.helpers.waiting import pause, wait_until
 from tests.online.fits import FIFO, build_trainer, online, split_range
 from tests.online.simulations import (
     COUNTING_SGD,
@@ -60,6 +61,29 @@ NESTEROV = {"optimizer": "sgd", "lr": 0.7, "momentum": 0.9, "nesterov": True}
 
 def rest(number):
     pause(0.01)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Takes its time for each sample, and does not come to those from a number on before the life has ended."""
+
+    first: int
+    ended: Path
+
+    def __call__(self, number):
+        rest(number)
+        if number >= self.first:
+            wait_until(self.ended.exists, 600)
+
+
+@contextmanager
+def held(folder, stop):
+    """What simulations do before each sample, so that the fit goes on until it is stopped, if it is."""
+    ended = folder / f"ended-{uuid4()}"
+    try:
+        yield Held(stop.received + 5, ended) if isinstance(stop, StopAt) else rest
+    finally:
+        ended.touch()
 
 
 @dataclass(frozen=True)
@@ -97,12 +121,11 @@ def run_life(engine, folder, *, workers=1, stop=None, net=None, inputs=None, sim
     trainer = build_trainer(engine, workers, net or CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
     callbacks = [Checkpoint(folder / "saves"), *([] if stop is None else [stop])]
     given = {"resume": True, "checkpoint_every": 0.001, "callbacks": callbacks, "progress": False, "every": every}
-    sources = (None, ()) if simulate is False else (simulate or Noted(folder), inputs or split_range(SAMPLES, EACH))
-    try:
-        online(trainer, *sources, **(given | options))
-    except (KeyboardInterrupt, SystemExit):
-        return trainer, False
-    return trainer, trainer.stopped is None
+    with held(folder, stop) as before, suppress(KeyboardInterrupt, SystemExit):
+        own = simulate or Noted(folder, before), inputs or split_range(SAMPLES, EACH)
+        online(trainer, *((None, ()) if simulate is False else own), **(given | options))
+        return trainer, trainer.stopped is None
+    return trainer, False
 
 
 BUFFERS = {
@@ -171,8 +194,8 @@ def test_one_worker_and_one_simulation_at_a_time_give_the_bits_of_an_undisturbed
     def life(folder, stop=None, **more):
         trainer = build_trainer(local, 1, dropping(), optimizer, "mse", seed=3, gradients=gradients)
         given = {"callbacks": [Checkpoint(folder / "saves"), *([] if stop is None else [stop])], "progress": False}
-        with suppress(KeyboardInterrupt):
-            online(trainer, Noted(folder), split_range(SAMPLES, EACH), **(given | options | more))
+        with held(folder, stop) as before, suppress(KeyboardInterrupt):
+            online(trainer, Noted(folder, before), split_range(SAMPLES, EACH), **(given | options | more))
         return trainer
 
     (tmp_path / "undisturbed").mkdir()
@@ -431,7 +454,7 @@ def test_saves_and_validation_lose_no_record(local, tmp_path):
 
         with patch.object(Recorder, "add_save", and_stop):
             callbacks = [Checkpoint(tmp_path / "saves", keep=99), checks, Holds(stop)]
-            _, ended = run_life(local, tmp_path, callbacks=callbacks, **given)
+            _, ended = run_life(local, tmp_path, stop=stop, callbacks=callbacks, **given)
         assert not ended
         assert checks.checked > 0
     trainer, ended = run_life(local, tmp_path, **given)
@@ -602,10 +625,14 @@ def test_a_limit_of_repetitions_holds_over_the_lives(local, tmp_path, kind):
     assert trainer.history[-1]["repetitions"] == [counts.count(times) for times in range(max(counts) + 1)]
 
 
-def stepped(number):
-    for step in range(8):
-        pause(0.01)
-        yield step, one_hot(8 * number + step, SAMPLES), np.float32(0)
+@dataclass(frozen=True)
+class Stepped:
+    before: Callable[[int], None]
+
+    def __call__(self, number):
+        for step in range(8):
+            self.before(8 * number + step)
+            yield step, one_hot(8 * number + step, SAMPLES), np.float32(0)
 
 
 def both(earlier, later):
@@ -620,8 +647,8 @@ def test_pairs_go_on(local, tmp_path):
     def life(stop=None):
         trainer = build_trainer(local, 2, CountingNet(SAMPLES), COUNTING_SGD, sum_loss, seed=0)
         callbacks = [Checkpoint(tmp_path), *([] if stop is None else [stop])]
-        with suppress(KeyboardInterrupt):
-            online(trainer, stepped, range(15), count=2, every=1, resume=True, callbacks=callbacks, **given)
+        with held(tmp_path, stop) as before, suppress(KeyboardInterrupt):
+            online(trainer, Stepped(before), range(15), count=2, every=1, resume=True, callbacks=callbacks, **given)
         return trainer
 
     for stop in (StopAt(30), StopAt(60, "stop"), StopAt(90)):

@@ -12,9 +12,12 @@ from tests.helpers.waiting import wait_until
 
 CHILD = """
 import ctypes, json, os, pickle, subprocess, sys, threading
+from types import SimpleNamespace
 from compss_train.online import simulation_task as watchdog
 from tests.helpers.waiting import hang, pause
 
+now = [0.0]  # passes as each says, however slow the machine is
+watchdog.time = SimpleNamespace(monotonic=lambda: now[0])
 watchdog._TICK, watchdog._GRACE = 0.02, 1.5
 hold = ctypes.PyDLL(None).usleep  # keeps other threads of Python from running
 
@@ -31,7 +34,8 @@ class Stream:
 
 
 def hangs(stream):
-    with watchdog.Watchdog(stream, 0.2) as dog, dog.computing():
+    with watchdog.Watchdog(stream, 100) as dog, dog.computing():
+        now[0] += 101
         hang()
 
 def hangs_deep(stream):
@@ -49,26 +53,29 @@ def waits_after_the_end(stream):
         hang()
 
 def ends_after_the_end(stream):
+    watchdog._GRACE = 100
     with watchdog.Watchdog(stream, None) as dog, dog.computing():
         stream.ended.set()
         pause(0.1)
 
 def takes_less_than_the_limit(stream):
-    with watchdog.Watchdog(stream, 0.3) as dog:
+    with watchdog.Watchdog(stream, 100) as dog:
         for _ in range(3):
             with dog.computing():
-                pause(0.15)
+                now[0] += 60
+                pause(0.1)
 
 class Imported:
     def __reduce__(self):
         return imported, ()
 
 def imported():
-    pause(0.7)
+    now[0] += 200
+    pause(0.1)
     return lambda number: []
 
 def imports_for_longer_than_the_limit(stream):
-    with watchdog.Watchdog(stream, 0.2) as dog:
+    with watchdog.Watchdog(stream, 100) as dog:
         watchdog._send_all(pickle.dumps(Imported()), pickle.dumps(0), stream, dog)
 
 def is_closed(stream):
@@ -129,7 +136,7 @@ def test_the_process_of_a_hanging_or_unneeded_simulation_ends(children, name):
 
 def test_the_stack_of_a_hanging_simulation_is_reported(children):
     report = children[0]["hangs"][0]
-    assert report["timeout"] == 0.2
+    assert report["timeout"] == 100
     assert "in hangs" in report["stack"]
     assert "computing" not in report["stack"].splitlines()[-1]
 

@@ -9,13 +9,12 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import psutil
 import pytest
 import torch
 
 from compss_train import Simulations, Solver
 from compss_train.cli.solvers import HEADERS
-from compss_train.online.guard import NAME
+from compss_train.online.guard import NAME, descendants, processes
 from tests.helpers.processes import is_running
 from tests.helpers.waiting import wait_until
 from tests.online.solvers.compiled import compiled, heat, mpirun, solver, solvers_running
@@ -275,12 +274,12 @@ def test_a_solver_ends_with_its_guard(tmp_path, started_by):
     samples = solver(command)(None)
     assert [next(samples)[0] for _ in range(3)] == [0, 1, 2]
     wait_until((tmp_path / "flag").exists)
-    [guard] = [each for each in psutil.Process().children() if each.name() == NAME]
-    started = guard.children(recursive=True)
-    guard.kill()
+    [guard] = [pid for pid, (name, parent, _) in processes().items() if (name, parent) == (NAME, os.getpid())]
+    started = descendants(guard)
+    os.kill(guard, signal.SIGKILL)
     with pytest.raises(ChildProcessError, match=r"has disconnected|ended by SIGKILL"):
         next(samples)
-    wait_until(lambda: not any(each.is_running() for each in started))
+    wait_until(lambda: not any(map(is_running, started)))
 
 
 def test_a_solver_ends_with_the_process_that_runs_it(tmp_path):

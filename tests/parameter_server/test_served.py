@@ -7,6 +7,7 @@ import pickle
 import signal
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -146,11 +147,13 @@ def test_without_zeromq_the_error_says_what_to_install(monkeypatch):
         package.server  # noqa: B018
 
 
-def test_a_server_that_ends_is_an_error_for_waiting_clients(serving):
-    client = connect(serving.address, serving.token, timeout=0.5)
+def test_a_server_that_ends_is_an_error_for_waiting_clients(serving, client, monkeypatch):
     client.init("w", [np.zeros(2)])
     serving.close()
-    with pytest.raises(TimeoutError):
+    now = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: now.append(now.pop() + 10))
+    monkeypatch.setattr("compss_train.net.caller.time", clock)
+    with pytest.raises(TimeoutError, match=r"has not answered for 60\.0 s"):
         client.pull("w")
     client.close()
 

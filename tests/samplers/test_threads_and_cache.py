@@ -5,6 +5,7 @@ import gc
 import tempfile
 import threading
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from compss_train.samplers import (
 )
 from compss_train.samplers.loader import FileLoader, FileReads
 from tests.buffers.kinds import assert_threads_end, reading_threads
-from tests.helpers.waiting import wait_until
+from tests.helpers.waiting import LIMIT, wait_until
 from tests.samplers import numbered_files as numbered
 from tests.samplers.numbered_files import BUFFERS, LAYOUT, cases, until_error
 
@@ -91,33 +92,29 @@ def whole(sizes):
     return [RowRange(file, 0, size) for file, size in enumerate(sizes)]
 
 
-def test_it_counts_what_was_there_and_what_it_waited():
-    reader = numbered.CountingReader()
-    slow = threading.Event()
+def test_it_counts_what_was_there_and_what_it_waited(monkeypatch):
+    """The first file takes three seconds from the moment when it is waited for."""
+    reader, waits, now = numbered.CountingReader(), threading.Event(), [0.0]
+
+    def clock():
+        waits.set()
+        return now[0]
 
     def read(filename, get_data=False):
         if get_data and filename.startswith("numbers://0-"):
-            assert slow.wait(10)
+            assert waits.wait(LIMIT)
+            now[0] = 3.0
         return reader(filename, get_data)
 
+    monkeypatch.setattr("compss_train.samplers.loader.time", SimpleNamespace(perf_counter=clock))
     loader = loader_of([2, 3, 4], 4, read)
     with loader.open(whole([2, 3, 4])) as arrays:
-        threading.Timer(0.05, slow.set).start()
         next(arrays)
         assert loader.reads.ahead == 0
-        assert 0.01 < loader.reads.seconds_waited < 10
         wait_until(lambda: len(reader.opened) == 3 and not reading_threads())
-        waited = loader.reads.seconds_waited
         assert len(list(arrays)) == 2
-    assert loader.reads.ahead == 2
-    assert loader.reads.seconds_waited - waited < 0.5
-    assert vars(loader.reads) == {
-        "files": 3,
-        "cached": 0,
-        "ahead": 2,
-        "seconds_waited": loader.reads.seconds_waited,
-        "most_held": loader.reads.most_held,
-    }
+    counted = {"files": 3, "cached": 0, "ahead": 2, "seconds_waited": 3.0, "most_held": loader.reads.most_held}
+    assert vars(loader.reads) == counted
     assert vars(FileReads()) == {"files": 0, "cached": 0, "ahead": 0, "seconds_waited": 0.0, "most_held": 0}
 
 

@@ -207,14 +207,14 @@ def test_tasks_are_named_by_functions_of_the_package():
 
 def test_all_threads_move_to_the_cores_that_were_bound(monkeypatch):
     before = os.sched_getaffinity(0)
-    stop, helper = threading.Event(), []
-    thread = threading.Thread(target=lambda: (helper.append(threading.get_native_id()), stop.wait(30)))
+    stop = threading.Event()
+    thread = threading.Thread(target=stop.wait)
     thread.start()
     core = min(before)
     monkeypatch.setenv("COMPSS_BINDED_CPUS", str(core))
     try:
         with bound_resources(2, gpu=False):
-            assert os.sched_getaffinity(helper[0]) == {core}
+            assert os.sched_getaffinity(thread.native_id) == {core}
     finally:
         stop.set()
         thread.join()

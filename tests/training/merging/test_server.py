@@ -30,6 +30,7 @@ from tests.helpers.models import (
 from tests.helpers.processes import children
 from tests.helpers.small_fits import combined, fit, fitted, trainer_of
 from tests.helpers.tolerances import largest, sum_error
+from tests.helpers.waiting import wait_until
 
 SERVED = {"merge": "parameter_server"}
 
@@ -160,7 +161,7 @@ def test_a_fit_where_waiting_stops_threads_serves_apart(monkeypatch, shared_loca
     outer = partial(torch.optim.SGD, lr=0.7, momentum=0.9, nesterov=True)
     merge = Merge("parameter_server", outer_optimizer=lambda parameters: outer(parameters))
     apart = fit(trainer_of(shared_local, workers=1), num_epochs=2, merge=merge)
-    assert set(children()) <= set(before)
+    wait_until(lambda: set(children()) <= set(before))
     monkeypatch.undo()
     merge = Merge("parameter_server", outer_optimizer=NESTEROV)
     assert_same_bits(apart, fit(trainer_of(workers=1), num_epochs=2, merge=merge))
