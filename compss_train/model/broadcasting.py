@@ -4,43 +4,21 @@ The losses of torch and of this package check shapes; a user's own functions are
 """
 
 from contextlib import AbstractContextManager, nullcontext, suppress
-from functools import partial
 from itertools import permutations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from compss_train._utils.nested import leaves
 
-
-def is_known(loss: object) -> bool:
-    """Return whether a loss is of torch or of this package, so that it takes outputs that are a tensor."""
-    function = loss.func if isinstance(loss, partial) else loss
-    module = getattr(function, "__module__", "") or ""
-    return module.partition(".")[0] in ("torch", "compss_train")
-
-
-_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
-_ELEMENTWISE_FUNCTIONS = (
+ELEMENTWISE_FUNCTIONS = (
     *(functional.mse_loss, functional.l1_loss, functional.smooth_l1_loss, functional.huber_loss),
     *(functional.binary_cross_entropy, functional.binary_cross_entropy_with_logits),
 )
-
-
-def elementwise_target(loss: object, output: Tensor, target: Any) -> Any:
-    """Return targets for losses of torch that compare elements: integers as floating-point numbers.
-
-    Raises ``ValueError`` for targets that torch would broadcast, comparing each sample with all others.
-    """
-    compares = isinstance(loss, _ELEMENTWISE) or loss in _ELEMENTWISE_FUNCTIONS
-    if not (compares and isinstance(output, Tensor) and isinstance(target, Tensor)):
-        return target
-    if output.shape != target.shape:
-        raise ValueError(_mismatch(output, target, getattr(loss, "__name__", type(loss).__name__)))
-    return target.to(torch.promote_types(target.dtype, torch.float32))
+"""Losses of torch that compare elements."""
 
 
 class _Comparison(TorchFunctionMode):
@@ -56,11 +34,11 @@ class _Comparison(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         tensors = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor)]
         compares = len(tensors) == 2 and self._are_compared(*tensors)
-        if not (compares and func in _ELEMENTWISE_FUNCTIONS):
+        if not (compares and func in ELEMENTWISE_FUNCTIONS):
             result = func(*args, **(kwargs or {}))
             if not (compares and isinstance(result, Tensor) and result.shape == self._wide):
                 return result
-        raise ValueError(_mismatch(self._output, self._target, func.__name__.strip("_")))
+        raise ValueError(mismatch(self._output, self._target, func.__name__.strip("_")))
 
     def _are_compared(self, one: Tensor, other: Tensor) -> bool:
         if (one.shape, other.shape) not in permutations((self._output.shape, self._target.shape)):
@@ -85,14 +63,14 @@ class ComparingStep(TorchFunctionMode):
         tensors = [each for each in (*args, *(kwargs or {}).values()) if isinstance(each, Tensor)]
         own = [any(each is target for target in self._targets) for each in tensors]
         wide = widened(*tensors) if len(tensors) == 2 and tensors[0].dim() != tensors[1].dim() else None
-        if wide is not None and func in _ELEMENTWISE_FUNCTIONS:
-            raise ValueError(_mismatch(tensors[0], tensors[1], func.__name__))
+        if wide is not None and func in ELEMENTWISE_FUNCTIONS:
+            raise ValueError(mismatch(tensors[0], tensors[1], func.__name__))
         result = func(*args, **(kwargs or {}))
         if isinstance(result, Tensor):
             if wide is not None and result.shape == wide and sum(own) == 1:
                 target, output = tensors if own[0] else reversed(tensors)
                 if output.requires_grad:
-                    raise ValueError(_mismatch(output, target, func.__name__.strip("_")))
+                    raise ValueError(mismatch(output, target, func.__name__.strip("_")))
             if any(own) and not result.requires_grad:
                 self._targets.append(result)
         return result
@@ -108,15 +86,16 @@ def widened(one: Tensor, other: Tensor) -> torch.Size | None:
     return None
 
 
-def comparing(function: object, output: Any, target: Any) -> AbstractContextManager[object]:
+def comparing(output: Any, target: Any) -> AbstractContextManager[object]:
     """Return the context of a user's loss or metric, which raises where it broadcasts outputs and targets."""
     if not (isinstance(output, Tensor) and isinstance(target, Tensor)):
         return nullcontext()
     wide = widened(output, target)
-    return nullcontext() if wide is None or is_known(function) else _Comparison(output, target, wide)
+    return nullcontext() if wide is None else _Comparison(output, target, wide)
 
 
-def _mismatch(output: Tensor, target: Tensor, name: str) -> str:
+def mismatch(output: Tensor, target: Tensor, name: str) -> str:
+    """Return the message on a loss that compares outputs and targets of different shapes."""
     like = "y[:, None] for a single output" if output.dim() > target.dim() else "y[:, 0]"
     return (
         f"outputs have shape {tuple(output.shape)} and targets {tuple(target.shape)}, and {name} compares them "

@@ -12,6 +12,7 @@ import copy
 import inspect
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import nullcontext
 from functools import cached_property, partial
 from typing import Any, TypeAlias, TypeVar
 
@@ -22,7 +23,7 @@ from torch.nn import functional
 
 from compss_train._utils.nested import leaves
 from compss_train._utils.validation import suggestion
-from compss_train.model.broadcasting import comparing
+from compss_train.model.broadcasting import ELEMENTWISE_FUNCTIONS, comparing, mismatch
 
 BatchFunction: TypeAlias = Callable[[Tensor, Tensor], Tensor]
 
@@ -118,6 +119,29 @@ def class_targets(output: Tensor, target: Tensor, least: int = 1) -> Tensor:
             "integer class index for each sample, such as y.long(), or one-hot targets of the outputs' shape"
         )
     return target.long()
+
+
+def is_known(loss: object) -> bool:
+    """Return whether a loss is of torch or of this package, so that it takes outputs that are a tensor."""
+    function = loss.func if isinstance(loss, partial) else loss
+    module = getattr(function, "__module__", "") or ""
+    return module.partition(".")[0] in ("torch", "compss_train")
+
+
+_ELEMENTWISE = (nn.MSELoss, nn.L1Loss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss)
+
+
+def elementwise_target(loss: object, output: Tensor, target: Any) -> Any:
+    """Return targets for losses of torch that compare elements: integers as floating-point numbers.
+
+    Raises ``ValueError`` for targets that torch would broadcast, comparing each sample with all others.
+    """
+    compares = isinstance(loss, _ELEMENTWISE) or loss in ELEMENTWISE_FUNCTIONS
+    if not (compares and isinstance(output, Tensor) and isinstance(target, Tensor)):
+        return target
+    if output.shape != target.shape:
+        raise ValueError(mismatch(output, target, getattr(loss, "__name__", type(loss).__name__)))
+    return target.to(torch.promote_types(target.dtype, torch.float32))
 
 
 def full_precision(output: Tensor) -> Tensor:
@@ -361,7 +385,7 @@ class TrainingLoss:
     def __init__(
         self, loss: BatchFunction, class_weight: Sequence[float] | None = None, device: str = "cpu"
     ) -> None:
-        self._loss = loss
+        self._loss, self._is_users = loss, not is_known(loss)
         self._class_weight = None
         if class_weight is not None:
             self._class_weight = torch.tensor(class_weight, dtype=torch.float64, device=device)
@@ -369,7 +393,7 @@ class TrainingLoss:
     def __call__(self, output: Tensor, target: Tensor, weight: Tensor | None = None) -> Tensor:
         """Return the loss of a batch of N samples, whose weights have shape (N,) or (N, 1); 0 if all are 0."""
         if weight is None and self._class_weight is None:
-            with comparing(self._loss, output, target):
+            with comparing(output, target) if self._is_users else nullcontext():
                 return self._loss(output, target)
         samples = len(leaves(target)[0])
         weights = []

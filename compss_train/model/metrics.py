@@ -8,7 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any, TypeAlias
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from compss_train.model.broadcasting import comparing
-from compss_train.model.losses import METRICS, BatchFunction, accuracy_for, kind_of, resolve_function
+from compss_train.model.losses import METRICS, BatchFunction, accuracy_for, is_known, kind_of, resolve_function
 from compss_train.model.torch_metric import MetricState, TorchMetric, Value
 from compss_train.reports.records import BOOKKEEPING
 
@@ -159,7 +159,7 @@ class MetricAccumulator:
                 if isinstance(metric, TorchMetric):
                     own.update(output, target)
                 else:
-                    with comparing(metric, output, target):
+                    with nullcontext() if is_known(metric) else comparing(output, target):
                         value = metric(output, target)
                     own.add(measured_number(name, value), samples)
 

@@ -242,7 +242,7 @@ class ModelReplica:
         output, target = self.predict(x), self._converted(x if y is None else y, _TARGETS)
         if not isinstance(output, torch.Tensor):
             own = _part_of(output, "loss") if y is None else None
-            takes_tensor, logits = broadcasting.is_known(self.spec.loss), _part_of(output, "logits")
+            takes_tensor, logits = losses.is_known(self.spec.loss), _part_of(output, "logits")
             output = logits if takes_tensor and logits is not None else output
             if own is not None:
                 return StepResult(own, output, target)
@@ -251,7 +251,7 @@ class ModelReplica:
                     f"the network returns {losses.kind_of(output)}, and the loss takes a tensor: build with loss=, "
                     "a function of (output, target) that takes all of it, or with training_step="
                 )
-        compared = broadcasting.elementwise_target(self.spec.loss, output, target)
+        compared = losses.elementwise_target(self.spec.loss, output, target)
         try:
             loss = self.loss(output, compared, weight)
         except RuntimeError as error:
@@ -304,7 +304,7 @@ class ModelReplica:
         """
         values = result.losses
         if values is None and result.output is not None and self.spec.loss is not no_loss:
-            compared = broadcasting.elementwise_target(self.spec.loss, result.output, result.target)
+            compared = losses.elementwise_target(self.spec.loss, result.output, result.target)
             with self.autocast():
                 values = self.loss.by_sample(result.output, compared)
         if not isinstance(values, torch.Tensor) or values.shape != (samples,):
