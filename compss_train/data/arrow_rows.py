@@ -94,11 +94,6 @@ class ArrowRows(SampleReader):
         return {name: vars(self)[name] for name in ("_dataset", "_floats", "_x", "_y")}
 
 
-def is_hugging_face(value: Any) -> bool:
-    """Return whether a value is a data set of Hugging Face, or a dict of them, without importing that package."""
-    return type(value).__module__.partition(".")[0] == "datasets" and hasattr(value, "column_names")
-
-
 def arrow_rows(dataset: Any, roles: Roles, floats: str | None) -> ArrowRows | None:
     """Return a reader of a data set; ``None`` if only the data set can make samples: images, text, transforms."""
     if dataset.format["type"] == "custom":

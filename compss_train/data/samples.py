@@ -8,7 +8,7 @@ from torch.utils import data as torch_data
 from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from compss_train._utils.validation import check_count
-from compss_train.data.arrow_rows import arrow_rows, is_hugging_face
+from compss_train.data.arrow_rows import arrow_rows
 from compss_train.data.block import is_grouped
 from compss_train.data.order import even_parts
 from compss_train.data.sample_reading import Collate, Keys, MapReader, Roles, SampleReader
@@ -100,7 +100,7 @@ class Samples:
                 drop_last=self.drop_last,
             )
         rows = None
-        if is_hugging_face(self.dataset) and self.collate is None:
+        if _is_hugging_face(self.dataset) and self.collate is None:
             rows = arrow_rows(self.dataset, self.roles, floats)
         return rows or MapReader(self.dataset, self.roles, self.collate)
 
@@ -118,7 +118,7 @@ class Samples:
         if self.is_stream:
             raise TypeError(f"the samples of {self} have no numbers to select them by; give a map-style data set")
         selected = copy(self)
-        own = is_hugging_face(self.dataset)
+        own = _is_hugging_face(self.dataset)
         selected.dataset = self.dataset.select(numbers) if own else Subset(self.dataset, numbers)
         return selected
 
@@ -147,6 +147,11 @@ def _check_dataset(dataset: Any) -> None:
         raise ValueError(f"the {kind} has no samples")
 
 
+def _is_hugging_face(value: Any) -> bool:
+    """Return whether a value is a data set of Hugging Face, or a dict of them, without importing that package."""
+    return type(value).__module__.partition(".")[0] == "datasets" and hasattr(value, "column_names")
+
+
 def as_samples(value: Any) -> Samples | None:
     """Return a data set or a ``DataLoader`` as ``Samples``, or ``None`` for any other value.
 
@@ -156,7 +161,7 @@ def as_samples(value: Any) -> Samples | None:
         return value
     if isinstance(value, DataLoader):
         return _taken_apart(value)
-    return Samples(value) if isinstance(value, torch_data.Dataset) or is_hugging_face(value) else None
+    return Samples(value) if isinstance(value, torch_data.Dataset) or _is_hugging_face(value) else None
 
 
 def _taken_apart(loader: DataLoader[Any]) -> Samples:

@@ -117,9 +117,9 @@ def normalize_spectral_vectors(net: nn.Module) -> None:
             vector.div_(length)
 
 
-_SHARED = (type, FunctionType, BuiltinFunctionType, CodeType, property, bytes, weakref.ref, Enum)
-"""Types that deepcopy does not copy either."""
-_ARRAYS = (torch.Tensor, np.ndarray)
+_SHARED = type, FunctionType, BuiltinFunctionType, CodeType, property, bytes, weakref.ref, Enum
+_LEFT_TO_DEEPCOPY = *_SHARED, torch.Tensor, np.ndarray
+"""Types that deepcopy does not copy, and those of arrays."""
 
 
 def _reduce_method(method: MethodType) -> tuple[Any, ...]:
@@ -140,8 +140,7 @@ class CopyTemplate(pickle.Pickler):
         self.dispatch_table = {**copyreg.dispatch_table, MethodType: _reduce_method}
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
         self._value, self._unset, self._pickle = value, unset, b""
-        self._shared: dict[int, Any] = {}
-        self._arrays: dict[int, Any] = {}
+        self._kept: dict[int, Any] = {}
         """What is not pickled, by its ``id``."""
         with suppress(Exception):
             self.dump(value)
@@ -153,15 +152,15 @@ class CopyTemplate(pickle.Pickler):
         memo: dict[int, Any] = {id(tensor): _unset(tensor, device) for tensor in self._unset}
         if not self._pickle:
             return copy.deepcopy(self._value, memo)
-        copied = {number: copy.deepcopy(array, memo) for number, array in self._arrays.items()}
+        copied = {number: copy.deepcopy(each, memo) for number, each in self._kept.items()}
         unpickler = pickle.Unpickler(io.BytesIO(self._pickle))
-        unpickler.persistent_load = {**self._shared, **copied}.__getitem__  # type: ignore[method-assign]
+        unpickler.persistent_load = copied.__getitem__  # type: ignore[method-assign]
         return unpickler.load()
 
     def persistent_id(self, obj: Any) -> int | None:
-        """Keep what is shared, and what deepcopy copies."""
-        if isinstance(obj, (*_SHARED, *_ARRAYS)):
-            (self._arrays if isinstance(obj, _ARRAYS) else self._shared)[id(obj)] = obj
+        """Keep what deepcopy shares or copies."""
+        if isinstance(obj, _LEFT_TO_DEEPCOPY):
+            self._kept[id(obj)] = obj
             return id(obj)
         if hasattr(type(obj), "__deepcopy__"):
             raise pickle.PicklingError("it decides itself what a copy shares with it")

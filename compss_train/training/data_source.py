@@ -207,10 +207,8 @@ def as_data_source(
             return _read(samples, blocks if targets or not samples.is_stream else 1, floats())
         x, y = samples.tensors
     structure, columns = columns_of(x, "x")
-    of_y = None
-    if y is not None:
-        of_y, more = columns_of(y, "y")
-        columns |= more
+    of_y, more = (None, {}) if y is None else columns_of(y, "y")
+    columns |= more
     notes, remarks = list[str](), list[str]()
     coding, indexes = tables.Coding(), dict[str, Any]()
     for name, value in columns.items():
@@ -305,9 +303,8 @@ def holds_targets(value: Any) -> bool:
 
 def _in_same_blocks(columns: Mapping[str, Any], number: int) -> dict[str, BlockedTensor]:
     """Return columns as blocked tensors with equal blocks: those of the first column that has blocks."""
-    given = {name: as_blocked(value, number) for name, value in columns.items() if hasattr(value, "tensors")}
-    reference = next(iter(given.values()), number)
-    blocked = {name: given.get(name) or as_blocked(value, reference, name) for name, value in columns.items()}
+    blocks = next((as_blocked(value, number) for value in columns.values() if hasattr(value, "tensors")), number)
+    blocked = {name: as_blocked(value, blocks, name) for name, value in columns.items()}
     first, *others = blocked
     for name in others:
         check_paired(blocked[first], blocked[name], name)
@@ -406,9 +403,8 @@ class PublishedData:
         else:
             self._columns = [_publish_blocks(engine, tensor) for tensor in columns]
         """References to the blocks of each column, or to those of all columns where every value is costly."""
-        on_file = (block for block in blocks if isinstance(block, np.memmap) and is_on_file(block))
-        mapped = {os.path.abspath(str(block.filename)) for block in on_file}
-        self._stamps = {name: locations.file_stamp(name) for name in mapped}
+        on_file = (str(block.filename) for block in blocks if isinstance(block, np.memmap) and is_on_file(block))
+        self._stamps = {name: locations.file_stamp(name) for name in map(os.path.abspath, on_file)}
         """The size and time of each memory-mapped file, to notice changes."""
 
     @cached_property

@@ -444,8 +444,7 @@ class Session:
         errors = BaseException if fitting else EngineClosedError
         with ExitStack() as scope:
             try:
-                timeout = self.worker_timeout if fitting else None
-                scope.enter_context(self.engine.scope(watched=fitting, timeout=timeout))
+                scope.enter_context(self.engine.scope(watched=fitting, timeout=self.worker_timeout))
                 yield
             except errors:
                 self.end(kill=True)  # inside the scope, which has nothing to wait for if the engine is our own

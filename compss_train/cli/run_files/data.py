@@ -1,5 +1,7 @@
 """The sections ``[data]`` and ``[validation]``: samples from arrays, files or functions, and their split."""
 
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -158,14 +160,13 @@ def _in_grid(dataset: Dataset, grid: Any) -> Dataset:
                     "leave blocks out, or give an array beside it, such as y.to_numpy(), whose blocks it takes"
                 )
         kept = []
-    cut = {
-        role: rebuilt(
-            structure,
-            [column if name in kept else BlockedTensor.from_array(column, grid) for name, column in own.items()],
-        )
-        for role, (structure, own) in parts.items()
-    }
-    return Dataset(**cut)
+    return _mapped(parts, lambda name, each: each if name in kept else BlockedTensor.from_array(each, grid))
+
+
+def _mapped(parts: Mapping[str, tuple[Any, dict[str, Any]]], function: Callable[[str, Any], Any]) -> Dataset:
+    """Return samples with ``function(name, column)`` for each column; ``parts`` are those of ``columns_of``."""
+    columns = {role: [function(*column) for column in own.items()] for role, (_, own) in parts.items()}
+    return Dataset(**{role: rebuilt(parts[role][0], new) for role, new in columns.items()})
 
 
 def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Dataset, Dataset]:
@@ -188,17 +189,8 @@ def split_validation(dataset: Dataset, fraction: Any, seed: int) -> tuple[Datase
     count = round(number * fraction)
     if not 0 < count < number:
         raise ValueError(f"fraction = {fraction} of {number} samples is {count}; give another fraction")
-    order = np.random.default_rng(seed).permutation(number)
-
-    def selected(rows: NDArray[np.intp]) -> Dataset:
-        rows = np.sort(rows)
-        chosen = {
-            role: rebuilt(structure, [_selected(column, rows) for column in own.values()])
-            for role, (structure, own) in parts.items()
-        }
-        return Dataset(**chosen)
-
-    training, validation = selected(order[count:]), selected(order[:count])
+    drawn = np.split(np.random.default_rng(seed).permutation(number), [count])
+    validation, training = (_mapped(parts, partial(_selected, np.sort(rows))) for rows in drawn)
     cut = [each for each in leaves(list(dataset)) if each is not None and not is_frame(each)]
     grid = cut[0].shape if cut and all(isinstance(each, BlockedTensor) for each in cut) else None
     return _in_grid(training, grid), validation
@@ -218,7 +210,7 @@ def _in_rows(part: Any, role: str) -> tuple[Any, dict[str, Any]]:
     return None, {role: by_number}
 
 
-def _selected(column: Any, rows: NDArray[np.intp]) -> Any:
+def _selected(rows: NDArray[np.intp], name: str, column: Any) -> Any:
     """Return some samples of a data set, a frame or an array, by number."""
     if isinstance(column, Samples):
         return column.select(rows.tolist())

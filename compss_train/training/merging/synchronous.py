@@ -169,8 +169,8 @@ class Merger(ABC):
         self.session, self.engine, self.merge = session, session.engine, merge
         self.parameters = self.engine.publish(initial)
         """The global parameters after the last round that was submitted."""
-        kept = {name: value for name, value in vars(session.merge_state).items() if value is not None}
-        new = {name: self.engine.publish(value) for name, value in kept.items() if not isinstance(value, Ref)}
+        kept = vars(session.merge_state).items()
+        new = {name: self.engine.publish(value) for name, value in kept if not isinstance(value, Ref | None)}
         self.state: MergeState[Ref] = replace(session.merge_state, **new)
         """What is kept besides the parameters."""
         self.bases: dict[int, Ref] = {}
@@ -251,11 +251,8 @@ class SynchronousMerger(Merger):
 
     def _start(self) -> tuple[Ref, Ref | None, Ref | None]:
         """Return what workers start a round from: parameters, moments, and the average that they continue."""
-        return (
-            self.parameters,
-            self.state.moments,
-            self.state.averaged if self.merge.averaging_unit == "steps" else None,
-        )
+        averaged = self.state.averaged if self.merge.averaging_unit == "steps" else None
+        return self.parameters, self.state.moments, averaged
 
     def _merge(self, trained: Mapping[int, Ref]) -> Mapping[str, Ref]:
         """Submit the tasks that merge results, given by their first workers."""
