@@ -6,7 +6,7 @@ the display of progress within a round.
 """
 
 import mmap
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -25,29 +25,23 @@ WARN_FACTOR = 10.0
 class Heartbeat:
     """The reports of one process, which alone writes them; a text read while it changes may be garbled.
 
-    They are in a file of ``SIZE`` bytes at ``path``; without a path, in memory, for tasks in this process.
+    They are in a file of ``SIZE`` bytes at ``path``.
     """
 
-    def __init__(self, path: str = "") -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        if path:
-            with open(path, "r+b") as file:
-                memory = memoryview(mmap.mmap(file.fileno(), SIZE))
-        else:
-            memory = memoryview(mmap.mmap(-1, SIZE))
+        with open(path, "r+b") as file:
+            memory = memoryview(mmap.mmap(file.fileno(), SIZE))
         self._text = memory[_NUMBERS:]
         self._counts, self._watched = memory[:_COUNTS].cast("Q"), memory[_COUNTS:_NUMBERS].cast("d")
 
-    def beat(self, samples: int = 0) -> None:
-        """Report that the task makes progress, and has trained more samples."""
+    def report(self, samples: int = 0, doing: str | None = None) -> None:
+        """Report that the task makes progress: it has trained more samples, or what it does from now on."""
+        if doing is not None:
+            size = SIZE - _NUMBERS
+            self._text[:] = doing.encode()[:size].ljust(size, b"\0")
         self._counts[0] += 1
         self._counts[1] += samples
-
-    def describe(self, doing: str) -> None:
-        """Report what the process does from now on."""
-        size = SIZE - _NUMBERS
-        self._text[:] = doing.encode()[:size].ljust(size, b"\0")
-        self._counts[0] += 1
 
     def watch(self, fit: int, timeout: float) -> None:
         """Report that the task belongs to the fit with this number, and how it is watched: see ``watched``."""
@@ -77,27 +71,27 @@ class Heartbeat:
         return (int(fit), timeout) if fit == self._watched[0] else (0, 0.0)
 
 
-_own: ContextVar[Heartbeat | None] = ContextVar("heartbeat", default=None)
-"""The heartbeat of this process if its engine watches it. Tasks are plain functions and get no engine."""
+_report: ContextVar[Callable[[int, str | None], None] | None] = ContextVar("report", default=None)
+"""Takes the reports of tasks, as ``Heartbeat.report`` does. Tasks are plain functions and get no engine."""
 
 
 @contextmanager
-def reporting_to(heartbeat: Heartbeat) -> Iterator[None]:
-    """Let the tasks that run inside the context report to a heartbeat."""
-    token = _own.set(heartbeat)
+def reporting_to(report: Callable[[int, str | None], None]) -> Iterator[None]:
+    """Let the tasks that run inside the context report to a function, such as ``Heartbeat.report``."""
+    token = _report.set(report)
     try:
         yield
     finally:
-        _own.reset(token)
+        _report.reset(token)
 
 
 def beat(samples: int = 0) -> None:
     """Report from a task that it makes progress, and has trained more samples. Call it for every batch."""
-    if (own := _own.get()) is not None:
-        own.beat(samples)
+    if (report := _report.get()) is not None:
+        report(samples, None)
 
 
 def describe(doing: str) -> None:
     """Report from a task what it does from now on."""
-    if (own := _own.get()) is not None:
-        own.describe(doing)
+    if (report := _report.get()) is not None:
+        report(0, doing)

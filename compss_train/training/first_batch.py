@@ -37,7 +37,7 @@ def try_fit(fit: FitOfEpochs) -> None:
 
     For GPUs that only other nodes have this is the CPU, whose error is then a warning: some kernels need a GPU.
     """
-    model, built = fit.session.model, fit.built
+    model, built = fit.session.model, fit.session.model.built
     if built.schedule is not None and built.lr_schedule is not None:
         spec = built.training_spec
         schedule = make_schedule(built.schedule, spec.net, spec.optimizer)

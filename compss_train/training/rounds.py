@@ -23,7 +23,7 @@ from compss_train.model.metrics import Measured
 from compss_train.reports.records import Record, per_second
 from compss_train.samplers import PartialShuffle
 from compss_train.training import resuming
-from compss_train.training.build_arguments import BuildArguments, check_outer_optimizer
+from compss_train.training.build_arguments import check_outer_optimizer
 from compss_train.training.callback import Callback, CallbackList
 from compss_train.training.checkpoints import Checkpoint, Progress
 from compss_train.training.data_source import DataSource, PublishedData, as_data_source, check_same_coding
@@ -80,7 +80,6 @@ class FitOfEpochs(Fit):
     leaves_processes = True
 
     session: Session
-    built: BuildArguments
     options: FitOptions
     data: DataSource
     epochs: range
@@ -124,7 +123,7 @@ class FitOfEpochs(Fit):
     def progress(self) -> Progress:
         """What a later fit needs, to go on where this one is, and to check that it has the same arguments."""
         return Progress(
-            options=resuming.compared(self.options, self.data, self.built),
+            options=resuming.compared(self.options, self.data, self.session.model.built),
             sizes=self.data.sizes,
             first_epoch=self.epochs.start,
             reached=self.reached,
@@ -163,9 +162,9 @@ class FitOfEpochs(Fit):
             resuming.load(snapshot, self.session)
             self.callbacks.saved = snapshot.callbacks
         model.coding = self.data.coding
-        if self.built.lr_schedule is not None:
+        if model.built.lr_schedule is not None:
             batches = self.options.batches_of_worker(self.data, self.session.num_workers)
-            self.built.lr_schedule.prepare(self.epochs.stop, batches)
+            model.built.lr_schedule.prepare(self.epochs.stop, batches)
 
     def run(self) -> None:
         """Run the rounds; set the model's parameters and history, and the reason why the fit stopped."""
@@ -224,7 +223,7 @@ class FitOfEpochs(Fit):
         if self.validation is None:
             return None
         tasks = Inference(self.session, self.validation, name=VALIDATION)
-        if is_for_tasks(self.validation, self.built) and not self.validation.is_stream:
+        if is_for_tasks(self.validation, self.session.model.built) and not self.validation.is_stream:
             tasks.try_first_batch(self.session.model.parameters)
         return tasks
 
@@ -250,7 +249,7 @@ class FitOfEpochs(Fit):
         mixing = options.shuffle if isinstance(options.shuffle, PartialShuffle) else None
         share, last = self.session.resources.gpus, self.epochs.stop - 1
         job = Job(
-            spec=self.built.training_spec.weightless(),
+            spec=self.session.model.built.training_spec.weightless(),
             reader=data.reader,
             batching=options.batching,
             row_seed=seed if options.shuffle_block_data and mixing is None else None,
@@ -340,7 +339,7 @@ class FitOfEpochs(Fit):
         if not self._pending:
             return True
         last = self._pending[-1].round.number
-        if self.built.lr_schedule is not None and self.built.lr_schedule.waits:
+        if (schedule := self.session.model.built.lr_schedule) is not None and schedule.waits:
             return False
         if not self.session.engine.traits.asynchronous:
             return False
@@ -355,7 +354,6 @@ class FitOfEpochs(Fit):
             job=self._published_job,
             round=round_,
             is_total=self.options.order == "total",
-            schedule=self.built.lr_schedule,
             check_outputs=not (self._pending or self._complete),
             traced=frozenset(self.callbacks.traced(round_.number)),
         )
@@ -399,8 +397,8 @@ class FitOfEpochs(Fit):
         self._unread = 0 if trained else self._unread + sum(part.unread_samples for part in measured)
         self.data.check_readable(self._unread, measured)
         record = self._record(submitted, values)
-        if self.built.lr_schedule is not None:
-            self.built.lr_schedule.observe(record)
+        if (schedule := self.session.model.built.lr_schedule) is not None:
+            schedule.observe(record)
         seconds = record["seconds"]
         if is_first:  # it also waited for processes to start
             own = {each["worker"]: each["seconds"] for each in record["workers"]}
@@ -418,9 +416,9 @@ class FitOfEpochs(Fit):
         samples = sum(part.planned_samples for part in measured)
         # The last epoch, and the part of it that has been trained after this round.
         end = round_.last_epoch, max((stop for start, stop in round_.spans if start < stop), default=Fraction(1))
-        built, measures = self.built, self.built.training_spec.measures
-        constant = built.rates if len(built.rates) > 1 else {}
-        rates = self.built.lr_schedule.rates(*end) if self.built.lr_schedule else constant
+        built = self.session.model.built
+        measures, constant = built.training_spec.measures, built.rates if len(built.rates) > 1 else {}
+        rates = built.lr_schedule.rates(*end) if built.lr_schedule else constant
         return {
             "round": round_.number,
             "epoch": round_.last_epoch + 1,
@@ -447,7 +445,7 @@ class FitOfEpochs(Fit):
             "worker": worker,
             "samples": part.samples,
             "seconds": part.seconds,
-            **self.built.training_spec.measures.values([part]),
+            **self.session.model.built.training_spec.measures.values([part]),
             "started": part.started,
             **({} if part.files is None else {"files": part.files}),
             **skipped_batches(part.skipped_batches),
@@ -492,7 +490,6 @@ def prepare_fit(
     chosen.check_data(data, workers, 2 if schedule and schedule.unit == "batches" else steps)
     fit = FitOfEpochs(
         session=session,
-        built=built,
         callbacks=callbacks,
         stopping=stopping,
         validation=validation,

@@ -39,8 +39,8 @@ def report(folder: Path, process: psutil.Process) -> None:
     path = folder / f"{process.pid}-{process.create_time()}"
     path.write_bytes(bytes(liveness.SIZE))
     heartbeat = liveness.Heartbeat(str(path))
-    heartbeat.describe("task 'wait'")
-    heartbeat.beat(5)
+    heartbeat.report(doing="task 'wait'")
+    heartbeat.report(5)
 
 
 @pytest.mark.parametrize("how", ["own", "rights", "link", "user"])

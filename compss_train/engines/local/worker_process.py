@@ -57,7 +57,7 @@ def serve(connection: Connection, heartbeat_path: str) -> None:
     if not os.path.isdir(os.path.dirname(heartbeat_path)):  # the engine has ended
         return
     write_stacks(heartbeat_path)
-    with liveness.reporting_to(liveness.Heartbeat(heartbeat_path)), suppress(EOFError, OSError):
+    with liveness.reporting_to(liveness.Heartbeat(heartbeat_path).report), suppress(EOFError, OSError):
         connection.send(os.getpid())
         while True:
             connection.send(run(connection.recv_bytes()))

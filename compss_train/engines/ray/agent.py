@@ -71,12 +71,12 @@ def run_task(
 def _reporting(doing: str, watched: tuple[int, float]) -> Iterator[None]:
     heartbeat = _heartbeat()
     heartbeat.watch(*watched)
-    heartbeat.describe(doing)
+    heartbeat.report(doing=doing)
     try:
-        with liveness.reporting_to(heartbeat):
+        with liveness.reporting_to(heartbeat.report):
             yield
     finally:
-        heartbeat.describe("")
+        heartbeat.report(doing="")
 
 
 @cache

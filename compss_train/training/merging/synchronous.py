@@ -47,15 +47,10 @@ class RoundWorkers:
     round: Round
     is_total: bool = False
     """Whether the shuffle is total, so that passes list their samples."""
-    schedule: LrSchedule | None = None
     check_outputs: bool = False
     """Whether to check the outputs of the first batches against the loss, as in the first round of a fit."""
     traced: frozenset[int] = frozenset()
     """The workers that ``torch.profiler`` traces."""
-
-    def active(self, group: int) -> list[int]:
-        """Return the workers of a group that have samples in the round."""
-        return [worker for worker in self.session.groups[group] if self.round.counts[worker]]
 
     def submit(
         self, group: int, task: Callable[..., Any], parameters: Ref, *args: Any, returns: int = 3
@@ -64,7 +59,7 @@ class RoundWorkers:
 
         The session keeps the states that it returns, and its other results are returned here.
         """
-        session, samples = self.session, self._samples(group)
+        session, samples, schedule = self.session, self._samples(group), self.session.model.built.lr_schedule
         files, first = self.data.source.files_of(samples.blocks), session.groups[group].start
         works = [
             Work(
@@ -78,11 +73,12 @@ class RoundWorkers:
                 starts=samples.starts,
                 files=files,
                 draws=self.round.draws[worker] if self.round.draws else None,
-                hyperparameters=None if self.schedule is None else self._hyperparameters(worker, self.schedule),
+                hyperparameters=None if schedule is None else self._hyperparameters(worker, schedule),
                 check_outputs=self.check_outputs,
                 traced=worker in self.traced,
             )
-            for worker in self.active(group)
+            for worker in session.groups[group]
+            if self.round.counts[worker]
         ]
         given = self.job, parameters, session.states[group], samples.values, works, *args
         refs = session.engine.submit(task, *given, returns=returns, resources=session.resources)
@@ -230,8 +226,9 @@ class SynchronousMerger(Merger):
 
     def submit(self, workers: RoundWorkers) -> SubmittedRound:
         """Train from the global parameters and average; a worker without samples does not count."""
-        groups, start = self.session.groups, self._start()
-        tasks = {group: members for group in range(len(groups)) if (members := workers.active(group))}
+        groups, counts, start = self.session.groups, workers.round.counts, self._start()
+        active = ([worker for worker in group if counts[worker]] for group in groups)
+        tasks = {group: members for group, members in enumerate(active) if members}
         merged: Mapping[str, Ref]
         if sum(map(len, tasks.values())) == 1 and self._rule.is_mean:
             results = workers.submit(next(iter(tasks)), train_worker, *start[:2])

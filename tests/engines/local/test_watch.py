@@ -60,7 +60,7 @@ class Watched:
             self.watch.check()
 
     def beat(self):
-        self.process.heartbeat.describe("round 1 on worker 0")
+        self.process.heartbeat.report(doing="round 1 on worker 0")
         self.pass_(CHECK_SECONDS)
 
 
